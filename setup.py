@@ -19,8 +19,9 @@ class BuildDecoder(build_ext):
         except (BaseError, CCompilerError) as error:
             reason = " ".join(str(error).split())
             print(
-                f"warning: the fast JPEG decoder is not built ({reason}); Pillow will decode, at under half "
-                "the speed. It needs a C compiler and libjpeg-turbo's headers (apt install libjpeg-dev)",
+                f"warning: the fast JPEG decoder is not built ({reason}); Pillow will decode, at "
+                "under half the speed. It needs a C compiler and libjpeg-turbo's headers (apt "
+                "install libjpeg-dev)",
                 flush=True,
             )
 
@@ -37,7 +38,9 @@ class NameByDecoder(bdist_wheel):
 
 
 requirements = [
-    line for line in (here / "requirements.txt").read_text().splitlines() if line and not line.startswith("#")
+    line
+    for line in (here / "requirements.txt").read_text().splitlines()
+    if line and not line.startswith("#")
 ]
 # Ours is the writer; these check what it wrote, and run it.
 onnx = ["onnx>=1.20,<2", "onnxruntime>=1.24,<2"]
@@ -58,7 +61,7 @@ setup(
     author="The authors of vit_jax",
     license="Apache-2.0",
     license_files=["LICENSE"],
-    keywords="vision transformer, ViT, image classification, self-supervised learning, JAX, Flax, TPU",
+    keywords="vision transformer, ViT, image classification, self-supervised learning, JAX, TPU",
     classifiers=[
         "Development Status :: 4 - Beta",
         "Environment :: Console",
@@ -76,7 +79,11 @@ setup(
     ],
     # At the top of a checkout, and inside an installed package (vit_jax/shipped.py).
     package_dir={"vit_jax.configs": "configs", "vit_jax.experiments": "experiments"},
-    packages=[*find_packages(include=["vit_jax", "vit_jax.*"]), "vit_jax.configs", "vit_jax.experiments"],
+    packages=[
+        *find_packages(include=["vit_jax", "vit_jax.*"]),
+        "vit_jax.configs",
+        "vit_jax.experiments",
+    ],
     cmdclass={"build_ext": BuildDecoder, "bdist_wheel": NameByDecoder},
     package_data={
         "vit_jax": ["py.typed"],
@@ -87,8 +94,8 @@ setup(
     },
     entry_points={"console_scripts": ["vit-jax = vit_jax.__main__:main"]},
     ext_modules=[
-        # The fast JPEG decoder, where there is a C compiler and libjpeg-turbo (apt install libjpeg-dev).
-        # Without it everything works, through Pillow.
+        # The fast JPEG decoder, where there is a C compiler and libjpeg-turbo (apt install
+        # libjpeg-dev). Without it everything works, through Pillow.
         Extension(
             DECODER,
             ["vit_jax/data/_jpeg.c"],
@@ -98,7 +105,9 @@ setup(
             optional=True,
         )
     ],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},  # One wheel is for this Python and all newer ones.
+    options={
+        "bdist_wheel": {"py_limited_api": "cp311"}
+    },  # One wheel is for this Python and all newer ones.
     python_requires=">=3.11,<3.15",
     install_requires=requirements,
     extras_require={
@@ -113,6 +122,7 @@ setup(
             *serve,
             "pytest>=8,<10",
             "pytest-xdist>=3,<4",
+            "radon>=6,<7",
             "hypothesis>=6,<7",
             "ruff==0.17.5",
             # The tests build a wheel.
@@ -128,7 +138,8 @@ setup(
             "sqlalchemy>=2,<3",
             "alembic>=1,<2",
         ],
-        # Whose checkpoints are read and written; the tests that compare with them are skipped without.
+        # Whose checkpoints are read and written; the tests that compare with them are skipped
+        # without.
         "parity": ["torch>=2.13,<3", "torchvision", "timm>=1.0.31,<2", "transformers>=5.23,<6"],
         # For the documentation site.
         "docs": [
@@ -145,9 +156,11 @@ setup(
         "beam": ["apache-beam>=2.71,<3"],
         # For prepare --retrieve_for.
         "curate": curate,
-        # Photographs for experiments/elpv.py; their licence is CC BY-NC-SA 4.0: not for commercial use.
+        # Photographs for experiments/elpv.py; their licence is CC BY-NC-SA 4.0: not for commercial
+        # use.
         "examples": ["elpv-dataset>=1.0.0.post1,<2"],
-        # Workdirs and folders of images on gs:// and s3://; Orbax asks Google what kind a bucket is.
+        # Workdirs and folders of images on gs:// and s3://; Orbax asks Google what kind a bucket
+        # is.
         "cloud": cloud,
         # The TPU compiler, for plan on a machine without TPU.
         "plan": ["libtpu>=0.0.42"],

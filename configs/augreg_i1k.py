@@ -1,4 +1,5 @@
-"""ViTs on ImageNet with augmentation and regularisation as in "How to train your ViT?" (2106.10270).
+"""ViTs on ImageNet with augmentation and regularisation as in "How to train your ViT?"
+(2106.10270).
 
 Ti/16 takes light1, S/32 medium1, all others medium2.
 The paper's grid: any --config.augment.level=LEVEL, --config.optimizer.weight_decay=0.1 or 0.03, and
@@ -13,8 +14,12 @@ from vit_jax.recipes import pretraining
 
 def get_config(argument=None):
     values, argument = named_values(argument, model="ViT-B/16")
-    config = pretraining(values["model"])  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
-    config.augment.level = {"ViT-Ti/16": "light1", "ViT-S/32": "medium1"}.get(values["model"], "medium2")
+    config = pretraining(
+        values["model"]
+    )  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
+    config.augment.level = {"ViT-Ti/16": "light1", "ViT-S/32": "medium1"}.get(
+        values["model"], "medium2"
+    )
     # All of AugReg's runs share these (section 3).
     config.epochs = 300.0
     config.optimizer.learning_rate, config.optimizer.weight_decay = 1e-3, 0.1

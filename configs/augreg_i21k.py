@@ -1,4 +1,5 @@
-"""ViTs on ImageNet-21k with augmentation and regularisation as in "How to train your ViT?" (2106.10270).
+"""ViTs on ImageNet-21k with augmentation and regularisation as in "How to train your ViT?"
+(2106.10270).
 
 Ti/16 and S/32 take none, S/16 light1, B/32 and B/16 light2, L/16 medium2.
 --config.epochs=30 is the paper's short run.
@@ -28,7 +29,8 @@ def get_config(argument=None):
     model = values["model"]
     if model not in LEVELS:
         raise UserError(
-            f"AugReg's authors name no level for {model!r} on ImageNet-21k; {nearest(model, LEVELS)}"
+            f"AugReg's authors name no level for {model!r} on ImageNet-21k; "
+            f"{nearest(model, LEVELS)}"
         )
     config = pretraining(model)  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
     config.augment.level = LEVELS[model]
@@ -38,7 +40,10 @@ def get_config(argument=None):
     config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
     config.model.dropout, config.model.stochastic_depth, config.model.pre_logits = 0.0, 0.0, False
     config.model.head_bias = -10.0
-    config.data.path, config.data.num_classes = "imagenet21k", 21_843  # The width of the published heads.
+    config.data.path, config.data.num_classes = (
+        "imagenet21k",
+        21_843,
+    )  # The width of the published heads.
     # The splits are those of big_vision's vit_i21k.
     config.data.train_split, config.data.dev_split = "train[51200:]", "train[25600:51200]"
     config.data.test_split = "train[:25600]"

@@ -7,14 +7,15 @@
     python -m vit_jax.main --config=configs/beit.py:task=finetune_i1k --workdir=DIR3 \\
         --config.finetune.checkpoint=DIR2
 
-The values are those of the authors' commands, for BEiT-B/16 and BEiT-L/16 (`model=`). `task=pretrain` is on
-ImageNet-21k, `task=pretrain_i1k` on ImageNet-1k for 800 epochs. `finetune` is on ImageNet-1k alone, which
-after ImageNet-21k reaches 83.7 and 86.0 %; by way of labels of ImageNet-21k (`finetune_i21k`, then
+The values are those of the authors' commands, for BEiT-B/16 and BEiT-L/16 (`model=`).
+`task=pretrain` is on ImageNet-21k, `task=pretrain_i1k` on ImageNet-1k for 800 epochs. `finetune` is
+on ImageNet-1k alone, which after ImageNet-21k reaches 83.7 and 86.0 %; by way of labels of
+ImageNet-21k (`finetune_i21k`, then
 `finetune_i1k`) it is 85.2 and 87.4 %, at `size=384` 86.8 and 88.4, of L at `size=512` 88.6 %.
 
-`teacher=` is any tokeniser that gives a code for 8x8 pixels, such as DALL-E's encoder as `vit_jax.convert`
-writes it, or one that configs/dvae.py has trained: it sees each crop at 112 pixels, the same 14 x 14 places.
-For another, say --config.objective.teacher_size.
+`teacher=` is any tokeniser that gives a code for 8x8 pixels, such as DALL-E's encoder as
+`vit_jax.convert` writes it, or one that configs/dvae.py has trained: it sees each crop at 112
+pixels, the same 14 x 14 places. For another, say --config.objective.teacher_size.
 """
 
 from vit_jax.config import choose, chosen_teacher, named_values
@@ -42,7 +43,9 @@ SIZES = {"BEiT-B/16": ("224", "384"), "BEiT-L/16": ("224", "384", "512")}
 
 
 def get_config(argument=None):
-    values, argument = named_values(argument, model="BEiT-B/16", task="pretrain", teacher="", size="")
+    values, argument = named_values(
+        argument, model="BEiT-B/16", task="pretrain", teacher="", size=""
+    )
     model, task = values["model"], values["task"]
     if task not in (tasks := (*EPOCHS, *TUNED)):
         raise UserError(f"no task={task}; {nearest(task, tasks)}")
@@ -51,13 +54,17 @@ def get_config(argument=None):
     if task in EPOCHS:
         if values["size"]:
             raise UserError(f"size={values['size']} is of fine-tuning: task={task} sees 224 pixels")
-        row = Masked(EPOCHS[task], batch=2048, learning_rate=1.5e-3, warmup=10, stochastic_depth=0.1)
+        row = Masked(
+            EPOCHS[task], batch=2048, learning_rate=1.5e-3, warmup=10, stochastic_depth=0.1
+        )
         config = masked_codes(model, row, i21k=task == "pretrain")
         if task == "pretrain":
             config.optimizer.warmup_steps = WARM_UP
         config.objective.teacher = chosen_teacher(values["teacher"], argument)
         config = choose(config, argument)
-        config.objective.teacher_size = config.data.image_size // 2  # Its codes are half as wide as patches.
+        config.objective.teacher_size = (
+            config.data.image_size // 2
+        )  # Its codes are half as wide as patches.
         return config
     if values["teacher"]:
         raise UserError(f"teacher={values['teacher']} is of task=pretrain: task={task} has none")
@@ -67,4 +74,6 @@ def get_config(argument=None):
         raise UserError(f"task={task} of {model} has no size={size}; there are: {', '.join(sizes)}")
     row, mixed, weight_decay, clip = TUNED[task][model]
     row = row._replace(size=int(size))
-    return choose(tuned_codes(model, row, task == "finetune_i21k", mixed, weight_decay, clip), argument)
+    return choose(
+        tuned_codes(model, row, task == "finetune_i21k", mixed, weight_decay, clip), argument
+    )

@@ -5,9 +5,10 @@
     python -m vit_jax.main --config=configs/beitv2.py:task=finetune --workdir=DIR2 \\
         --config.finetune.checkpoint=DIR
 
-The values are those of the authors' commands on ImageNet-1k, for BEiT-B/16 and BEiT-L/16 (`model=`), of 1,600
-epochs, or 300 (`epochs=300`). Fine-tuned they reach 85.5 and 87.3 %, after 300 epochs 85.0 and 86.6 %; by
-way of labels of ImageNet-21k (`finetune_i21k`, then `finetune_i1k`) 86.5 and 88.4 %.
+The values are those of the authors' commands on ImageNet-1k, for BEiT-B/16 and BEiT-L/16
+(`model=`), of 1,600 epochs, or 300 (`epochs=300`). Fine-tuned they reach 85.5 and 87.3 %, after 300
+epochs 85.0 and 86.6 %; by way of labels of ImageNet-21k (`finetune_i21k`, then `finetune_i1k`) 86.5
+and 88.4 %.
 """
 
 from vit_jax.config import choose, chosen_teacher, named_values
@@ -23,8 +24,12 @@ TUNED = {
     ("finetune", "BEiT-B/16", "1600"): Tuned(224, 100, 1024, 5e-4, 20, 0.6, 0.2, smoothing=0.1),
     ("finetune", "BEiT-L/16", "300"): Tuned(224, 50, 1024, 5e-4, 5, 0.8, 0.2, smoothing=0.1),
     ("finetune", "BEiT-L/16", "1600"): Tuned(224, 50, 1024, 2e-4, 5, 0.8, 0.2, smoothing=0.1),
-    ("finetune_i21k", "BEiT-B/16", "1600"): Tuned(224, 90, 4096, 6e-4, 20, 0.75, 0.1, smoothing=0.1),
-    ("finetune_i21k", "BEiT-L/16", "1600"): Tuned(224, 90, 4096, 6e-4, 20, 0.75, 0.2, smoothing=0.1),
+    ("finetune_i21k", "BEiT-B/16", "1600"): Tuned(
+        224, 90, 4096, 6e-4, 20, 0.75, 0.1, smoothing=0.1
+    ),
+    ("finetune_i21k", "BEiT-L/16", "1600"): Tuned(
+        224, 90, 4096, 6e-4, 20, 0.75, 0.2, smoothing=0.1
+    ),
     ("finetune_i1k", "BEiT-B/16", "1600"): Tuned(224, 30, 1024, 5e-5, 20, 0.75, 0.1, smoothing=0.1),
     ("finetune_i1k", "BEiT-L/16", "1600"): Tuned(224, 20, 1024, 7e-5, 5, 0.8, 0.25, smoothing=0.1),
 }
@@ -32,7 +37,9 @@ TASKS = ("pretrain", "finetune", "finetune_i21k", "finetune_i1k")
 
 
 def get_config(argument=None):
-    values, argument = named_values(argument, model="BEiT-B/16", task="pretrain", teacher="", epochs="1600")
+    values, argument = named_values(
+        argument, model="BEiT-B/16", task="pretrain", teacher="", epochs="1600"
+    )
     model, task, epochs = values["model"], values["task"], values["epochs"]
     for name, value, known in (
         ("task", task, TASKS),

@@ -1,14 +1,17 @@
-"""Fine-tuning by BiT-HyperRule (1912.11370, section 3.3): no search; the data set's size says everything.
+"""Fine-tuning by BiT-HyperRule (1912.11370, section 3.3): no search; the data set's size says
+everything.
 
-The ViT paper fine-tunes ResNets by this and by its own procedure (configs/finetune.py), and reports the
-better of the two.
+The ViT paper fine-tunes ResNets by this and by its own procedure (configs/finetune.py), and reports
+the better of the two.
 
     python -m vit_jax.main --config=configs/bit_hyperrule.py:dataset=cifar10 --workdir=DIR \\
         --config.finetune.checkpoint=BiT-M-R50x1.npz
 
-Data sets are those of configs/finetune.py. `folder` needs the number of training images and, where they are
-small, their side: `dataset=folder,images=4000,side=64`. Images of less than 96x96 pixels are seen at 128,
-others at 384, and at 480 with `model=BiT-R152x4`; the authors' code has 480 for all models: `size=480`.
+Data sets are those of configs/finetune.py. `folder` needs the number of training images and, where
+they are
+small, their side: `dataset=folder,images=4000,side=64`. Images of less than 96x96 pixels are seen
+at 128, others at 384, and at 480 with `model=BiT-R152x4`; the authors' code has 480 for all models:
+`size=480`.
 """
 
 from vit_jax.config import choose, named_values
@@ -16,6 +19,8 @@ from vit_jax.recipes import bit_hyperrule
 
 
 def get_config(argument=None):
-    values, argument = named_values(argument, dataset="cifar10", model="", images="0", side="0", size="0")
+    values, argument = named_values(
+        argument, dataset="cifar10", model="", images="0", side="0", size="0"
+    )
     numbers = {name: int(values[name]) for name in ("images", "side", "size")}
     return choose(bit_hyperrule(values["dataset"], values["model"], **numbers), argument)

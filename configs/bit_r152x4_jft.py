@@ -1,7 +1,8 @@
 """BiT-L: BiT-R152x4 on JFT-300M, with the values of its own paper (1912.11370, section 3.2).
 
-It is the column of table 2 in the ViT paper, whose appendix D.1 says 30 epochs of BiT's runs for table 7;
-BiT's own schedule has 40. --config.data.path=NAME gives your own data set, as in the other configs for JFT.
+It is the column of table 2 in the ViT paper, whose appendix D.1 says 30 epochs of BiT's runs for
+table 7; BiT's own schedule has 40. --config.data.path=NAME gives your own data set, as in the other
+configs for JFT.
 
 python -m vit_jax.main --config=configs/bit_r152x4_jft.py --workdir=DIR
 """

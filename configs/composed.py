@@ -1,10 +1,11 @@
-"""Small models on images of 32 pixels that the package composes: what experiments train at laptop scale.
+"""Small models on images of 32 pixels that the package composes: what experiments train at laptop
+scale.
 
     python -m vit_jax.main --config=configs/composed.py:model=BiT-R14x1/4,images=10000 --workdir=DIR
 
-`source` is `scattered` or `centred`, `collection` one of its collections, `images` the first of it that are
-trained on. Adam with weight
-decay as the paper's, cosine to 0; the rates are those that held-out images chose for each family (ledger).
+`source` is `scattered` or `centred`, `collection` one of its collections, `images` the first of it
+that are trained on. Adam with weight decay as the paper's, cosine to 0; the rates are those that
+held-out images chose for each family (ledger).
 """
 
 from vit_jax.config import base_config, choose, named_values

@@ -1,6 +1,8 @@
-"""ConvNeXt on ImageNet-1k or 21k, and fine-tuned (2201.03545, tables 5 and 6, and the authors' commands).
+"""ConvNeXt on ImageNet-1k or 21k, and fine-tuned (2201.03545, tables 5 and 6, and the authors'
+commands).
 
-V2's models are fine-tuned after FCMAE (2301.00808, and TRAINING.md of facebookresearch/ConvNeXt-V2).
+V2's models are fine-tuned after FCMAE (2301.00808, and TRAINING.md of
+facebookresearch/ConvNeXt-V2).
 
     python -m vit_jax.main --config=configs/convnext.py:model=ConvNeXt-T --workdir=DIR
     python -m vit_jax.main --config=configs/convnext.py:model=ConvNeXt-B,task=i21k --workdir=DIR
@@ -9,9 +11,10 @@ V2's models are fine-tuned after FCMAE (2301.00808, and TRAINING.md of facebookr
     python -m vit_jax.main --config=configs/convnext.py:model=ConvNeXtV2-T,task=finetune_fcmae \\
         --workdir=DIR3 --config.finetune.checkpoint=hf://timm/convnextv2_tiny.fcmae
 
-Trained on ImageNet-1k alone T, S, B and L reach 82.1, 83.1, 83.8 and 84.3 %; B, L and XL from ImageNet-21k,
-at 384 pixels, 86.8, 87.5 and 87.8 %. `task=finetune_i1k` goes on at 384 pixels with a model of ImageNet-1k.
-After FCMAE V2's Atto, T and B reach 76.7, 83.0 and 84.9 %; `configs/fcmae.py` is that pre-training.
+Trained on ImageNet-1k alone T, S, B and L reach 82.1, 83.1, 83.8 and 84.3 %; B, L and XL from
+ImageNet-21k, at 384 pixels, 86.8, 87.5 and 87.8 %. `task=finetune_i1k` goes on at 384 pixels with a
+model of ImageNet-1k. After FCMAE V2's Atto, T and B reach 76.7, 83.0 and 84.9 %; `configs/fcmae.py`
+is that pre-training.
 """
 
 from vit_jax.config import choose, named_values
@@ -25,7 +28,8 @@ SKIPPED = {
     "finetune_i1k": {"ConvNeXt-B": 0.8, "ConvNeXt-L": 0.95},
     "finetune_fcmae": {"ConvNeXtV2-Atto": 0.1, "ConvNeXtV2-T": 0.2, "ConvNeXtV2-B": 0.1},
 }
-# Of V2's fine-tuning: epochs, warm-up epochs, learning rate for 256 images, weight decay, layer-wise decay.
+# Of V2's fine-tuning: epochs, warm-up epochs, learning rate for 256 images, weight decay,
+# layer-wise decay.
 AFTER_FCMAE = {
     "ConvNeXtV2-Atto": (600, 0, 2e-4, 0.3, 0.9),
     "ConvNeXtV2-T": (300, 40, 8e-4, 0.05, 0.9),
@@ -36,13 +40,18 @@ AFTER_FCMAE = {
 def get_config(argument=None):
     values, argument = named_values(argument, model="ConvNeXt-T", task="i1k", size="")
     model, task = values["model"], values["task"]
-    config = deit_like(model, task, SKIPPED, int(values["size"] or (384 if task == "finetune_i1k" else 224)))
+    config = deit_like(
+        model, task, SKIPPED, int(values["size"] or (384 if task == "finetune_i1k" else 224))
+    )
     config.optimizer.decay, config.optimizer.clip_norm = "matrices", 0.0
     config.optimizer.end_learning_rate = 1e-6
     if task == "finetune_fcmae":
         epochs, warmup, rate, weight_decay, layer_decay = AFTER_FCMAE[model]
         config.epochs, config.batch_size = float(epochs), 1024
-        config.optimizer.learning_rate, config.optimizer.weight_decay = rate * 1024 / 256, weight_decay
+        config.optimizer.learning_rate, config.optimizer.weight_decay = (
+            rate * 1024 / 256,
+            weight_decay,
+        )
         config.optimizer.warmup_steps = round(warmup * IMAGENET_IMAGES / config.batch_size)
         config.optimizer.layer_decay = layer_decay
         if model == "ConvNeXtV2-Atto":

@@ -1,15 +1,18 @@
-"""DeiT and DeiT III on ImageNet, and fine-tuned at higher resolution (2012.12877, 2204.07118, their code).
+"""DeiT and DeiT III on ImageNet, and fine-tuned at higher resolution (2012.12877, 2204.07118, their
+code).
 
     python -m vit_jax.main --config=configs/deit.py:model=ViT-S/16 --workdir=DIR
     python -m vit_jax.main --config=configs/deit.py:model=ViT-B/16,teacher=TEACHER --workdir=DIR
-    python -m vit_jax.main --config=configs/deit.py:model=ViT-B/16,task=finetune_i1k --workdir=DIR2 \\
+    python -m vit_jax.main --config=configs/deit.py:model=ViT-B/16,task=finetune_i1k --workdir=DIR2
+    \\
         --config.finetune.checkpoint=DIR
     python -m vit_jax.main --config=configs/deit.py:recipe=deit3,model=ViT-B/16 --workdir=DIR
 
-DeiT-Ti, S and B are ViT-Ti/16, S/16 and B/16. Alone they reach 72.2, 79.8 and 81.8 %; with a distillation
-token that learns the choices of a RegNetY-16GF (82.9 %) 74.5, 81.2 and 83.4 %. There is no RegNet here, and
-the teacher is another model of ImageNet's 1,000 classes, at best a ConvNet (BiT, ConvNeXt): in the paper's
-table 2 DeiT-B has 83.1 % by RegNetY-16GF, 82.7 % by the 4GF, of 80.0 %, and 81.9 % by another DeiT-B, of
+DeiT-Ti, S and B are ViT-Ti/16, S/16 and B/16. Alone they reach 72.2, 79.8 and 81.8 %; with a
+distillation token that learns the choices of a RegNetY-16GF (82.9 %) 74.5, 81.2 and 83.4 %. There
+is no RegNet here, and the teacher is another model of ImageNet's 1,000 classes, at best a ConvNet
+(BiT, ConvNeXt): in the paper's table 2 DeiT-B has 83.1 % by RegNetY-16GF, 82.7 % by the 4GF, of
+80.0 %, and 81.9 % by another DeiT-B, of
 81.8 %. So a weaker ConvNet costs some tenths, and a Transformer nearly all of the gain.
 
 `recipe=deit3` is of ViT-S/16, B/16, L/16 and H/14. Its tasks, and the accuracies that they end at:
@@ -21,13 +24,13 @@ table 2 DeiT-B has 83.1 % by RegNetY-16GF, 82.7 % by the 4GF, of 80.0 %, and 81.
 | i21k | 240 epochs at 224, H 90 at 126 | | | | |
 | finetune | ImageNet-1k from ImageNet-21k, at 224 | 83.1 % | 85.7 % | 87.0 % | 87.2 % |
 
-Before the tuning at 224 B and L have 82.8 and 84.0 %. The authors' H/14 sees 160 and 128 pixels, of which its
-patches cover 154 and 126. Their class token has no position; here it has one, so that their sum learns twice
-as fast.
+Before the tuning at 224 B and L have 82.8 and 84.0 %. The authors' H/14 sees 160 and 128 pixels, of
+which its patches cover 154 and 126. Their class token has no position; here it has one, so that
+their sum learns twice as fast.
 
-The rate falls from the end of the warm-up on, step by step; in their code by whole epochs, along a cosine
-that begins with the run. They report the parameters, not the average that they keep beside them. DeiT's heads
-start at zero; DeiT III's do not, as LAMB moves a kernel by its length.
+The rate falls from the end of the warm-up on, step by step; in their code by whole epochs, along a
+cosine that begins with the run. They report the parameters, not the average that they keep beside
+them. DeiT's heads start at zero; DeiT III's do not, as LAMB moves a kernel by its length.
 """
 
 from vit_jax.config import base_config, choose, named_values
@@ -70,7 +73,8 @@ def get_config(argument=None):
         if values["recipe"] != "deit":
             raise UserError(f"teacher={values['teacher']} is of recipe=deit: DeiT III has none")
         config.model.distillation = "heads"
-        config.objective.update(dict(name="distillation", distillation="hard", teacher=values["teacher"]))
+        config.objective.update(dict(name="distillation", teacher=values["teacher"]))
+        config.distillation.kind = "hard"
         config.objective.teacher_dtype = "bfloat16"
     return choose(config, argument)
 
@@ -112,7 +116,11 @@ def deit3(model, task):
     if task.startswith("finetune_i1k"):
         config.optimizer.clip_norm, config.finetune.head = 0.0, "kept"
         return config
-    config.optimizer.name, config.optimizer.clip_norm, config.model.head_deviation = "lamb", 1.0, 0.02
+    config.optimizer.name, config.optimizer.clip_norm, config.model.head_std = (
+        "lamb",
+        1.0,
+        0.02,
+    )
     config.augment.policy, config.augment.three_augment = None, 0.3
     if task != "finetune":
         config.model.update(dict(gelu="erf", initialization="deit3", position_resize="bicubic"))

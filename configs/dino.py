@@ -1,11 +1,13 @@
-"""Self-distillation without labels on ImageNet-1k (DINO, 2104.14294): the authors' two runs of ViT-S/16.
+"""Self-distillation without labels on ImageNet-1k (DINO, 2104.14294): the authors' two runs of
+ViT-S/16.
 
     python -m vit_jax.main --config=configs/dino.py --workdir=DIR
     python -m vit_jax.main --config=configs/dino.py:run=boosted --workdir=DIR
 
-`reference` is 100 epochs in batches of 512, after which the authors report 69.3 % by k-NN and 74.0 % by a
-linear probe; `boosted` is 300 epochs in batches of 1,024, and 73.3 and 76.0 %. The models are the plain ViTs
-by name (`model=ViT-B/16`); of B the authors keep the prototypes' lengths at 1 in both.
+`reference` is 100 epochs in batches of 512, after which the authors report 69.3 % by k-NN and 74.0
+% by a linear probe; `boosted` is 300 epochs in batches of 1,024, and 73.3 and 76.0 %. The models
+are the plain ViTs by name (`model=ViT-B/16`); of B the authors keep the prototypes' lengths at 1 in
+both.
 """
 
 from vit_jax.config import choose, named_values
@@ -39,5 +41,5 @@ def get_config(argument=None):
     config.model.update(dict(gelu="erf", initialization="deit", position_resize="bicubic_offset"))
     config.optimizer.clip = "tensor"
     if run == "boosted" and "ViT-S" in model:
-        config.objective.prototype_lengths = "learned"
+        config.dino.prototype_lengths = "learned"
     return choose(config, argument)

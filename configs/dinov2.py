@@ -3,19 +3,22 @@
     python -m vit_jax.main --config=configs/dinov2.py --workdir=DIR
     python -m vit_jax.main --config=configs/dinov2.py:run=large --workdir=DIR
     python -m vit_jax.main --config=configs/dinov2.py:run=high_resolution,from=DIR --workdir=DIR2
-    python -m vit_jax.main --config=configs/dinov2.py:run=large,teacher=DIR2,model=DINOv2-S/14 --workdir=DIR3
-    python -m vit_jax.main --config=configs/dinov2.py:from=DINOv2-S/14 --workdir=DIR \\
+    python -m vit_jax.main --config=configs/dinov2.py:run=large,teacher=DIR2,model=DINOv2-S/14
+    --workdir=DIR3 python -m vit_jax.main --config=configs/dinov2.py:from=DINOv2-S/14 --workdir=DIR
+    \\
         --config.data.path=PHOTOS
 
-`short` is the authors' `vitl16_short`, ViT-L/16 on ImageNet-1k (81.6 % by k-NN and 82.9 % by a linear probe,
-by their report); `large` is `vitl14`, on ImageNet-21k. `high_resolution` is its last phase, 10,000 steps at
-518 pixels, through the same schedules and with all else as it was (appendix B.2); the paper says that the
-rate is lower and not by how much: a quarter, as DINOv3's, is ours. With `teacher` a student learns from a
-frozen model with its heads, a run's or a converted training checkpoint, without stochastic depth (section 5).
+`short` is the authors' `vitl16_short`, ViT-L/16 on ImageNet-1k (81.6 % by k-NN and 82.9 % by a
+linear probe, by their report); `large` is `vitl14`, on ImageNet-21k. `high_resolution` is its last
+phase, 10,000 steps at 518 pixels, through the same schedules and with all else as it was (appendix
+B.2); the paper says that the rate is lower and not by how much: a quarter, as DINOv3's, is ours.
+With `teacher` a student learns from a frozen model with its heads, a run's or a converted training
+checkpoint, without stochastic depth (section 5).
 
-With `from` alone, a published model's name, or what `load_model` takes, training goes on from there for 1,000
-steps, by values that are ours: a folder of photographs, one device; with its heads, where it has some.
-Colours, crops and losses are the authors' in all of them.
+With `from` alone, a published model's name, or what `load_model` takes, training goes on from there
+for 1,000
+steps, by values that are ours: a folder of photographs, one device; with its heads, where it has
+some. Colours, crops and losses are the authors' in all of them.
 """
 
 from vit_jax.config import choose, named_values
@@ -52,14 +55,22 @@ def get_config(argument=None):
     if run not in (runs := ("short", "large", "high_resolution")):
         raise UserError(f"no run {run!r}; {nearest(run, runs)}")
     if run == "high_resolution":
-        _refuse(values, ("model", "teacher"), "run=high_resolution goes on with the model of its run")
+        _refuse(
+            values, ("model", "teacher"), "run=high_resolution goes on with the model of its run"
+        )
         return choose(_high_resolution(values["from"], argument), argument)
     if values["from"]:
         why = "from=... alone goes on with its model by values of its own"
         _refuse(values, ("model", "run", "teacher"), why)
         return choose(_on_from(values["from"]), argument)
-    short = run == "short"
-    config = self_distillation(DINOV2 if short else LARGE, 2048 if short else 3072, 96 if short else 98)
+    return choose(_from_scratch(values, short=run == "short"), argument)
+
+
+def _from_scratch(values, short):
+    """The short run, or the large one; with a teacher, distillation from it."""
+    config = self_distillation(
+        DINOV2 if short else LARGE, 2048 if short else 3072, 96 if short else 98
+    )
     config.model.name = values["model"] or ("ViT-L/16" if short else "DINOv2-L/14")
     config.model.update(dict(layer_scale=1e-5, gelu="erf", initialization="dinov2"))
     config.model.position_resize = "bicubic_offset"
@@ -69,10 +80,10 @@ def get_config(argument=None):
     if not short:
         _large(config)
         if not values["teacher"]:  # The released ones, distilled, have an MLP.
-            config.model.mlp, config.model.hidden = "swiglu", 2736
+            config.model.mlp, config.model.mlp_dim = "swiglu", 2736
     if values["teacher"]:
         config.objective.teacher, config.model.stochastic_depth = values["teacher"], 0.0
-    return choose(config, argument)
+    return config
 
 
 def _refuse(values, names, why):
@@ -82,8 +93,8 @@ def _refuse(values, names, why):
 
 
 def _large(config):
-    config.objective.update(dict(prototypes=131_072, bottleneck=384, centring="sinkhorn"))
-    config.objective.update(dict(patch_prototypes=131_072, patch_bottleneck=256, koleo_group=32))
+    config.dino.update(dict(prototypes=131_072, bottleneck=384, centring="sinkhorn"))
+    config.dino.update(dict(patch_prototypes=131_072, patch_bottleneck=256, koleo_group=32))
     config.data.path, config.data.train_split = "imagenet21k", "train[51200:]"
     config.data.dev_split, config.data.test_split = "train[25600:51200]", "train[:25600]"
 
@@ -97,7 +108,7 @@ def _high_resolution(source, argument):
         config.model.name = "DINOv2-L/14"
     else:
         config.finetune.checkpoint = checkpoint_of(source)
-        config.model.update(dict(name="", mean=None, deviation=None))
+        config.model.update(dict(name="", mean=None, std=None))
     config.data.image_size, config.data.test_resize = 518, 592
     _losses(config)
     _large(config)
@@ -108,8 +119,8 @@ def _high_resolution(source, argument):
 
 def _losses(config):
     # Its code sets the lengths to 1 at first, and trains and decays them like the rest.
-    config.objective.update(dict(prototype_lengths="learned"))
-    config.objective.update(dict(patch_weight=1.0, koleo=0.1, koleo_group=64))  # The images of a GPU.
+    config.dino.update(dict(prototype_lengths="learned"))
+    config.dino.update(dict(patch_weight=1.0, koleo=0.1, koleo_group=64))  # The images of a GPU.
     config.model.uniform_depth, config.model.depth_by = True, "subset"
     config.optimizer.clip = "module"
 
@@ -118,11 +129,11 @@ def _on_from(source):
     """Training that goes on from a published model or a checkpoint, on one device."""
     config = self_distillation(ON, 64)
     config.finetune.checkpoint = checkpoint_of(source)
-    config.model.update(dict(name="", dtype="float32", mean=None, deviation=None))
+    config.model.update(dict(name="", dtype="float32", mean=None, std=None))
     config.data.source, config.data.path = "folder", ""
     config.data.train_split, config.data.test_split = "all[:95%]", "all[95%:]"
     _losses(config)
-    config.objective.update(dict(prototypes=4096, koleo_group=None, local_size=98))
+    config.dino.update(dict(prototypes=4096, koleo_group=None, local_size=98))
     config.optimizer.layer_decay = 0.9
     config.evaluate_every, config.checkpoint.every = 250, 250
     return config

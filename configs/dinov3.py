@@ -2,8 +2,9 @@
 
     python -m vit_jax.main --config=configs/dinov3.py --workdir=DIR
 
-DINOv2's losses with Sinkhorn-Knopp, a head of their own for patches, prototypes of any length, and rotary
-positions. The authors report 82.0 % by k-NN and 83.5 % by a linear probe, after 14 hours of 32 H100.
+DINOv2's losses with Sinkhorn-Knopp, a head of their own for patches, prototypes of any length, and
+rotary positions. The authors report 82.0 % by k-NN and 83.5 % by a linear probe, after 14 hours of
+32 H100.
 """
 
 from vit_jax.config import choose, named_values
@@ -18,10 +19,16 @@ def get_config(argument=None):
     config.model.name = values["model"]
     config.model.update(dict(layer_scale=1e-5, gelu="erf", initialization="deit"))
     config.model.update(
-        dict(position="none", rope="dinov3", stochastic_depth=0.3, uniform_depth=True, depth_by="subset")
+        dict(
+            position="none",
+            rope="dinov3",
+            stochastic_depth=0.3,
+            uniform_depth=True,
+            depth_by="subset",
+        )
     )
-    config.objective.update(dict(centring="sinkhorn", prototype_lengths="free", patch_prototypes=65_536))
-    config.objective.update(dict(patch_weight=1.0, koleo=0.1, koleo_group=64))
+    config.dino.update(dict(centring="sinkhorn", prototype_lengths="free", patch_prototypes=65_536))
+    config.dino.update(dict(patch_weight=1.0, koleo=0.1, koleo_group=64))
     config.optimizer.clip, config.optimizer.layer_decay = "module", 0.9
     config.optimizer.embedding_rate = 0.2
     return choose(config, argument)

@@ -8,11 +8,11 @@
     python -m vit_jax.main --config=configs/eva.py:task=finetune_i1k,size=560 --workdir=DIR4 \\
         --config.finetune.checkpoint=DIR2
 
-EVA-g/14, by the authors' commands; it reaches 89.6 and 89.7 % on ImageNet-1k at 336 and 560 pixels. They
-train on 30 million images of seven sets; here it is ImageNet-21k, which is half of them. `model=` trains
-another ViT in the same way, `teacher=` from another teacher than CLIP-L/14, with a head for patches; without
-a head say `--config.objective.teacher_features=tokens`. The authors mask 105 patches of 256 at most, and so
-many are masked here in each image.
+EVA-g/14, by the authors' commands; it reaches 89.6 and 89.7 % on ImageNet-1k at 336 and 560 pixels.
+They train on 30 million images of seven sets; here it is ImageNet-21k, which is half of them.
+`model=` trains another ViT in the same way, `teacher=` from another teacher than CLIP-L/14, with a
+head for patches; without a head say `--config.objective.teacher_features=tokens`. The authors mask
+105 patches of 256 at most, and so many are masked here in each image.
 """
 
 from vit_jax.config import choose, chosen_teacher, named_values
@@ -22,7 +22,9 @@ from vit_jax.recipes import Masked, Tuned, masked_features, tuned_features
 TEACHER = "hf://timm/vit_large_patch14_clip_224.openai"
 PRETRAINED = Masked(epochs=150, batch=4096, learning_rate=1e-3, warmup=2, stochastic_depth=0.1)
 TUNED = {
-    ("finetune_i21k", "224"): Tuned(224, 60, 4096, 1e-4, 15, 0.85, 0.4, smoothing=0.1, least_area=0.5),
+    ("finetune_i21k", "224"): Tuned(
+        224, 60, 4096, 1e-4, 15, 0.85, 0.4, smoothing=0.1, least_area=0.5
+    ),
     ("finetune_i1k", "336"): Tuned(336, 10, 512, 3e-5, 2, 0.95, 0.4, smoothing=0.3),
     ("finetune_i1k", "560"): Tuned(560, 15, 512, 3e-5, 2, 0.95, 0.4, smoothing=0.3),
 }
@@ -30,14 +32,20 @@ SIZES = {"finetune_i21k": "224", "finetune_i1k": "336"}
 
 
 def get_config(argument=None):
-    values, argument = named_values(argument, model="EVA-g/14", task="pretrain", teacher="", size="")
+    values, argument = named_values(
+        argument, model="EVA-g/14", task="pretrain", teacher="", size=""
+    )
     model, task = values["model"], values["task"]
     if task not in (tasks := ("pretrain", *SIZES)):
         raise UserError(f"no task={task}; {nearest(task, tasks)}")
     if task == "pretrain":
         if values["size"]:
-            raise UserError(f"size={values['size']} is of fine-tuning: task=pretrain sees 224 pixels")
-        config = masked_features(model, PRETRAINED, chosen_teacher(values["teacher"], argument, TEACHER))
+            raise UserError(
+                f"size={values['size']} is of fine-tuning: task=pretrain sees 224 pixels"
+            )
+        config = masked_features(
+            model, PRETRAINED, chosen_teacher(values["teacher"], argument, TEACHER)
+        )
         config.model.initialization = "eva" if model == "EVA-g/14" else "beit"  # Its code has both.
         return choose(config, argument)
     if values["teacher"]:

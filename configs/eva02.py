@@ -1,19 +1,27 @@
-"""Masked prediction of EVA-CLIP's features on ImageNet-21k, and its fine-tuning (EVA-02, 2303.11331).
+"""Masked prediction of EVA-CLIP's features on ImageNet-21k, and its fine-tuning (EVA-02,
+2303.11331).
 
     python -m vit_jax.main --config=configs/eva02.py:model=EVA02-B/14 --workdir=DIR
-    python -m vit_jax.main --config=configs/eva02.py:model=EVA02-B/14,task=finetune --workdir=DIR2 \\
+    python -m vit_jax.main --config=configs/eva02.py:model=EVA02-B/14,task=finetune --workdir=DIR2
+    \\
         --config.finetune.checkpoint=DIR
-    python -m vit_jax.main --config=configs/eva02.py:model=EVA02-B/14,task=finetune_i21k --workdir=DIR3 \\
+    python -m vit_jax.main --config=configs/eva02.py:model=EVA02-B/14,task=finetune_i21k
+    --workdir=DIR3 \\
         --config.finetune.checkpoint=DIR
-    python -m vit_jax.main --config=configs/eva02.py:model=EVA02-B/14,task=finetune_i1k --workdir=DIR4 \\
+    python -m vit_jax.main --config=configs/eva02.py:model=EVA02-B/14,task=finetune_i1k
+    --workdir=DIR4 \\
         --config.finetune.checkpoint=DIR3
 
-The values are those of the authors' commands. `finetune` is on ImageNet-1k, and ends at 80.7, 85.8, 88.3 and
-89.6 % for Ti, S, B and L; by way of ImageNet-21k, B and L reach 88.6 and 89.9 %. A released model is a start
+The values are those of the authors' commands. `finetune` is on ImageNet-1k, and ends at 80.7, 85.8,
+88.3 and
+89.6 % for Ti, S, B and L; by way of ImageNet-21k, B and L reach 88.6 and 89.9 %. A released model
+  is a start
 too: `--config.finetune.checkpoint=hf://timm/eva02_base_patch14_224.mim_in22k`.
 
-`teacher=` is another model than the authors' EVA-CLIP-g/14, with a head for patches; without a head say
-`--config.objective.teacher_features=tokens`. The authors mask 105 patches of 256 at most, and so many are
+`teacher=` is another model than the authors' EVA-CLIP-g/14, with a head for patches; without a head
+say `--config.objective.teacher_features=tokens`. The authors mask 105 patches of 256 at most, and
+so
+  many are
 masked here in each image.
 """
 
@@ -23,10 +31,18 @@ from vit_jax.recipes import Masked, Tuned, masked_features, tuned_features
 
 TEACHER = "hf://timm/eva_giant_patch14_clip_224.laion400m"
 PRETRAINED = {
-    "EVA02-Ti/14": Masked(epochs=240, batch=4000, learning_rate=3e-3, warmup=1, stochastic_depth=0.0),
-    "EVA02-S/14": Masked(epochs=240, batch=4000, learning_rate=3e-3, warmup=1, stochastic_depth=0.0),
-    "EVA02-B/14": Masked(epochs=150, batch=2048, learning_rate=1.5e-3, warmup=1, stochastic_depth=0.0),
-    "EVA02-L/14": Masked(epochs=150, batch=2048, learning_rate=1.5e-3, warmup=1, stochastic_depth=0.1),
+    "EVA02-Ti/14": Masked(
+        epochs=240, batch=4000, learning_rate=3e-3, warmup=1, stochastic_depth=0.0
+    ),
+    "EVA02-S/14": Masked(
+        epochs=240, batch=4000, learning_rate=3e-3, warmup=1, stochastic_depth=0.0
+    ),
+    "EVA02-B/14": Masked(
+        epochs=150, batch=2048, learning_rate=1.5e-3, warmup=1, stochastic_depth=0.0
+    ),
+    "EVA02-L/14": Masked(
+        epochs=150, batch=2048, learning_rate=1.5e-3, warmup=1, stochastic_depth=0.1
+    ),
 }
 # By task and model. From a model of the authors' 38 million images L is tuned with 7e-5.
 TUNED = {
@@ -56,8 +72,12 @@ def get_config(argument=None):
         raise UserError(f"no recipe for {model!r} and task={task}; {nearest(model, tasks[task])}")
     if task != "pretrain":
         if values["teacher"]:
-            raise UserError(f"teacher={values['teacher']} is of task=pretrain: task={task} has none")
+            raise UserError(
+                f"teacher={values['teacher']} is of task=pretrain: task={task} has none"
+            )
         return choose(tuned_features(model, TUNED[task][model], task == "finetune_i21k"), argument)
-    config = masked_features(model, PRETRAINED[model], chosen_teacher(values["teacher"], argument, TEACHER))
-    config.model.initialization, config.objective.embedding_gradient = "eva02", 0.1
+    config = masked_features(
+        model, PRETRAINED[model], chosen_teacher(values["teacher"], argument, TEACHER)
+    )
+    config.model.initialization, config.eva.embedding_gradient = "eva02", 0.1
     return choose(config, argument)

@@ -4,9 +4,9 @@
     python -m vit_jax.main --config=configs/convnext.py:model=ConvNeXtV2-B,task=finetune_fcmae \\
         --workdir=DIR2 --config.finetune.checkpoint=DIR
 
-The values of facebookresearch/ConvNeXt-V2, `main_pretrain.py` and TRAINING.md; the second line is their
-fine-tuning, after which B reaches 84.9 %. `model=` takes any ConvNeXt, `--config.epochs=800` is the paper's
-shorter run.
+The values of facebookresearch/ConvNeXt-V2, `main_pretrain.py` and TRAINING.md; the second line is
+their fine-tuning, after which B reaches 84.9 %. `model=` takes any ConvNeXt, `--config.epochs=800`
+is the paper's shorter run.
 """
 
 from vit_jax.config import choose, named_values
@@ -24,6 +24,6 @@ def get_config(argument=None):
     config.optimizer.warmup_steps = round(40 * IMAGENET_IMAGES / config.batch_size)
     config.optimizer.beta2, config.optimizer.decay = 0.95, "matrices"
     # ImageNet's, by which the authors normalise; fine-tuning takes them from its checkpoint.
-    config.model.mean, config.model.deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    config.model.mean, config.model.std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     config.data.crop_area = (0.2, 1.0)
     return choose(config, argument)

@@ -4,11 +4,12 @@
         --config.finetune.checkpoint=ViT-B_16.npz
 
 Data sets: imagenet2012, cifar10, cifar100, oxford_iiit_pet, oxford_flowers102, folder with
---config.data.path=DIR, and vtab/TASK (vtab/clevr-count). `python -m vit_jax.sweep` with the same flags finds
-the learning rate on held-out training images and then trains on all of them. `model=ViT-B/16` makes sure
-that the checkpoint is one (and is needed without a checkpoint); `size=512` is for other sizes than 384.
-Table 2's ImageNet figures add --config.optimizer.average=0.9999. At 384 pixels H/14 takes size=378, which is
-all that it sees of them.
+--config.data.path=DIR, and vtab/TASK (vtab/clevr-count). `python -m vit_jax.sweep` with the same
+flags finds the learning rate on held-out training images and then trains on all of them.
+`model=ViT-B/16` makes sure that the checkpoint is one (and is needed without a checkpoint);
+`size=512` is for other sizes than 384. Table 2's ImageNet figures add
+--config.optimizer.average=0.9999. At 384 pixels H/14 takes size=378, which is all that it sees of
+them.
 """
 
 from vit_jax.config import choose, named_values

@@ -8,7 +8,9 @@ from vit_jax.recipes import IMAGENET_IMAGES, masked_autoencoder
 
 
 def get_config(argument=None):
-    config = masked_autoencoder("ViT-B/16")  # Adam, cosine to 0, weight decay 0.05: as its fine-tuning.
+    config = masked_autoencoder(
+        "ViT-B/16"
+    )  # Adam, cosine to 0, weight decay 0.05: as its fine-tuning.
     config.objective.name = "mae"
     config.epochs = 800.0
     config.batch_size = 4096
@@ -17,6 +19,6 @@ def get_config(argument=None):
     config.optimizer.beta2, config.optimizer.decay = 0.95, "matrices"
     config.model.initialization = "mae"
     # ImageNet's, by which the authors normalise; fine-tuning takes them from its checkpoint.
-    config.model.mean, config.model.deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    config.model.mean, config.model.std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     config.data.crop_area = (0.2, 1.0)
     return choose(config, argument)

@@ -1,10 +1,11 @@
-"""Training without labels on a folder of one's own, with all values chosen by the images and the device.
+"""Training without labels on a folder of one's own, with all values chosen by the images and the
+device.
 
-    python -m vit_jax.main --config=configs/my_images_unlabelled.py --config.data.path=PHOTOS --workdir=DIR
-    vit-jax pretrain PHOTOS
+    python -m vit_jax.main --config=configs/my_images_unlabelled.py --config.data.path=PHOTOS
+    --workdir=DIR vit-jax pretrain PHOTOS
 
-are the same run: DINOv2's losses (2304.07193) at a low learning rate, which goes on from a trained model.
-Each choice is printed with its reason and with the flag that changes it; the rules are in
+are the same run: DINOv2's losses (2304.07193) at a low learning rate, which goes on from a trained
+model. Each choice is printed with its reason and with the flag that changes it; the rules are in
 vit_jax/runs/choices/pretraining.py. The papers' recipes are configs/dinov2.py and its neighbours.
 """
 
@@ -26,11 +27,13 @@ ON = DINOV2._replace(
 def get_config(argument=None):
     config = self_distillation(ON, 64)
     config.auto = "pretrain"
-    config.model.update(dict(name="", dtype="float32", mean=None, deviation=None))
+    config.model.update(dict(name="", dtype="float32", mean=None, std=None))
     config.data.source, config.data.path = "folder", ""
     config.data.train_split, config.data.dev_split = "all[:90%]", "all[90%:95%]"
     config.data.test_split = "all[95%:]"
-    config.objective.update(dict(prototypes=4096, prototype_lengths="learned", patch_weight=1.0, koleo=0.1))
+    config.dino.update(
+        dict(prototypes=4096, prototype_lengths="learned", patch_weight=1.0, koleo=0.1)
+    )
     config.optimizer.layer_decay, config.optimizer.clip = 0.9, "module"
     config.evaluate_every = config.checkpoint.every = 250
     return choose(config, argument)

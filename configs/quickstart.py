@@ -11,12 +11,19 @@ def get_config(argument=None):
     config.batch_size = 128
     config.epochs = 140.0
     config.model.name = "ViT-Ti/4"
-    config.model.update(dict(dim=64, depth=3, hidden=128, heads=4))
+    config.model.update(dict(dim=64, depth=3, mlp_dim=128, heads=4))
     config.data.source = "digits"
-    config.data.image_size, config.data.test_resize = 16, 16  # Twice the scans' own, for finer crops.
+    config.data.image_size, config.data.test_resize = (
+        16,
+        16,
+    )  # Twice the scans' own, for finer crops.
     # A digit must keep its shape and may not be mirrored.
     config.data.crop = "random_resized"
-    config.data.crop_area, config.data.crop_aspect, config.data.flip = (0.6, 1.0), (0.8, 1.25), False
+    config.data.crop_area, config.data.crop_aspect, config.data.flip = (
+        (0.6, 1.0),
+        (0.8, 1.25),
+        False,
+    )
     config.optimizer.learning_rate = 2e-3
     config.optimizer.warmup_steps = 100
     config.log_every, config.evaluate_every, config.checkpoint.every = 50, 400, 400

@@ -11,7 +11,9 @@ from vit_jax.recipes import pretraining
 
 
 def get_config(argument=None):
-    config = pretraining("R50+ViT-B/32")  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
+    config = pretraining(
+        "R50+ViT-B/32"
+    )  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
     config.epochs = 7.0
     config.optimizer.learning_rate, config.optimizer.weight_decay = 8e-4, 0.1
     config.optimizer.schedule, config.optimizer.end_learning_rate = "linear", 1e-5

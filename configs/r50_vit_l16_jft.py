@@ -11,7 +11,9 @@ from vit_jax.recipes import pretraining
 
 
 def get_config(argument=None):
-    config = pretraining("R50+ViT-L/16")  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
+    config = pretraining(
+        "R50+ViT-L/16"
+    )  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
     # 7 and 14 epochs are in the table.
     config.epochs = 14.0
     config.optimizer.learning_rate, config.optimizer.weight_decay = 4e-4, 0.1

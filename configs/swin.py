@@ -1,14 +1,16 @@
-"""Swin and Swin V2 on ImageNet-1k, on ImageNet-21k, and fine-tuned (2103.14030, 2111.09883; their configs).
+"""Swin and Swin V2 on ImageNet-1k, on ImageNet-21k, and fine-tuned (2103.14030, 2111.09883; their
+configs).
 
     python -m vit_jax.main --config=configs/swin.py:model=Swin-T --workdir=DIR
     python -m vit_jax.main --config=configs/swin.py:model=Swin-B,task=i21k --workdir=DIR
     python -m vit_jax.main --config=configs/swin.py:model=Swin-B/w12,task=finetune --workdir=DIR2 \\
         --config.finetune.checkpoint=DIR
 
-Trained on ImageNet-1k alone T, S and B reach 81.2, 83.2 and 83.5 %, SwinV2-{T,S,B}/w16 82.8, 84.1 and 84.6 %;
-from ImageNet-21k, at 384 pixels, Swin-{B,L}/w12 86.4 and 87.3 %, SwinV2-{B,L}/w12to24 87.1 and 87.6 %.
-`task=finetune_i1k` goes on at 384 pixels with what was trained on ImageNet-1k: 84.5 %. The name may say other
-windows than the checkpoint's, whose tables of positions are then resized.
+Trained on ImageNet-1k alone T, S and B reach 81.2, 83.2 and 83.5 %, SwinV2-{T,S,B}/w16 82.8, 84.1
+and 84.6 %; from ImageNet-21k, at 384 pixels, Swin-{B,L}/w12 86.4 and 87.3 %, SwinV2-{B,L}/w12to24
+87.1 and 87.6 %.
+`task=finetune_i1k` goes on at 384 pixels with what was trained on ImageNet-1k: 84.5 %. The name may
+say other windows than the checkpoint's, whose tables of positions are then resized.
 """
 
 from vit_jax.config import choose, named_values
@@ -26,7 +28,14 @@ SKIPPED = {
         **{"SwinV2-B/w12": 0.2, "SwinV2-L/w12": 0.2},
     },
     "finetune": {
-        **{"Swin-T": 0.1, "Swin-S": 0.2, "Swin-B": 0.2, "Swin-L": 0.2, "Swin-B/w12": 0.2, "Swin-L/w12": 0.2},
+        **{
+            "Swin-T": 0.1,
+            "Swin-S": 0.2,
+            "Swin-B": 0.2,
+            "Swin-L": 0.2,
+            "Swin-B/w12": 0.2,
+            "Swin-L/w12": 0.2,
+        },
         **{f"SwinV2-{size}/{windows}": 0.2 for size in "BL" for windows in ("w12to16", "w12to24")},
     },
     "finetune_i1k": {"Swin-B/w12": 0.5},
@@ -41,7 +50,8 @@ def get_config(argument=None):
     family, _, windows = model.partition("/")
     size = SIZES.get(f"{family.split('-')[0]}/{windows}", 224)
     config = deit_like(model, task, SKIPPED, size)
-    # DeiT's augmentation without its repeated images and its average; timm leaves colours to the policy.
+    # DeiT's augmentation without its repeated images and its average; timm leaves colours to the
+    # policy.
     config.augment.mixup, config.augment.cutmix = 0.8, 1.0
     config.optimizer.clip_norm = 5.0
     images, config.batch_size, config.epochs = IMAGENET_IMAGES, 1024, 30.0

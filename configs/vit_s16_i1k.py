@@ -2,9 +2,9 @@
 
     python -m vit_jax.main --config=configs/vit_s16_i1k.py:epochs=90 --workdir=DIR
 
-The authors report 76.5, 78.5 and 80.0 % validation accuracy. The values are those of big_vision's config of
-the same name. What no value says: it mixes each image with its neighbour on the same device, here in the
-whole batch; and it draws images from a buffer of 250,000, here from all.
+The authors report 76.5, 78.5 and 80.0 % validation accuracy. The values are those of big_vision's
+config of the same name. What no value says: it mixes each image with its neighbour on the same
+device, here in the whole batch; and it draws images from a buffer of 250,000, here from all.
 """
 
 from vit_jax.config import choose, named_values

@@ -2,9 +2,10 @@
 
     python -m vit_jax.main --config=configs/vqkd.py --workdir=DIR
 
-By the authors' commands: a ViT-B/16 with a decoder of 3 layers (`decoder=1`: of one) and 8,192 codes, which
-learns from CLIP-B/16 what its projection says of each patch. `model=` trains another encoder, `teacher=` from
-another teacher with a head for patches; without a head say `--config.objective.teacher_features=tokens`.
+By the authors' commands: a ViT-B/16 with a decoder of 3 layers (`decoder=1`: of one) and 8,192
+codes, which learns from CLIP-B/16 what its projection says of each patch. `model=` trains another
+encoder, `teacher=` from another teacher with a head for patches; without a head say
+`--config.objective.teacher_features=tokens`.
 `configs/beitv2.py` predicts the codes.
 """
 
@@ -19,14 +20,18 @@ DECODERS = ("1", "3")
 def get_config(argument=None):
     values, argument = named_values(argument, model="ViT-B/16", teacher="", decoder="3")
     if values["decoder"] not in DECODERS:
-        raise UserError(f"no decoder={values['decoder']}; there are: {', '.join(DECODERS)} (layers)")
+        raise UserError(
+            f"no decoder={values['decoder']}; there are: {', '.join(DECODERS)} (layers)"
+        )
     config = base_config()
-    config.model.update(dict(name=values["model"], dtype="bfloat16", gelu="erf", initialization="vqkd"))
+    config.model.update(
+        dict(name=values["model"], dtype="bfloat16", gelu="erf", initialization="vqkd")
+    )
     config.model.update(dict(pooling="gap", cls_token=True, qkv_bias="qv"))
     config.objective.name = "vqkd"
     config.objective.teacher = chosen_teacher(values["teacher"], argument, TEACHER)
     config.objective.update(dict(teacher_features="head", teacher_dtype="bfloat16"))
-    config.objective.update(dict(decoder_dim=768, decoder_depth=int(values["decoder"]), decoder_heads=12))
+    config.vqkd.decoder_depth = int(values["decoder"])
     config.epochs, config.batch_size = 100.0, 512
     config.data.source, config.data.path = "tfds", "imagenet2012"
     config.data.train_split, config.data.test_split = "train", "validation"

@@ -1,7 +1,7 @@
 """The documentation site: sphinx-build -W -c docs . build/site
 
-The pages are those of the repository, README first; they link to each other as they do there. What is in the
-margin, and in which order, is said here, since README shall not show it.
+The pages are those of the repository, README first; they link to each other as they do there. What
+is in the margin, and in which order, is said here, since README shall not show it.
 """
 
 import re
@@ -91,7 +91,13 @@ MARGIN = {
         "Tables and figures as commands": "docs/ledger",
         "The paper and its readers": "docs/paper",
     },
-    "Design": {"Architecture": "docs/architecture", "Contributing": "CONTRIBUTING", "Changes": "CHANGELOG"},
+    "Design": {
+        "Architecture": "docs/architecture",
+        "Decisions": "docs/decisions",
+        "Measurements": "docs/measurements",
+        "Contributing": "CONTRIBUTING",
+        "Changes": "CHANGELOG",
+    },
 }
 
 # What is asked for in words that a page has not, beside its name in the margin.

@@ -24,7 +24,9 @@ TABLES = {"scattered": ("digits", 32), "centred": ("letters", 16)}
 def sheet(collection: str) -> Image.Image:
     """A contact sheet: three rows of images, and what is seen of the objects of the third."""
     source = open_source("scattered", "train", path=collection, image_size=64)
-    rows = [np.concatenate([source[10 * row + i].image for i in range(10)], axis=1) for row in range(3)]
+    rows = [
+        np.concatenate([source[10 * row + i].image for i in range(10)], axis=1) for row in range(3)
+    ]
     masks = []
     for index in range(20, 30):
         seen, _, main = source.objects(index)
@@ -34,7 +36,9 @@ def sheet(collection: str) -> Image.Image:
 
 
 def pixels(name: str, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images of a split of a source of `TABLES`, uint8 `[images, size * size * 3]`, and their classes."""
+    """Images of a split of a source of `TABLES`, uint8 `[images, size * size * 3]`, and their
+    classes.
+    """
     collection, size = TABLES[name]
     source = open_source(name, split, path=collection, image_size=size)
     images = np.empty((len(source), size * size * 3), np.uint8)
@@ -43,8 +47,12 @@ def pixels(name: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     return images, source.known_labels()[:, 0]
 
 
-def accuracy(model, images: np.ndarray, labels: np.ndarray, tests: np.ndarray, answers: np.ndarray) -> float:
-    """Accuracy on test images after the model has been shown `SEEN` training images, in random order."""
+def accuracy(
+    model, images: np.ndarray, labels: np.ndarray, tests: np.ndarray, answers: np.ndarray
+) -> float:
+    """Accuracy on test images after the model has been shown `SEEN` training images, in random
+    order.
+    """
     rng, classes = np.random.default_rng(0), np.unique(answers)
     for _ in range(SEEN // 1000):
         some = rng.choice(len(images), 1000, replace=False)

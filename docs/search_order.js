@@ -1,7 +1,7 @@
 // Which hits of the search come first: headings that are what was asked, then pages with more of the asked words in
 // their title or in their headings; guides before pages that name everything.
 const NAMES_EVERYTHING =
-  /^(CHANGELOG|CONTRIBUTING|LEDGER|docs\/(architecture|commands|coverage|performance|reference|paper))$/;
+  /^(CHANGELOG|CONTRIBUTING|LEDGER|docs\/(architecture|decisions|measurements|commands|coverage|performance|reference|paper))$/;
 
 const share = (words, held) => words.filter((word) => held.has(word)).length / Math.max(words.length, 1);
 

@@ -11,15 +11,25 @@ ROOT = Path(__file__).parents[1]
 
 
 def page() -> str:
-    """The page: what each command says with `--help`, less the values of a config, which have a page."""
-    running = {name: _help(command.module) for name, command in COMMANDS.items() if not command.config}
-    parts = ["# Commands", "What each says with `--help`. Written by `python docs/write_commands.py`."]
+    """The page: what each command says with `--help`, less the values of a config, which have a
+    page.
+    """
+    running = {
+        name: _help(command.module) for name, command in COMMANDS.items() if not command.config
+    }
+    parts = [
+        "# Commands",
+        "What each says with `--help`. Written by `python docs/write_commands.py`.",
+    ]
     for name, process in running.items():
         said = process.communicate()[0]
         if process.returncode:
             raise RuntimeError(f"the help of {name} fails")
         said = said.partition("\n\nValues of the config that")[0].replace(f"{ROOT}/", "").strip()
-        parts += [f"## {name}", f"`vit-jax {name}`, which is `python -m vit_jax.{COMMANDS[name].module}`."]
+        parts += [
+            f"## {name}",
+            f"`vit-jax {name}`, which is `python -m vit_jax.{COMMANDS[name].module}`.",
+        ]
         parts.append(f"```text\n{said}\n```")
         if "--config:" in said:
             parts.append("What `--config.NAME=VALUE` changes: [all values of a config](config.md).")

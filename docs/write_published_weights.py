@@ -20,7 +20,7 @@ model by its name: [models](models.md).
 The data stand in the order of training, and are described [below](#data). They are what the weights' tag
 says: without a teacher's, and where training began from others' weights perhaps without theirs. What a model
 sees is the side of its square over that of the resized image, whose short side is resized, or both sides
-where it says "squeezed"; bicubic, unless it says otherwise; and the name of the mean and deviation by which
+where it says "squeezed"; bicubic, unless it says otherwise; and the name of the mean and std by which
 pixels are normalised. This is what timm's registry says: at loading the repository's own files hold, and a
 line says so where they differ.
 
@@ -33,11 +33,12 @@ say `gelu="quick"`, or `--config.model.gelu=quick`.
 Written by `python docs/write_published_weights.py`.
 """
 
-# Names of means and deviations, as of `convert --pixels` and of those that leave pixels between 0 and 1.
+# Names of means and deviations, as of `convert --pixels` and of those that leave pixels between 0
+# and 1.
 WAYS: dict[str, dict[str, Any]] = {
     **PIXELS,
-    "half": dict(mean=0.5, deviation=0.5),
-    "none": dict(mean=0.0, deviation=1.0),
+    "half": dict(mean=0.5, std=0.5),
+    "none": dict(mean=0.0, std=1.0),
 }
 
 
@@ -46,15 +47,19 @@ def page() -> str:
     families: dict[str, list[Weights]] = {}
     for weights in sorted(all_weights(), key=lambda x: x.model.lower()):
         families.setdefault(re.split(r"[-/]", weights.model)[0], []).append(weights)
-    ways = ["| | mean | deviation |", "|---|---|---|"]
-    ways += [f"| `{way}` | {_numbers(x['mean'])} | {_numbers(x['deviation'])} |" for way, x in WAYS.items()]
+    ways = ["| | mean | std |", "|---|---|---|"]
+    ways += [
+        f"| `{way}` | {_numbers(x['mean'])} | {_numbers(x['std'])} |" for way, x in WAYS.items()
+    ]
     lines = [HEAD.replace("{pixels}", "\n".join(ways))]
     for family, held in families.items():
         head = "| model | `pretrained=` | pixels | classes | published, % | data | sees | licence |"
         rows, rule = [*map(_row, held)], "|---|---|---|---|---|---|---|---|"
         if any(weights.arguments for weights in held):
             head, rule = f"{head} GELU |", f"{rule}---|"
-            rows = [f"{row} {x.arguments.get('gelu', '')} |" for row, x in zip(rows, held, strict=True)]
+            rows = [
+                f"{row} {x.arguments.get('gelu', '')} |" for row, x in zip(rows, held, strict=True)
+            ]
         lines += [f"## {family}", "", head, rule, *rows, ""]
     lines += ["## Data", "", "| name | what it is |", "|---|---|"]
     lines += [f"| {name} | {what} |" for name, what in DATA_SETS.items()]
@@ -63,7 +68,9 @@ def page() -> str:
 
 
 def _name(weights: Weights) -> str:
-    """What finds these weights of their model: their tag, or their repository where several have the tag."""
+    """What finds these weights of their model: their tag, or their repository where several have
+    the tag.
+    """
     try:
         found = find_weights(weights.model, weights.tag)
     except UserError:
@@ -79,13 +86,19 @@ def _row(weights: Weights) -> str:
     classes = f"{weights.classes:,}" if weights.classes else "none"
     cells = f"`{weights.model}`", f"`{_name(weights)}`", f"{weights.pixels}", classes
     data = ", ".join(weights.data)
-    return "| " + " | ".join((*cells, ", ".join(reached), data, _sees(weights), weights.licence)) + " |"
+    return (
+        "| "
+        + " | ".join((*cells, ", ".join(reached), data, _sees(weights), weights.licence))
+        + " |"
+    )
 
 
 def _sees(weights: Weights) -> str:
     words = [f"{weights.crop:g}", "squeezed" if weights.kind == "square" else ""]
-    words.append("" if weights.interpolation == "bicubic" else weights.interpolation.replace("_", " "))
-    found = dict(mean=weights.mean, deviation=weights.deviation)
+    words.append(
+        "" if weights.interpolation == "bicubic" else weights.interpolation.replace("_", " ")
+    )
+    found = dict(mean=weights.mean, std=weights.std)
     way = next(way for way, x in WAYS.items() if x == found)
     return ", ".join(word for word in (*words, f"`{way}`") if word)
 

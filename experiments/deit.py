@@ -1,10 +1,11 @@
 """A small ViT with a teacher and without one, as DeiT: python -m vit_jax.experiment deit --out=DIR
 
-The teachers, a ConvNet and a larger ViT, learn 10,000 images of `letters` from their labels. Then the small
-ViT learns the same images in as many steps: from the labels alone, or with a distillation token from them and
-the choices of one teacher. It has three seeds, each teacher one. All have the same rate, and crops alone for
-augmentation. In DeiT's table 2 DeiT-B has 81.8 % without a teacher, 81.9 % with another DeiT-B, and 82.7 %
-with a ConvNet of 80.0 %.
+The teachers, a ConvNet and a larger ViT, learn 10,000 images of `letters` from their labels. Then
+the small
+ViT learns the same images in as many steps: from the labels alone, or with a distillation token
+from them and the choices of one teacher. It has three seeds, each teacher one. All have the same
+rate, and crops alone for augmentation. In DeiT's table 2 DeiT-B has 81.8 % without a teacher, 81.9
+% with another DeiT-B, and 82.7 % with a ConvNet of 80.0 %.
 """
 
 from vit_jax.ledger.laptop import config
@@ -29,7 +30,7 @@ def taught(study, teacher, seed):
         if folder is None:
             return None
         values = {"model__distillation": "heads", "objective__name": "distillation"}
-        values |= {"objective__distillation": "hard", "objective__teacher": folder}
+        values |= {"distillation__kind": "hard", "objective__teacher": folder}
     return config(MODEL, images=IMAGES, steps=STEPS), values
 
 
@@ -43,13 +44,18 @@ def read(study):
 
 
 EXPERIMENT = Experiment(
-    claim="A small ViT learns more from labels and a ConvNet's choices than from labels and another ViT's.",
+    claim=(
+        "A small ViT learns more from labels and a ConvNet's choices than from labels and "
+        "another ViT's."
+    ),
     stages=(
         grid("teaching", {"model": TEACHERS}, teaching),
         grid("taught", {"teacher": (NONE, *TEACHERS)}, taught, (0, 1, 2)),
     ),
     read=read,
     table=lambda figures: listing(figures, ("teacher",), ("accuracy", "the teacher's accuracy")),
-    finding=lambda figures: f"{ranking(means(figures, 'teacher'))} of the test images, by the teacher.",
+    finding=lambda figures: (
+        f"{ranking(means(figures, 'teacher'))} of the test images, by the teacher."
+    ),
     minutes=25,
 )

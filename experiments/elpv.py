@@ -1,12 +1,13 @@
 """Defective solar cells, from photographs: python -m vit_jax.experiment elpv --out=DIR
 
 Lays out the 2,624 photographs of elpv-dataset (pip install -e ".[examples]") as
-DIR/images/{train,test}/{defective,functional}, trains configs/finetune_elpv.py on them once for each seed,
-and reports accuracy and confusion matrices on the test images, beside two baselines: logistic regression on
-the pixels, and the likelier class for all.
+DIR/images/{train,test}/{defective,functional}, trains configs/finetune_elpv.py on them once for
+each seed,
+and reports accuracy and confusion matrices on the test images, beside two baselines: logistic
+regression on the pixels, and the likelier class for all.
 
-A cell counts as defective from a labelled probability of 0.5. A quarter of the cells of each type (mono,
-poly) and each probability are for testing, chosen by a fixed seed.
+A cell counts as defective from a labelled probability of 0.5. A quarter of the cells of each type
+(mono, poly) and each probability are for testing, chosen by a fixed seed.
 
 The photographs' licence is CC BY-NC-SA 4.0: not for commercial use.
 """
@@ -33,8 +34,8 @@ from vit_jax.errors import UserError
 from vit_jax.evaluation.features import extractor_of
 from vit_jax.ledger.study import Experiment, Study, Trial
 from vit_jax.parallel.mesh import make_mesh
+from vit_jax.paths import CONFIG
 from vit_jax.runs.evaluator import test_crop
-from vit_jax.runs.workdir import CONFIG
 
 CLASSES = ("defective", "functional")  # As the folders of the images are numbered.
 PIXELS = 32  # Width of the images that logistic regression sees.
@@ -57,7 +58,11 @@ def finetuned(study: Study):
     checkpoint = f",checkpoint={options['checkpoint']}" if options["checkpoint"] else ""
     config = f"finetune_elpv:size={options['size']}{checkpoint}"
     return [
-        Trial("finetuned", {"seed": seed}, study.job(f"seed{seed}", config, data__path=images, seed=seed))
+        Trial(
+            "finetuned",
+            {"seed": seed},
+            study.job(f"seed{seed}", config, data__path=images, seed=seed),
+        )
         for seed in options["seeds"]
     ]
 
@@ -70,7 +75,9 @@ def read(study: Study) -> dict:
         matrices[f"ViT, {trial.job.name}"] = confusion(truth, predicted)
     predicted, truth = logistic_regression(images)
     matrices["logistic regression"] = confusion(truth, predicted)
-    matrices["the likelier class"] = confusion(truth, np.full_like(truth, np.bincount(truth).argmax()))
+    matrices["the likelier class"] = confusion(
+        truth, np.full_like(truth, np.bincount(truth).argmax())
+    )
     results = {
         name: {"accuracy": accuracy(matrix), "confusion": matrix.tolist()}
         for name, matrix in matrices.items()
@@ -93,7 +100,9 @@ def read_cells() -> list[Cell]:
     if found is None:
         raise UserError('elpv-dataset is not installed: pip install -e ".[examples]"')
     folder = Path(found.submodule_search_locations[0]) / "data"
-    rows = [line.split() for line in (folder / "labels.csv").read_text().splitlines() if line.strip()]
+    rows = [
+        line.split() for line in (folder / "labels.csv").read_text().splitlines() if line.strip()
+    ]
     return [Cell(folder / file, float(probability), kind) for file, probability, kind in rows]
 
 
@@ -142,7 +151,9 @@ def likeliest(model: nnx.Module, images: jax.Array) -> jax.Array:
 
 @functools.cache
 def logistic_regression(images: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Predictions of scikit-learn, cross-validated, from 32x32 grey pixels, and the right classes."""
+    """Predictions of scikit-learn, cross-validated, from 32x32 grey pixels, and the right
+    classes.
+    """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GridSearchCV
     from sklearn.pipeline import make_pipeline
@@ -179,7 +190,9 @@ def table(matrices: Mapping[str, np.ndarray]) -> str:
     ]
     for name, matrix in matrices.items():
         (found, missed), (wrong, right) = matrix
-        lines.append(f"| {name} | {100 * accuracy(matrix):.2f} | {found} | {missed} | {right} | {wrong} |")
+        lines.append(
+            f"| {name} | {100 * accuracy(matrix):.2f} | {found} | {missed} | {right} | {wrong} |"
+        )
     ours = [matrix for name, matrix in matrices.items() if name.startswith("ViT")]
     if len(ours) > 1:
         accuracies = [100 * accuracy(matrix) for matrix in ours]
@@ -205,7 +218,14 @@ def draw(matrices: Mapping[str, np.ndarray]):
         axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
         for (row, column), share in np.ndenumerate(shares):
             words = f"{share:.1%}\n{matrix[row, column]:,}"
-            axes.text(column, row, words, ha="center", va="center", color="white" if share > 0.5 else "black")
+            axes.text(
+                column,
+                row,
+                words,
+                ha="center",
+                va="center",
+                color="white" if share > 0.5 else "black",
+            )
         axes.set(title=f"{name}: {accuracy(matrix):.1%}", xlabel="predicted", ylabel="labelled")
         axes.set_xticks(range(len(CLASSES)), CLASSES)
         axes.set_yticks(range(len(CLASSES)), CLASSES, rotation=90, va="center")

@@ -1,8 +1,10 @@
-"""The model's parts, in place of the paper's drawing: python -m vit_jax.experiment figure1 --out=DIR
+"""The model's parts, in place of the paper's drawing: python -m vit_jax.experiment figure1
+--out=DIR
 
-Figure 1 is a drawing without measurements. Here are the parts that it shows, in the order in which an image
-passes them, with the shapes of their parameters: those of ViT-B/16 with the head of pre-training, from the
-model itself.
+Figure 1 is a drawing without measurements. Here are the parts that it shows, in the order in which
+an image
+passes them, with the shapes of their parameters: those of ViT-B/16 with the head of pre-training,
+from the model itself.
 """
 
 import math
@@ -30,19 +32,20 @@ PARTS = {
 
 def read(study) -> dict:
     """The shapes of each part's parameters, by their names, and what the image becomes."""
-    build = model_factory(NAME, num_classes=1000, image_size=PIXELS, pre_logits=True)
-    model = abstract(build)
+    model = abstract(model_factory(NAME, num_classes=1000, image_size=PIXELS, pre_logits=True))
     state = nnx.to_flat_state(nnx.state(model, nnx.Param))
     shapes = {"/".join(map(str, path)): list(value.get_value().shape) for path, value in state}
     parts = {part: {p: shapes[p] for p in shapes if p.startswith(of)} for part, of in PARTS.items()}
-    return {"parts": parts, "tokens": model.tokens, "layers": build.keywords["depth"]}
+    return {"parts": parts, "tokens": model.tokens, "layers": model.depth}
 
 
 def table(figures: dict) -> str:
     """A line for each part."""
     lines = []
     for part, shapes in figures["parts"].items():
-        words = "; ".join(f"`{path}` {' x '.join(map(str, shape))}" for path, shape in shapes.items())
+        words = "; ".join(
+            f"`{path}` {' x '.join(map(str, shape))}" for path, shape in shapes.items()
+        )
         lines.append([part, words, f"{sum(map(math.prod, shapes.values())):,}"])
     return markdown_table(["", "parameters and their shapes", "number"], lines)
 
@@ -53,8 +56,8 @@ EXPERIMENT = Experiment(
     read=read,
     table=table,
     finding=lambda figures: (
-        f"{NAME} makes {figures['tokens']} tokens of {PIXELS} x {PIXELS} pixels, with the class token, "
-        f"which pass {figures['layers']} layers as the one shown."
+        f"{NAME} makes {figures['tokens']} tokens of {PIXELS} x {PIXELS} pixels, with the class "
+        f"token, which pass {figures['layers']} layers as the one shown."
     ),
     minutes=0.2,
 )

@@ -1,8 +1,9 @@
 """Positions under other rates, decays and epochs: python -m vit_jax.experiment figure10 --out=DIR
 
-A tile is a patch, its position embedding's cosine similarity to all others. Small ViTs learn scikit-learn's
-digits, for as many steps and for twice as many; the paper's are ViT-L/16 on JFT-300M, for 7 and 14 epochs.
-The figures are means of the similarity of patches that are neighbours, in one row or column, or neither.
+A tile is a patch, its position embedding's cosine similarity to all others. Small ViTs learn
+scikit-learn's digits, for as many steps and for twice as many; the paper's are ViT-L/16 on
+JFT-300M, for 7 and 14 epochs. The figures are means of the similarity of patches that are
+neighbours, in one row or column, or neither.
 """
 
 from vit_jax.inspection.figures import similarity_panels
@@ -45,7 +46,9 @@ def draw(study, figures):
 
 def finding(figures):
     """A sentence: how much nearer neighbours are in each setting."""
-    gaps = [f"{found['neighbours'] - found['others']:.2f} ({name})" for name, found in figures.items()]
+    gaps = [
+        f"{found['neighbours'] - found['others']:.2f} ({name})" for name, found in figures.items()
+    ]
     return f"Neighbours are more alike than patches in other rows and columns by {', '.join(gaps)}."
 
 

@@ -1,7 +1,7 @@
 """Attention distance of a ViT beside a hybrid's: python -m vit_jax.experiment figure11 --out=DIR
 
-The runs of figure 7. A dot is a head: pixels between a patch and those that it attends to, weighted by the
-attention, over 128 test images. The dotted line is a head that attends to all patches alike.
+The runs of figure 7. A dot is a head: pixels between a patch and those that it attends to, weighted
+by the attention, over 128 test images. The dotted line is a head that attends to all patches alike.
 """
 
 from matplotlib.figure import Figure
@@ -25,13 +25,16 @@ def draw(study, figures):
 
 def finding(figures):
     """The first layer's distances of each model."""
-    looks = [f"{span(distance[0])} pixels in {name}" for name, distance in figures["distance"].items()]
+    looks = [
+        f"{span(distance[0])} pixels in {name}" for name, distance in figures["distance"].items()
+    ]
     return f"In the first layer heads look {', and '.join(looks)}."
 
 
 EXPERIMENT = of_models(
     "Figure 11",
-    "Heads that look near in the first layers are rarer in hybrids, whose ResNet has done that already.",
+    "Heads that look near in the first layers are rarer in hybrids, whose ResNet has done that "
+    "already.",
     read=distances,
     table=distance_table,
     draw=draw,

@@ -1,9 +1,10 @@
 """Speed and memory of inference over image sizes: python -m vit_jax.experiment figure12 --out=DIR
 
-Images a second by the clock here, in float32, and the memory of the compiled program, by the functions of
-`python -m vit_jax.benchmark inference`. At the paper's scale both are the TPU compiler's estimates for a core
-of TPU v3 in bfloat16, not measured (pip install -e ".[plan]"; each program compiles for minutes). What was
-measured is kept in the folder.
+Images a second by the clock here, in float32, and the memory of the compiled program, by the
+functions of
+`python -m vit_jax.benchmark inference`. At the paper's scale both are the TPU compiler's estimates
+for a core of TPU v3 in bfloat16, not measured (pip install -e ".[plan]"; each program compiles for
+minutes). What was measured is kept in the folder.
 """
 
 from vit_jax.ledger.charts import panels
@@ -16,7 +17,15 @@ HERE = {
     "sizes": (64, 128, 224),
 }
 PAPER = {
-    "models": ("BiT-R50x1", "BiT-R152x4", "ViT-B/32", "ViT-B/16", "ViT-L/32", "ViT-L/16", "ViT-H/14"),
+    "models": (
+        "BiT-R50x1",
+        "BiT-R152x4",
+        "ViT-B/32",
+        "ViT-B/16",
+        "ViT-L/32",
+        "ViT-L/16",
+        "ViT-H/14",
+    ),
     "sizes": (64, 128, 224, 384, 512),
 }
 
@@ -29,7 +38,10 @@ def read(study):
 
 def table(figures):
     """A line for each model and image size."""
-    lines = [[row["model"], row["size"], written(row["speed"]), written(row["memory"])] for row in figures]
+    lines = [
+        [row["model"], row["size"], written(row["speed"]), written(row["memory"])]
+        for row in figures
+    ]
     return markdown_table(("model", "image size", "images/s", "MB an image more"), lines)
 
 
@@ -47,11 +59,14 @@ def finding(figures):
     if not ours or not theirs:
         return ""
     return (
-        f"At {largest} pixels ViT-S/16 does {ours['speed'] / theirs['speed']:.1f} times as many images/s as "
-        f"BiT-R50x1, of like compute, with {ours['memory'] / theirs['memory']:.2f} of its memory an image."
+        f"At {largest} pixels ViT-S/16 does {ours['speed'] / theirs['speed']:.1f} times as many "
+        f"images/s as BiT-R50x1, of like compute, with {ours['memory'] / theirs['memory']:.2f} of "
+        "its memory an image."
     )
 
 
-SHARED = dict(claim="ViTs are about as fast as ResNets of like compute, and need less memory.", read=read)
+SHARED = dict(
+    claim="ViTs are about as fast as ResNets of like compute, and need less memory.", read=read
+)
 SHARED |= dict(table=table, draw=draw, finding=finding)
 EXPERIMENT = Experiment(**SHARED, place="Figure 12", paper=Experiment(**SHARED), minutes=3)

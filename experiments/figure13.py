@@ -1,8 +1,9 @@
 """Axial attention beside full attention: python -m vit_jax.experiment figure13 --out=DIR
 
-Each layer of an Axial-ViT is a row layer and a column layer (appendix D.6): twice the parameters, and
-attention over a row or a column in place of all patches. Two sizes of both on 100,000 images of `letters`,
-two seeds each; accuracy over compute, and over the seconds of training. AxialResNet50 is not built.
+Each layer of an Axial-ViT is a row layer and a column layer (appendix D.6): twice the parameters,
+and attention over a row or a column in place of all patches. Two sizes of both on 100,000 images of
+`letters`, two seeds each; accuracy over compute, and over the seconds of training. AxialResNet50 is
+not built.
 """
 
 from dataclasses import replace

@@ -14,7 +14,9 @@ COLUMNS = 8
 
 
 def read(study):
-    """The images of each model, and those whose object is seen more than its share; None: not known."""
+    """The images of each model, and those whose object is seen more than its share; None: not
+    known.
+    """
     counts = {}
     for name, seen in seen_in(study).items():
         found = on_objects(seen)
@@ -32,7 +34,9 @@ def table(figures):
 def draw(study, figures):
     """Each image beside what the first model sees of it."""
     seen = next(iter(seen_in(study).values()))
-    pairs = map(lambda *pair: np.concatenate([pair[0], overlay(*pair)], axis=1), seen.images, seen.rollout)
+    pairs = map(
+        lambda *pair: np.concatenate([pair[0], overlay(*pair)], axis=1), seen.images, seen.rollout
+    )
     columns = min(COLUMNS, len(seen.images))
     shown = np.stack([*pairs])[: len(seen.images) // columns * columns]
     height, width = shown.shape[1:3]
@@ -45,8 +49,14 @@ def draw(study, figures):
 
 def finding(figures):
     """A sentence: of how many images the object is seen more than its share."""
-    known = [f"{f['more']} of {f['images']} images in {name}" for name, f in figures.items() if f["more"]]
-    return f"More of the rollout than of the image is on the object in {', '.join(known)}." if known else ""
+    known = [
+        f"{f['more']} of {f['images']} images in {name}" for name, f in figures.items() if f["more"]
+    ]
+    return (
+        f"More of the rollout than of the image is on the object in {', '.join(known)}."
+        if known
+        else ""
+    )
 
 
 CLAIM = "The class token attends to what is named, in images as they come."

@@ -1,8 +1,10 @@
 """Groups of VTAB's tasks: python -m vit_jax.experiment figure2 --out=DIR
 
-The runs of table 9, its tasks in groups. At laptop scale the groups are alphabets whose letters resemble
-those of the pre-training images, others, and digits. The paper's picture has bars without numbers, with BiT,
-VIVI and S4L beside ViT: published here are the means of table 9's figures, which the bars of its ViTs show.
+The runs of table 9, its tasks in groups. At laptop scale the groups are alphabets whose letters
+resemble those of the pre-training images, others, and digits. The paper's picture has bars without
+numbers, with BiT,
+VIVI and S4L beside ViT: published here are the means of table 9's figures, which the bars of its
+ViTs show.
 """
 
 import statistics
@@ -28,7 +30,9 @@ def read(study):
     for kind, tasks in KINDS.items():
         for start in dict.fromkeys(point["start"] for point in points):
             of_group = [p["accuracy"] for p in points if p["task"] in tasks and p["start"] == start]
-            seeds = list(map(statistics.mean, zip(*of_group, strict=False)))  # Those that all tasks have.
+            seeds = list(
+                map(statistics.mean, zip(*of_group, strict=False))
+            )  # Those that all tasks have.
             found += [{"group": kind, "start": start, "accuracy": seeds}] if seeds else []
     return found
 

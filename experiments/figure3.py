@@ -1,10 +1,11 @@
 """Accuracy over the number of pre-training images: python -m vit_jax.experiment figure3 --out=DIR
 
-Three families in two sizes are pre-trained on the first 1,000, 10,000 and 100,000 images of `letters`, all
-for as many steps. Rates, and on 1,000 images weight decay, dropout and label smoothing,
-are chosen for each family by half as long runs of its smaller model on other images. Each is fine-tuned on
-2,000 images of an unseen alphabet. The smaller models have three seeds. Figure 4 and table 5 read these runs.
-At the paper's scale the smallest and the largest BiT are the band that the paper shades.
+Three families in two sizes are pre-trained on the first 1,000, 10,000 and 100,000 images of
+`letters`, all for as many steps. Rates, and on 1,000 images weight decay, dropout and label
+smoothing, are chosen for each family by half as long runs of its smaller model on other images.
+Each is fine-tuned on 2,000 images of an unseen alphabet. The smaller models have three seeds.
+Figure 4 and table 5 read these runs. At the paper's scale the smallest and the largest BiT are the
+band that the paper shades.
 """
 
 from vit_jax.ledger.charts import lines
@@ -27,7 +28,10 @@ def pretrained(study, model, images, recipe, seed):
     if rare or (seed and model in LARGER):
         return None
     rate, decay, dropout, smoothing = RECIPES[recipe]
-    values = fewshot(STEPS // 5) | {"evaluate_every": STEPS // 5, "loss__label_smoothing": smoothing}
+    values = fewshot(STEPS // 5) | {
+        "evaluate_every": STEPS // 5,
+        "loss__label_smoothing": smoothing,
+    }
     values |= {"optimizer__learning_rate": rate, "optimizer__weight_decay": decay}
     values |= {} if family_of(model) == "BiT" else {"model__dropout": dropout}
     return config(model, images=images, steps=STEPS), values

@@ -1,12 +1,22 @@
 """Figure 3's fourth decade, by longer runs: python -m vit_jax.experiment figure3_million --out=DIR
 
-The two smaller ViTs and the smallest BiT on the first 1,000, 10,000, 100,000 and 1,000,000 images of
-`letters`, for 3,900 steps, three times figure 3's: of a million half are seen, each once. A family's rate is
-chosen by short runs of its smallest model on other images. Few-shot and fine-tuned on alphabets. One seed.
+The two smaller ViTs and the smallest BiT on the first 1,000, 10,000, 100,000 and 1,000,000 images
+of
+`letters`, for 3,900 steps, three times figure 3's: of a million half are seen, each once. A
+family's rate is chosen by short runs of its smallest model on other images. Few-shot and fine-tuned
+on alphabets. One seed.
 """
 
 from vit_jax.ledger.charts import lines
-from vit_jax.ledger.laptop import DOWNSTREAM, MODELS, config, family_of, fewshot, mean_fewshot, shorter
+from vit_jax.ledger.laptop import (
+    DOWNSTREAM,
+    MODELS,
+    config,
+    family_of,
+    fewshot,
+    mean_fewshot,
+    shorter,
+)
 from vit_jax.ledger.stages import at_best, grid
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import crossings, pivot
@@ -30,7 +40,9 @@ def read(study):
     """Accuracies of the pre-training runs, on letters and few-shot, and of fine-tuning."""
     points = study.points("pretrained", "accuracy", *(f"fewshot/{name}/10" for name in DOWNSTREAM))
     kept = (*FACTORS, "seeds", "accuracy")
-    pretrained = [{key: point[key] for key in kept} | {"few-shot": mean_fewshot(point)} for point in points]
+    pretrained = [
+        {key: point[key] for key in kept} | {"few-shot": mean_fewshot(point)} for point in points
+    ]
     return {"pretrained": pretrained, "finetuned": study.points("finetuned", "accuracy")}
 
 
@@ -43,7 +55,9 @@ def table(figures):
 
 
 EXPERIMENT = Experiment(
-    claim="Convolutions are ahead on few pre-training images, Transformers on many: up to a million.",
+    claim=(
+        "Convolutions are ahead on few pre-training images, Transformers on many: up to a million."
+    ),
     place="Figure 3",
     stages=(
         *at_best(
@@ -54,7 +68,9 @@ EXPERIMENT = Experiment(
     ),
     read=read,
     table=table,
-    draw=lambda study, figures: {"figure3_million": lines(figures["finetuned"], "images", by=["model"])},
+    draw=lambda study, figures: {
+        "figure3_million": lines(figures["finetuned"], "images", by=["model"])
+    },
     finding=lambda figures: crossings(figures["finetuned"], "images", FACTORS["model"]),
     minutes=31,
 )

@@ -1,8 +1,10 @@
-"""Few-shot accuracy over the number of pre-training images: python -m vit_jax.experiment figure4 --out=DIR
+"""Few-shot accuracy over the number of pre-training images: python -m vit_jax.experiment figure4
+--out=DIR
 
-The runs of figure 3. Least squares on the frozen features of ten images of each character of four alphabets
-that were not among the pre-training images; of each run the best of five evaluations, with early stopping.
-At the paper's scale subsets of JFT-300M, all for as many steps, and five images of each class of ImageNet.
+The runs of figure 3. Least squares on the frozen features of ten images of each character of four
+alphabets that were not among the pre-training images; of each run the best of five evaluations,
+with early stopping. At the paper's scale subsets of JFT-300M, all for as many steps, and five
+images of each class of ImageNet.
 """
 
 from dataclasses import replace

@@ -1,21 +1,33 @@
 """Accuracy over pre-training compute: python -m vit_jax.experiment figure5 --out=DIR
 
-Three sizes of three families on 1,000,000 images of `letters`, for 300, 600 and 1,200 steps: no image is
-seen twice. Compute is counted as in table 6, 3 x 2 x multiply-adds of an image. A power law of the error is
-fitted to each family, with the interval that 90 % of resampled fits are in. A family's rate is chosen by
-runs of 600 steps of its smallest model on other images. The smallest models have three seeds.
-At the paper's scale the models of table 6, by the mean of their fine-tuned accuracies.
+Three sizes of three families on 1,000,000 images of `letters`, for 300, 600 and 1,200 steps: no
+image is seen twice. Compute is counted as in table 6, 3 x 2 x multiply-adds of an image. A power
+law of the error is fitted to each family, with the interval that 90 % of resampled fits are in. A
+family's rate is chosen by runs of 600 steps of its smallest model on other images. The smallest
+models have three seeds. At the paper's scale the models of table 6, by the mean of their fine-tuned
+accuracies.
 """
 
 from vit_jax.ledger.charts import lines, with_laws
-from vit_jax.ledger.laptop import DOWNSTREAM, MODELS, config, family_of, fewshot, mean_fewshot, shorter
+from vit_jax.ledger.laptop import (
+    DOWNSTREAM,
+    MODELS,
+    config,
+    family_of,
+    fewshot,
+    mean_fewshot,
+    shorter,
+)
 from vit_jax.ledger.paper_scale import scaling
 from vit_jax.ledger.power_law import laws, laws_in_words
 from vit_jax.ledger.stages import at_best
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import listing
 
-FACTORS = {"model": [model for members in MODELS.values() for model in members], "steps": (300, 600, 1200)}
+FACTORS = {
+    "model": [model for members in MODELS.values() for model in members],
+    "steps": (300, 600, 1200),
+}
 RATES = {"optimizer__learning_rate": (2e-3, 5e-3)}
 SMALL = [members[0] for members in MODELS.values()]
 
@@ -23,7 +35,9 @@ SMALL = [members[0] for members in MODELS.values()]
 def pretrained(study, model, steps, optimizer__learning_rate, seed):
     """A run; the larger models have one seed."""
     values = fewshot(steps) | {"optimizer__learning_rate": optimizer__learning_rate}
-    return None if seed and model not in SMALL else (config(model, images=10**6, steps=steps), values)
+    return (
+        None if seed and model not in SMALL else (config(model, images=10**6, steps=steps), values)
+    )
 
 
 def read(study):
@@ -45,7 +59,9 @@ def draw(study, figures):
 
 
 EXPERIMENT = Experiment(
-    claim="At equal compute Transformers beat ResNets, and hybrids beat both at small compute alone.",
+    claim=(
+        "At equal compute Transformers beat ResNets, and hybrids beat both at small compute alone."
+    ),
     place="Figure 5",
     stages=at_best(
         *("pretrained", FACTORS, pretrained, RATES, shorter(600)),

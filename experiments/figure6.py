@@ -1,8 +1,9 @@
 """Attention rollout on a few images: python -m vit_jax.experiment figure6 --out=DIR
 
-The runs of figure 7, by attention rollout: heads are averaged, the residual connection is the identity, and
-the layers' matrices are multiplied. The paper shows photographs alone; here each image's labelled object is
-known, so that the rollout's weight on it can be set against its share of the image.
+The runs of figure 7, by attention rollout: heads are averaged, the residual connection is the
+identity, and the layers' matrices are multiplied. The paper shows photographs alone; here each
+image's labelled object is known, so that the rollout's weight on it can be set against its share of
+the image.
 """
 
 import statistics
@@ -15,7 +16,9 @@ SHOWN = 8
 
 
 def read(study):
-    """The rollout's weight of each model on each image's object, and the object's share; None: not known."""
+    """The rollout's weight of each model on each image's object, and the object's share; None: not
+    known.
+    """
     return {name: on_objects(seen) for name, seen in seen_in(study).items()}
 
 
@@ -40,7 +43,9 @@ def draw(study, figures):
 
 
 def finding(figures):
-    """A sentence: how much of the rollout is on objects, against a look at all of the image alike."""
+    """A sentence: how much of the rollout is on objects, against a look at all of the image
+    alike.
+    """
     ratios = [
         f"{statistics.mean(found['weight']) / statistics.mean(found['share']):.2f} times in {name}"
         for name, found in figures.items()

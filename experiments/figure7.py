@@ -1,10 +1,13 @@
-"""Filters, positions and attention distance of a trained ViT: python -m vit_jax.experiment figure7 --out=DIR
+"""Filters, positions and attention distance of a trained ViT: python -m vit_jax.experiment figure7
+--out=DIR
 
-A ViT and a hybrid are trained on scattered digits; figures 6, 11 and 14 look at the same runs. Left, the
-principal components of the patch embedding's filters; centre, each position embedding's cosine similarity to
-all others; right, how far each head looks. The paper's own figure, of a released checkpoint:
+A ViT and a hybrid are trained on scattered digits; figures 6, 11 and 14 look at the same runs.
+Left, the principal components of the patch embedding's filters; centre, each position embedding's
+cosine similarity to all others; right, how far each head looks. The paper's own figure, of a
+released checkpoint:
 
-    python -m vit_jax.experiment figure7 --scale=paper --checkpoint=ViT-L_32.npz --images=FOLDER --out=DIR
+    python -m vit_jax.experiment figure7 --scale=paper --checkpoint=ViT-L_32.npz --images=FOLDER
+    --out=DIR
 """
 
 from matplotlib.figure import Figure
@@ -41,8 +44,9 @@ def finding(figures):
     alike = ", ".join(f"{value:.2f} ({name})" for name, value in figures["near"].items())
     (distance, *_), (even, *_) = (figures[name].values() for name in ("distance", "even"))
     return (
-        f"Position embeddings' mean cosine similarity: {alike}. Heads look {span(distance[0])} pixels far in "
-        f"the first layer, {span(distance[-1])} in the last; all patches alike would be {even:.1f}."
+        f"Position embeddings' mean cosine similarity: {alike}. Heads look {span(distance[0])} "
+        f"pixels far in the first layer, {span(distance[-1])} in the last; all patches alike "
+        f"would be {even:.1f}."
     )
 
 

@@ -1,8 +1,9 @@
 """Depth, width, MLP, patches or all: python -m vit_jax.experiment figure8 --out=DIR
 
-From one base each is changed alone, and all together; few-shot accuracy stands against compute relative to
-the base's. Small ViTs learn seven of scikit-learn's digits and are evaluated on all ten, with one seed. The
-paper's base has 8 layers of width 1,024, MLPs of 2,048 and patches of 32 (64 see 256 pixels), on JFT-300M.
+From one base each is changed alone, and all together; few-shot accuracy stands against compute
+relative to the base's. Small ViTs learn seven of scikit-learn's digits and are evaluated on all
+ten, with one seed. The paper's base has 8 layers of width 1,024, MLPs of 2,048 and patches of 32
+(64 see 256 pixels), on JFT-300M.
 """
 
 from vit_jax.ledger.charts import lines
@@ -15,7 +16,8 @@ from vit_jax.ledger.tables import listing, slopes
 # Layers, width, MLP, patch, and the width of a head.
 BASES = {"laptop": (4, 64, 128, 4, 16), "paper": (8, 1024, 2048, 32, 64)}
 STEPS, LAPTOP = 400, "fewshot/digits/10"
-# Factors of layers, width and MLP, and a divisor of the patch, by what is changed and the factor's name.
+# Factors of layers, width and MLP, and a divisor of the patch, by what is changed and the factor's
+# name.
 SHAPES = {("base", 1): (1, 1, 1, 1), ("all", 0.5): (0.5,) * 4, ("all", 1.5): (1.5, 1.5, 1.5, 2)}
 for _factor in (0.5, 2, 4):
     SHAPES |= {("depth", _factor): (_factor, 1, 1, 1), ("width", _factor): (1, _factor, 1, 1)}
@@ -30,15 +32,19 @@ def pretrained(study, changed, factor, seed):
         return None
     *base, patch, head = BASES[study.scale]
     *times, finer = SHAPES[changed, factor]
-    depth, dim, hidden = (int(size * by) for size, by in zip(base, times, strict=True))
+    depth, dim, mlp_dim = (int(size * by) for size, by in zip(base, times, strict=True))
     shape = {"model__name": f"ViT-B/{int(patch / finer)}", "model__depth": depth, "model__dim": dim}
-    shape |= {"model__hidden": hidden, "model__heads": dim // head}
+    shape |= {"model__mlp_dim": mlp_dim, "model__heads": dim // head}
     shape |= {"data__image_size": 256, "data__test_resize": 292} if patch / finer == 64 else {}
-    return short_run(STEPS, **shape) if study.scale == "laptop" else ("vit_b32_jft", shape | FIVE_SHOT)
+    return (
+        short_run(STEPS, **shape) if study.scale == "laptop" else ("vit_b32_jft", shape | FIVE_SHOT)
+    )
 
 
 def read(study):
-    """Few-shot accuracies and compute; the base, whose compute is 1, stands with each of what is changed."""
+    """Few-shot accuracies and compute; the base, whose compute is 1, stands with each of what is
+    changed.
+    """
     name = LAPTOP if study.scale == "laptop" else FIVE_SHOT_FIGURE
     points = study.points("pretrained", "accuracy", "exaflops", name)
     if not points or points[0]["changed"] != "base":
@@ -53,7 +59,9 @@ SHARED = dict(
     claim="Depth helps most and width least; smaller patches help without more parameters.",
     stages=(grid("pretrained", {"changed": CHANGED, "factor": (1, 0.5, 1.5, 2, 4)}, pretrained),),
     read=read,
-    table=lambda figures: listing(figures, ("changed", "factor", "compute"), ("few-shot", "accuracy")),
+    table=lambda figures: listing(
+        figures, ("changed", "factor", "compute"), ("few-shot", "accuracy")
+    ),
     draw=lambda study, figures: {"figure8": lines(figures, "compute", "few-shot", by=["changed"])},
     finding=lambda figures: slopes(figures, "compute", "few-shot", "changed"),
 )

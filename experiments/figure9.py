@@ -1,8 +1,8 @@
 """A class token or pooled patches, each by its rate: python -m vit_jax.experiment figure9 --out=DIR
 
-The small ViT on 100,000 images of `letters`, with a class token and with the mean of the patches (GAP), each
-at four learning rates, for as many steps as it needs to be far from chance. The few-shot figure is of an
-alphabet that it has not seen. Three seeds each.
+The small ViT on 100,000 images of `letters`, with a class token and with the mean of the patches
+(GAP), each at four learning rates, for as many steps as it needs to be far from chance. The
+few-shot figure is of an alphabet that it has not seen. Three seeds each.
 """
 
 from dataclasses import replace
@@ -53,8 +53,12 @@ LAPTOP = Experiment(
     stages=(grid("pretrained", FACTORS, pretrained, (0, 1, 2)),),
     read=read,
     table=table,
-    draw=lambda study, figures: {"figure9": lines(figures, RATE, "few-shot", by=["model__pooling"])},
+    draw=lambda study, figures: {
+        "figure9": lines(figures, RATE, "few-shot", by=["model__pooling"])
+    },
     finding=finding,
     minutes=38,
 )
-EXPERIMENT = replace(LAPTOP, paper=replace(LAPTOP, stages=(grid("pretrained", PAPER, pretrained_at_scale),)))
+EXPERIMENT = replace(
+    LAPTOP, paper=replace(LAPTOP, stages=(grid("pretrained", PAPER, pretrained_at_scale),))
+)

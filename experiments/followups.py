@@ -1,35 +1,43 @@
-"""The methods that followed the paper, in one table: python -m vit_jax.experiment followups --out=DIR
+"""The methods that followed the paper, in one table: python -m vit_jax.experiment followups
+--out=DIR
 
-The figures that the methods' papers print, with how each was scored; and where there is an objective here,
-ours at laptop scale: the small ViT pre-trained on 20,000 images of `digits` (FCMAE a ConvNeXt V2), then
-fine-tuned on 2,000 with labels. EVA's and VQ-KD's teacher is the run of DINO, DeiT's that of ConvNeXt; BEiT
-learns a dVAE's codes, BEiT v2 VQ-KD's. Only `supervised`, DeiT, ConvNeXt and Swin see all labels. A later
-method is a line of `METHODS`. Three seeds of pre-training, each with its teachers and its fine-tuning.
+The figures that the methods' papers print, with how each was scored; and where there is an
+objective here,
+ours at laptop scale: the small ViT pre-trained on 20,000 images of `digits` (FCMAE a ConvNeXt V2),
+then fine-tuned on 2,000 with labels. EVA's and VQ-KD's teacher is the run of DINO, DeiT's that of
+ConvNeXt; BEiT learns a dVAE's codes, BEiT v2 VQ-KD's. Only `supervised`, DeiT, ConvNeXt and Swin
+see all labels. A later method is a line of `STARTS`. Three seeds of pre-training, each with its
+teachers and its fine-tuning.
 """
 
 from vit_jax import published
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import markdown_table, means, ranking, spread
-from vit_jax.ledger.unlabelled import CONVNEXT_V2, OTHERS, PATCHES, TOKENISERS, few_labels
+from vit_jax.ledger.unlabelled import (
+    CONVNEXT_V2,
+    OTHERS,
+    PATCHES,
+    PLAIN_VIEWS,
+    TOKENISERS,
+    few_labels,
+    objective_values,
+)
 
-DINO = {"name": "dino", "head_hidden": 256, "prototypes": 256, "teacher_momentum": 0.99}
-# As `published/tables/followups.json` calls them: values of the objective, none of a classification.
-METHODS = {
+DINO = PLAIN_VIEWS | {"local_crops": 0, "head_hidden": 256, "prototypes": 256}
+DINO |= {"teacher_momentum": 0.99}
+# As `published/tables/followups.json` calls them: values of a run, none of a classification.
+STARTS = {
     "random parameters": None,
     "supervised": {},
-    "masked patches": {"name": "masked_patch"},
-    "MAE": {"name": "mae", "decoder_dim": 32, "decoder_depth": 2, "decoder_heads": 4},
-    "DINO": DINO,
-    "DINOv2": DINO | PATCHES,
-    "BEiT": {"name": "beit", "teacher": "dVAE"},
-    "BEiT v2": {"name": "beitv2", "teacher": "VQ-KD"},
-    "EVA": {"name": "eva", "teacher": "DINO"},
-    "FCMAE": {"name": "fcmae", "decoder_dim": 32},
-    "DeiT": {"name": "distillation", "distillation": "hard", "teacher": "ConvNeXt"},
-}
-STARTS = {
-    method: values and {f"objective__{key}": value for key, value in values.items()}
-    for method, values in METHODS.items()
+    "masked patches": objective_values("masked_patch"),
+    "MAE": objective_values("mae", decoder_dim=32, decoder_depth=2, decoder_heads=4),
+    "DINO": objective_values("dino", **DINO),
+    "DINOv2": objective_values("dino", **(DINO | PATCHES)),
+    "BEiT": objective_values("beit", teacher="dVAE"),
+    "BEiT v2": objective_values("beitv2", teacher="VQ-KD"),
+    "EVA": objective_values("eva", teacher="DINO"),
+    "FCMAE": objective_values("fcmae", decoder_dim=32),
+    "DeiT": objective_values("distillation", teacher="ConvNeXt", kind="hard"),
 }
 STARTS["DeiT"] |= {"model__distillation": "token"}  # With one head, which fine-tuning knows.
 STARTS |= OTHERS | TOKENISERS | {"FCMAE": STARTS["FCMAE"] | CONVNEXT_V2}
@@ -55,6 +63,8 @@ EXPERIMENT = Experiment(
     stages=few_labels(STARTS, 4000, tuning_steps=600, only_teach=[*TOKENISERS]),
     read=lambda study: study.points("finetuned", "accuracy"),
     table=table,
-    finding=lambda figures: f"Here, with a tenth of the labels: {ranking(means(figures, 'start'))}.",
+    finding=lambda figures: (
+        f"Here, with a tenth of the labels: {ranking(means(figures, 'start'))}."
+    ),
     minutes=112,
 )

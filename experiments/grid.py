@@ -1,9 +1,10 @@
 """A search over more than the rate, on few images: python -m vit_jax.experiment grid --out=DIR
 
-On small pre-training sets the paper tunes weight decay, dropout and label smoothing too (section 4.3). Here
-the small ViT learns 1,000 images of `digits` from random parameters: by the learning rate that is best on
-held-out images of 800, 200, and by the best of all four. Three seeds of both. At the paper's scale B/16
-learns ImageNet, with one seed; which values the paper tried it does not say.
+On small pre-training sets the paper tunes weight decay, dropout and label smoothing too (section
+4.3). Here
+the small ViT learns 1,000 images of `digits` from random parameters: by the learning rate that is
+best on held-out images of 800, 200, and by the best of all four. Three seeds of both. At the
+paper's scale B/16 learns ImageNet, with one seed; which values the paper tried it does not say.
 """
 
 from dataclasses import replace
@@ -13,7 +14,12 @@ from vit_jax.ledger.stages import at_best
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import listing, means, ranking
 
-KEYS = ("optimizer__learning_rate", "optimizer__weight_decay", "model__dropout", "loss__label_smoothing")
+KEYS = (
+    "optimizer__learning_rate",
+    "optimizer__weight_decay",
+    "model__dropout",
+    "loss__label_smoothing",
+)
 # The values of each, and the usual one of all but the rate.
 LAPTOP = ((1e-3, 3e-3), (0.05, 0.5), (0.0, 0.1), (0.0, 0.1)), (0.05, 0.0, 0.0)
 PAPER = ((1e-3, 3e-3), (0.1, 0.3), (0.0, 0.1), (1e-4, 0.1)), (0.3, 0.1, 1e-4)
@@ -29,22 +35,31 @@ def trained(study, searched, seed, **values):
     if searched == "the rate alone" and len(other) > 1:
         return None
     small = config("ViT-32x4/4", "digits", 1000, 300), values
-    return small if study.scale == "laptop" else ("vit_b16_i1k", other)  # Which has the usual values.
+    return (
+        small if study.scale == "laptop" else ("vit_b16_i1k", other)
+    )  # Which has the usual values.
 
 
 def stages(choices, held_out, seeds):
     """All choices, then the best by what is searched."""
-    return at_best("trained", FACTORS, trained, dict(zip(KEYS, choices, strict=True)), held_out, seeds)
+    return at_best(
+        "trained", FACTORS, trained, dict(zip(KEYS, choices, strict=True)), held_out, seeds
+    )
 
 
 def table(figures):
     """The test images' accuracies, and those that chose."""
-    tests, held_out = (listing(figures[name], ("searched", *KEYS)) for name in ("tests", "held_out"))
+    tests, held_out = (
+        listing(figures[name], ("searched", *KEYS)) for name in ("tests", "held_out")
+    )
     return f"{tests}\n\nHeld-out training images:\n\n{held_out}"
 
 
 SMALL = Experiment(
-    claim="On few images weight decay, dropout and label smoothing are worth a search, not the rate alone.",
+    claim=(
+        "On few images weight decay, dropout and label smoothing are worth a search, not the "
+        "rate alone."
+    ),
     place="Section 4.3",
     stages=stages(LAPTOP[0], HELD_OUT, (0, 1, 2)),
     read=lambda study: {
@@ -57,4 +72,6 @@ SMALL = Experiment(
     ),
     minutes=5,
 )
-EXPERIMENT = replace(SMALL, paper=replace(SMALL, stages=stages(PAPER[0], HELD_OUT_OF_IMAGENET, (0,))))
+EXPERIMENT = replace(
+    SMALL, paper=replace(SMALL, stages=stages(PAPER[0], HELD_OUT_OF_IMAGENET, (0,)))
+)

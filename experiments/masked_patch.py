@@ -1,9 +1,10 @@
-"""Masked patch prediction against scratch and supervised: python -m vit_jax.experiment masked_patch --out=DIR
+"""Masked patch prediction against scratch and supervised: python -m vit_jax.experiment masked_patch
+--out=DIR
 
-The small ViT on 20,000 images of `digits` without their labels, by the paper's three targets, with 50 % and
-15 % of the patches corrupted, and for a quarter of the steps; then fine-tuned on the 2,000 that have labels.
-Beside it random parameters, and pre-training on the labels of all. Three seeds of pre-training, each with
-its fine-tuning.
+The small ViT on 20,000 images of `digits` without their labels, by the paper's three targets, with
+50 % and 15 % of the patches corrupted, and for a quarter of the steps; then fine-tuned on the 2,000
+that have labels. Beside it random parameters, and pre-training on the labels of all. Three seeds of
+pre-training, each with its fine-tuning.
 """
 
 from vit_jax import published
@@ -18,7 +19,7 @@ STEPS = 3000
 
 def masked(target="color", **more):
     """The values of a run with this target."""
-    return {"objective__name": "masked_patch", "objective__target": target} | more
+    return {"objective__name": "masked_patch", "masked_patch__target": target} | more
 
 
 STARTS = {
@@ -26,7 +27,7 @@ STARTS = {
     "mean colour": masked(),
     "4 x 4 colours": masked("cells"),
     "pixels": masked("pixels"),
-    "mean colour, 15 % corrupted": masked(objective__mask_ratio=0.15),
+    "mean colour, 15 % corrupted": masked(masked_patch__mask_ratio=0.15),
     "mean colour, a quarter of the steps": masked(steps=STEPS // 4),
     "all labels": {},
 }
@@ -41,11 +42,16 @@ def compared(figures):
     """Gains over random parameters: the paper's on ImageNet, and ours."""
     printed = published.table("section4_6").rows["ImageNet"]
     starts = ("mean colour", "random parameters", "all labels")
-    return gains(dict(zip(starts, printed, strict=True)), means(figures, "start"), "random parameters")
+    return gains(
+        dict(zip(starts, printed, strict=True)), means(figures, "start"), "random parameters"
+    )
 
 
 EXPERIMENT = Experiment(
-    claim="Masked patch prediction helps, if less than labels; its targets, share and steps matter little.",
+    claim=(
+        "Masked patch prediction helps, if less than labels; its targets, share and steps matter "
+        "little."
+    ),
     place="Section 4.6",
     stages=few_labels(STARTS, STEPS, tuning_steps=500),
     read=lambda study: study.points("finetuned", "accuracy"),

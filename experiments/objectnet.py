@@ -1,8 +1,9 @@
-"""ObjectNet (appendix D.9): python -m vit_jax.experiment objectnet --scale=paper --objectnet=DIR --out=DIR
+"""ObjectNet (appendix D.9): python -m vit_jax.experiment objectnet --scale=paper --objectnet=DIR
+--out=DIR
 
-The largest model is pre-trained on JFT-300M and fine-tuned on ImageNet as for table 2, then scored on the
-images of ObjectNet of the 113 classes that ImageNet has too. There is no laptop scale: ObjectNet is
-photographs.
+The largest model is pre-trained on JFT-300M and fine-tuned on ImageNet as for table 2, then scored
+on the images of ObjectNet of the 113 classes that ImageNet has too. There is no laptop scale:
+ObjectNet is photographs.
 """
 
 from vit_jax.ledger.stages import grid, pretraining
@@ -15,7 +16,9 @@ ROWS = {"ObjectNet": "imagenet/ObjectNet", "ObjectNet, top-5": "imagenet/ObjectN
 def finetuned(study, model, seed):
     """A run on ImageNet at 518 pixels with averaged parameters, and ObjectNet at its end."""
     start = study.workdir("pretrained", model=model)
-    values = dict(finetune__checkpoint=start, optimizer__average=0.9999, optimizer__learning_rate=0.01)
+    values = dict(
+        finetune__checkpoint=start, optimizer__average=0.9999, optimizer__learning_rate=0.01
+    )
     values |= dict(evaluate__suites=("imagenet",))
     values |= dict(evaluate__options=(f"objectnet={study.options['objectnet']}",))
     return start and ("finetune:dataset=imagenet2012,size=518", values)
@@ -24,7 +27,10 @@ def finetuned(study, model, seed):
 def read(study):
     """Top-1 and top-5, in per cent."""
     points = study.points("finetuned", *ROWS.values())
-    return {row: {p["model"]: 100 * sum(p[key]) / len(p[key]) for p in points} for row, key in ROWS.items()}
+    return {
+        row: {p["model"]: 100 * sum(p[key]) / len(p[key]) for p in points}
+        for row, key in ROWS.items()
+    }
 
 
 OPTIONS = {"objectnet": dict(default="objectnet-1.0", help="the unpacked objectnet-1.0.zip")}
@@ -34,7 +40,10 @@ EXPERIMENT = Experiment(
     options=OPTIONS,
     paper=Experiment(
         claim="",
-        stages=(pretraining(MODELS), grid("finetuned", {"model": tuple(MODELS)}, finetuned, (0, 1, 2))),
+        stages=(
+            pretraining(MODELS),
+            grid("finetuned", {"model": tuple(MODELS)}, finetuned, (0, 1, 2)),
+        ),
         read=read,
         published="objectnet",
     ),

@@ -1,13 +1,14 @@
 """Growth of the cost of a step: python -m vit_jax.experiment plan_growth --out=DIR
 
-Compiles ViT-B/16's training step (JFT-300M) for slices of TPU v4 and draws docs/images/plan_growth.png:
-compile time, memory of a device and estimated step time against depth, devices and batch. Read it so: with
-`scan` the compiler sees one layer whatever the depth, and the step keeps more in memory; with as many images
-on each device, more devices cost nothing but what the collectives take, drawn as if none were hidden. The
-dashed line is what the device has; what needs more has no time.
+Compiles ViT-B/16's training step (JFT-300M) for slices of TPU v4 and draws
+docs/images/plan_growth.png: compile time, memory of a device and estimated step time against depth,
+devices and batch. Read it so: with
+`scan` the compiler sees one layer whatever the depth, and the step keeps more in memory; with as
+many images on each device, more devices cost nothing but what the collectives take, drawn as if
+none were hidden. The dashed line is what the device has; what needs more has no time.
 
-Every compilation is kept in the user's cache folder: the same command goes on where it was stopped. The
-figures are in docs/images/plan_growth.json. Needs pip install -e ".[plan]".
+Every compilation is kept in the user's cache folder: the same command goes on where it was stopped.
+The figures are in docs/images/plan_growth.json. Needs pip install -e ".[plan]".
 """
 
 import sys
@@ -36,7 +37,9 @@ LINES = {
     },
     "images a device": {
         "scan": [(images, 8, images, dict(scan=True)) for images in (8, 16, 32, 64)],
-        "scan, remat full": [(images, 8, images, dict(scan=True, remat="full")) for images in (8, 32, 128)],
+        "scan, remat full": [
+            (images, 8, images, dict(scan=True, remat="full")) for images in (8, 32, 128)
+        ],
     },
 }
 PANELS = ("compile time, processor seconds", "memory of a device, GiB", "step, ms (estimated)")
@@ -63,7 +66,9 @@ def draw(study, figures: dict) -> dict:
                 xs, ys = [point["x"] for point in points], [point[panel] for point in points]
                 plot.plot(xs, ys, "o-", label=name)
             if panel == PANELS[1]:
-                plot.axhline(find_slice("v4", CUBES[8]).chip.memory_bytes / GIB, color="gray", ls="--", lw=1)
+                plot.axhline(
+                    find_slice("v4", CUBES[8]).chip.memory_bytes / GIB, color="gray", ls="--", lw=1
+                )
             everywhere = sorted({point["x"] for points in lines.values() for point in points})
             plot.set_xscale("log", base=2)
             plot.set_xticks(everywhere, [f"{x:,}" for x in everywhere])
@@ -105,7 +110,10 @@ def measure(x: int, devices: int, images: int, changes: dict) -> dict:
 
 
 EXPERIMENT = Experiment(
-    claim="With scanned layers compile time does not grow with depth, nor a step's memory with devices.",
+    claim=(
+        "With scanned layers compile time does not grow with depth, nor a step's memory with "
+        "devices."
+    ),
     read=read,
     table=table,
     draw=draw,

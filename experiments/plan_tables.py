@@ -1,11 +1,11 @@
 """The tables of docs/planning.md: python -m vit_jax.experiment plan_tables --out=DIR
 
 1. The paper's three headline runs on TPU v3: estimated core-days beside the published (table 2).
-2. B/16, L/16 and H/14 on JFT-300M at batch 4,096 on slices of TPU v3, v4, v5e and v6e. What does not fit is
-   shown with the nearest change that does.
+2. B/16, L/16 and H/14 on JFT-300M at batch 4,096 on slices of TPU v3, v4, v5e and v6e. What does
+   not fit is shown with the nearest change that does.
 
-Each compilation takes minutes on two cores, and is kept in the user's cache folder, so that the command goes
-on where it was stopped. Needs pip install -e ".[plan]".
+Each compilation takes minutes on two cores, and is kept in the user's cache folder, so that the
+command goes on where it was stopped. Needs pip install -e ".[plan]".
 """
 
 import jax
@@ -30,7 +30,15 @@ SLICES = (("v3", "16x16"), ("v4", "4x4x8"), ("v5e", "16x16"), ("v6e", "8x8"))
 MODELS = ("vit_b16_jft", "vit_l16_jft", "vit_h14_jft")
 
 
-HEADLINE_CELLS = ("config", "epochs", "core-days, published", "estimated", "ratio", "step, ms", "MFU")
+HEADLINE_CELLS = (
+    "config",
+    "epochs",
+    "core-days, published",
+    "estimated",
+    "ratio",
+    "step, ms",
+    "MFU",
+)
 SLICE_CELLS = ("config", "slice", "GiB a device", "step, ms", "MFU", "hours", "price")
 
 
@@ -40,7 +48,9 @@ def read(study) -> dict:
     prices = cost.read_prices(cost.PRICES)
     return {
         "headlines": [headline(prices, *run) for run in HEADLINES],
-        "slices": [on_slice(prices, name, find_slice(*where)) for name in MODELS for where in SLICES],
+        "slices": [
+            on_slice(prices, name, find_slice(*where)) for name in MODELS for where in SLICES
+        ],
     }
 
 
@@ -49,7 +59,10 @@ def headline(prices, name: str, epochs: int, column: dict) -> list[str]:
     config = load_config(name)
     config.epochs = float(epochs)
     changes, plan = first_that_fits(config, find_slice("v3", "16x16"), prices)
-    days, printed = plan.cost.core_days, published_table("table2").figure("TPUv3-core-days", **column)
+    days, printed = (
+        plan.cost.core_days,
+        published_table("table2").figure("TPUv3-core-days", **column),
+    )
     row = [name + changes, f"{epochs}", f"{printed:,}", f"{days:,.0f}", f"{days / printed:.2f}"]
     return [*row, f"{plan.step_seconds * 1e3:,.1f}", f"{plan.mfu:.1%}"]
 

@@ -1,9 +1,11 @@
 """The price of each entry at the paper's scale: python -m vit_jax.experiment prices --out=DIR
 
-Device-days of the pre-training runs of each entry, by the TPU compiler's estimate of their steps on 256 chips
-of TPU v3 and v5e: days of a core of v3, of a chip of v5e. Fine-tuning comes on top. One step is compiled for
-models of a name; those of another width, depth or position embedding are taken to have its MFU. One that does
-not fit is planned with the nearest change that does. Each takes minutes; `--list` reads the record.
+Device-days of the pre-training runs of each entry, by the TPU compiler's estimate of their steps on
+256 chips
+of TPU v3 and v5e: days of a core of v3, of a chip of v5e. Fine-tuning comes on top. One step is
+compiled for models of a name; those of another width, depth or position embedding are taken to have
+its MFU. One that does not fit is planned with the nearest change that does. Each takes minutes;
+`--list` reads the record.
 """
 
 import jax
@@ -24,7 +26,9 @@ PRINTED = {
 
 
 def read(study) -> dict:
-    """The days and runs of each entry, the paper's days where it prints those of all its runs, and MFUs."""
+    """The days and runs of each entry, the paper's days where it prints those of all its runs, and
+    MFUs.
+    """
     jax.config.update("jax_platforms", "cpu")  # The compiler's library would look for a TPU.
     days, printed, runs = {}, {}, {}
     for name in study.options["entries"] or [name for name in names() if name != "prices"]:

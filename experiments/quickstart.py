@@ -1,4 +1,6 @@
-"""The quickstart over several seeds: python -m vit_jax.experiment quickstart --out=/tmp/quickstart_seeds"""
+"""The quickstart over several seeds: python -m vit_jax.experiment quickstart
+--out=/tmp/quickstart_seeds
+"""
 
 from vit_jax.ledger.stages import grid
 from vit_jax.ledger.study import Experiment
@@ -10,14 +12,19 @@ SEEDS = (0, 1, 2)
 def table(figures):
     """Test accuracies, and their mean and deviation."""
     accuracies = figures["accuracy"]
-    rows = [(seed, f"{accuracy:.2%}") for seed, accuracy in zip(figures["seeds"], accuracies, strict=True)]
+    rows = [
+        (seed, f"{accuracy:.2%}")
+        for seed, accuracy in zip(figures["seeds"], accuracies, strict=True)
+    ]
     return markdown_table(("seed", "test accuracy"), [*rows, ("mean", f"{spread(accuracies)} %")])
 
 
 EXPERIMENT = Experiment(
     claim="The quickstart reads handwritten digits.",
     stages=(grid("quickstart", {}, lambda study, seed: ("quickstart", {}), SEEDS),),
-    read=lambda study: (study.points("quickstart", "accuracy") or [{"seeds": [], "accuracy": []}])[0],
+    read=lambda study: (study.points("quickstart", "accuracy") or [{"seeds": [], "accuracy": []}])[
+        0
+    ],
     table=table,
     minutes=2,
 )

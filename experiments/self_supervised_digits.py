@@ -1,9 +1,10 @@
 """The worth of images without labels: python -m vit_jax.experiment self_supervised_digits --out=DIR
 
-The quickstart's model, on scikit-learn's digits. It is pre-trained on all training images without their
-labels, by each objective, and then fine-tuned on a tenth of them with labels; beside it the same fine-tuning
-from random parameters. There are three seeds of everything. Each start has its own learning rate, by runs of
-the first seed on training images held out for this; test images are looked at once.
+The quickstart's model, on scikit-learn's digits. It is pre-trained on all training images without
+their labels, by each objective, and then fine-tuned on a tenth of them with labels; beside it the
+same fine-tuning from random parameters. There are three seeds of everything. Each start has its own
+learning rate, by runs of the first seed on training images held out for this; test images are
+looked at once.
 
 There is a picture of each objective's reconstructions too.
 """
@@ -13,21 +14,17 @@ import statistics
 from vit_jax.ledger.stages import at_best, grid
 from vit_jax.ledger.study import Experiment, Study
 from vit_jax.ledger.tables import Points, listing, pivot
+from vit_jax.ledger.unlabelled import objective_values
 from vit_jax.runs.workdir import RECONSTRUCTIONS
 
 SEEDS = (0, 1, 2)
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
-# What the table calls each start, and its objective.
+# Values of each start's run, by its name in the table.
 OBJECTIVES = {
-    "masked patches, mean colours": {"name": "masked_patch", "target": "color"},
-    "masked patches, 4 x 4 colours": {"name": "masked_patch", "target": "cells"},
-    "masked patches, pixels": {"name": "masked_patch", "target": "pixels"},
-    "masked autoencoder": {
-        "name": "mae",
-        "decoder_dim": 32,
-        "decoder_depth": 2,
-        "decoder_heads": 4,
-    },
+    "masked patches, mean colours": objective_values("masked_patch", target="color"),
+    "masked patches, 4 x 4 colours": objective_values("masked_patch", target="cells"),
+    "masked patches, pixels": objective_values("masked_patch", target="pixels"),
+    "masked autoencoder": objective_values("mae", decoder_dim=32, decoder_depth=2, decoder_heads=4),
 }
 SCRATCH = "random parameters"
 STARTS = (SCRATCH, *OBJECTIVES)
@@ -46,8 +43,7 @@ HELD_OUT = {"data__test_split": "train[10%:]"}
 
 def pretrained(study: Study, start: str, seed: int):
     """A network of an objective, from images without labels."""
-    objective = {f"objective__{key}": value for key, value in OBJECTIVES[start].items()}
-    return "quickstart", PRETRAINING | objective
+    return "quickstart", PRETRAINING | OBJECTIVES[start]
 
 
 def finetuned(study: Study, start: str, optimizer__learning_rate: float, seed: int):
@@ -73,9 +69,13 @@ def table(figures: dict) -> str:
 
 def draw(study: Study, figures: dict) -> dict:
     """The accuracies, and the last pictures of each objective."""
-    networks = {trial.factors["start"]: trial.job for trial in study.finished("pretrained", seed=SEEDS[0])}
+    networks = {
+        trial.factors["start"]: trial.job for trial in study.finished("pretrained", seed=SEEDS[0])
+    }
     pictures = {"self_supervised_digits": draw_accuracies(figures["tests"])}
-    return pictures | ({"reconstructions": draw_reconstructions(networks)} if len(networks) == 4 else {})
+    return pictures | (
+        {"reconstructions": draw_reconstructions(networks)} if len(networks) == 4 else {}
+    )
 
 
 def draw_reconstructions(networks: dict):
@@ -85,7 +85,9 @@ def draw_reconstructions(networks: dict):
 
     figure = Figure(figsize=(9, 5), layout="constrained")
     for axes, (start, network) in zip(figure.subplots(2, 2).flat, networks.items(), strict=True):
-        newest = max((network.workdir / RECONSTRUCTIONS).glob("*.png"), key=lambda file: int(file.stem))
+        newest = max(
+            (network.workdir / RECONSTRUCTIONS).glob("*.png"), key=lambda file: int(file.stem)
+        )
         axes.imshow(Image.open(newest))
         axes.set_title(start, fontsize="medium")
         axes.set_axis_off()
@@ -114,7 +116,12 @@ EXPERIMENT = Experiment(
     stages=(
         grid("pretrained", {"start": tuple(OBJECTIVES)}, pretrained, SEEDS),
         *at_best(
-            "finetuned", {"start": STARTS}, finetuned, {"optimizer__learning_rate": RATES}, HELD_OUT, SEEDS
+            "finetuned",
+            {"start": STARTS},
+            finetuned,
+            {"optimizer__learning_rate": RATES},
+            HELD_OUT,
+            SEEDS,
         ),
     ),
     read=read,

@@ -1,9 +1,10 @@
 """The smallest batch that each loss bears: python -m vit_jax.experiment small_batches --out=DIR
 
-A small ViT learns scikit-learn's digits without their labels by DINO's loss: with the running mean as centre,
-with Sinkhorn-Knopp, with KoLeo besides, and without any centring. Each sees as many images in batches of 2
-to 128, whose rate, and the teacher's distance from a momentum of 1, are in proportion to the batch. Read are
-10 nearest neighbours among the training images, and how many prototypes are in use. One seed each.
+A small ViT learns scikit-learn's digits without their labels by DINO's loss: with the running mean
+as centre, with Sinkhorn-Knopp, with KoLeo besides, and without any centring. Each sees as many
+images in batches of 2 to 128, whose rate, and the teacher's distance from a momentum of 1, are in
+proportion to the batch. Read are 10 nearest neighbours among the training images, and how many
+prototypes are in use. One seed each.
 """
 
 from vit_jax.ledger.stages import grid
@@ -12,10 +13,10 @@ from vit_jax.ledger.tables import pivot
 
 BATCHES, IMAGES = (2, 8, 32, 128), 24_000
 LOSSES = {
-    "mean": {"objective__centring": "mean"},
-    "Sinkhorn-Knopp": {"objective__centring": "sinkhorn"},
-    "Sinkhorn-Knopp, KoLeo": {"objective__centring": "sinkhorn", "objective__koleo": 0.1},
-    "none": {"objective__centring": "none"},
+    "mean": {"dino__centring": "mean"},
+    "Sinkhorn-Knopp": {"dino__centring": "sinkhorn"},
+    "Sinkhorn-Knopp, KoLeo": {"dino__centring": "sinkhorn", "dino__koleo": 0.1},
+    "none": {"dino__centring": "none"},
 }
 PROTOTYPES = 256
 
@@ -23,9 +24,18 @@ PROTOTYPES = 256
 def trained(study, loss, batch, seed):
     """A run."""
     steps, share = IMAGES // batch, batch / 128
-    last = dict.fromkeys(("steps", "evaluate_every", "checkpoint__every", "log_every", "knn__every"), steps)
-    values = {"batch_size": batch, "optimizer__warmup_steps": steps // 10, "knn__sets": ("digits:",)}
-    values |= {"optimizer__learning_rate": 1e-3 * share, "objective__teacher_momentum": 1 - 0.01 * share}
+    last = dict.fromkeys(
+        ("steps", "evaluate_every", "checkpoint__every", "log_every", "knn__every"), steps
+    )
+    values = {
+        "batch_size": batch,
+        "optimizer__warmup_steps": steps // 10,
+        "knn__sets": ("digits:",),
+    }
+    values |= {
+        "optimizer__learning_rate": 1e-3 * share,
+        "dino__teacher_momentum": 1 - 0.01 * share,
+    }
     return "dino_digits", last | values | LOSSES[loss] | {"knn__neighbours": (10,)}
 
 
@@ -40,7 +50,9 @@ def read(study):
 
 def table(figures):
     """Two tables with a line for each loss and a column for each batch."""
-    return "\n\n".join(pivot(figures, "loss", "batch", figure=name) for name in ("neighbours", "prototypes"))
+    return "\n\n".join(
+        pivot(figures, "loss", "batch", figure=name) for name in ("neighbours", "prototypes")
+    )
 
 
 EXPERIMENT = Experiment(

@@ -1,7 +1,7 @@
 """Table 1's variants, from the models: python -m vit_jax.experiment table1 --out=DIR
 
-The paper does not say of which patches the parameters are: ours are those of B/16, L/32 and H/14 with 1,000
-classes and without the hidden layer of pre-training. L/16 has 304 million, not 307.
+The paper does not say of which patches the parameters are: ours are those of B/16, L/32 and H/14
+with 1,000 classes and without the hidden layer of pre-training. L/16 has 304 million, not 307.
 """
 
 from vit_jax import published
@@ -9,17 +9,17 @@ from vit_jax.ledger.study import Experiment
 from vit_jax.models import abstract, count_parameters, model_factory
 
 MODELS = {"ViT-B": "ViT-B/16", "ViT-L": "ViT-L/32", "ViT-H": "ViT-H/14"}
-VALUES = {"Layers": "depth", "Hidden size D": "dim", "MLP size": "hidden", "Heads": "heads"}
+VALUES = {"Layers": "depth", "Hidden size D": "dim", "MLP size": "mlp_dim", "Heads": "heads"}
 
 
 def read(study) -> dict:
     """The values that the models' names stand for, and their parameters, by the table's rows."""
     rows = {row: {} for row in (*VALUES, "Params, million")}
     for column, name in MODELS.items():
-        build = model_factory(name, num_classes=1000, image_size=224)
+        model = abstract(model_factory(name, num_classes=1000, image_size=224))
         for row, value in VALUES.items():
-            rows[row][column] = build.keywords[value]
-        rows["Params, million"][column] = count_parameters(abstract(build)) / 1e6
+            rows[row][column] = getattr(model.options, value)
+        rows["Params, million"][column] = count_parameters(model) / 1e6
     return rows
 
 
@@ -32,11 +32,18 @@ def finding(figures: dict) -> str:
         for column, ours in cells.items()
         if round(ours) != printed[column][row]
     ]
-    return "; ".join(other) + "." if other else "All values are the paper's, parameters to the million."
+    return (
+        "; ".join(other) + "."
+        if other
+        else "All values are the paper's, parameters to the million."
+    )
 
 
 EXPERIMENT = Experiment(
-    claim="The three sizes of the Vision Transformer have the layers, widths and parameters of table 1.",
+    claim=(
+        "The three sizes of the Vision Transformer have the layers, widths and parameters of "
+        "table 1."
+    ),
     place="Table 1",
     read=read,
     published="table1",

@@ -1,8 +1,9 @@
 """The largest model of each family, and its cost: python -m vit_jax.experiment table2 --out=DIR
 
-At laptop scale the runs of figure 5: of ViT, BiT and hybrid the largest after the most steps, its accuracy,
-the mean of few-shot accuracies on four alphabets, and the compute and seconds of its training. At the paper's
-scale three ViTs, BiT-L and their fine-tuning; VTAB is table 9's, ReaL `vit_jax.evaluate --suite=imagenet`'s.
+At laptop scale the runs of figure 5: of ViT, BiT and hybrid the largest after the most steps, its
+accuracy, the mean of few-shot accuracies on four alphabets, and the compute and seconds of its
+training. At the paper's scale three ViTs, BiT-L and their fine-tuning; VTAB is table 9's, ReaL
+`vit_jax.evaluate --suite=imagenet`'s.
 """
 
 from vit_jax.experiment import load
@@ -20,7 +21,9 @@ def read(study):
     points, found = load("figure5").read(study)["points"], []
     for members in MODELS.values():
         runs = [point for point in points if point["model"] in members]
-        found += sorted(runs, key=lambda point: (members.index(point["model"]), point["steps"]))[-1:]
+        found += sorted(runs, key=lambda point: (members.index(point["model"]), point["steps"]))[
+            -1:
+        ]
     return found
 
 
@@ -32,7 +35,10 @@ def finding(figures):
 
 
 EXPERIMENT = Experiment(
-    claim="The largest Transformer is ahead of the largest ResNet, and takes less compute to pre-train.",
+    claim=(
+        "The largest Transformer is ahead of the largest ResNet, and takes less compute to "
+        "pre-train."
+    ),
     place="Table 2",
     runs_of="figure5",
     read=read,

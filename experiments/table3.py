@@ -1,7 +1,8 @@
-"""The values of pre-training (table 3) in our configs: python -m vit_jax.experiment table3 --out=DIR
+"""The values of pre-training (table 3) in our configs: python -m vit_jax.experiment table3
+--out=DIR
 
-A line for each model and set of the table: the paper's value, and beside it that of the config, where it is
-another. Nothing runs.
+A line for each model and set of the table: the paper's value, and beside it that of the config,
+where it is another. Nothing runs.
 """
 
 from vit_jax import published
@@ -11,12 +12,19 @@ from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import agreeing, agreement, differences
 from vit_jax.shipped import CONFIGS
 
-SHARED = {"Optimizer": "adam", "Batch": 4096, "Warm-up": 10_000, "Pixels": 224}  # Of all rows, section 4.1.
+SHARED = {
+    "Optimizer": "adam",
+    "Batch": 4096,
+    "Warm-up": 10_000,
+    "Pixels": 224,
+}  # Of all rows, section 4.1.
 
 
 def config_name(model: str, pretraining: str) -> str:
     """The file in configs/ of a model and a set: r50_vit_b16_jft."""
-    return "_".join(model.lower().replace("/", "").replace("+", "-").split("-") + [SETS[pretraining]])
+    return "_".join(
+        model.lower().replace("/", "").replace("+", "-").split("-") + [SETS[pretraining]]
+    )
 
 
 def values_of(name: str) -> dict:
@@ -39,7 +47,9 @@ def read(study) -> dict:
     """The values that the paper prints, of which one must be ours, and ours, by config."""
     table, found = published.table("table3"), {}
     for place, head in enumerate(table.columns):
-        printed = {row: [cells[place]] for row, cells in table.rows.items()} | {"Decay": [head["decay"]]}
+        printed = {row: [cells[place]] for row, cells in table.rows.items()} | {
+            "Decay": [head["decay"]]
+        }
         printed |= {key: [value] for key, value in SHARED.items()}
         name = config_name(head["model"], head["pretraining"])
         entry = found.setdefault(name, {"paper": {"Epochs": []} | printed, "ours": values_of(name)})

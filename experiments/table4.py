@@ -1,8 +1,8 @@
 """The values of fine-tuning (table 4) in our recipes: python -m vit_jax.experiment table4 --out=DIR
 
-A line for each data set: the paper's value, and beside it that of `configs/finetune.py`, where it is another.
-Nothing runs. The table lists the rate 0.06 for ImageNet, and its text tries it for ResNets and hybrids alone:
-so does `python -m vit_jax.sweep`, by `sweep.resnet_rates`.
+A line for each data set: the paper's value, and beside it that of `configs/finetune.py`, where it
+is another. Nothing runs. The table lists the rate 0.06 for ImageNet, and its text tries it for
+ResNets and hybrids alone: so does `python -m vit_jax.sweep`, by `sweep.resnet_rates`.
 """
 
 from vit_jax import published
@@ -27,7 +27,13 @@ def values_of(data_set: str) -> dict:
     """The recipe's values, as the table calls them."""
     config = finetune(data_set)
     optimizer = config.optimizer
-    values = (optimizer.name, optimizer.beta1, config.batch_size, optimizer.weight_decay, optimizer.clip_norm)
+    values = (
+        optimizer.name,
+        optimizer.beta1,
+        config.batch_size,
+        optimizer.weight_decay,
+        optimizer.clip_norm,
+    )
     values += (optimizer.schedule, config.data.image_size)
     rates = sorted((*config.sweep.rates, *(config.sweep.resnet_rates or ())))
     return {"Steps": config.steps, "Rates": rates} | dict(zip(SHARED, values, strict=True))

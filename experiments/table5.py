@@ -16,9 +16,13 @@ FIGURES = ("letters", "cyrillic, fine-tuned", *(f"{name}, 10-shot" for name in D
 
 
 def read(study):
-    """Fine-tuned and few-shot accuracies of each pre-training run, by its model and number of images."""
+    """Fine-tuned and few-shot accuracies of each pre-training run, by its model and number of
+    images.
+    """
     shots = {f"fewshot/{name}/10": f"{name}, 10-shot" for name in DOWNSTREAM}
-    tuned = {(p["model"], p["images"]): p["accuracy"] for p in study.points("finetuned", "accuracy")}
+    tuned = {
+        (p["model"], p["images"]): p["accuracy"] for p in study.points("finetuned", "accuracy")
+    }
     points = study.points("pretrained", "accuracy", *shots)
     return [
         {"model": point["model"], "images": point["images"], "letters": point["accuracy"]}
@@ -33,7 +37,9 @@ def finding(figures):
     small, large, *_ = MODELS["ViT"]
     sentences = []
     for name in FIGURES[:2]:
-        found = {(p["model"], p["images"]): 100 * statistics.mean(p[name]) for p in figures if p[name]}
+        found = {
+            (p["model"], p["images"]): 100 * statistics.mean(p[name]) for p in figures if p[name]
+        }
         leads = [
             f"{found[large, images] - found[small, images]:+.1f} after {images:,} images"
             for model, images in found

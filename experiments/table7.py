@@ -1,9 +1,9 @@
 """Adam and SGD for ResNets: python -m vit_jax.experiment table7 --out=DIR
 
-Two small BiTs on 100,000 images of scattered digits by either optimizer, each at the better of two rates,
-which shorter runs on other images choose; then few-shot on an alphabet. The smaller has two seeds, the larger
-one. At the paper's scale SGD has the rate, decay and stairs of BiT's own recipe: the paper does not print its
-values.
+Two small BiTs on 100,000 images of scattered digits by either optimizer, each at the better of two
+rates, which shorter runs on other images choose; then few-shot on an alphabet. The smaller has two
+seeds, the larger one. At the paper's scale SGD has the rate, decay and stairs of BiT's own recipe:
+the paper does not print its values.
 """
 
 from vit_jax.ledger.laptop import MODELS, config, fewshot, shorter
@@ -38,7 +38,9 @@ def pretrained(study, model, optimizer__name, optimizer__learning_rate, seed):
     """A run; the larger model has one seed, each optimizer its own rates."""
     if optimizer__learning_rate not in RATES[optimizer__name] or (seed and model != BITS[0]):
         return None
-    values = dict(optimizer__name=optimizer__name, optimizer__learning_rate=optimizer__learning_rate)
+    values = dict(
+        optimizer__name=optimizer__name, optimizer__learning_rate=optimizer__learning_rate
+    )
     values["optimizer__weight_decay"] = DECAY[optimizer__name]
     few_shot = fewshot(STEPS, "cyrillic", images=1000, source="scattered")
     return config(model, "digits", steps=STEPS, source="scattered"), few_shot | values
@@ -49,9 +51,12 @@ EXPERIMENT = Experiment(
     place="Table 7",
     stages=at_best("pretrained", FACTORS, pretrained, CHOICES, shorter(100), (0, 1)),
     read=lambda study: [
-        point | {"few-shot": point[FIGURE]} for point in study.points("pretrained", "accuracy", FIGURE)
+        point | {"few-shot": point[FIGURE]}
+        for point in study.points("pretrained", "accuracy", FIGURE)
     ],
-    table=lambda figures: listing(figures, (*FACTORS, "optimizer__learning_rate"), ("accuracy", "few-shot")),
+    table=lambda figures: listing(
+        figures, (*FACTORS, "optimizer__learning_rate"), ("accuracy", "few-shot")
+    ),
     finding=lambda figures: f"Few-shot: {ranking(means(figures, *FACTORS, figure='few-shot'))}.",
     paper=transfer(PAPER, TASKS, "table7"),
     minutes=8,

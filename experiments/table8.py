@@ -1,8 +1,9 @@
 """Position embeddings: python -m vit_jax.experiment table8 --out=DIR
 
-None, one vector a patch, one a row and a column, or relative ones; added once, at the stem, or before every
-layer, each with its own or all with a shared one. The quickstart's ViT learns seven of scikit-learn's digits;
-few-shot is on all ten, ten images of each. The paper's are of ViT-B/16 on JFT-300M: gains can be compared.
+None, one vector a patch, one a row and a column, or relative ones; added once, at the stem, or
+before every layer, each with its own or all with a shared one. The quickstart's ViT learns seven of
+scikit-learn's digits; few-shot is on all ten, ten images of each. The paper's are of ViT-B/16 on
+JFT-300M: gains can be compared.
 """
 
 from vit_jax import published

@@ -1,9 +1,10 @@
 """Transfer to tasks of 1,000 images: python -m vit_jax.experiment table9 --out=DIR
 
-VTAB gives each task 1,000 training images. At laptop scale the tasks are five collections of scattered
-images: the small ViT is pre-trained once on 100,000 images of `letters` and fine-tuned on 1,000 of each,
-beside as many steps from random parameters. Of two rates 200 of the images choose, training on 800. Three
-seeds of fine-tuning.
+VTAB gives each task 1,000 training images. At laptop scale the tasks are five collections of
+scattered
+images: the small ViT is pre-trained once on 100,000 images of `letters` and fine-tuned on 1,000 of
+each, beside as many steps from random parameters. Of two rates 200 of the images choose, training
+on 800. Three seeds of fine-tuning.
 """
 
 from vit_jax.data.sources.vtab import TASKS
@@ -37,7 +38,9 @@ EXPERIMENT = Experiment(
     place="Table 9",
     stages=(
         grid("pretrained", {}, pretrained),
-        *at_best("finetuned", FACTORS, finetuned, {"optimizer__learning_rate": (1e-3, 3e-3)}, HELD_OUT),
+        *at_best(
+            "finetuned", FACTORS, finetuned, {"optimizer__learning_rate": (1e-3, 3e-3)}, HELD_OUT
+        ),
     ),
     read=lambda study: study.points("finetuned", "accuracy"),
     table=lambda figures: pivot(figures, "task", "start"),

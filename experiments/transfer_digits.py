@@ -1,14 +1,15 @@
 """Transfer between digits: python -m vit_jax.experiment transfer_digits --out=DIR
 
 Pre-trains configs/quickstart.py on scikit-learn's digits 0-4. Then it learns 5-9 in three ways: by
-fine-tuning on a tenth of their training images; from random parameters, with the same images and as many
-steps; and by least squares on a few images of each class and the features of the frozen network, as
+fine-tuning on a tenth of their training images; from random parameters, with the same images and as
+many steps; and by least squares on a few images of each class and the features of the frozen
+network, as
 `vit_jax.evaluate`, beside those of a random network.
 
-There are three seeds of everything, the pre-trained networks too; each network's least squares have three
-choices of images. Pre-trained and random networks have each their own learning rate (by a run of the first
-seed) and their own penalty of least squares: those that are best on training images held out for this. Test
-images are looked at once.
+There are three seeds of everything, the pre-trained networks too; each network's least squares have
+three choices of images. Pre-trained and random networks have each their own learning rate (by a run
+of the first seed) and their own penalty of least squares: those that are best on training images
+held out for this. Test images are looked at once.
 """
 
 import functools
@@ -26,13 +27,15 @@ from vit_jax.ledger.charts import lines
 from vit_jax.ledger.stages import at_best, grid
 from vit_jax.ledger.study import Experiment, Study
 from vit_jax.ledger.tables import markdown_table, pivot, spread
-from vit_jax.runs.workdir import CONFIG
+from vit_jax.paths import CONFIG
 from vit_jax.training.program import model_arguments
 
 SEEDS = (0, 1, 2)
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 SHOTS = (1, 5, 10, 25)
-PENALTIES = tuple(4.0**power for power in range(-3, 6))  # The usual 1,024 is for more features than 64.
+PENALTIES = tuple(
+    4.0**power for power in range(-3, 6)
+)  # The usual 1,024 is for more features than 64.
 # Parameters at the start, and what the tables call them.
 STARTS = {"pre-trained": "from 0-4", "random": "from random parameters"}
 OLD, NEW = ("0", "1", "2", "3", "4"), ("5", "6", "7", "8", "9")
@@ -86,7 +89,9 @@ def network(workdir: Path, start: str, seed: int) -> nnx.Module:
 
 @functools.cache
 def by_shots(start: str, workdirs: tuple[Path, ...]) -> tuple[float, dict[str, list[float]]]:
-    """The best penalty, and few-shot accuracies on the new digits: of all networks and choices of images."""
+    """The best penalty, and few-shot accuracies on the new digits: of all networks and choices of
+    images.
+    """
     models = [network(workdir, start, seed) for workdir, seed in zip(workdirs, SEEDS, strict=True)]
     train = open_source("digits", SHOTS_FROM, only=NEW)
 
@@ -96,11 +101,16 @@ def by_shots(start: str, workdirs: tuple[Path, ...]) -> tuple[float, dict[str, l
         return [one for model in models for one in few_shot(model, train, scored, **options)]
 
     compared = found(SHOTS_HELD_OUT, PENALTIES)
-    means = {each: statistics.mean(one.mean for one in compared if one.penalty == each) for each in PENALTIES}
+    means = {
+        each: statistics.mean(one.mean for one in compared if one.penalty == each)
+        for each in PENALTIES
+    }
     penalty = max(means, key=means.get)
     tested = found("test", (penalty,))
     return penalty, {
-        f"{shots}": [right for one in tested if one.shots == shots for right in one.by_seed.values()]
+        f"{shots}": [
+            right for one in tested if one.shots == shots for right in one.by_seed.values()
+        ]
         for shots in SHOTS
     }
 
@@ -114,7 +124,9 @@ def table(figures: dict) -> str:
         )
         for shots in SHOTS
     ]
-    trained = pivot([point | {"way": "trained on 14 or 15"} for point in figures["tests"]], "way", "start")
+    trained = pivot(
+        [point | {"way": "trained on 14 or 15"} for point in figures["tests"]], "way", "start"
+    )
     few = markdown_table(["accuracy, %", *(f"start {start}" for start in figures["frozen"])], rows)
     rates = pivot(figures["held_out"], "start", "optimizer__learning_rate")
     return f"{trained}\n\n{few}\n\nHeld-out training images:\n\n{rates}"
@@ -127,11 +139,16 @@ def draw(study: Study, figures: dict) -> dict:
         for start, by in figures["frozen"].items()
         for shots in SHOTS
     ]
-    return {"transfer_digits": lines(points, "shots", by=["start"], xlabel="training images of each of 5-9")}
+    return {
+        "transfer_digits": lines(
+            points, "shots", by=["start"], xlabel="training images of each of 5-9"
+        )
+    }
 
 
 EXPERIMENT = Experiment(
-    claim="A network that knows the digits 0-4 learns 5-9 from few images better than a random one.",
+    claim="A network that knows the digits 0-4 learns 5-9 from few images better than "
+    "a random one.",
     stages=(
         grid("pretrained", {}, pretrained, SEEDS),
         *at_best(

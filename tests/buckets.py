@@ -30,7 +30,8 @@ def serving(kind: str) -> Iterator[dict[str, str]]:
 def variables_of_server(kind: str) -> dict[str, str]:
     """The variables by which a process finds the one server of this kind that this process has.
 
-    One, since fsspec and etils keep a process's clients: they would go on asking the server that was first.
+    One, since fsspec and etils keep a process's clients: they would go on asking the server that
+    was first.
     """
     if kind == "gs":
         pytest.importorskip("gcsfs", reason='pip install -e ".[cloud]"')
@@ -47,7 +48,11 @@ def variables_of_server(kind: str) -> dict[str, str]:
 
     application = moto.DomainDispatcherApplication(moto.create_backend_app)
     server = make_server(
-        "127.0.0.1", 0, one_at_a_time(application), threaded=True, request_handler=moto.MotoRequestHandler
+        "127.0.0.1",
+        0,
+        one_at_a_time(application),
+        threaded=True,
+        request_handler=moto.MotoRequestHandler,
     )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return {
@@ -61,8 +66,8 @@ def variables_of_server(kind: str) -> dict[str, str]:
 def one_at_a_time(application: Callable) -> Callable:
     """The application, which begins with a request when it has done the one before.
 
-    S3 makes an object of a name once, whoever asks at the same moment; moto looks whether it is there and
-    then stores it, so that two requests at once both made it.
+    S3 makes an object of a name once, whoever asks at the same moment; moto looks whether it is
+    there and then stores it, so that two requests at once both made it.
     """
     turn = threading.Lock()
 

@@ -1,4 +1,5 @@
-"""Before anything imports JAX: programs that compile in half the time, whose speed does not matter here.
+"""Before anything imports JAX: programs that compile in half the time, whose speed does not matter
+here.
 
 They are compiled once for all workers, and for the processes that tests start.
 """
@@ -16,14 +17,17 @@ from importlib.metadata import version
 
 import pytest
 
-# XLA's fusion emitters go through MLIR, which takes a third of the time; from 0.11 there is no other way.
+# XLA's fusion emitters go through MLIR, which takes a third of the time; from 0.11 there is no
+# other way.
 OLD_EMITTERS = " --xla_cpu_use_fusion_emitters=false" if version("jaxlib") < "0.11" else ""
 FAST_COMPILE = "--xla_backend_optimization_level=0" + OLD_EMITTERS
 # Where a process computes for a minute, so that code twice as fast is worth its compilation.
 SOME_SPEED = "--xla_backend_optimization_level=1" + OLD_EMITTERS
 os.environ.setdefault("XLA_FLAGS", FAST_COMPILE)
 HANG = 600  # Seconds after which a process hangs, however busy the machine is.
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # Set for the workers by the process that starts them.
+if (
+    "JAX_COMPILATION_CACHE_DIR" not in os.environ
+):  # Set for the workers by the process that starts them.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="vit_jax_tests_")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
@@ -43,7 +47,9 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if config.option.rest:
         config.option.markexpr = "not study"
-    elif not hasattr(config, "workerinput") and hasattr(config, "cache"):  # It gets the workers' reports.
+    elif not hasattr(config, "workerinput") and hasattr(
+        config, "cache"
+    ):  # It gets the workers' reports.
         config.pluginmanager.register(SkippedTests(config.cache))
 
 
@@ -65,7 +71,8 @@ class SkippedTests:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Leaves tests that need PyTorch's libraries, and further variants of `one_variant`, to `--rest`.
+    """Leaves tests that need PyTorch's libraries, and further variants of `one_variant`, to
+    `--rest`.
 
     Importing these libraries takes long, and much memory.
     """
@@ -78,17 +85,23 @@ def pytest_collection_modifyitems(config, items):
             seen.add(variant)
     if config.option.rest:
         skipped = {*config.cache.get(SKIPPED, [])}
-        items[:] = [item for item in items if item.get_closest_marker("slow") or item.nodeid in skipped]
+        items[:] = [
+            item for item in items if item.get_closest_marker("slow") or item.nodeid in skipped
+        ]
 
 
 @pytest.fixture(autouse=True, scope="module")
 def forget_programs():
-    """Gives back the memory of a file's compiled programs, so that a worker does not grow with every file."""
+    """Gives back the memory of a file's compiled programs, so that a worker does not grow with
+    every file.
+    """
     yield
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
         gc.collect()
-        with contextlib.suppress(OSError, AttributeError):  # There is no glibc, which keeps what it is given.
+        with contextlib.suppress(
+            OSError, AttributeError
+        ):  # There is no glibc, which keeps what it is given.
             ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
@@ -113,7 +126,8 @@ def timm(torch):
 
 
 def name_missing_operators(torch) -> None:
-    """Lets timm and Transformers be imported where a torchvision built for CUDA lies beside a torch for CPUs.
+    """Lets timm and Transformers be imported where a torchvision built for CUDA lies beside a torch
+    for CPUs.
 
     Its compiled operators are missing then. They use none of them, but the names must exist.
     """
@@ -121,7 +135,8 @@ def name_missing_operators(torch) -> None:
         for name in ("nms", "qnms"):
             with contextlib.suppress(RuntimeError):  # It is there.
                 torch.library.define(
-                    f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                    f"torchvision::{name}",
+                    "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
                 )
 
 

@@ -1,5 +1,6 @@
-"""A server on this machine that answers as Google Cloud Storage does: the parts of its JSON API that gcsfs,
-google-cloud-storage and TensorStore use."""
+"""A server on this machine that answers as Google Cloud Storage does: the parts of its JSON API
+that gcsfs, google-cloud-storage and TensorStore use.
+"""
 
 import base64
 import email
@@ -41,13 +42,19 @@ class FakeStorage:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
 
-    def write(self, bucket: str, key: str, content: bytes, if_generation: int | None = None) -> Stored | None:
-        """The object as it is stored; None where another generation is there than that which is asked for."""
+    def write(
+        self, bucket: str, key: str, content: bytes, if_generation: int | None = None
+    ) -> Stored | None:
+        """The object as it is stored; None where another generation is there than that which is
+        asked for.
+        """
         with self.lock:
             there = self.buckets[bucket].get(key)
             if if_generation is not None and if_generation != (there.generation if there else 0):
                 return None
-            self.buckets[bucket][key] = stored = Stored(content, next(self.generations), time.time())
+            self.buckets[bucket][key] = stored = Stored(
+                content, next(self.generations), time.time()
+            )
             return stored
 
 
@@ -73,7 +80,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def respond(self, method: str) -> None:
         body = self.body()
         if self.storage.closed:
-            self.answer(401, self.error(401, "Anonymous caller does not have storage.objects access"))
+            self.answer(
+                401, self.error(401, "Anonymous caller does not have storage.objects access")
+            )
             return
         url = urlsplit(self.path)
         if url.path.startswith("/batch/"):
@@ -85,7 +94,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def handle_one(self, method: str, target: str, body: bytes) -> tuple[int, bytes | dict, dict]:
         """Status, content and headers of the answer to a request."""
         url = urlsplit(target)
-        query = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
+        query = {
+            name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()
+        }
         path = re.sub("^/(upload|download|resumable)", "", url.path)
         found = re.fullmatch(r"/storage/v1/b/([^/]+)(?:/(o|storageLayout)(?:/(.+))?)?/?", path)
         if not found:
@@ -157,7 +168,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return 200, {}, {"Location": f"{self.storage.endpoint}{place}"}
         stored = self.storage.write(bucket, key, body, None if wanted is None else int(wanted))
         if stored is None:
-            return 412, self.error(412, "At least one of the pre-conditions you specified did not hold."), {}
+            return (
+                412,
+                self.error(412, "At least one of the pre-conditions you specified did not hold."),
+                {},
+            )
         return 200, about(bucket, key, stored), {}
 
     def list(self, bucket: str, objects: dict[str, Stored], query: dict) -> dict:
@@ -181,13 +196,21 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         answers = []
         for number, part in enumerate(message.get_payload(), 1):
             method, target, _ = part.get_payload().split(None, 2)
-            status, content, _ = self.handle_one(method, urlsplit(target)._replace(netloc="").geturl(), b"")
+            status, content, _ = self.handle_one(
+                method, urlsplit(target)._replace(netloc="").geturl(), b""
+            )
             content = json.dumps(content) if isinstance(content, dict) else ""
             name = part.get("Content-ID", f"<b+{number}>").strip("<>")
             answers.append(
-                f"--batch\r\nContent-Type: application/http\r\nContent-ID: <response-{name}>\r\n\r\n"
+                "--batch\r\n"
+                "Content-Type: application/http\r\n"
+                f"Content-ID: <response-{name}>\r\n"
+                "\r\n"
                 f"HTTP/1.1 {status} {'OK' if status < 400 else 'Error'}\r\n"
-                f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n{content}\r\n"
+                "Content-Type: application/json\r\n"
+                f"Content-Length: {len(content)}\r\n"
+                "\r\n"
+                f"{content}\r\n"
             )
         text = "".join(answers) + "--batch--\r\n"
         self.answer(200, text.encode(), {"Content-Type": "multipart/mixed; boundary=batch"})

@@ -1,4 +1,6 @@
-"""A server on this machine that answers as the Hugging Face Hub does, and keeps what is sent to it."""
+"""A server on this machine that answers as the Hugging Face Hub does, and keeps what is sent to
+it.
+"""
 
 import base64
 import hashlib
@@ -13,8 +15,9 @@ TOKENS = {"hf_writes": "write", "hf_reads": "read"}  # Of the user ada.
 
 
 class FakeHub:
-    """The repositories, by name their files by path; those of `private` are seen with a token alone, and the
-    files of those of `gated` by nobody."""
+    """The repositories, by name their files by path; those of `private` are seen with a token
+    alone, and the files of those of `gated` by nobody.
+    """
 
     def __init__(self, repositories: dict[str, dict[str, bytes]] | None = None):
         self.repositories, self.private, self.gated = dict(repositories or {}), set(), set()
@@ -28,7 +31,11 @@ class FakeHub:
 
     def environment(self, home: Path, token: str | None = None) -> dict[str, str]:
         """What makes huggingface_hub ask this server, with an empty cache."""
-        return {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGG"))} | {
+        return {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("HF_", "HUGG"))
+        } | {
             "HF_ENDPOINT": self.endpoint,
             "HF_HOME": str(home),
             "HF_HUB_DISABLE_XET": "1",
@@ -39,7 +46,9 @@ class FakeHub:
     def sha(self, name: str) -> str:
         """The commit: another for other files."""
         files = sorted(self.repositories[name].items())
-        return hashlib.sha1(b"".join(path.encode() + content for path, content in files)).hexdigest()
+        return hashlib.sha1(
+            b"".join(path.encode() + content for path, content in files)
+        ).hexdigest()
 
     def commit(self, name: str, lines: list[dict]) -> None:
         files = self.repositories[name]
@@ -67,11 +76,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if path == "/api/whoami-v2":
             if (role := TOKENS.get(self.token)) is None:
                 return self.answer({"error": "Invalid username or password."}, 401)
-            return self.answer({"name": "ada", "type": "user", "auth": {"accessToken": {"role": role}}})
-        found = re.fullmatch(r"/(?:api/models/)?([\w.-]+/[\w.-]+)(?:/(tree|resolve|revision)/(.*))?", path)
+            return self.answer(
+                {"name": "ada", "type": "user", "auth": {"accessToken": {"role": role}}}
+            )
+        found = re.fullmatch(
+            r"/(?:api/models/)?([\w.-]+/[\w.-]+)(?:/(tree|resolve|revision)/(.*))?", path
+        )
         name, what, rest = found.groups() if found else (path, None, None)
         if name not in hub.repositories or (name in hub.private and not self.token):
-            return self.answer({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
+            return self.answer(
+                {"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"}
+            )
         files = hub.repositories[name]
         if what == "resolve" and name in hub.gated:
             said = {"error": f"Access to model {name} is restricted"}
@@ -79,18 +94,29 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if what == "resolve":
             file = rest.split("/", 1)[1]
             if file not in files:
-                return self.answer({"error": "no such file"}, 404, {"X-Error-Code": "EntryNotFound"})
-            return self.send(files[file], 200, {"ETag": f'"{hashlib.sha1(files[file]).hexdigest()}"'}, name)
+                return self.answer(
+                    {"error": "no such file"}, 404, {"X-Error-Code": "EntryNotFound"}
+                )
+            return self.send(
+                files[file], 200, {"ETag": f'"{hashlib.sha1(files[file]).hexdigest()}"'}, name
+            )
         if what == "tree":
             return self.answer(
                 [
-                    dict(type="file", path=path, size=len(content), oid=hashlib.sha1(content).hexdigest())
+                    dict(
+                        type="file",
+                        path=path,
+                        size=len(content),
+                        oid=hashlib.sha1(content).hexdigest(),
+                    )
                     for path, content in files.items()
                 ]
             )
         siblings = [dict(rfilename=file) for file in files]
         return self.answer(
-            dict(id=name, sha=hub.sha(name), private=name in hub.private, siblings=siblings, tags=[])
+            dict(
+                id=name, sha=hub.sha(name), private=name in hub.private, siblings=siblings, tags=[]
+            )
         )
 
     def do_PUT(self):
@@ -112,10 +138,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if asked["organization"] != "ada":
                 return self.answer({"error": f"no rights to create a model under {name}"}, 403)
             if name in hub.repositories:
-                said = {"error": "You already created this model repo", "url": f"{hub.endpoint}/{name}"}
+                said = {
+                    "error": "You already created this model repo",
+                    "url": f"{hub.endpoint}/{name}",
+                }
                 return self.answer(said, 409)
             hub.repositories[name] = {".gitattributes": b""}
-            hub.private |= {name} if asked.get("visibility") == "private" or asked.get("private") else set()
+            hub.private |= (
+                {name} if asked.get("visibility") == "private" or asked.get("private") else set()
+            )
             return self.answer({"url": f"{hub.endpoint}/{name}"})
         if self.path.endswith("/info/lfs/objects/batch"):
             objects = [
@@ -123,7 +154,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 for one in json.loads(body)["objects"]
             ]
             return self.answer({"transfer": "basic", "objects": objects})
-        name, what = re.match(r"/api/models/([\w.-]+/[\w.-]+)/(preupload|commit)/", self.path).groups()
+        name, what = re.match(
+            r"/api/models/([\w.-]+/[\w.-]+)/(preupload|commit)/", self.path
+        ).groups()
         if what == "preupload":
             modes = [
                 dict(

@@ -1,7 +1,8 @@
 """The pages of the documentation, and the blocks of code on them.
 
-The first word behind a fence is the block's language. A test runs `python` and `sh` as they stand; `text` is
-no code. A block that no test can run says by a second word what it needs: `text needs=data`.
+The first word behind a fence is the block's language. A test runs `python` and `sh` as they stand;
+`text` is no code. A block that no test can run says by a second word what it needs: `text
+needs=data`.
 """
 
 import re

@@ -21,10 +21,17 @@ from vit_jax.training.objectives.objective import Objective
 
 # The pages whose blocks tests run.
 RUN = {
-    *("docs/python.md", "docs/models.md", "docs/ledger.md", "docs/growing_data.md"),  # test_python_page.py
+    *(
+        "docs/python.md",
+        "docs/models.md",
+        "docs/ledger.md",
+        "docs/growing_data.md",
+    ),  # test_python_page.py
     "docs/extending.md",  # Here.
     "docs/install.md",  # test_wheel.py
-    *(f"docs/tutorials/{name}.md" for name in ("train", "finetune", "self_supervised")),  # test_tutorials.py
+    *(
+        f"docs/tutorials/{name}.md" for name in ("train", "finetune", "self_supervised")
+    ),  # test_tutorials.py
 }
 
 
@@ -39,7 +46,9 @@ def commands(page: Path) -> list[str]:
     wanted = (block.text for block in blocks(page) if block.language == "sh" or block.needs)
     text = re.sub(r"\\\n\s*", "", "\n".join(wanted))
     lines = re.sub(r"(?m)^vit-jax (\w+)", lambda named: as_module(named[1]), text).splitlines()
-    return [line[line.index("python -m vit_jax") :] for line in lines if "python -m vit_jax" in line]
+    return [
+        line[line.index("python -m vit_jax") :] for line in lines if "python -m vit_jax" in line
+    ]
 
 
 def as_module(name: str) -> str:
@@ -119,7 +128,9 @@ def test_configs_of_commands_are_valid(line, monkeypatch):
     for word in words:
         if word.startswith("--config."):
             key, value = word.removeprefix("--config.").split("=", 1)
-            with contextlib.suppress(ValueError, SyntaxError):  # A text stays one, as on the command line.
+            with contextlib.suppress(
+                ValueError, SyntaxError
+            ):  # A text stays one, as on the command line.
                 value = ast.literal_eval(value)
             config.update_from_flattened_dict({key: value})
     check(config)
@@ -153,6 +164,8 @@ def test_values_that_pages_name_exist():
 def test_files_that_pages_name_exist(page):
     files = [f"/{path.relative_to(ROOT)}" for path in ROOT.rglob("*.py")]
     files += ["/mine/table8.py"] if page.name == "commands.md" else []  # A user's.
-    files += [f"/{made}" for made in re.findall(r'Path\("(\w+\.py)"\)\.write_text', page.read_text())]
+    files += [
+        f"/{made}" for made in re.findall(r'Path\("(\w+\.py)"\)\.write_text', page.read_text())
+    ]
     for name in re.findall(r"(?<![\w/}.])[a-z][\w/]*\.py\b", page.read_text()):
         assert any(file.endswith(f"/{name}") for file in files), name

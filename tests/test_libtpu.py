@@ -9,17 +9,25 @@ from pathlib import Path
 import pytest
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"'),
     pytest.mark.skipif(
-        any(Path("/dev").glob("accel*")) or any(Path("/dev").glob("vfio/*")), reason="there is a TPU"
+        importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"'
+    ),
+    pytest.mark.skipif(
+        any(Path("/dev").glob("accel*")) or any(Path("/dev").glob("vfio/*")),
+        reason="there is a TPU",
     ),
 ]
 
 
 def start(*arguments, **environment):
-    """A process of Python to which nobody said what devices there are; libtpu's lock of the machine, which
-    would keep it silent, is not asked for."""
-    others = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_PLAT", "TPU_"))}
+    """A process of Python to which nobody said what devices there are; libtpu's lock of the
+    machine, which would keep it silent, is not asked for.
+    """
+    others = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("JAX_PLAT", "TPU_"))
+    }
     return subprocess.run(
         [sys.executable, *arguments],
         env=others | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"} | environment,
@@ -36,6 +44,9 @@ def test_jax_finds_its_devices_without_a_word_of_libtpu(imports):
 
 
 def test_what_the_user_told_libtpu_is_left():
-    code = "import os, vit_jax; print(os.environ['TPU_ACCELERATOR_TYPE'], os.environ['TPU_SKIP_MDS_QUERY'])"
+    code = (
+        "import os, vit_jax; print(os.environ['TPU_ACCELERATOR_TYPE'], "
+        "os.environ['TPU_SKIP_MDS_QUERY'])"
+    )
     process = start("-c", code, TPU_ACCELERATOR_TYPE="v6e-8")
     assert process.stdout.split() == ["v6e-8", "1"]

@@ -7,7 +7,7 @@ import json
 import pyarrow.csv
 import pytest
 
-from vit_jax.load import Prediction
+from vit_jax.models.prediction import Prediction
 from vit_jax.prediction_files import most_named, written_to
 from vit_jax.spreadsheet import write_csv
 
@@ -28,7 +28,9 @@ def written(file, form):
 
 def test_arrow_reads_a_row_for_each_image(tmp_path):
     options = pyarrow.csv.ParseOptions(newlines_in_values=True)
-    rows = pyarrow.csv.read_csv(written(tmp_path / "p.csv", "csv"), parse_options=options).to_pylist()
+    rows = pyarrow.csv.read_csv(
+        written(tmp_path / "p.csv", "csv"), parse_options=options
+    ).to_pylist()
     assert [*rows[0]] == ["file", "class", "probability", "class_2", "probability_2"]
     assert [*rows[0].values()] == [PREDICTIONS[0].image, "cheese", 0.75, "猫", 0.2]
     assert [rows[2][name] for name in ("class", "probability")] == ["", None]
@@ -40,7 +42,9 @@ def test_spreadsheet_sees_utf_8_and_no_formulas(tmp_path):
     content = written(tmp_path / "p.csv", "csv").read_bytes()
     assert content.startswith(b"\xef\xbb\xbf")
     rows = list(csv.reader(io.StringIO(content.decode("utf-8-sig"))))
-    assert not [cell for row in rows for cell in row if cell.startswith(("=", "+", "-", "@", "\t", "\r"))]
+    assert not [
+        cell for row in rows for cell in row if cell.startswith(("=", "+", "-", "@", "\t", "\r"))
+    ]
     assert [row[0] for row in rows[2:4]] == ["./=HYPERLINK(1).png", "./-x.png"]  # The same files.
     assert rows[2][1] == "'=1+1"
 

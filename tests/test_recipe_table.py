@@ -14,17 +14,9 @@ from tests.test_config import load
 from vit_jax.config import check, leaves
 from vit_jax.models import parse_name
 from vit_jax.recipes import IMAGENET_21K_IMAGES, IMAGENET_IMAGES
-from vit_jax.training.objectives import beit, eva, fcmae, mae
 
 TABLE = tomllib.loads(Path(__file__).with_name("recipes.toml").read_text())
 OPERATORS = {ast.Mult: operator.mul, ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv}
-MASK_RATIOS = dict(
-    mae=mae.MASK_RATIO,
-    fcmae=fcmae.MASK_RATIO,
-    eva=eva.MASK_RATIO,
-    beit=beit.MASK_RATIO,
-    beitv2=beit.MASK_RATIO,
-)
 
 
 def by_config() -> dict[str, list[list]]:
@@ -57,22 +49,30 @@ def value_of(text: Any) -> Any:
 
 
 def found_in(config, epoch: float) -> dict[str, Any]:
-    """A config's values by option, with those that the model's name implies, and its lengths in epochs."""
+    """A config's values by option, with those that the model's name implies, and its lengths in
+    epochs.
+    """
     found = dict(leaves(config))
     if config.model.name:
         named = parse_name(config.model.name)[1]
-        found |= {f"model.{key}": value for key, value in named.items() if found.get(f"model.{key}") is None}
-    values = config.objective
-    steps = dict(warmup_epochs=config.optimizer.warmup_steps, frozen_epochs=values.frozen_prototype_steps)
-    steps |= dict(temperature_epochs=values.teacher_temperature_steps)
+        found |= {
+            f"model.{key}": value
+            for key, value in named.items()
+            if found.get(f"model.{key}") is None
+        }
+    steps = dict(
+        warmup_epochs=config.optimizer.warmup_steps,
+        frozen_epochs=config.dino.frozen_prototype_steps,
+        temperature_epochs=config.dino.teacher_temperature_steps,
+    )
     found |= {name: count / epoch for name, count in steps.items()}
     found["epochs"] = config.epochs or config.steps / epoch
-    if values.name in MASK_RATIOS:
-        found["mask_ratio"] = values.mask_ratio or MASK_RATIOS[values.name]
+    options = config.get(config.objective.name, {})
+    if "mask_ratio" in options:
         patches = (config.data.image_size // (found.get("model.patch_size") or 32)) ** 2
-        found["masked_patches"] = round(found["mask_ratio"] * patches)
-    if values.name == "beitv2":
-        found["early_layers"] = values.aggregate_from or found["model.depth"] - 3
+        found["masked_patches"] = round(options["mask_ratio"] * patches)
+    if config.objective.name == "beitv2":
+        found["early_layers"] = options.aggregate_from or found["model.depth"] - 3
     return found
 
 

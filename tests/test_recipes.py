@@ -10,10 +10,9 @@ from vit_jax.config import check, leaves
 from vit_jax.errors import UserError
 from vit_jax.models import parse_name
 from vit_jax.recipes import TRANSFER, finetune
-from vit_jax.training.objectives import fcmae
-from vit_jax.training.objectives.eva import MASK_RATIO
 
-# Steps and rates are table 4's, the shares held out appendix B.1.1's, the warm-ups the authors' code's.
+# Steps and rates are table 4's, the shares held out appendix B.1.1's, the warm-ups the authors'
+# code's.
 RATES = (0.001, 0.003, 0.01, 0.03)
 TABLE_4 = {
     # steps, warm-up, rates, splits to choose the rate with, test split
@@ -25,7 +24,15 @@ TABLE_4 = {
 }
 NATURAL = ("caltech101", "cifar-100", "dtd", "flowers102", "pets", "sun397", "svhn")
 SPECIALIZED = ("camelyon", "eurosat", "resisc45", "retinopathy")
-STRUCTURED = ("clevr-count", "clevr-dist", "dmlab", "dspr-loc", "dspr-ori", "kitti-dist", "snorb-azim")
+STRUCTURED = (
+    "clevr-count",
+    "clevr-dist",
+    "dmlab",
+    "dspr-loc",
+    "dspr-ori",
+    "kitti-dist",
+    "snorb-azim",
+)
 VTAB = [f"vtab/{task}" for task in (*NATURAL, *SPECIALIZED, *STRUCTURED, "snorb-elev")]
 
 
@@ -39,7 +46,11 @@ def row(config) -> tuple:
 def test_config_holds_the_row_of_its_data_set(dataset):
     config = load("finetune", f"dataset={dataset}")
     assert row(config) == TABLE_4[dataset]
-    assert (config.data.source, config.data.path, config.data.train_split) == ("tfds", dataset, "train")
+    assert (config.data.source, config.data.path, config.data.train_split) == (
+        "tfds",
+        dataset,
+        "train",
+    )
 
 
 @pytest.mark.parametrize("dataset", VTAB)
@@ -62,10 +73,16 @@ def test_config_holds_what_all_rows_share(dataset):
     assert (optimizer.name, optimizer.beta1, config.batch_size) == ("sgd", 0.9, 512)
     assert (optimizer.schedule, optimizer.end_learning_rate) == ("cosine", 0.0)
     assert (optimizer.weight_decay, optimizer.clip_norm, optimizer.average) == (0.0, 1.0, 0.0)
-    assert (optimizer.layer_decay, config.finetune.head, config.finetune.train) == (1.0, "new", "all")
+    assert (optimizer.layer_decay, config.finetune.head, config.finetune.train) == (
+        1.0,
+        "new",
+        "all",
+    )
     assert (config.loss.name, config.loss.label_smoothing) == ("softmax", 0.0)
     # None is left to the model, which has none.
-    assert not config.model.dropout and not config.model.stochastic_depth and not config.augment.mixup
+    assert (
+        not config.model.dropout and not config.model.stochastic_depth and not config.augment.mixup
+    )
     assert config.augment.level == "none"
     data = config.data
     assert (data.image_size, data.test_crop, data.test_resize) == (384, "square", 384)
@@ -91,7 +108,9 @@ def test_no_data_set_has_a_recipe_that_the_paper_lacks_but_the_users_folder():
 
 
 def test_unknown_data_set_names_the_nearest():
-    with pytest.raises(UserError, match="no recipe for the data set 'vtab/clever-count'.*'vtab/clevr-count'"):
+    with pytest.raises(
+        UserError, match="no recipe for the data set 'vtab/clever-count'.*'vtab/clevr-count'"
+    ):
         load("finetune", "dataset=vtab/clever-count")
 
 
@@ -100,8 +119,9 @@ def test_masked_patch_config_holds_the_papers_values():
     check(config)
     optimizer = config.optimizer
     assert (config.steps, config.batch_size, config.model.name) == (1_000_000, 4096, "ViT-B/16")
-    objective = config.objective
-    assert (objective.name, objective.mask_ratio, objective.target) == ("masked_patch", None, "color")
+    objective = config.masked_patch
+    assert config.objective.name == "masked_patch"
+    assert (objective.mask_ratio, objective.target) == (0.5, "color")
     assert (optimizer.name, optimizer.learning_rate, optimizer.schedule) == ("adam", 2e-4, "cosine")
     assert (optimizer.warmup_steps, optimizer.weight_decay) == (10_000, 0.1)
 
@@ -110,17 +130,25 @@ def test_masked_patch_config_holds_the_papers_values():
 def test_mae_config_holds_the_published_values(model):
     config = load(f"mae_{model}")
     check(config)
-    objective, optimizer = config.objective, config.optimizer
-    assert (config.epochs, config.batch_size, objective.mask_ratio) == (800, 4096, None)
+    objective, optimizer = config.mae, config.optimizer
+    assert (config.epochs, config.batch_size, objective.mask_ratio) == (800, 4096, 0.75)
     assert objective.normalize_targets
     assert (objective.decoder_dim, objective.decoder_depth, objective.decoder_heads) == (512, 8, 16)
     assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay) == (0.9, 0.95, 0.05)
-    assert (optimizer.learning_rate, optimizer.schedule, optimizer.clip_norm) == (2.4e-3, "cosine", 0.0)
+    assert (optimizer.learning_rate, optimizer.schedule, optimizer.clip_norm) == (
+        2.4e-3,
+        "cosine",
+        0.0,
+    )
     assert optimizer.warmup_steps == 12_511  # 40 epochs.
     assert (config.model.position, config.data.crop_area) == ("sincos2d_mae", (0.2, 1.0))
     # timm's add_weight_decay spares what has one axis.
     assert (config.model.initialization, optimizer.decay) == ("mae", "matrices")
-    assert config.model.mean == (0.485, 0.456, 0.406) and config.model.deviation == (0.229, 0.224, 0.225)
+    assert config.model.mean == (0.485, 0.456, 0.406) and config.model.std == (
+        0.229,
+        0.224,
+        0.225,
+    )
     assert load("mae_finetune").model.mean is None  # The checkpoint's.
     assert config.augment.level == "none" and config.augment.policy is None and config.data.flip
     assert (config.data.crop, config.data.interpolation) == ("random_resized", "bicubic")
@@ -130,17 +158,30 @@ def test_mae_config_holds_the_published_values(model):
 def test_fcmae_config_holds_the_published_values():
     config = load("fcmae")
     check(config)
-    data, objective, optimizer = config.data, config.objective, config.optimizer
+    data, objective, optimizer = config.data, config.fcmae, config.optimizer
     assert (config.model.name, config.epochs, config.batch_size) == ("ConvNeXtV2-B", 1600, 4096)
-    assert (objective.name, objective.mask_ratio, objective.normalize_targets) == ("fcmae", None, True)
-    assert (fcmae.MASK_RATIO, objective.decoder_dim, objective.decoder_blocks) == (0.6, 512, 1)
+    assert config.objective.name == "fcmae"
+    assert (objective.mask_ratio, objective.normalize_targets) == (0.6, True)
+    assert (objective.decoder_dim, objective.decoder_blocks) == (512, 1)
     assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay) == (0.9, 0.95, 0.05)
-    assert (optimizer.learning_rate, optimizer.schedule, optimizer.clip_norm) == (2.4e-3, "cosine", 0.0)
+    assert (optimizer.learning_rate, optimizer.schedule, optimizer.clip_norm) == (
+        2.4e-3,
+        "cosine",
+        0.0,
+    )
     assert (optimizer.warmup_steps, optimizer.end_learning_rate) == (12_511, 0.0)  # 40 epochs.
     assert (optimizer.decay, optimizer.count_from) == ("matrices", 0)
-    assert (data.crop, data.crop_area, data.interpolation) == ("random_resized", (0.2, 1.0), "bicubic")
+    assert (data.crop, data.crop_area, data.interpolation) == (
+        "random_resized",
+        (0.2, 1.0),
+        "bicubic",
+    )
     assert config.augment.level == "none" and config.augment.policy is None and data.flip
-    assert config.model.mean == (0.485, 0.456, 0.406) and config.model.deviation == (0.229, 0.224, 0.225)
+    assert config.model.mean == (0.485, 0.456, 0.406) and config.model.std == (
+        0.229,
+        0.224,
+        0.225,
+    )
     assert not config.model.stochastic_depth
 
 
@@ -156,16 +197,35 @@ def test_mae_finetune_config_holds_the_published_values(model, row):
     config = load("mae_finetune", f"model={model}")
     check(config)
     augment, optimizer = config.augment, config.optimizer
-    found = config.epochs, optimizer.learning_rate, optimizer.layer_decay, config.model.stochastic_depth
+    found = (
+        config.epochs,
+        optimizer.learning_rate,
+        optimizer.layer_decay,
+        config.model.stochastic_depth,
+    )
     assert found == row
     assert (config.batch_size, optimizer.warmup_steps, optimizer.weight_decay) == (1024, 6256, 0.05)
     assert (augment.policy, augment.randaugment) == ("rand-m9-mstd0.5-inc1", None)
-    assert (augment.mixup, augment.cutmix, augment.cutmix_share, augment.erasing) == (0.8, 1.0, 0.5, 0.25)
+    assert (augment.mixup, augment.cutmix, augment.cutmix_share, augment.erasing) == (
+        0.8,
+        1.0,
+        0.5,
+        0.25,
+    )
     assert (config.loss.name, config.loss.label_smoothing) == ("softmax", 0.1)
     model = config.model
-    assert (model.pooling, model.cls_token, model.fc_norm, model.position) == ("gap", True, True, "1d")
+    assert (model.pooling, model.cls_token, model.fc_norm, model.position) == (
+        "gap",
+        True,
+        True,
+        "1d",
+    )
     assert (optimizer.beta1, optimizer.beta2, optimizer.clip_norm) == (0.9, 0.999, 0.0)
-    assert (optimizer.decay, optimizer.schedule, optimizer.end_learning_rate) == ("kernels", "cosine", 1e-6)
+    assert (optimizer.decay, optimizer.schedule, optimizer.end_learning_rate) == (
+        "kernels",
+        "cosine",
+        1e-6,
+    )
     data = config.data
     assert (data.crop_area, data.crop_aspect, data.flip) == ((0.08, 1.0), (3 / 4, 4 / 3), True)
     assert (data.test_crop, data.test_resize, data.test_interpolation) == ("short_side", 256, None)
@@ -178,13 +238,19 @@ def test_mae_finetune_config_holds_the_published_values(model, row):
     [
         ("model=ConvNeXt-T", (300, 4096, 4e-3, 0.05, 6256, 1.0, 0.1, 0.8, 0.9999, 224, 256)),
         ("model=ConvNeXt-L", (300, 4096, 4e-3, 0.05, 6256, 1.0, 0.5, 0.8, 0.9999, 224, 256)),
-        ("model=ConvNeXt-XL,task=i21k", (90, 4096, 4e-3, 0.05, 17330, 1.0, 0.2, 0.8, 0.0, 224, 256)),
+        (
+            "model=ConvNeXt-XL,task=i21k",
+            (90, 4096, 4e-3, 0.05, 17330, 1.0, 0.2, 0.8, 0.0, 224, 256),
+        ),
         ("model=ConvNeXt-B,task=finetune", (30, 512, 5e-5, 1e-8, 0, 0.8, 0.2, 0.0, 0.0, 224, 256)),
         (
             "model=ConvNeXt-XL,task=finetune,size=384",
             (30, 512, 5e-5, 1e-8, 0, 0.8, 0.4, 0.0, 0.9999, 384, 384),
         ),
-        ("model=ConvNeXt-L,task=finetune_i1k", (30, 512, 5e-5, 1e-8, 0, 0.7, 0.95, 0.0, 0.0, 384, 384)),
+        (
+            "model=ConvNeXt-L,task=finetune_i1k",
+            (30, 512, 5e-5, 1e-8, 0, 0.7, 0.95, 0.0, 0.0, 384, 384),
+        ),
         (
             "model=ConvNeXtV2-Atto,task=finetune_fcmae",
             (600, 1024, 8e-4, 0.3, 0, 0.9, 0.1, 0.0, 0.9999, 224, 256),
@@ -204,19 +270,35 @@ def test_convnext_config_holds_the_published_values(argument, row):
     check(config)
     augment, data, optimizer = config.augment, config.data, config.optimizer
     found = (config.epochs, config.batch_size, optimizer.learning_rate, optimizer.weight_decay)
-    found += (optimizer.warmup_steps, optimizer.layer_decay, config.model.stochastic_depth, augment.mixup)
+    found += (
+        optimizer.warmup_steps,
+        optimizer.layer_decay,
+        config.model.stochastic_depth,
+        augment.mixup,
+    )
     assert (*found, optimizer.average, data.image_size, data.test_resize) == row
     assert augment.cutmix == (1.0 if augment.mixup else 0.0)
     assert (augment.policy, augment.erasing) == ("rand-m9-mstd0.5-inc1", 0.25)
-    assert (config.loss.name, config.loss.label_smoothing) == ("softmax", 0.2 if "Atto" in argument else 0.1)
+    assert (config.loss.name, config.loss.label_smoothing) == (
+        "softmax",
+        0.2 if "Atto" in argument else 0.1,
+    )
     assert (optimizer.name, optimizer.beta1, optimizer.beta2, optimizer.clip_norm) == (
         "adam",
         0.9,
         0.999,
         0.0,
     )
-    assert (optimizer.decay, optimizer.schedule, optimizer.end_learning_rate) == ("matrices", "cosine", 1e-6)
-    assert (data.crop, data.crop_area, data.interpolation) == ("random_resized", (0.08, 1.0), "bicubic")
+    assert (optimizer.decay, optimizer.schedule, optimizer.end_learning_rate) == (
+        "matrices",
+        "cosine",
+        1e-6,
+    )
+    assert (data.crop, data.crop_area, data.interpolation) == (
+        "random_resized",
+        (0.08, 1.0),
+        "bicubic",
+    )
     assert data.test_crop == ("square" if data.image_size == 384 else "short_side")
     assert (config.model.mean is None) == ("finetune" in argument)  # The checkpoint's.
 
@@ -245,28 +327,51 @@ EVAS = [
 def test_evas_pre_training_holds_the_published_values(file, argument, row):
     config = load(file, argument)
     check(config)
-    data, model, objective, optimizer = config.data, config.model, config.objective, config.optimizer
+    data, model, objective, optimizer = (
+        config.data,
+        config.model,
+        config.objective,
+        config.optimizer,
+    )
     found = config.epochs, config.batch_size, optimizer.learning_rate, optimizer.warmup_steps
-    assert (*found, model.stochastic_depth, model.initialization, objective.embedding_gradient) == row
+    assert (
+        *found,
+        model.stochastic_depth,
+        model.initialization,
+        config.eva.embedding_gradient,
+    ) == row
     assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (0.9, 0.98, 1e-6)
     assert (optimizer.weight_decay, optimizer.decay, optimizer.clip_norm) == (0.05, "tables", 3.0)
     assert (optimizer.warmup_learning_rate, optimizer.end_learning_rate) == (0.0, 1e-5)
     assert (data.crop_area, data.image_size, data.interpolation) == ((0.2, 1.0), 224, "bicubic")
-    assert (objective.name, objective.teacher_features, objective.mask_ratio) == ("eva", "head", None)
-    assert round(MASK_RATIO * 256) == 105
+    assert (objective.name, objective.teacher_features) == ("eva", "head")
+    assert round(config.eva.mask_ratio * 256) == 105
     assert (model.pooling, model.cls_token, model.fc_norm) == ("gap", True, False)
     assert model.mean == (0.48145466, 0.4578275, 0.40821073)
     assert config.augment.policy is None and config.augment.level == "none"
 
 
-# Pixels, epochs, batch, rate, warm-up, layer-wise decay, stochastic depth, smoothing, crops, average, CutMix.
+# Pixels, epochs, batch, rate, warm-up, layer-wise decay, stochastic depth, smoothing, crops,
+# average, CutMix.
 TUNED = [
-    ("eva02:model=EVA02-Ti/14,task=finetune", (336, 100, 1024, 2e-4, 6256, 0.9, 0.1, 0.1, 0.08, 0.9999, 0)),
-    ("eva02:model=EVA02-S/14,task=finetune", (336, 100, 1024, 1e-4, 6256, 0.8, 0.1, 0.1, 0.08, 0.9999, 0)),
+    (
+        "eva02:model=EVA02-Ti/14,task=finetune",
+        (336, 100, 1024, 2e-4, 6256, 0.9, 0.1, 0.1, 0.08, 0.9999, 0),
+    ),
+    (
+        "eva02:model=EVA02-S/14,task=finetune",
+        (336, 100, 1024, 1e-4, 6256, 0.8, 0.1, 0.1, 0.08, 0.9999, 0),
+    ),
     ("eva02:task=finetune", (448, 30, 1024, 1e-4, 3753, 0.7, 0.1, 0.1, 0.08, 0.9999, 0)),
-    ("eva02:model=EVA02-L/14,task=finetune", (448, 30, 1024, 5e-5, 3753, 0.8, 0.15, 0.2, 0.08, 0.9999, 0)),
+    (
+        "eva02:model=EVA02-L/14,task=finetune",
+        (448, 30, 1024, 5e-5, 3753, 0.8, 0.15, 0.2, 0.08, 0.9999, 0),
+    ),
     ("eva02:task=finetune_i21k", (448, 40, 2048, 3e-4, 6932, 0.7, 0.1, 0.1, 0.2, 0, 0)),
-    ("eva02:model=EVA02-L/14,task=finetune_i21k", (448, 20, 1024, 2e-4, 13864, 0.75, 0.15, 0.1, 0.2, 0, 0)),
+    (
+        "eva02:model=EVA02-L/14,task=finetune_i21k",
+        (448, 20, 1024, 2e-4, 13864, 0.75, 0.15, 0.1, 0.2, 0, 0),
+    ),
     ("eva02:task=finetune_i1k", (448, 15, 512, 5e-5, 5005, 0.8, 0.15, 0.2, 0.08, 0.9999, 0)),
     (
         "eva02:model=EVA02-L/14,task=finetune_i1k",
@@ -286,12 +391,22 @@ def test_evas_fine_tuning_holds_the_published_values(name, row):
     augment, data, optimizer = config.augment, config.data, config.optimizer
     found = (data.image_size, config.epochs, config.batch_size, optimizer.learning_rate)
     found += (optimizer.warmup_steps, optimizer.layer_decay, config.model.stochastic_depth)
-    assert (*found, config.loss.label_smoothing, data.crop_area[0], optimizer.average, augment.cutmix) == row
+    assert (
+        *found,
+        config.loss.label_smoothing,
+        data.crop_area[0],
+        optimizer.average,
+        augment.cutmix,
+    ) == row
     assert augment.policy == "rand-m9-mstd0.5-inc1" and not augment.mixup and not augment.erasing
     assert (data.test_crop, data.test_resize) == ("short_side", data.image_size)
     of_eva = name == "eva:task=finetune_i21k"
     last = optimizer.end_learning_rate
-    assert (optimizer.weight_decay, last, optimizer.clip_norm) == (0.05, 1e-6 if of_eva else 0.0, 0.0)
+    assert (optimizer.weight_decay, last, optimizer.clip_norm) == (
+        0.05,
+        1e-6 if of_eva else 0.0,
+        0.0,
+    )
     assert optimizer.beta2 == (0.98 if of_eva else 0.999)
     assert (config.model.fc_norm, config.model.mean) == (True, None)  # The checkpoint's.
 
@@ -299,7 +414,11 @@ def test_evas_fine_tuning_holds_the_published_values(name, row):
 @pytest.mark.parametrize(
     ("file", "argument", "message"),
     [
-        ("eva02", "model=EVA02-S/14,task=finetune_i21k", "no recipe for 'EVA02-S/14' and task=finetune_i21k"),
+        (
+            "eva02",
+            "model=EVA02-S/14,task=finetune_i21k",
+            "no recipe for 'EVA02-S/14' and task=finetune_i21k",
+        ),
         ("eva02", "task=tune", "no task=tune; did you mean|there are"),
         ("eva02", "task=finetune,teacher=x", "teacher=x is of task=pretrain"),
         ("eva", "size=336", "size=336 is of fine-tuning"),
@@ -314,11 +433,11 @@ def test_eva_without_a_recipe_is_named(file, argument, message):
 def test_the_discrete_autoencoders_config_holds_the_papers_values():
     config = load("dvae")
     check(config)
-    objective, optimizer = config.objective, config.optimizer
-    assert (config.model.name, objective.name, objective.codes) == ("DVAE", "dvae", 8192)
-    assert (objective.divergence_weight, objective.divergence_steps) == (6.6, 5000)
-    temperature = objective.code_temperature, objective.code_temperature_end
-    assert (*temperature, objective.code_temperature_steps) == (1.0, 1 / 16, 150_000)
+    dvae, optimizer = config.dvae, config.optimizer
+    assert (config.model.name, config.objective.name, dvae.codes) == ("DVAE", "dvae", 8192)
+    assert (dvae.kl_weight, dvae.kl_steps) == (6.6, 5000)
+    assert (dvae.temperature, dvae.temperature_end) == (1.0, 1 / 16)
+    assert dvae.temperature_steps == 150_000
     assert (config.batch_size, config.steps, optimizer.schedule) == (512, 1_200_000, "cosine")
     assert (optimizer.learning_rate, optimizer.end_learning_rate) == (1e-4, 1.25e-6)
     assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay) == (0.9, 0.999, 1e-4)
@@ -337,25 +456,48 @@ def test_the_discrete_autoencoders_config_holds_the_papers_values():
 )
 def test_beits_pre_training_holds_the_published_values(argument, row):
     config = load("beit", argument)
-    data, model, objective, optimizer = config.data, config.model, config.objective, config.optimizer
+    data, model, objective, optimizer = (
+        config.data,
+        config.model,
+        config.objective,
+        config.optimizer,
+    )
     assert (config.epochs, optimizer.warmup_steps, data.path, model.mean) == row
-    assert (config.batch_size, optimizer.learning_rate, optimizer.end_learning_rate) == (2048, 1.5e-3, 1e-5)
+    assert (config.batch_size, optimizer.learning_rate, optimizer.end_learning_rate) == (
+        2048,
+        1.5e-3,
+        1e-5,
+    )
     assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (0.9, 0.999, 1e-8)
     assert (optimizer.weight_decay, optimizer.clip_norm, model.stochastic_depth) == (0.05, 3.0, 0.1)
     assert (model.position_at, model.initialization, model.fc_norm) == ("shared", "beit", False)
-    assert (objective.name, objective.mask_ratio, objective.teacher_size) == ("beit", None, 112)
-    assert (data.image_size, config.augment.color_jitter, data.crop_area) == (224, (0.4,) * 3, (0.08, 1.0))
+    assert (objective.name, objective.teacher_size) == ("beit", 112)
+    assert config.beit.mask_ratio == 75 / 196
+    assert (data.image_size, config.augment.color_jitter, data.crop_area) == (
+        224,
+        (0.4,) * 3,
+        (0.08, 1.0),
+    )
 
 
 @pytest.mark.parametrize(
     ("argument", "row"),
     [
         ("task=finetune", (224, 100, 1024, 4e-3, 25_023, 0.65, 0.1, 0.05, 0.0, 0.8)),
-        ("task=finetune,model=BEiT-L/16,size=512", (512, 50, 1024, 1e-3, 6256, 0.75, 0.2, 0.05, 0.0, 0.8)),
+        (
+            "task=finetune,model=BEiT-L/16,size=512",
+            (512, 50, 1024, 1e-3, 6256, 0.75, 0.2, 0.05, 0.0, 0.8),
+        ),
         ("task=finetune_i21k", (224, 90, 4096, 3e-3, 17_330, 0.65, 0.2, 0.05, 3.0, None)),
-        ("task=finetune_i21k,model=BEiT-L/16", (224, 90, 2048, 2e-3, 34_661, 0.75, 0.2, 0.05, 1.0, None)),
+        (
+            "task=finetune_i21k,model=BEiT-L/16",
+            (224, 90, 2048, 2e-3, 34_661, 0.75, 0.2, 0.05, 1.0, None),
+        ),
         ("task=finetune_i1k,size=384", (384, 30, 512, 2e-5, 12_511, 0.85, 0.1, 1e-8, 0.0, None)),
-        ("task=finetune_i1k,model=BEiT-L/16", (224, 30, 512, 2e-5, 12_511, 0.9, 0.4, 1e-8, 0.0, None)),
+        (
+            "task=finetune_i1k,model=BEiT-L/16",
+            (224, 30, 512, 2e-5, 12_511, 0.9, 0.4, 1e-8, 0.0, None),
+        ),
     ],
 )
 def test_beits_fine_tuning_holds_the_published_values(argument, row):
@@ -371,7 +513,11 @@ def test_beits_fine_tuning_holds_the_published_values(argument, row):
         0.0,
         float(bool(row[-1])),
     )
-    assert (config.model.position_at, config.model.fc_norm, config.model.mean) == ("stem", True, None)
+    assert (config.model.position_at, config.model.fc_norm, config.model.mean) == (
+        "stem",
+        True,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -393,16 +539,26 @@ def test_beit_without_a_recipe_is_named(argument, message):
 def test_the_tokeniser_of_beit_v2_holds_the_authors_values():
     config = load("vqkd", "decoder=1")
     check(config)
-    data, model, objective, optimizer = config.data, config.model, config.objective, config.optimizer
+    data, model, objective, optimizer = (
+        config.data,
+        config.model,
+        config.objective,
+        config.optimizer,
+    )
     assert (config.epochs, config.batch_size, optimizer.learning_rate) == (100, 512, 2e-4)
     assert (optimizer.warmup_steps, optimizer.end_learning_rate) == (25_023, 1e-5)
     assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (0.9, 0.99, 1e-8)
     assert (optimizer.weight_decay, optimizer.decay, optimizer.clip_norm) == (1e-4, "kernels", 0.0)
     assert (data.crop_area, data.image_size, data.interpolation) == ((0.08, 1.0), 224, "bicubic")
-    assert (objective.codes, objective.code_dim, objective.code_momentum) == (8192, 32, 0.99)
-    assert (objective.commitment, objective.revive_below, objective.teacher_features) == (1.0, 0.0, "head")
-    assert (objective.decoder_dim, objective.decoder_depth, objective.decoder_heads) == (768, 1, 12)
-    assert (model.mean, model.position, model.initialization) == (None, None, "vqkd")  # 0.5; absolute.
+    vqkd = config.vqkd
+    assert (vqkd.codes, vqkd.code_dim, vqkd.code_momentum) == (8192, 32, 0.99)
+    assert (vqkd.commitment, vqkd.revive_below, objective.teacher_features) == (1.0, 0.0, "head")
+    assert (vqkd.decoder_dim, vqkd.decoder_depth, vqkd.decoder_heads) == (768, 1, 12)
+    assert (model.mean, model.position, model.initialization) == (
+        None,
+        None,
+        "vqkd",
+    )  # 0.5; absolute.
 
 
 @pytest.mark.parametrize(
@@ -415,15 +571,33 @@ def test_the_tokeniser_of_beit_v2_holds_the_authors_values():
 )
 def test_beit_v2s_pre_training_holds_the_published_values(argument, row):
     config = load("beitv2", f"{argument},teacher=x" if argument else "teacher=x")
-    data, model, objective, optimizer = config.data, config.model, config.objective, config.optimizer
+    data, model, objective, optimizer = (
+        config.data,
+        config.model,
+        config.objective,
+        config.optimizer,
+    )
     scale = parse_name(model.name)[1]["layer_scale"]
     assert (config.epochs, model.stochastic_depth, optimizer.beta2, scale) == row
-    assert (config.batch_size, optimizer.learning_rate, optimizer.end_learning_rate) == (2048, 1.5e-3, 1e-5)
-    assert (optimizer.warmup_steps, optimizer.warmup_learning_rate, optimizer.clip_norm) == (6256, 0.0, 3.0)
+    assert (config.batch_size, optimizer.learning_rate, optimizer.end_learning_rate) == (
+        2048,
+        1.5e-3,
+        1e-5,
+    )
+    assert (optimizer.warmup_steps, optimizer.warmup_learning_rate, optimizer.clip_norm) == (
+        6256,
+        0.0,
+        3.0,
+    )
     assert (optimizer.beta1, optimizer.epsilon, optimizer.weight_decay) == (0.9, 1e-8, 0.05)
-    assert (data.path, data.crop_area, model.mean) == ("imagenet2012", (0.2, 1.0), (0.485, 0.456, 0.406))
-    assert (objective.name, objective.teacher_size, objective.mask_ratio) == ("beitv2", None, None)
-    assert (objective.aggregate_from, objective.aggregate_layers) == (None, 2)
+    assert (data.path, data.crop_area, model.mean) == (
+        "imagenet2012",
+        (0.2, 1.0),
+        (0.485, 0.456, 0.406),
+    )
+    assert (objective.name, objective.teacher_size) == ("beitv2", None)
+    assert config.beitv2.mask_ratio == 75 / 196
+    assert (config.beitv2.aggregate_from, config.beitv2.aggregate_layers) == (None, 2)
     assert (model.position_at, model.initialization, config.augment.color_jitter) == (
         "shared",
         "beit",
@@ -480,14 +654,19 @@ def test_pre_training_crops_and_resizes_as_tensorflow(name):
 @pytest.mark.parametrize("name", ["augreg_i1k", "augreg_i21k"])
 def test_augreg_crops_and_resizes_as_tensorflow(name):
     data = load(name, "model=ViT-S/16").data
-    assert (data.crop, data.crop_aspect, data.interpolation) == ("inception", (0.75, 1.33), "bilinear")
+    assert (data.crop, data.crop_aspect, data.interpolation) == (
+        "inception",
+        (0.75, 1.33),
+        "bilinear",
+    )
 
 
 def test_fine_tuning_resizes_as_its_checkpoint():
     assert load("finetune", "dataset=cifar10").data.interpolation is None
 
 
-# big_vision's configs/vit_s16_i1k.py, and what its code has where that is silent; its names in comments.
+# big_vision's configs/vit_s16_i1k.py, and what its code has where that is silent; its names in
+# comments.
 BETTER_PLAIN_VIT = {
     "seed": 0,
     "batch_size": 1024,  # input.batch_size
@@ -495,7 +674,7 @@ BETTER_PLAIN_VIT = {
     "micro_batches": 1,
     "model.name": "ViT-S/16",  # model.variant
     "model.mean": None,  # value_range(-1, 1)
-    "model.deviation": None,
+    "model.std": None,
     "model.pooling": "gap",  # model.pool_type
     "model.position": "sincos2d",  # model.posemb
     "model.pre_logits": True,  # model.rep_size
@@ -556,7 +735,9 @@ def test_better_plain_vit_has_the_values_of_big_vision(epochs, steps):
     assert {key: given[key] for key in BETTER_PLAIN_VIT} == BETTER_PLAIN_VIT
     assert config.steps == steps  # train.py rounds epochs * images / batch.
     # Its decay is multiplied by the schedule and not by the learning rate.
-    assert config.optimizer.weight_decay * config.optimizer.learning_rate == pytest.approx(1e-4, rel=1e-12)
+    assert config.optimizer.weight_decay * config.optimizer.learning_rate == pytest.approx(
+        1e-4, rel=1e-12
+    )
 
 
 def test_better_plain_vit_is_the_model_of_the_paper():
@@ -621,7 +802,11 @@ def test_hyperrule_has_what_all_its_runs_share(dataset):
         512,
     )
     assert (optimizer.weight_decay, optimizer.clip_norm, optimizer.count_from) == (0.0, 0.0, 0)
-    assert (optimizer.schedule, optimizer.stair_factor, config.sweep.rates) == ("stairs", 0.1, (0.003,))
+    assert (optimizer.schedule, optimizer.stair_factor, config.sweep.rates) == (
+        "stairs",
+        0.1,
+        (0.003,),
+    )
     assert (config.data.flip, config.data.crop) == (plain.data.flip, plain.data.crop)
 
 
@@ -650,7 +835,11 @@ def test_deit_config_holds_the_published_values(argument):
     )
     assert found == pytest.approx(DEIT[argument])
     assert optimizer.warmup_steps == round(5 * 1_281_167 / config.batch_size)
-    assert (optimizer.warmup_learning_rate, optimizer.clip_norm, optimizer.schedule) == (1e-6, 0.0, "cosine")
+    assert (optimizer.warmup_learning_rate, optimizer.clip_norm, optimizer.schedule) == (
+        1e-6,
+        0.0,
+        "cosine",
+    )
     assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (0.9, 0.999, 1e-8)
     assert (augment.policy, augment.mixup, augment.cutmix) == ("rand-m9-mstd0.5-inc1", 0.8, 1.0)
     assert (augment.erasing, augment.cutmix_share, config.loss.label_smoothing) == (0.25, 0.5, 0.1)
@@ -666,7 +855,7 @@ def test_deit_config_holds_the_published_values(argument):
         wanted = ("distillation", "hard", 0.5, "hf://timm/teacher", "bfloat16")
         values = config.objective
         assert wanted == (
-            *(values.name, values.distillation, values.distillation_share),
+            *(values.name, config.distillation.kind, config.distillation.teacher_weight),
             *(values.teacher, values.teacher_dtype),
         )
 
@@ -730,10 +919,11 @@ def test_deit3_config_holds_the_published_values(argument):
     assert (config.loss.name, config.loss.label_smoothing) == loss
     assert (model.uniform_depth, config.finetune.head) == (True, "kept" if tuned else "new")
     assert model.layer_scale == (None if task.startswith("finetune") else 1e-4)
-    assert model.head_deviation == (None if tuned else 0.02)
+    assert model.head_std == (None if tuned else 0.02)
 
 
-# Epochs, batch, weight decay; rate, its floor and start, warm-up; stochastic depth, image, test images.
+# Epochs, batch, weight decay; rate, its floor and start, warm-up; stochastic depth, image, test
+# images.
 SWIN = {
     "model=Swin-T": (300, 1024, 0.05, 1e-3, 1e-5, 1e-6, 25_023, 0.2, 224, 256),
     "model=Swin-B": (300, 1024, 0.05, 1e-3, 1e-5, 1e-6, 25_023, 0.5, 224, 256),
@@ -760,7 +950,11 @@ def test_swin_config_holds_the_published_values(argument):
     assert (optimizer.clip_norm, optimizer.decay, optimizer.count_from) == (5.0, "kernels", 0)
     assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (0.9, 0.999, 1e-8)
     assert (augment.policy, augment.mixup, augment.cutmix) == ("rand-m9-mstd0.5-inc1", 0.8, 1.0)
-    assert (augment.erasing, config.loss.label_smoothing, data.crop_area) == (0.25, 0.1, (0.08, 1.0))
+    assert (augment.erasing, config.loss.label_smoothing, data.crop_area) == (
+        0.25,
+        0.1,
+        (0.08, 1.0),
+    )
     assert data.test_crop == ("square" if data.image_size == 384 else "short_side")
     assert (config.model.mean is None) == ("finetune" in argument)
 
@@ -785,9 +979,16 @@ def test_dinov2s_last_phase_goes_through_the_large_runs_schedules_in_10_000_step
     same = ("temperature_steps", "temperature", "temperature_end", "momentum", "momentum_end")
     for name in (f"teacher_{name}" for name in same):
         scaled = share if name.endswith("steps") else 1
-        assert last.objective[name] == scaled * whole.objective[name], name
-    made = ("head_hidden", "prototypes", "bottleneck", "patch_prototypes", "patch_bottleneck", "centring")
-    assert all(last.objective[name] == whole.objective[name] for name in made)
+        assert last.dino[name] == scaled * whole.dino[name], name
+    made = (
+        "head_hidden",
+        "prototypes",
+        "bottleneck",
+        "patch_prototypes",
+        "patch_bottleneck",
+        "centring",
+    )
+    assert all(last.dino[name] == whole.dino[name] for name in made)
     assert 0 < last.optimizer.learning_rate < whole.optimizer.learning_rate
     last.data.path = "/none"
     check(last)
@@ -797,16 +998,26 @@ def test_dinov2s_last_phase_goes_through_the_large_runs_schedules_in_10_000_step
 
 def test_dinov2s_student_of_a_frozen_teacher_is_of_any_size_and_drops_nothing():
     config = load("dinov2", "run=large,teacher=DIR,model=DINOv2-S/14")
-    assert (config.objective.teacher, config.model.stochastic_depth, config.model.mlp) == ("DIR", 0.0, None)
+    assert (config.objective.teacher, config.model.stochastic_depth, config.model.mlp) == (
+        "DIR",
+        0.0,
+        None,
+    )
     check(config)
 
 
 @pytest.mark.parametrize(
     ("argument", "unread"),
     [
-        ("from=/x,run=large,teacher=/y,model=ViT-B/16", "no model=ViT-B/16, no run=large, no teacher=/y"),
+        (
+            "from=/x,run=large,teacher=/y,model=ViT-B/16",
+            "no model=ViT-B/16, no run=large, no teacher=/y",
+        ),
         ("from=/x,run=short", "no run=short"),
-        ("run=high_resolution,from=/x,model=ViT-B/16,teacher=/y", "no model=ViT-B/16, no teacher=/y"),
+        (
+            "run=high_resolution,from=/x,model=ViT-B/16,teacher=/y",
+            "no model=ViT-B/16, no teacher=/y",
+        ),
     ],
 )
 def test_dinov2_refuses_an_argument_that_its_run_does_not_read(argument, unread):
@@ -814,8 +1025,9 @@ def test_dinov2_refuses_an_argument_that_its_run_does_not_read(argument, unread)
         load("dinov2", argument)
 
 
-# Batch; epochs of 1,250 steps, DINO's of all images: all, of the rate's warm-up, of the temperature's; rate;
-# first momentum; weight decay at first and at the end; temperature at first and at the end.
+# Batch; epochs of 1,250 steps, DINO's of all images: all, of the rate's warm-up, of the
+# temperature's; rate; first momentum; weight decay at first and at the end; temperature at first
+# and at the end.
 SELF_DISTILLED = {
     "dino": (512, (100, 10, 0), 1e-3, 0.996, (0.04, 0.4), (0.04, 0.04)),
     "dino:run=boosted": (1024, (300, 10, 30), 2e-3, 0.996, (0.04, 0.4), (0.04, 0.07)),
@@ -831,15 +1043,15 @@ def test_self_distillation_holds_the_published_schedules(name):
     config = load(file, argument)
     check(config)
     batch, epochs, rate, momentum, decay, temperature = SELF_DISTILLED[name]
-    objective, optimizer = config.objective, config.optimizer
+    dino, optimizer = config.dino, config.optimizer
     epoch = 1_281_167 // batch if file == "dino" else 1250
-    steps = config.steps, optimizer.warmup_steps, objective.teacher_temperature_steps
+    steps = config.steps, optimizer.warmup_steps, dino.teacher_temperature_steps
     assert (config.batch_size, steps) == (batch, tuple(epoch * count for count in epochs))
-    assert objective.frozen_prototype_steps == epoch
+    assert dino.frozen_prototype_steps == epoch
     assert optimizer.learning_rate == pytest.approx(rate) and optimizer.end_learning_rate == 1e-6
-    assert (objective.teacher_momentum, objective.teacher_momentum_end) == (momentum, 1.0)
+    assert (dino.teacher_momentum, dino.teacher_momentum_end) == (momentum, 1.0)
     assert (optimizer.weight_decay, optimizer.weight_decay_end) == decay
-    assert (objective.teacher_temperature, objective.teacher_temperature_end) == temperature
+    assert (dino.teacher_temperature, dino.teacher_temperature_end) == temperature
     assert (optimizer.name, optimizer.beta1, optimizer.beta2, optimizer.schedule) == (
         *("adam", 0.9, 0.999),
         "cosine",
@@ -847,8 +1059,9 @@ def test_self_distillation_holds_the_published_schedules(name):
     assert (optimizer.clip_norm, optimizer.decay) == (3.0, "matrices")
 
 
-# Model; areas of large and of small crops; blur; clipping, layer decay, rate of the patch embedding;
-# prototypes of images and of patches; centring, lengths of prototypes; stochastic depth; KoLeo, patches.
+# Model; areas of large and of small crops; blur; clipping, layer decay, rate of the patch
+# embedding; prototypes of images and of patches; centring, lengths of prototypes; stochastic depth;
+# KoLeo, patches.
 OF_MODELS = {
     "dino": (
         *("ViT-S/16", (0.4, 1.0), (0.05, 0.4), (1.0, 0.1, 0.5), ("tensor", 1.0, 1.0)),
@@ -868,26 +1081,35 @@ OF_MODELS = {
 @pytest.mark.parametrize("name", OF_MODELS)
 def test_self_distillation_holds_the_published_views_and_losses(name):
     config = load(name)
-    data, model, objective, optimizer = config.data, config.model, config.objective, config.optimizer
-    assert OF_MODELS[name] == (
-        *(model.name, data.crop_area, objective.local_area, objective.blur),
-        (optimizer.clip, optimizer.layer_decay, optimizer.embedding_rate),
-        (objective.prototypes, objective.patch_prototypes),
-        (objective.centring, objective.prototype_lengths),
-        *(model.stochastic_depth, (objective.koleo, objective.patch_weight)),
+    data, model, dino, optimizer = (
+        config.data,
+        config.model,
+        config.dino,
+        config.optimizer,
     )
-    assert (data.image_size, objective.local_crops, objective.local_size) == (224, 8, 96)
-    assert (objective.head_hidden, objective.bottleneck) == (2048, 256)
-    assert (objective.jitter, objective.jitter_probability) == ((0.4, 0.4, 0.2, 0.1), 0.8)
-    assert (objective.grey, objective.solarize, data.flip) == (0.2, (0.0, 0.2, 0.0), True)
+    assert OF_MODELS[name] == (
+        *(model.name, data.crop_area, dino.local_area, dino.blur),
+        (optimizer.clip, optimizer.layer_decay, optimizer.embedding_rate),
+        (dino.prototypes, dino.patch_prototypes),
+        (dino.centring, dino.prototype_lengths),
+        *(model.stochastic_depth, (dino.koleo, dino.patch_weight)),
+    )
+    assert (data.image_size, dino.local_crops, dino.local_size) == (224, 8, 96)
+    assert (dino.head_hidden, dino.bottleneck) == (2048, 256)
+    assert (dino.jitter, dino.jitter_probability) == ((0.4, 0.4, 0.2, 0.1), 0.8)
+    assert (dino.grey, dino.solarize, data.flip) == (0.2, (0.0, 0.2, 0.0), True)
     assert (data.crop, data.interpolation) == ("random_resized", "bicubic")
     assert bool(model.uniform_depth) == (name != "dino")
-    assert (model.position, model.rope) == (("none", "dinov3") if name == "dinov3" else (None, None))
+    assert (model.position, model.rope) == (
+        ("none", "dinov3") if name == "dinov3" else (None, None)
+    )
 
 
 @pytest.mark.slow
 def test_dinov2_goes_on_from_a_folder_with_photographs_without_labels(tmp_path, capsys):
-    made = vit_jax.create_model("ViT-Ti/4", num_classes=0, image_size=16, dim=16, depth=1, hidden=16, heads=2)
+    made = vit_jax.create_model(
+        "ViT-Ti/4", num_classes=0, image_size=16, dim=16, depth=1, mlp_dim=16, heads=2
+    )
     vit_jax.save_model(made, tmp_path / "model", library="timm", say=str)
     (tmp_path / "photos").mkdir()
     pixels = np.random.default_rng(0).integers(256, size=(24, 20, 20, 3), dtype=np.uint8)
@@ -897,7 +1119,7 @@ def test_dinov2_goes_on_from_a_folder_with_photographs_without_labels(tmp_path, 
     config.data.path, config.data.test_split = str(tmp_path / "photos"), "all[75%:]"
     config.update(dict(batch_size=4, steps=2, evaluate_every=2))
     config.data.update(dict(image_size=16, test_resize=16, train_split="all[:75%]"))
-    config.objective.update(dict(prototypes=16, head_hidden=16, local_size=8, local_crops=1))
+    config.dino.update(dict(prototypes=16, head_hidden=16, local_size=8, local_crops=1))
     config.optimizer.warmup_steps = 1
     vit_jax.train(config, tmp_path / "run")
     assert "test views matched" in capsys.readouterr().out

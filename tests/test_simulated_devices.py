@@ -17,7 +17,9 @@ import pytest
     ],
 )
 def test_they_have_threads_enough_unless_the_user_says_how_many(flags, given, threads):
-    others = {name: value for name, value in os.environ.items() if name not in ("NPROC", "XLA_FLAGS")}
+    others = {
+        name: value for name, value in os.environ.items() if name not in ("NPROC", "XLA_FLAGS")
+    }
     found = subprocess.run(
         [sys.executable, "-c", "import os, vit_jax; print(os.environ.get('NPROC'))"],
         env=others | {"XLA_FLAGS": flags} | given,

@@ -48,12 +48,23 @@ QUESTIONS = {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The address of the site, of which `.ci/run` has the files (VIT_JAX_SITE) or which is built here."""
+    """The address of the site, of which `.ci/run` has the files (VIT_JAX_SITE) or which is built
+    here.
+    """
     folder = os.environ.get("VIT_JAX_SITE")
     if not folder:
         pytest.importorskip("furo")
         folder = tmp_path_factory.mktemp("site")
-        command = [sys.executable, "-m", "sphinx", "-q", "-c", str(ROOT / "docs"), str(ROOT), str(folder)]
+        command = [
+            sys.executable,
+            "-m",
+            "sphinx",
+            "-q",
+            "-c",
+            str(ROOT / "docs"),
+            str(ROOT),
+            str(folder),
+        ]
         subprocess.run(command, check=True)
 
     class Files(SimpleHTTPRequestHandler):
@@ -64,7 +75,9 @@ def site(tmp_path_factory):
             if self.path != "/questions":
                 super().do_GET()
                 return
-            frames = "".join(f'<iframe src="/search.html?q={quote_plus(q)}"></iframe>' for q in QUESTIONS)
+            frames = "".join(
+                f'<iframe src="/search.html?q={quote_plus(q)}"></iframe>' for q in QUESTIONS
+            )
             script = """<script>
                 const frames = [...document.querySelectorAll('iframe')];
                 const read = frame => {

@@ -9,7 +9,7 @@ import pytest
 
 from tests.pages import ROOT
 from vit_jax.config_page import types
-from vit_jax.load import Prediction
+from vit_jax.models.prediction import Prediction
 from vit_jax.shipped import PACKAGE
 
 SCRIPTS = (

@@ -1,7 +1,7 @@
 """Starts a command: vit-jax train --config=quickstart --workdir=DIR
 
-`vit-jax COMMAND --help` says what one does, `vit-jax --version` which version this is. Flags, messages and
-exit codes are those of `python -m`.
+`vit-jax COMMAND --help` says what one does, `vit-jax --version` which version this is. Flags,
+messages and exit codes are those of `python -m`.
 """
 
 import re
@@ -29,7 +29,9 @@ def main() -> None:
 
         with mistakes():
             said = f"there is no command {name!r}; {nearest(name, COMMANDS)}"
-            raise UserError(said if name else "give a command, such as vit-jax train; --help lists them")
+            raise UserError(
+                said if name else "give a command, such as vit-jax train; --help lists them"
+            )
 
 
 def start(command: Command, arguments: list[str]) -> None:

@@ -1,25 +1,32 @@
-"""A model with what it needs to name the classes of photographs, for the commands `predict` and `serve`."""
+"""A model with its preprocessing and class names, for the commands `predict` and `serve`."""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from vit_jax.checkpoint_crop import checkpoint_crop
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import Checkpoint
+from vit_jax.interop.open import open_checkpoint
 from vit_jax.load import build_model
 from vit_jax.models.image_model import ImageModel
-from vit_jax.runs.workdir import checkpoint_crop, open_any
 from vit_jax.small_files import read_small
 
 
 class Classifier(NamedTuple):
-    """A model of RGB images, or of grey ones."""
+    """A classifier of RGB or grey images.
+
+    Attributes:
+      class_names: empty: the model has no head.
+      crop: the evaluation transform.
+      probabilities: a key of `PROBABILITIES`.
+    """
 
     model: ImageModel
-    class_names: list[str]  # None, where the model has no head.
-    crop: TestCrop  # What the model sees of an image.
-    probabilities: str  # Of `PROBABILITIES`.
+    class_names: list[str]
+    crop: TestCrop
+    probabilities: str
 
 
 def open_classifier(
@@ -31,38 +38,47 @@ def open_classifier(
     classes: str | None = None,
     say: Callable[[str], None] = print,
 ) -> Classifier:
-    """The classifier that a checkpoint holds.
+    """Loads a classifier from a checkpoint.
 
     Args:
-      source: what `vit_jax.load_model` takes.
-      image_size: that the model is made for, if not the checkpoint's.
-      resize: short side before the central crop, if not the checkpoint's.
-      decode: `fast` or `exact`; None: as the run, or fast.
-      classes: a file with the classes' names, one a line, if not the checkpoint's.
-      say: is told what was loaded, and what is seen of an image.
+      source: a source as of `vit_jax.load_model`.
+      image_size: image size of the model; None: the checkpoint's.
+      resize: short side before the central crop, in pixels; None: the checkpoint's.
+      decode: `fast` or `exact`; None: the run's mode, else fast.
+      classes: a file with a class name in each line; None: the checkpoint's names.
+      say: called with each line of the log.
 
     Raises:
-      UserError: there is no such checkpoint; the model's images are neither RGB nor grey; sizes or names do
-        not fit.
+      UserError: there is no such checkpoint, its images are neither RGB nor grey, or sizes or names
+        do not match the model.
     """
     changes: dict[str, Any] = {"image_size": image_size} if image_size else {}
-    checkpoint = open_any(source, image_size)
+    checkpoint = open_checkpoint(source, image_size)
     model = build_model(checkpoint, say=say, **changes)
     if model.channels not in (1, 3):
         raise UserError(
-            f"the model takes images of {model.channels} channels, and files are read as RGB: hand arrays to "
-            "predict of vit_jax.load_model"
+            f"the model takes images of {model.channels} channels, and files are read as RGB: "
+            "pass arrays to vit_jax.load_model(...).predict"
         )
     count = model.num_classes
     given = _names(classes, count) if classes else checkpoint.class_names
+    if count and not given:
+        say(
+            "the checkpoint has no class names: classes are numbers, from 0; --classes=FILE "
+            "names them"
+        )
     crop = _crop(checkpoint, model.image_size, resize, decode)
     say(f"of each image: {crop}")
     return Classifier(model, [*(given or map(str, range(count)))], crop, checkpoint.probabilities)
 
 
-def _crop(checkpoint: Checkpoint, size: tuple[int, int], resize: int | None, decode: str | None) -> TestCrop:
+def _crop(
+    checkpoint: Checkpoint, size: tuple[int, int], resize: int | None, decode: str | None
+) -> TestCrop:
     if resize and resize < min(size):
-        raise UserError(f"--resize={resize} is less than the {min(size)} pixels that the model takes")
+        raise UserError(
+            f"--resize={resize} is less than the {min(size)} pixels that the model takes"
+        )
     crop = checkpoint_crop(checkpoint, size, decode)
     return dataclasses.replace(crop, kind="short_side", resize=resize) if resize else crop
 

@@ -30,7 +30,14 @@ if TYPE_CHECKING:
 _AS_IN_FILE = "_as_in_file"  # An attribute of a config, which is no value of it.
 # Values that are changed most, of a training.
 COMMON = (
-    *("data.source", "data.path", "data.train_split", "data.test_split", "data.image_size", "batch_size"),
+    *(
+        "data.source",
+        "data.path",
+        "data.train_split",
+        "data.test_split",
+        "data.image_size",
+        "batch_size",
+    ),
     *("epochs", "model.name", "optimizer.learning_rate", "optimizer.warmup_steps"),
 )
 WRITTEN = {"out", "embed", "dry_run"}  # Flags that name what a command writes: files and folders.
@@ -39,9 +46,10 @@ WRITTEN = {"out", "embed", "dry_run"}  # Flags that name what a command writes: 
 def run(main: Callable[[list[str]], None], common: Sequence[str] = COMMON) -> None:
     """Parses the flags, calls `main` with the other arguments, and sets the right exit code.
 
-    0: done, or stopped by a signal and saved. 2: the user's mistake. 141: nobody reads the output to its
-    end, as with `| head`. A fault of ours is a traceback and 1. With `--help` it says what the command does
-    and no more, on one screen; `--helpfull` lists all values of the config, `--help=optimizer` a section.
+    0: done, or stopped by a signal and saved. 2: the user's mistake. 141: nobody reads the output
+    to its end, as with `| head`. A fault of ours is a traceback and 1. With `--help` it says what
+    the command does and no more, on one screen; `--helpfull` lists all values of the config,
+    `--help=optimizer` a section.
 
     Args:
       common: keys of the config's values that are changed most.
@@ -55,7 +63,9 @@ def run(main: Callable[[list[str]], None], common: Sequence[str] = COMMON) -> No
 
 
 def _print_any_name() -> None:
-    """Lets the output contain file names that are not UTF-8: as bytes, or escaped on other terminals."""
+    """Lets the output contain file names that are not UTF-8: as bytes, or escaped on other
+    terminals.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             utf_8 = stream.encoding.lower() in ("utf-8", "utf8")
@@ -71,7 +81,9 @@ def _help_asked() -> str | None:
 
 
 def _help(section: str, common: Sequence[str]) -> str:
-    """Returns the help text: the command's purpose, flags and config values, or one section of the config."""
+    """Returns the help text: the command's purpose, flags and config values, or one section of the
+    config.
+    """
     takes_config = "config" in flags.FLAGS
     if section not in ("", "full"):
         return listing(section) if takes_config else ""
@@ -86,9 +98,13 @@ def _help(section: str, common: Sequence[str]) -> str:
             found = dict(leaves(read_config(named[1])))
             values = {key: found[key] for key in common}
             if found["auto"] != "none":  # Values that the file leaves open are chosen.
-                values |= {key: "..." for key, value in values.items() if value == VALUES[key].default}
+                values |= {
+                    key: "..." for key, value in values.items() if value == VALUES[key].default
+                }
     shown = f"Values of the config that are changed most:\n{short_listing(values)}"
-    return f"{about}\n\n{shown}\n\n--helpfull lists all values, --help=optimizer those of one section."
+    return (
+        f"{about}\n\n{shown}\n\n--helpfull lists all values, --help=optimizer those of one section."
+    )
 
 
 def _flags_of_command() -> str:
@@ -96,23 +112,33 @@ def _flags_of_command() -> str:
     lines = ["Flags:"]
     for flag in flags.FLAGS.get_key_flags_for_module(sys.modules["__main__"].__name__):
         given = "" if flag.default in (None, []) else flag.default_as_str.strip("'")
-        lines.append(f"  --[no]{flag.name}" if flag.boolean else f"  --{flag.name}={given or '...'}")
+        lines.append(
+            f"  --[no]{flag.name}" if flag.boolean else f"  --{flag.name}={given or '...'}"
+        )
         about, again, _ = flag.help.partition(";\n    repeat this option")
-        kinds = (not flag.boolean and flag.parser.syntactic_help, again and "may be given several times")
+        kinds = (
+            not flag.boolean and flag.parser.syntactic_help,
+            again and "may be given several times",
+        )
         kind = ", ".join(filter(None, kinds))
         lines += textwrap.wrap(
-            f"{about} ({kind})" if kind else about, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
+            f"{about} ({kind})" if kind else about,
+            WIDTH,
+            initial_indent=" " * 6,
+            subsequent_indent=" " * 6,
         )
     return "\n".join(lines)
 
 
 @contextlib.contextmanager
 def mistakes():
-    """Makes a user's mistake one line and exit code 2; names another package that is imported by our name."""
+    """Makes a user's mistake one line and exit code 2; names another package that is imported by
+    our name.
+    """
     if folder := other_package():
         print(
-            f"warning: {folder} is google-research/vision_transformer's package of the same name, and Python "
-            "imports the first that it finds: keep each in an environment of its own",
+            f"warning: {folder} is google-research/vision_transformer's package of the same name, "
+            "and Python imports the first that it finds: keep each in an environment of its own",
             file=sys.stderr,
         )
     try:
@@ -125,7 +151,9 @@ def mistakes():
 
 
 def other_package() -> Path | None:
-    """The folder of google-research/vision_transformer's package, where that can be imported here too."""
+    """The folder of google-research/vision_transformer's package, where that can be imported here
+    too.
+    """
     folders = (Path(entry, "vit_jax").absolute() for entry in ["", *sys.path])
     return next((folder for folder in folders if os.path.isfile(folder / "models_vit.py")), None)
 
@@ -156,14 +184,18 @@ def read_config(path: str) -> "TypedConfig":
 
 
 def as_in_file(config: ConfigDict) -> ConfigDict | None:
-    """Returns a config of a file as the file made it, before values were changed; None for other configs."""
+    """Returns a config of a file as the file made it, before values were changed; None for other
+    configs.
+    """
     return config.__dict__.get(_AS_IN_FILE)
 
 
 def config_file(name: str) -> str:
-    """The path of a config: that which is named or, where no file is there, one that comes with the package.
+    """The path of a config: that which is named or, where no file is there, one that comes with the
+    package.
 
-    `configs/quickstart.py`, `quickstart.py` and `quickstart` name the package's own, in every folder.
+    `configs/quickstart.py`, `quickstart.py` and `quickstart` name the package's own, in every
+      folder.
     """
     stem = name.removeprefix("configs/").removesuffix(".py")
     if os.path.isfile(name) or "/" in stem:
@@ -198,16 +230,13 @@ class _ConfigFile(flags.ArgumentParser):
 
 
 def _explain_config(file: str, error: Exception) -> str:
-    """Says in one line where a config's file fails, and why."""
-    if isinstance(error, FileNotFoundError) and error.filename == file:
-        return f"there is no config file {file}; {nearest(Path(file).stem, config_names())}"
-    if isinstance(error, OSError) and error.filename == file:
-        return f"cannot read the config file {file}: {error.strerror}"
+    """Returns one line on where a config's file fails, and why."""
+    if isinstance(error, OSError | SyntaxError) and error.filename == file:
+        return _explain_file(file, error)
     if isinstance(error, KeyError) and error.args == ("get_config",):
         return f"{file} has no function get_config, which returns the config"
-    if isinstance(error, SyntaxError) and error.filename == file:
-        return f"{file}, line {error.lineno}: {error.msg}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
     where = f"{file}, line {lines[-1]}" if lines else file
     if isinstance(error, ConfigMistake):
         return f"{where}: {error}"
@@ -216,29 +245,27 @@ def _explain_config(file: str, error: Exception) -> str:
     return f"{where}: {type(error).__name__}: {error}"
 
 
+def _explain_file(file: str, error: OSError | SyntaxError) -> str:
+    """Returns one line on an error of reading or parsing a config's file."""
+    if isinstance(error, FileNotFoundError):
+        return f"there is no config file {file}; {nearest(Path(file).stem, config_names())}"
+    if isinstance(error, SyntaxError):
+        return f"{file}, line {error.lineno}: {error.msg}"
+    return f"cannot read the config file {file}: {error.strerror}"
+
+
 def parse_flags() -> list[str]:
-    """The arguments that are not flags.
+    """Parses the command line, and returns the arguments that are not flags.
 
     Raises:
       UserError: flags that are unknown or malformed, a config that does not load.
     """
-    for argument in sys.argv[1:] if "config" in flags.FLAGS else []:
-        key = re.match(r"--?(?:no)?config\.([^=]*)", argument)
-        if key and key[1] not in VALUES and not any(known.startswith(f"{key[1]}.") for known in VALUES):
-            raise UserError(unknown_key(key[1]))
-    given, unset = [], set()
-    for argument in sys.argv:
-        # ml_collections would read None as a text, or as no number.
-        if key := _unset_key(argument):
-            unset.add(key)
-        else:
-            given.append(argument)
-            unset.discard(argument.lstrip("-").removeprefix("config.").partition("=")[0])
+    if "config" in flags.FLAGS:
+        _check_keys(sys.argv[1:])
+    given, unset = _without_unset(sys.argv)
     try:
         rest = flags.FLAGS(given)[1:]
-        for name in WRITTEN & {*flags.FLAGS}:
-            if re.match("(gs|s3)://", str(value := flags.FLAGS[name].value)):
-                raise UserError(f"--{name}={value}: this is written to a folder; copy it to the bucket then")
+        _check_written()
         if unset and (config := flags.FLAGS["config"].value) is not None:
             config.update_from_flattened_dict(dict.fromkeys(unset))
         return rest
@@ -248,10 +275,48 @@ def parse_flags() -> list[str]:
         usage = (sys.modules["__main__"].__doc__ or "").partition("\n")[0].rpartition(": ")[2]
         near = re.search(r"Did you mean: (\w+)", str(error))
         meant = f"; did you mean --{near[1]}?" if near else ""
-        raise UserError(f"there is no flag --{error.flagname}{meant}; the usage is {usage}") from error
+        raise UserError(
+            f"there is no flag --{error.flagname}{meant}; the usage is {usage}"
+        ) from error
     except (flags.Error, KeyError, AttributeError, TypeError, ValueError, SyntaxError) as error:
         # Also of a value on the command line, which ml_collections sets.
         raise UserError(str(error).strip().splitlines()[-1]) from error
+
+
+def _check_keys(arguments: list[str]) -> None:
+    """Raises UserError for an argument that sets an unknown key of the config."""
+    for argument in arguments:
+        match = re.match(r"--?(?:no)?config\.([^=]*)", argument)
+        if match is None or match[1] in VALUES:
+            continue
+        if not any(known.startswith(f"{match[1]}.") for known in VALUES):
+            raise UserError(unknown_key(match[1]))
+
+
+def _without_unset(arguments: list[str]) -> tuple[list[str], set[str]]:
+    """Separates the arguments that set a value to None, which ml_collections would misread.
+
+    Returns:
+      The other arguments, and the keys that are None.
+    """
+    given, unset = [], set()
+    for argument in arguments:
+        if key := _unset_key(argument):
+            unset.add(key)
+        else:
+            given.append(argument)
+            unset.discard(argument.lstrip("-").removeprefix("config.").partition("=")[0])
+    return given, unset
+
+
+def _check_written() -> None:
+    """Raises UserError for a bucket in a flag of a folder or file to write."""
+    for name in WRITTEN & {*flags.FLAGS}:
+        value = flags.FLAGS[name].value
+        if re.match("(gs|s3)://", str(value)):
+            raise UserError(
+                f"--{name}={value}: this is written to a folder; copy it to the bucket then"
+            )
 
 
 def _unset_key(argument: str) -> str | None:
@@ -273,7 +338,9 @@ def parse_image_size(text: str) -> int | tuple[int, int]:
 
 
 def use_compilation_cache() -> None:
-    """Keeps compiled programs under the user's cache folder, unless JAX_COMPILATION_CACHE_DIR says where."""
+    """Keeps compiled programs under the user's cache folder, unless JAX_COMPILATION_CACHE_DIR says
+    where.
+    """
     import jax
 
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
@@ -283,10 +350,14 @@ def use_compilation_cache() -> None:
 
 
 def code_version() -> dict[str, str]:
-    """The code that computes: versions of Python and of the libraries, and a hash of each file of ours."""
+    """The code that computes: versions of Python and of the libraries, and a hash of each file of
+    ours.
+    """
     folder = Path(__file__).parent
     hashes = {
-        str(path.relative_to(folder.parent)): hashlib.blake2b(path.read_bytes(), digest_size=4).hexdigest()
+        str(path.relative_to(folder.parent)): hashlib.blake2b(
+            path.read_bytes(), digest_size=4
+        ).hexdigest()
         for path in sorted(folder.rglob("*.py"))
     }
     libraries = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")

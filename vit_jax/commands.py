@@ -1,4 +1,6 @@
-"""The commands by the names that `vit-jax` gives them: each is a module, which `python -m` starts as well."""
+"""The commands by the names that `vit-jax` gives them: each is a module, which `python -m` starts
+as well.
+"""
 
 import ast
 from pathlib import Path
@@ -15,17 +17,27 @@ class Command(NamedTuple):
 
     @property
     def about(self) -> str:
-        """The first line of what its config, or else its module, says of itself; neither is imported."""
+        """The first line of what its config, or else its module, says of itself; neither is
+        imported.
+        """
         file = CONFIGS / f"{self.config}.py" if self.config else self._file
         return (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0]
 
     @property
     def flags(self) -> list[str]:
         """The names of the flags that its module defines by name; it is not imported."""
-        calls = [node for node in ast.walk(ast.parse(self._file.read_text())) if isinstance(node, ast.Call)]
-        named = [call.args[0] for call in calls if ast.unparse(call.func).startswith("flags.DEFINE_")]
+        calls = [
+            node
+            for node in ast.walk(ast.parse(self._file.read_text()))
+            if isinstance(node, ast.Call)
+        ]
+        named = [
+            call.args[0] for call in calls if ast.unparse(call.func).startswith("flags.DEFINE_")
+        ]
         takes_config = any(ast.unparse(call.func) == "command.define_config" for call in calls)
-        return ["config"] * takes_config + [name.value for name in named if isinstance(name, ast.Constant)]
+        return ["config"] * takes_config + [
+            name.value for name in named if isinstance(name, ast.Constant)
+        ]
 
     @property
     def _file(self) -> Path:

@@ -60,8 +60,12 @@ def main(arguments: list[str]) -> None:
     if len(arguments) != 1:
         raise UserError(f"give a shell: vit-jax completion {' or '.join(SHELLS)}")
     if (script := SHELLS.get(arguments[0])) is None:
-        raise UserError(f"there is no completion for {arguments[0]!r}; {nearest(arguments[0], SHELLS)}")
-    flags = {name: " ".join(f"--{flag}" for flag in command.flags) for name, command in COMMANDS.items()}
+        raise UserError(
+            f"there is no completion for {arguments[0]!r}; {nearest(arguments[0], SHELLS)}"
+        )
+    flags = {
+        name: " ".join(f"--{flag}" for flag in command.flags) for name, command in COMMANDS.items()
+    }
     words = {
         "FLAGS": "\n".join(f'    {name}) flags="{given}" ;;' for name, given in flags.items()),
         "COMMANDS": " ".join(COMMANDS),

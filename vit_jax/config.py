@@ -1,7 +1,8 @@
-"""Configs, made from the options that each file of the package declares beside what reads them.
+"""Configs, made from the options of a run (`vit_jax.options`).
 
-A file in `configs/` starts from `base_config()`, changes what its job needs and returns it
-through `choose(config, argument)`. docs/config.md lists all values; a key that no file declares is an error.
+A file in `configs/` starts from `base_config()`, changes the values of its job and returns the
+config through `choose(config, argument)`. docs/config.md lists all values; an unknown key is an
+error.
 """
 
 import difflib
@@ -13,57 +14,47 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from vit_jax.errors import UserError, nearest
-from vit_jax.options import Option, read_options
-from vit_jax.shipped import CONFIGS, EXPERIMENTS, PACKAGE
+from vit_jax.options.objective import OBJECTIVES
+from vit_jax.options.option import Option, all_options, sections_of, title_of
+from vit_jax.options.run import RunOptions
 
 if TYPE_CHECKING:
     from vit_jax.config_types import TypedConfig
 
-# Sections of a config, in the order of `docs/config.md`, and what each is about.
+# Every value of a config, by its dotted key, and the title of each section; "" is the run's own.
+VALUES: dict[str, Option] = dict(all_options(RunOptions))
 SECTIONS = {
-    "": "The run",
-    "data": "Where images come from, and what is seen of them",
-    "augment": "Augmentation of training images",
-    "model": "The model; None: as the model's name says, or the checkpoint that a run starts from",
-    "finetune": "Warm start and fine-tuning",
-    "objective": "What is learned",
-    "loss": "The loss of a classification",
-    "optimizer": "Optimizer and learning rate",
-    "mesh": "Devices, on three axes: a batch is divided over data x fsdp, parameters and moments over fsdp, "
-    "heads and hidden units over tensor; None for one axis: all the rest",
-    "checkpoint": "Checkpoints",
-    "log": "Where the run's figures go",
-    "evaluate": "Suites of `python -m vit_jax.evaluate` during training",
-    "fewshot": "Few-shot linear evaluation of the frozen network during training",
-    "knn": "k-NN evaluation of the frozen network during training",
-    "sweep": "Search for the learning rate, by `python -m vit_jax.sweep`: its runs do not see these values",
+    name: title_of(kind) for name, kind in {"": RunOptions, **sections_of(RunOptions)}.items()
 }
-
-
-def _collected() -> tuple[dict[str, Option], dict[str, str]]:
-    """All options by their keys, in the order of the sections, and the file that declares and reads each."""
-    options, files = {}, {}
-    for path in sorted({*PACKAGE.rglob("*.py")} - {*CONFIGS.rglob("*.py"), *EXPERIMENTS.rglob("*.py")}):
-        for key, option in read_options(path).items():
-            if key in options or key.rpartition(".")[0] not in SECTIONS:
-                raise ValueError(f"{path}: the option {key!r} is another file's, or of no section")
-            options[key], files[key] = option, str(path.relative_to(PACKAGE.parent))
-    order = list(SECTIONS)
-    keys = sorted(options, key=lambda key: order.index(key.rpartition(".")[0]))
-    return {key: options[key] for key in keys}, files
-
-
-VALUES, DECLARED_IN = _collected()
 
 # What may differ between the start of a run and its continuation: nothing that the training sees.
 OPERATIONAL = {key for key, value in VALUES.items() if value.operational}
 
 
-_GIVEN = "_given"  # An attribute of a config and of each section, which is no value: keys that were set.
+# An attribute of a config and of each section, which is no value: keys that were set.
+_GIVEN = "_given"
+
+# The present keys of values that had others (CHANGELOG.md). Options of `objective` that are in a
+# section of their objective now are found by their names.
+RENAMED = {
+    "model.deviation": "model.std",
+    "model.head_deviation": "model.head_std",
+    "model.hidden": "model.mlp_dim",
+    "objective.distillation": "distillation.kind",
+    "objective.distillation_share": "distillation.teacher_weight",
+    "objective.distillation_temperature": "distillation.temperature",
+    "objective.code_temperature": "dvae.temperature",
+    "objective.code_temperature_end": "dvae.temperature_end",
+    "objective.code_temperature_steps": "dvae.temperature_steps",
+    "objective.divergence_weight": "dvae.kl_weight",
+    "objective.divergence_steps": "dvae.kl_steps",
+}
 
 
 class ConfigMistake(UserError, AttributeError, KeyError, TypeError):
-    """A key that a config does not have, or a value of another type; also what ConfigDict raises for it."""
+    """A key that a config does not have, or a value of another type; also what ConfigDict raises
+    for it.
+    """
 
     def __str__(self):
         return self.args[0]  # KeyError's own is in quotes.
@@ -98,8 +89,12 @@ class Config(ConfigDict):
         except AttributeError as error:
             raise error.args[0] if isinstance(error.args[0], ConfigMistake) else error from None
 
-    def copy_and_resolve_references(self, visit_map: dict[int, ConfigDict] | None = None) -> "Config":
-        """Returns a copy with values in place of references; the values that the user set are the same."""
+    def copy_and_resolve_references(
+        self, visit_map: dict[int, ConfigDict] | None = None
+    ) -> "Config":
+        """Returns a copy with values in place of references; the values that the user set are the
+        same.
+        """
         copied = super().copy_and_resolve_references(visit_map)
         copied.__dict__[_GIVEN] = {*self.__dict__.get(_GIVEN, ())}
         return copied
@@ -108,7 +103,9 @@ class Config(ConfigDict):
         super().__setstate__(state)
         self.__dict__[_GIVEN] = {*state.get(_GIVEN, ())}
 
-    def update_from_flattened_dict(self, flattened_dict: Mapping[str, Any], strip_prefix: str = "") -> None:
+    def update_from_flattened_dict(
+        self, flattened_dict: Mapping[str, Any], strip_prefix: str = ""
+    ) -> None:
         """Sets values by their dotted keys."""
         try:
             super().update_from_flattened_dict(flattened_dict, strip_prefix)
@@ -116,12 +113,16 @@ class Config(ConfigDict):
             raise
         except KeyError:  # There is no such section.
             keys = (self._dotted(key.removeprefix(strip_prefix)) for key in flattened_dict)
-            raise ConfigMistake(unknown_key(next(key for key in keys if key not in VALUES))) from None
+            raise ConfigMistake(
+                unknown_key(next(key for key in keys if key not in VALUES))
+            ) from None
 
     def _dotted(self, key: str) -> str:
         """The key with its section, which the section's other keys tell."""
         names = {*self.keys()}
-        section = next((section for section in SECTIONS if section and names == _names(section)), "")
+        section = next(
+            (section for section in SECTIONS if section and names == _names(section)), ""
+        )
         return f"{section}.{key}" if section else key
 
     def _wrong_type(self, key: str, value: Any) -> str:
@@ -129,7 +130,10 @@ class Config(ConfigDict):
             option = VALUES[key]
             none = "None or " if option.default is None or option.optional else ""
             return f"config.{key} is {value!r} and must be {none}{option.rule.words}"
-        return f"config.{key} is a section, not a value: set config.{key}.{min(_names(key))} or others of it"
+        return (
+            f"config.{key} is a section, not a value: set config.{key}.{min(_names(key))} or "
+            "others of it"
+        )
 
 
 def given_keys(config: ConfigDict) -> set[str]:
@@ -195,7 +199,9 @@ def named_values(argument: str | None, **defaults: str) -> tuple[dict[str, str],
 
 
 def chosen_teacher(named: str, argument: str | None, default: str | None = None) -> str | None:
-    """The teacher that a config's argument names, else a random one for `smoke`, else the default."""
+    """The teacher that a config's argument names, else a random one for `smoke`, else the
+    default.
+    """
     return named or ("random" if argument == "smoke" else default)
 
 
@@ -210,10 +216,14 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
     config.update(dict(steps=2, batch_size=16, log_every=1, evaluate_every=2))
     config.model.name = config.model.name or "ViT-B/16"
     config.checkpoint.every = 2
-    config.fewshot.every = config.knn.every = 0  # Their data sets may not be here, nor those of suites.
+    config.fewshot.every = config.knn.every = (
+        0  # Their data sets may not be here, nor those of suites.
+    )
     config.evaluate.suites = ()
     family, values = parse_name(config.model.name)
-    chosen = {name: value for name, value in config.model.items() if value is not None and name != "name"}
+    chosen = {
+        name: value for name, value in config.model.items() if value is not None and name != "name"
+    }
     small = family.smallest(values | chosen)
     size = small.pop("image_size")
     config.model.update(small)
@@ -230,27 +240,60 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
 
 
 def unknown_key(key: str) -> str:
-    """The error for a key that no config has: `optimizer.lr`, or its last part alone."""
+    """Returns the error for a key that no config has, such as `optimizer.lr`."""
+    if not isinstance(key, str):
+        return (
+            f"config key {key!r} is of type {type(key).__name__}, and must be a text such as "
+            "'steps'"
+        )
+    bare = key.removeprefix("config.")
+    if bare in VALUES:
+        return f"unknown config key {key!r}; did you mean {bare!r}?"
+    if new := _new_names(bare):
+        return f"unknown config key {key!r}: it is now {' or '.join(map(repr, new))}"
+    if key in SECTIONS:
+        first = next(known for known in VALUES if known.startswith(f"{key}."))
+        return (
+            f"config key {key!r} is a section: give each of its values by itself, such as {first!r}"
+        )
+    return f"unknown config key {key!r}; {_similar_keys(key)}"
+
+
+def _similar_keys(key: str) -> str:
+    """Returns the end of the error for an unknown key: keys similar to it, of its section first."""
     section, _, name = key.rpartition(".")
-    inside = [known.rpartition(".")[2] for known in VALUES if section and known.startswith(f"{section}.")]
-    if inside:
-        return f"unknown config key {key!r}; in config.{section}: {nearest(name, inside)}"
-    if section and (close := difflib.get_close_matches(section, SECTIONS, n=1)):
-        right = f"{close[0]}.{name}"
-        return f"unknown config key {key!r}; did you mean {(right if right in VALUES else close[0])!r}?"
+    if section:
+        inside = [key.rpartition(".")[2] for key in VALUES if key.startswith(f"{section}.")]
+        if inside:
+            return f"in config.{section}: {nearest(name, inside)}"
+        if close := difflib.get_close_matches(section, SECTIONS, n=1):
+            right = f"{close[0]}.{name}"
+            return f"did you mean {(right if right in VALUES else close[0])!r}?"
     known = [*VALUES, *SECTIONS, *(key.rpartition(".")[2] for key in VALUES)]
-    close = difflib.get_close_matches(key, known, n=1)
-    return f"unknown config key {key!r}; " + (
-        f"did you mean {close[0]!r}?" if close else "docs/config.md lists all of them"
-    )
+    if close := difflib.get_close_matches(key, known, n=1):
+        return f"did you mean {close[0]!r}?"
+    return "docs/config.md lists all of them"
+
+
+def _new_names(key: str) -> list[str]:
+    """Returns the present names of a key that had another one."""
+    if key in RENAMED:
+        return [RENAMED[key]]
+    section, _, name = key.partition(".")
+    moved = [f"{objective}.{name}" for objective in OBJECTIVES if section == "objective"]
+    return [new for new in moved if new in VALUES]
 
 
 def check_values(given: Mapping[str, Any]) -> None:
-    """Raises UserError unless there is each value, by its dotted key, and no other, within its bounds."""
+    """Raises UserError unless there is each value, by its dotted key, and no other, within its
+    bounds.
+    """
     for key in given.keys() - VALUES.keys():
         raise UserError(unknown_key(key))
     for key in VALUES.keys() - given.keys():
-        raise UserError(f"config key {key!r} is missing: start the config from vit_jax.config.base_config()")
+        raise UserError(
+            f"config key {key!r} is missing: start the config from vit_jax.config.base_config()"
+        )
     for key, value in VALUES.items():
         if given[key] is None:
             _require(value.default is None or value.optional, key, None, value.rule.words)
@@ -259,11 +302,13 @@ def check_values(given: Mapping[str, Any]) -> None:
 
 
 def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None = None) -> None:
-    """Raises UserError for keys and values that no run could use, and for values that this one does not read.
+    """Raises UserError for keys and values that no run could use, and for values that this one does
+    not read.
 
     Args:
-      handed_in: a program hands in the objective, which reads whatever it likes of that section.
-      file: the config before the user changed values. Its own values may be left unread by such a change.
+      handed_in: a program hands in the objective, which may read all options of objectives.
+      file: the config before the user changed values. Its own values may be left unread by such a
+        change.
     """
     check_values(dict(leaves(config)))
     for key in VALUES:
@@ -273,8 +318,11 @@ def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None =
     unread_in_file = {} if file is None else unread(file)
     for key, needs in unread(config).items():
         value = values[key]
-        kept = key in in_file and key not in unread_in_file and _plain(in_file[key]) == _plain(value)
-        if not (kept or (handed_in and key.startswith("objective."))):
+        kept = (
+            key in in_file and key not in unread_in_file and _plain(in_file[key]) == _plain(value)
+        )
+        of_objective = key.split(".")[0] in ("objective", *OBJECTIVES)
+        if not (kept or (handed_in and of_objective)):
             raise UserError(
                 f"config.{key} is {value!r}, and this run does not read it: it needs {needs}; "
                 f"otherwise leave it at {VALUES[key].default!r}"
@@ -282,9 +330,11 @@ def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None =
 
 
 def unread(config: ConfigDict) -> dict[str, str]:
-    """Returns the keys of changed values that the run does not read, with the condition for reading each."""
+    """Returns the keys of changed values that the run does not read, with the condition for reading
+    each.
+    """
     changed = [key for key, value in leaves(config) if _plain(value) != _plain(VALUES[key].default)]
-    needed = {key: needs(config) for key in changed if (needs := VALUES[key].needs)}
+    needed = {key: needs(config) for key in changed if (needs := VALUES[key].requires)}
     return {key: words for key, words in needed.items() if words}
 
 
@@ -294,9 +344,9 @@ def _plain(value: Any) -> Any:
 
 def check_fits(config: ConfigDict, key: str) -> None:
     """Raises UserError where one value does not fit the others."""
-    if fits := VALUES[key].fits:
+    if validate := VALUES[key].validate:
         value = dict(leaves(config))[key]
-        words = fits(value, config)
+        words = validate(value, config)
         _require(not words, key, value, words)
 
 
@@ -322,7 +372,9 @@ def from_json(text: str) -> ConfigDict:
 
 
 def differences(saved: str, config: ConfigDict) -> list[str]:
-    """The values that keep a run of `config` from continuing one of the saved config: `key: saved -> new`."""
+    """The values that keep a run of `config` from continuing one of the saved config: `key: saved
+    -> new`.
+    """
     # What did not exist when it was saved is as it was then: the default.
     texts = to_json(from_json(saved)), to_json(config)
     old, new = (dict(leaves(ConfigDict(json.loads(text)))) for text in texts)

@@ -4,9 +4,9 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vit_jax.config import DECLARED_IN, SECTIONS, VALUES
+from vit_jax.config import SECTIONS, VALUES
 from vit_jax.errors import UserError, nearest
-from vit_jax.options import Option
+from vit_jax.options.option import Option
 
 WIDTH = 100  # Columns of a terminal.
 GOES_ON = "May be changed when a run goes on."
@@ -17,15 +17,17 @@ def page() -> str:
     lines = [
         "# Every value of a config",
         "",
-        "Written by `python docs/write_config.py` from the options that the files of the package declare;",
-        "`python -m vit_jax.main --helpfull` lists the same, and `--help=optimizer` one section of it.",
-        "A config file sets a value as `config.optimizer.learning_rate = 1e-3`, the command line as",
-        "`--config.optimizer.learning_rate=1e-3` or, where None is allowed, `--config.data.dev_split=None`.",
+        "Written by `python docs/write_config.py` from the options in `vit_jax/options/`;",
+        "`python -m vit_jax.main --helpfull` lists the same, and `--help=optimizer` one section "
+        "of it.",
+        "A config file sets a value as `config.optimizer.learning_rate = 1e-3`, the command line "
+        "as",
+        "`--config.optimizer.learning_rate=1e-3` or, where None is allowed, "
+        "`--config.data.dev_split=None`.",
     ]
     for section, title in SECTIONS.items():
         keys = _keys(section)
-        files = ", ".join(f"`{file}`" for file in dict.fromkeys(DECLARED_IN[key] for key in keys))
-        lines += ["", f"## {section or 'The run'}", "", f"{title}. Declared and read in {files}.", ""]
+        lines += ["", f"## {section or 'The run'}", "", f"{_one_line(title)}.", ""]
         lines += ["| value | default | may be | meaning |", "|---|---|---|---|"]
         for key in keys:
             option = VALUES[key]
@@ -35,9 +37,11 @@ def page() -> str:
 
 
 def types() -> str:
-    """Returns the module `vit_jax/config_types.py`: the values of a config with their types, for editors."""
+    """Returns the module `vit_jax/config_types.py`: the values of a config with their types, for
+    editors.
+    """
     lines = [
-        '"""The types of a config\'s values, for editors. Written by `python docs/write_config.py`."""',
+        '"""The types of a config\'s values, for editors. Written by docs/write_config.py."""',
         "",
         "from collections.abc import Mapping",
         "from typing import Any",
@@ -52,13 +56,21 @@ def types() -> str:
         '        """Sets several values."""',
         "        super().update(*other, **values)",
     ]
-    for section in sorted(SECTIONS, key=lambda section: not section):  # The whole config is the last.
+    for section in sorted(
+        SECTIONS, key=lambda section: not section
+    ):  # The whole config is the last.
         lines += ["", "", f"class {_class_of(section)}(Section):"]
         about = f"Values of `config.{section}`" if section else "All values of a config"
         lines += [f'    """{about}."""', ""]
-        lines += [f"    {key.rpartition('.')[2]}: {_type_of(VALUES[key])}" for key in _keys(section)]
+        lines += [
+            f"    {key.rpartition('.')[2]}: {_type_of(VALUES[key])}" for key in _keys(section)
+        ]
         lines += [f"    {name}: {_class_of(name)}" for name in SECTIONS if name and not section]
     return "\n".join(lines) + "\n"
+
+
+def _one_line(title: str) -> str:
+    return " ".join(title.split())
 
 
 def _class_of(section: str) -> str:
@@ -77,10 +89,12 @@ def listing(section: str | None = None) -> str:
       UserError: there is no such section.
     """
     if section is not None and section not in SECTIONS:
-        raise UserError(f"there is no section {section!r} in a config; {nearest(section, SECTIONS)}")
+        raise UserError(
+            f"there is no section {section!r} in a config; {nearest(section, SECTIONS)}"
+        )
     lines = []
     for name, title in SECTIONS.items() if section is None else [(section, SECTIONS[section])]:
-        lines += ["", *textwrap.wrap(f"{title}:", WIDTH)]
+        lines += ["", *textwrap.wrap(f"{_one_line(title)}:", WIDTH)]
         for key in _keys(name):
             lines += [*_lines(key, VALUES[key].default)]
     return "\n".join(lines[1:])
@@ -111,4 +125,4 @@ def _may_be(option: Option) -> str:
 
 
 def _meaning(option: Option) -> str:
-    return f"{option.about} {GOES_ON}" if option.operational else option.about
+    return f"{option.help} {GOES_ON}" if option.operational else option.help

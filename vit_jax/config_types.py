@@ -1,4 +1,4 @@
-"""The types of a config's values, for editors. Written by `python docs/write_config.py`."""
+"""The types of a config's values, for editors. Written by docs/write_config.py."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,25 +17,6 @@ class Section(ConfigDict):
 class DataConfig(Section):
     """Values of `config.data`."""
 
-    balance: str
-    decode: str
-    interpolation: str | None
-    test_interpolation: str | None
-    background: str
-    repeats: int
-    workers: int | None
-    threads: int | None
-    max_unreadable: int
-    image_size: int
-    crop: str
-    crop_area: tuple[Any, ...]
-    crop_aspect: tuple[Any, ...]
-    crop_resize: int | None
-    flip: bool
-    test_crop: str
-    test_resize: int
-    num_classes: int | None
-    changed: str
     source: str
     path: str
     parts: tuple[Any, ...] | None
@@ -47,6 +28,25 @@ class DataConfig(Section):
     groups: str | None
     label_key: str
     classes: tuple[Any, ...] | None
+    num_classes: int | None
+    balance: str
+    image_size: int
+    crop: str
+    crop_area: tuple[Any, ...]
+    crop_aspect: tuple[Any, ...]
+    crop_resize: int | None
+    flip: bool
+    test_crop: str
+    test_resize: int
+    interpolation: str | None
+    test_interpolation: str | None
+    background: str
+    decode: str
+    repeats: int
+    workers: int | None
+    threads: int | None
+    max_unreadable: int
+    changed: str
 
 
 class AugmentConfig(Section):
@@ -54,9 +54,9 @@ class AugmentConfig(Section):
 
     level: str
     randaugment: tuple[Any, ...] | None
-    color_jitter: tuple[Any, ...]
-    three_augment: float | None
     policy: str | None
+    three_augment: float | None
+    color_jitter: tuple[Any, ...]
     mixup: float | None
     cutmix: float
     cutmix_share: float
@@ -68,45 +68,27 @@ class ModelConfig(Section):
 
     name: str | None
     mean: tuple[Any, ...] | None
-    deviation: tuple[Any, ...] | None
-    blocks: tuple[Any, ...] | None
-    gelu: str | None
-    layer_scale: float | None
-    norm_epsilon: float | None
-    stochastic_depth: float | None
-    head_bias: float | None
-    head_deviation: float | None
+    std: tuple[Any, ...] | None
     remat: str
     dtype: str
-    widths: tuple[Any, ...] | None
-    grn: bool | None
-    stem: str | None
-    centred_norm: bool | None
-    norm_first: bool | None
-    head_epsilon: float | None
-    head_hidden: int | None
+    head_bias: float | None
+    head_std: float | None
     resnet_blocks: tuple[Any, ...] | None
     resnet_width: float | None
     resnet_stem: str | None
     resnet_epsilons: str | None
-    axial: bool | None
-    stage_heads: tuple[Any, ...] | None
-    window: int | None
-    version: int | None
-    pretrained_windows: tuple[Any, ...] | None
     patch_size: int | None
     dim: int | None
     depth: int | None
-    hidden: int | None
+    mlp_dim: int | None
     heads: int | None
-    registers: int | None
+    pooling: str | None
     cls_token: bool | None
+    pool_all: bool | None
+    pool_heads: int | None
     fc_norm: bool | None
     final_norm: bool | None
     stem_norm: str | None
-    pooling: str | None
-    pool_all: bool | None
-    pool_heads: int | None
     distillation: str | None
     position: str | None
     position_at: str | None
@@ -114,21 +96,39 @@ class ModelConfig(Section):
     rope: str | None
     rope_grid: tuple[Any, ...] | None
     rope_rescale: float | None
+    registers: int | None
     attention: str | None
     mlp: str | None
+    gelu: str | None
     norm: str | None
     norm_at: str | None
     sub_norm: str | None
     qk_norm: bool | None
     qkv_bias: str | None
     bias: bool | None
+    layer_scale: float | None
     pre_logits: bool | None
     dropout: float | None
     attention_dropout: float | None
+    stochastic_depth: float | None
     uniform_depth: bool | None
     depth_by: str | None
     initialization: str | None
+    norm_epsilon: float | None
     scan: bool | None
+    axial: bool | None
+    blocks: tuple[Any, ...] | None
+    widths: tuple[Any, ...] | None
+    grn: bool | None
+    stem: str | None
+    norm_first: bool | None
+    head_hidden: int | None
+    centred_norm: bool | None
+    head_epsilon: float | None
+    stage_heads: tuple[Any, ...] | None
+    window: int | None
+    version: int | None
+    pretrained_windows: tuple[Any, ...] | None
 
 
 class FinetuneConfig(Section):
@@ -145,16 +145,51 @@ class FinetuneConfig(Section):
 class ObjectiveConfig(Section):
     """Values of `config.objective`."""
 
+    name: str
+    teacher: str | None
+    teacher_dtype: str | None
+    teacher_size: int | None
+    teacher_features: str
+
+
+class Masked_patchConfig(Section):
+    """Values of `config.masked_patch`."""
+
+    mask_ratio: float
+    target: str
+
+
+class MaeConfig(Section):
+    """Values of `config.mae`."""
+
+    mask_ratio: float
+    normalize_targets: bool
+    decoder_dim: int
+    decoder_depth: int
+    decoder_heads: int
+    decoder_position: str
+
+
+class FcmaeConfig(Section):
+    """Values of `config.fcmae`."""
+
+    mask_ratio: float
+    normalize_targets: bool
+    decoder_dim: int
+    decoder_blocks: int
+
+
+class DinoConfig(Section):
+    """Values of `config.dino`."""
+
     jitter: tuple[Any, ...]
     jitter_probability: float
     grey: float
     blur: tuple[Any, ...]
     solarize: tuple[Any, ...]
-    name: str
-    aggregate_from: int | None
-    aggregate_layers: int
-    teacher_size: int | None
-    codes: int
+    local_crops: int
+    local_size: int
+    local_area: tuple[Any, ...]
     head_hidden: int
     bottleneck: int
     prototypes: int
@@ -166,9 +201,6 @@ class ObjectiveConfig(Section):
     teacher_temperature_end: float | None
     teacher_temperature_steps: int
     centring: str
-    local_crops: int
-    local_size: int
-    local_area: tuple[Any, ...]
     patch_weight: float
     patch_prototypes: int | None
     patch_bottleneck: int | None
@@ -180,61 +212,76 @@ class ObjectiveConfig(Section):
     gram_every: int
     gram_times: int
     gram_size: int | None
-    distillation: str
-    distillation_share: float
-    distillation_temperature: float
-    code_temperature: float
-    code_temperature_end: float
-    code_temperature_steps: int
-    divergence_weight: float
-    divergence_steps: int
+
+
+class DistillationConfig(Section):
+    """Values of `config.distillation`."""
+
+    kind: str
+    teacher_weight: float
+    temperature: float
+
+
+class EvaConfig(Section):
+    """Values of `config.eva`."""
+
+    mask_ratio: float
     embedding_gradient: float
-    decoder_blocks: int
-    teacher: str | None
-    teacher_dtype: str | None
-    decoder_dim: int
-    normalize_targets: bool
-    decoder_depth: int
-    decoder_heads: int
-    decoder_position: str
-    target: str
-    mask_ratio: float | None
-    teacher_features: str
+
+
+class DvaeConfig(Section):
+    """Values of `config.dvae`."""
+
+    codes: int
+    temperature: float
+    temperature_end: float
+    temperature_steps: int
+    kl_weight: float
+    kl_steps: int
+
+
+class BeitConfig(Section):
+    """Values of `config.beit`."""
+
+    mask_ratio: float
+
+
+class VqkdConfig(Section):
+    """Values of `config.vqkd`."""
+
+    codes: int
     code_dim: int
     code_momentum: float
     commitment: float
     revive_below: float
+    decoder_dim: int
+    decoder_depth: int
+    decoder_heads: int
+
+
+class Beitv2Config(Section):
+    """Values of `config.beitv2`."""
+
+    mask_ratio: float
+    aggregate_from: int | None
+    aggregate_layers: int
 
 
 class LossConfig(Section):
     """Values of `config.loss`."""
 
-    class_weights: str
     name: str
     label_smoothing: float
+    class_weights: str
 
 
 class OptimizerConfig(Section):
     """Values of `config.optimizer`."""
 
     name: str
-    beta1: float
-    beta2: float
-    epsilon: float
-    moment_dtype: str
-    clip_update: float
-    clip_update_of: str
-    average: float
-    average_from: str
-    coupled_decay: bool
-    decay: str
-    clip_norm: float
-    clip: str
-    layer_decay: float
-    embedding_rate: float
     learning_rate: float
-    end_learning_rate: float
     schedule: str
+    end_learning_rate: float
     stairs: tuple[Any, ...]
     stair_factor: float
     count_from: int
@@ -242,6 +289,20 @@ class OptimizerConfig(Section):
     warmup_learning_rate: float
     weight_decay: float
     weight_decay_end: float | None
+    decay: str
+    coupled_decay: bool
+    beta1: float
+    beta2: float
+    epsilon: float
+    moment_dtype: str
+    clip_update: float
+    clip_update_of: str
+    clip_norm: float
+    clip: str
+    layer_decay: float
+    embedding_rate: float
+    average: float
+    average_from: str
     sum_gradients: str
 
 
@@ -317,8 +378,8 @@ class TypedConfig(Section):
     minutes: float | None
     evaluate_every: int
     early_stopping: int | None
-    profile: str
     log_every: int
+    profile: str
     hang_seconds: float
     max_skipped_steps: int
     data: DataConfig
@@ -326,6 +387,16 @@ class TypedConfig(Section):
     model: ModelConfig
     finetune: FinetuneConfig
     objective: ObjectiveConfig
+    masked_patch: Masked_patchConfig
+    mae: MaeConfig
+    fcmae: FcmaeConfig
+    dino: DinoConfig
+    distillation: DistillationConfig
+    eva: EvaConfig
+    dvae: DvaeConfig
+    beit: BeitConfig
+    vqkd: VqkdConfig
+    beitv2: Beitv2Config
     loss: LossConfig
     optimizer: OptimizerConfig
     mesh: MeshConfig

@@ -1,12 +1,13 @@
 """Writes a checkpoint in another library's format: python -m vit_jax.convert SOURCE DESTINATION
 
 SOURCE is a workdir, a `.npz` file of Google's, a `.safetensors` file or folder of timm or
-Transformers, `hf://owner/name`, or a file of PyTorch's, `.pth`, `.pt`, `.ckpt`, `.pth.tar` or `.bin`, which
-PyTorch reads: of a model of timm's, of Transformers' (`pytorch_model.bin` beside its config.json), of the
-authors of DINO, DINOv2, DINOv3, MAE, DeiT, BEiT, EVA, EVA-02, ConvNeXt or Swin, or of DALL-E's encoder
-(`FILE.pth@teacher`: one of several dicts of tensors).
-DESTINATION is `FILE.npz` for Google's format, or a new folder for Transformers, or for timm where
-Transformers has no such model, or of DALL-E's encoder for its own code; `--to` chooses.
+Transformers, `hf://owner/name`, or a file of PyTorch's, `.pth`, `.pt`, `.ckpt`, `.pth.tar` or
+`.bin`, which
+PyTorch reads: of a model of timm's, of Transformers' (`pytorch_model.bin` beside its config.json),
+of the authors of DINO, DINOv2, DINOv3, MAE, DeiT, BEiT, EVA, EVA-02, ConvNeXt or Swin, or of
+DALL-E's encoder (`FILE.pth@teacher`: one of several dicts of tensors). DESTINATION is `FILE.npz`
+for Google's format, or a new folder for Transformers, or for timm where Transformers has no such
+model, or of DALL-E's encoder for its own code; `--to` chooses.
 """
 
 import re
@@ -19,18 +20,23 @@ from absl import flags
 
 from vit_jax import command
 from vit_jax.errors import UserError
-from vit_jax.interop.checkpoint import LIBRARIES, WRITTEN, fit, save
+from vit_jax.interop.adapting import fit
 from vit_jax.interop.layout import Entry
+from vit_jax.interop.libraries import LIBRARIES, WRITTEN
+from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.preprocessing import lost
 from vit_jax.interop.timm.authors import PIXELS
 from vit_jax.interop.torch_files import is_torch_file, refuse_module, unpack
+from vit_jax.interop.writing import save
 from vit_jax.models.image_model import PROBABILITIES
-from vit_jax.runs.workdir import open_any
+from vit_jax.progress import phase
 from vit_jax.save import check_destination, left_out, library_of, objective_beside
 
 flags.DEFINE_enum("to", None, sorted(WRITTEN), "format to write")
 flags.DEFINE_integer("num_classes", None, "width of the head: another one starts at zero; 0: none")
-flags.DEFINE_string("image_size", None, "pixels, 384 or HEIGHTxWIDTH: position embeddings are resized")
+flags.DEFINE_string(
+    "image_size", None, "pixels, 384 or HEIGHTxWIDTH: position embeddings are resized"
+)
 flags.DEFINE_bool("pre_logits", None, "keep or leave out the hidden layer of the head")
 flags.DEFINE_enum("gelu", None, ["tanh", "erf"], "kind of GELU, where the formats do not agree")
 flags.DEFINE_enum(
@@ -42,16 +48,23 @@ flags.DEFINE_enum(
 flags.DEFINE_enum("position", None, ["1d"], "writes fixed positions as a table that is learned")
 flags.DEFINE_enum("pixels", None, sorted(PIXELS), "mean and deviation of pixels, for a .pth file")
 flags.DEFINE_enum(
-    "probabilities", None, sorted(PROBABILITIES), "kind of the classes' probabilities, where no file says it"
+    "probabilities",
+    None,
+    sorted(PROBABILITIES),
+    "kind of the classes' probabilities, where no file says it",
 )
-flags.DEFINE_float("norm_epsilon", None, "small constant of the layer norms, where the formats do not agree")
+flags.DEFINE_float(
+    "norm_epsilon", None, "small constant of the layer norms, where the formats do not agree"
+)
 
 _OPTIONS = ("num_classes", "pre_logits", "gelu", "norm_epsilon", "position", "resnet_epsilons")
 
 
 def main(arguments: list[str]) -> None:
     if len(arguments) != 2:
-        raise UserError(f"usage: python -m vit_jax.convert SOURCE DESTINATION [--to={'|'.join(WRITTEN)}]")
+        raise UserError(
+            f"usage: python -m vit_jax.convert SOURCE DESTINATION [--to={'|'.join(WRITTEN)}]"
+        )
     source, destination = arguments[0], Path(arguments[1])
     changes = {name: getattr(flags.FLAGS, name) for name in _OPTIONS}
     if flags.FLAGS.image_size:
@@ -61,51 +74,62 @@ def main(arguments: list[str]) -> None:
     refuse_module(source)
     with tempfile.TemporaryDirectory() as folder:
         if is_torch_file(source):
-            unpacked, notes = unpack(source, Path(folder), flags.FLAGS.pixels)
+            with phase(f"reading {source}"):
+                unpacked, notes = unpack(source, Path(folder), flags.FLAGS.pixels)
             print("\n".join(notes))
             source = str(unpacked)
         elif flags.FLAGS.pixels:
-            raise UserError("--pixels is for .pth files, which do not say how their models see pixels")
+            raise UserError(
+                "--pixels is for .pth files, which do not say how their models see pixels"
+            )
         convert(source, destination, changes)
 
 
 def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
-    """Writes a checkpoint to a destination, with some of the model's arguments changed, and says how."""
-    checkpoint = open_any(source, changes.get("image_size"))
+    """Writes a checkpoint to a destination, with some of the model's arguments changed, and says
+    how.
+    """
+    with phase(f"reading {source}"):
+        checkpoint = open_checkpoint(source, changes.get("image_size"))
     if flags.FLAGS.probabilities:
         checkpoint = checkpoint._replace(probabilities=flags.FLAGS.probabilities)
     print(checkpoint.describe())
-    values, sources, done = fit(checkpoint, changes)
-    library = flags.FLAGS.to or library_of(destination, checkpoint.model, values)
+    options, sources, done = fit(checkpoint, changes)
+    library = flags.FLAGS.to or library_of(destination, options)
     check_destination(destination, library)
-    same_head = values["num_classes"] == checkpoint.arguments["num_classes"]
-    objective, shapes = objective_beside(checkpoint, values, library)
-    written = save(
-        destination,
-        library,
-        checkpoint.model,
-        values,
-        lambda path: sources[path](),
-        checkpoint.preprocessing,
-        checkpoint.class_names if same_head else (),
-        objective,
-        shapes,
-        checkpoint.probabilities if same_head else "softmax",
-    )
+    same_head = options.num_classes == checkpoint.options.num_classes
+    objective, shapes = objective_beside(checkpoint, options, library)
+    with phase(f"writing {destination}"):
+        written = save(
+            destination,
+            library,
+            options,
+            lambda path: sources[path](),
+            checkpoint.preprocessing,
+            checkpoint.class_names if same_head else (),
+            objective,
+            shapes,
+            checkpoint.probabilities if same_head else "softmax",
+        )
     for line in _mapping(checkpoint.mapped, written):
         print(line)
     for line in done.describe():
         print(line)
     if checkpoint.objective:
         print(f"kept: {objective.count(shapes)}" if objective else left_out(checkpoint.objective))
-    for line in lost(checkpoint.preprocessing, checkpoint.probabilities, values["image_size"], library):
+    for line in lost(
+        checkpoint.preprocessing, checkpoint.probabilities, options.image_size, library
+    ):
         print(f"note: not written: {line}")
-    print(f"wrote {destination} for {LIBRARIES[library].title}; read back, it is the same bit for bit")
+    print(
+        f"wrote {destination} for {LIBRARIES[library].title}; read back, it is the same bit for bit"
+    )
 
 
 def _mapping(read: list[Entry], written: list[Entry]) -> list[str]:
-    """A line for each kind of parameter: ours, its name in the source if it has another there, and the name
-    that it is written by; layers as one."""
+    """A line for each kind of parameter: ours, its name in the source if it has another there, and
+    the name that it is written by; layers as one.
+    """
 
     def kind(*names):
         names = re.sub(r"stages/\d+/\d+", "stages/*/*", ", ".join(names))
@@ -116,7 +140,10 @@ def _mapping(read: list[Entry], written: list[Entry]) -> list[str]:
         (kind(e.path), f": {kind(*origin[e.path])}" if e.path in origin else "", kind(*e.names))
         for e in written
     )
-    return [f"{count:4} x {ours}{theirs} -> {new}" for (ours, theirs, new), count in Counter(ways).items()]
+    return [
+        f"{count:4} x {ours}{theirs} -> {new}"
+        for (ours, theirs, new), count in Counter(ways).items()
+    ]
 
 
 if __name__ == "__main__":

@@ -14,7 +14,18 @@ from collections.abc import Iterable
 OF_SYSTEM = {
     getattr(errno, name)
     for name in (
-        *("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EIO", "ESTALE", "EREMOTEIO", "ENOTCONN", "ENODEV"),
+        *(
+            "ENOSPC",
+            "EDQUOT",
+            "EROFS",
+            "EACCES",
+            "EPERM",
+            "EIO",
+            "ESTALE",
+            "EREMOTEIO",
+            "ENOTCONN",
+            "ENODEV",
+        ),
         *("ENXIO", "ETIMEDOUT", "EHOSTDOWN", "EMFILE", "ENFILE"),
     )
     if hasattr(errno, name)
@@ -24,8 +35,8 @@ OF_SYSTEM = {
 class UserError(ValueError):
     """A mistake the user can mend: commands print it as one line and exit with code 2.
 
-    The message says what was wrong, where, and what would be right. It is one line, whatever names of a
-    file's own are in it.
+    The message says what was wrong, where, and what would be right. It is one line, whatever names
+    of a file's own are in it.
     """
 
     def __init__(self, message: str):
@@ -39,7 +50,10 @@ def mistake(error: BaseException) -> str | None:
     elif isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         message = f"{error.strerror}: {str(error.filename)[:100]}..."
     elif isinstance(error, OSError) and error.errno in OF_SYSTEM:
-        message = f"{error.strerror}: {error.filename or 'a file of the run'}; what was saved before is whole"
+        message = (
+            f"{error.strerror}: {error.filename or 'a file of the run'}; what was saved before is "
+            "whole"
+        )
     elif (asked := bytes_asked(error)) is not None:
         message = "out of memory" + (f": {asked / 2**30:,.1f} GiB were asked for" if asked else "")
         message += "; a smaller batch needs less (--batch_size, in training --config.batch_size)"
@@ -50,7 +64,9 @@ def mistake(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def readers_may_leave():
-    """Ends the process without a traceback, as SIGPIPE would, where nobody reads its output: `| head`."""
+    """Ends the process without a traceback, as SIGPIPE would, where nobody reads its output: `|
+    head`.
+    """
     try:
         try:
             yield
@@ -72,20 +88,28 @@ def _unread(descriptor: int) -> bool:
 
 
 def bytes_asked(error: BaseException) -> int | None:
-    """Number of bytes that could not be had, 0 where an error does not say; None for one of another kind."""
+    """Number of bytes that could not be had, 0 where an error does not say; None for one of another
+    kind.
+    """
     text = str(error)
     of_device = isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in text
     of_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
     if not (isinstance(error, MemoryError) or of_device or of_system):
         return None
-    if not (said := re.search(r"allocat\w+ ([\d.]+) ?(bytes|[kKMGTP]i?B)|Used ([\d.]+)([KMGT]) of", text)):
+    if not (
+        said := re.search(
+            r"allocat\w+ ([\d.]+) ?(bytes|[kKMGTP]i?B)|Used ([\d.]+)([KMGT]) of", text
+        )
+    ):
         return 0
     amount, unit = (said[1], said[2]) if said[1] else (said[3], said[4])
     return int(float(amount) * 1024 ** " KMGTP".index(unit[0].upper().replace("B", " ")))
 
 
 def as_text(path: str) -> str:
-    """Returns a path as text that any file or terminal of UTF-8 takes: a byte that is none as `\\udce9`."""
+    """Returns a path as text that any file or terminal of UTF-8 takes: a byte that is none as
+    `\\udce9`.
+    """
     return path.encode("utf-8", "backslashreplace").decode()
 
 

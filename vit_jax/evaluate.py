@@ -2,17 +2,18 @@
 
 Suites, one or several with commas, or all:
 
-  imagenet  top-1 and top-5 on ImageNet's validation images, ReaL's labels (--real), ImageNet-v2, ObjectNet
-            (--objectnet): for a model with ImageNet's 1,000 classes
+  imagenet top-1 and top-5 on ImageNet's validation images, ReaL's labels (--real), ImageNet-v2,
+            ObjectNet (--objectnet): for a model with ImageNet's 1,000 classes
   vtab      fine-tuning on the 19 tasks of VTAB-1k as configs/finetune.py does (--value changes it)
   fewshot   least squares on the frozen network's features, 1 to 25 images of each class
   knn       votes of the nearest of all training images, by the same features
   probe     a linear probe on the same features of all training images, by L-BFGS
   sgd_probe a linear probe by SGD over rates and choices of class tokens and patches, as DINOv2's
 
-It writes results.json, results.md (with the paper's figures beside ours) and results.png. The same command
-again continues: figures of the same checkpoint, step, parameters and data are reused. A missing data set
-gets a row that explains how to get it.
+It writes results.json, results.md (with the paper's figures beside ours) and results.png. The same
+command
+again continues: figures of the same checkpoint, step, parameters and data are reused. A missing
+data set gets a row that explains how to get it.
 """
 
 from absl import flags
@@ -32,13 +33,22 @@ OUT = flags.DEFINE_string("out", None, "Folder for the results; again to go on."
 IMAGE_SIZE = flags.DEFINE_integer(
     "image_size", None, "Pixels, if not the checkpoint's (VTAB's are 384).", lower_bound=1
 )
-BATCH_SIZE = flags.DEFINE_integer("batch_size", 128, "Images at once, of all devices.", lower_bound=1)
-WORKERS = flags.DEFINE_integer(
-    "workers", None, "Processes that decode images, if not chosen by cores and images.", lower_bound=0
+BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size", 128, "Images at once, of all devices.", lower_bound=1
 )
-SUITE_OPTIONS = {name: option for suite in SUITES.values() for name, option in suite.options.items()}
+WORKERS = flags.DEFINE_integer(
+    "workers",
+    None,
+    "Processes that decode images, if not chosen by cores and images.",
+    lower_bound=0,
+)
+SUITE_OPTIONS = {
+    name: option for suite in SUITES.values() for name, option in suite.options.items()
+}
 FLAGS = {
-    name: (flags.DEFINE_multi_string if option.repeated else flags.DEFINE_string)(name, None, option.in_words)
+    name: (flags.DEFINE_multi_string if option.repeated else flags.DEFINE_string)(
+        name, None, option.in_words
+    )
     for name, option in SUITE_OPTIONS.items()
 }
 

@@ -3,15 +3,16 @@
   --list          every table, figure and claim: what it needs, how long it takes, what was recorded
   NAME --help     an experiment's own flags
   NAME --plan     its runs as far as they are known, with their exaFLOPs; runs nothing
-  NAME --out=DIR  runs it, and writes NAME.md, NAME.json and its pictures into DIR, where progress.html shows
-                  how far it is. The same command again goes on where it was stopped; on several machines that
-                  see one DIR they share the runs
+  NAME --out=DIR runs it, and writes NAME.md, NAME.json and its pictures into DIR, where
+                  progress.html shows how far it is. The same command again goes on where it was
+                  stopped; on several machines that see one DIR they share the runs
   NAME --steps=4 --out=DIR  the same with runs of four steps, to see that all of it works
   NAME --scale=paper   the same by the paper's own recipe, on its data
-  NAME --scale=paper --data=jft=folder:/data/mine   with images of your own in the place of some of them
-  record NAME DIR ... --verdict="agrees: At 16 pixels, 1,200 steps: why"  makes the record in
-                  experiments/records of the runs in these folders. The verdict is agrees, agrees in part,
-                  contradicts, not seen at this scale or cannot tell; of the same figures as before it is kept
+  NAME --scale=paper --data=jft=folder:/data/mine with images of your own in the place of some of
+  them record NAME DIR ... --verdict="agrees: At 16 pixels, 1,200 steps: why" makes the record in
+                  experiments/records of the runs in these folders. The verdict is agrees, agrees in
+                  part, contradicts, not seen at this scale or cannot tell; of the same figures as
+                  before it is kept
   ledger               writes LEDGER.md, and the recorded tables in README.md and docs/
 
 NAME may also be a file, such as mine/table8.py, that makes one `EXPERIMENT`.
@@ -52,45 +53,72 @@ from vit_jax.shipped import EXPERIMENTS, demand_checkout
 
 
 def main(arguments: list[str]) -> None:
-    """Does what the arguments of the command say.
+    """Runs the command that the arguments name.
 
     Raises:
       UserError: there is no such experiment, data are missing, or a run failed.
     """
-    name, *rest = [argument for argument in arguments if not argument.startswith("-")] or [""]
+    flags = [argument for argument in arguments if argument.startswith("-")]
+    name, *rest = [argument for argument in arguments if argument not in flags] or [""]
     if not name and {"-h", "--help"} & {*arguments}:
         print(__doc__)
     elif "--list" in arguments:
         print_list()
     elif name == "record":
-        if len(rest) < 2:
-            raise UserError("give the name of an experiment and the folders of its runs: record NAME DIR ...")
-        demand_checkout("record writes into experiments/records")
-        folders = [Path(folder).absolute() for folder in rest[1:]]
-        flag = "--verdict="
-        given = [text.removeprefix(flag) for text in arguments if text.startswith(flag)]
-        record = with_verdict(make_record(Path(rest[0]).stem, load(rest[0]), folders), *given[-1:])
-        kept = [str(write_record(record)), *map(str, keep_pictures(record, folders[0]))]
-        print(f"{', '.join(kept)}: {how_far(record)}")
+        keep_record(rest, flags)
     elif name == "ledger":
         demand_checkout("ledger writes LEDGER.md and docs/")
         write_ledger()
     elif not name:
         raise UserError("give the name of an experiment and --out=DIR, or --list")
     else:
-        experiment = load(name)
-        given = parse(name, experiment, [argument for argument in arguments if argument != name])
-        out, plan, scale, shortened = (given.pop(key) for key in ("out", "plan", "scale", "steps"))
-        data = given.pop("data")
-        options = given | ({"data": sorted(data)} if data else {})
-        study = Study(out, options, lambda line: print(line, flush=True), scale, steps=shortened)
-        if data:
-            check_names(study.data, data_sets_of(rehearsed(experiment.at(scale), out, given, scale)))
-        if plan:
-            show_plan(known_trials(experiment.at(scale), study))
-        else:
-            command.use_compilation_cache()
-            conduct(Path(name).stem, experiment, study)
+        run_experiment(name, arguments)
+
+
+def keep_record(names_and_folders: list[str], flags: list[str]) -> None:
+    """Writes the record of an experiment from the folders of its runs.
+
+    Args:
+      names_and_folders: name of the experiment, and the folders.
+      flags: `--verdict=TEXT`, or nothing.
+
+    Raises:
+      UserError: the name or the folders are missing.
+    """
+    if len(names_and_folders) < 2:
+        raise UserError(
+            "give the name of an experiment and the folders of its runs: record NAME DIR ..."
+        )
+    demand_checkout("record writes into experiments/records")
+    name, *folders = names_and_folders
+    folders = [Path(folder).absolute() for folder in folders]
+    prefix = "--verdict="
+    verdicts = [flag.removeprefix(prefix) for flag in flags if flag.startswith(prefix)]
+    record = with_verdict(make_record(Path(name).stem, load(name), folders), *verdicts[-1:])
+    files = [str(write_record(record)), *map(str, keep_pictures(record, folders[0]))]
+    print(f"{', '.join(files)}: {how_far(record)}")
+
+
+def run_experiment(name: str, arguments: list[str]) -> None:
+    """Runs an experiment, or prints its plan.
+
+    Args:
+      name: its name or file.
+      arguments: the arguments of the command, with the name.
+    """
+    experiment = load(name)
+    given = parse(name, experiment, [argument for argument in arguments if argument != name])
+    out, plan, scale, shortened = (given.pop(key) for key in ("out", "plan", "scale", "steps"))
+    data = given.pop("data")
+    options = given | ({"data": sorted(data)} if data else {})
+    study = Study(out, options, lambda line: print(line, flush=True), scale, steps=shortened)
+    if data:
+        check_names(study.data, data_sets_of(rehearsed(experiment.at(scale), out, given, scale)))
+    if plan:
+        show_plan(known_trials(experiment.at(scale), study))
+    else:
+        command.use_compilation_cache()
+        conduct(Path(name).stem, experiment, study)
 
 
 def names() -> list[str]:
@@ -122,30 +150,41 @@ def print_list() -> None:
     minutes = {"of the paper": 0.0, "our own": 0.0}
     for name in sorted(known, key=lambda name: ledger_page.order(known[name].place, name)):
         experiment = known[name]
-        print(f"{name} ({experiment.place or 'our own'}): {experiment.claim}")
-        if experiment.read is not None:
-            shared = f", by the runs of {experiment.runs_of}" if experiment.runs_of else ""
-            print(f"    here: {duration(60 * experiment.minutes)} on two cores{shared}")
-            whose = "of the paper" if experiment.place else "our own"
-            minutes[whose] += 0 if experiment.runs_of else experiment.minutes
-        if experiment.paper is not None:
-            read = data_sets_of(rehearsed(experiment.paper, Path(), experiment.defaults, "paper"))
-            needed = f"; needs {in_words(read)}" if read else ""
-            print("    the paper's scale: --scale=paper" + price(recorded, name) + needed)
-        if experiment.needs:
-            print(f"    needs {experiment.needs}")
-        for key in (name, f"{name}-paper"):
-            if key in recorded:
-                print(f"    {key.removeprefix(name).removeprefix('-') or 'here'}: {how_far(recorded[key])}")
-                print(f"      {': '.join(verdict_of(recorded[key]))}")
+        print_experiment(name, experiment, recorded)
+        if experiment.read is not None and not experiment.runs_of:
+            minutes["of the paper" if experiment.place else "our own"] += experiment.minutes
     hours = ", ".join(f"{duration(60 * time)} those {whose}" for whose, time in minutes.items())
     print(f"{len(known)} experiments; here, on two idle cores: {hours}")
 
 
+def print_experiment(name: str, experiment: Experiment, recorded: dict) -> None:
+    """Prints an experiment's claim, its durations, its needs and its records."""
+    print(f"{name} ({experiment.place or 'our own'}): {experiment.claim}")
+    if experiment.read is not None:
+        shared = f", by the runs of {experiment.runs_of}" if experiment.runs_of else ""
+        print(f"    here: {duration(60 * experiment.minutes)} on two cores{shared}")
+    if experiment.paper is not None:
+        read = data_sets_of(rehearsed(experiment.paper, Path(), experiment.defaults, "paper"))
+        needed = f"; needs {in_words(read)}" if read else ""
+        print("    the paper's scale: --scale=paper" + price(recorded, name) + needed)
+    if experiment.needs:
+        print(f"    needs {experiment.needs}")
+    for key, scale in ((name, "here"), (f"{name}-paper", "paper")):
+        if key in recorded:
+            print(f"    {scale}: {how_far(recorded[key])}")
+            print(f"      {': '.join(verdict_of(recorded[key]))}")
+
+
 def price(recorded: dict, name: str) -> str:
-    """The estimated device-days of an experiment at the paper's scale, where the record `prices` has them."""
+    """The estimated device-days of an experiment at the paper's scale, where the record `prices`
+    has them.
+    """
     days = recorded.get("prices", {}).get("figures", {}).get("days", {}).get(name)
-    return "" if days is None else ", " + ", ".join(f"{days[chip]:,.0f} {chip} device-days" for chip in days)
+    return (
+        ""
+        if days is None
+        else ", " + ", ".join(f"{days[chip]:,.0f} {chip} device-days" for chip in days)
+    )
 
 
 def write_ledger() -> None:
@@ -162,16 +201,23 @@ def write_ledger() -> None:
 
 def parse(name: str, experiment: Experiment, arguments: list[str]) -> dict:
     """The values of the flags; `--help` ends the program, and so does a flag that there is not."""
-    parser = argparse.ArgumentParser(f"python -m vit_jax.experiment {name}", description=experiment.claim)
+    parser = argparse.ArgumentParser(
+        f"python -m vit_jax.experiment {name}", description=experiment.claim
+    )
     parser.add_argument(
         "--out",
         type=lambda path: Path(path).absolute(),
         required=True,
         help="folder for all of it; finished runs are kept",
     )
-    parser.add_argument("--plan", action="store_true", help="say which runs there are, and run none")
     parser.add_argument(
-        "--scale", choices=("laptop", "paper"), default="laptop", help="the paper's needs its data and pods"
+        "--plan", action="store_true", help="say which runs there are, and run none"
+    )
+    parser.add_argument(
+        "--scale",
+        choices=("laptop", "paper"),
+        default="laptop",
+        help="the paper's needs its data and pods",
     )
     parser.add_argument(
         "--steps", type=steps, help="of each run, to try all of it; such runs are not recorded"
@@ -181,8 +227,8 @@ def parse(name: str, experiment: Experiment, arguments: list[str]) -> dict:
         nargs="+",
         action="extend",
         metavar=FORM,
-        help="data in the place of those that the runs name, such as jft=folder:/data/mine@train,val; "
-        "once for each",
+        help="data in the place of those that the runs name, such as "
+        "jft=folder:/data/mine@train,val; once for each",
     )
     for option, values in experiment.options.items():
         parser.add_argument(f"--{option}", **values)

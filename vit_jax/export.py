@@ -1,11 +1,12 @@
-"""Exports a model as one file for serving: python -m vit_jax.export CHECKPOINT FILE.stablehlo or FILE.onnx
+"""Exports a model as one file for serving: python -m vit_jax.export CHECKPOINT FILE.stablehlo or
+FILE.onnx
 
-CHECKPOINT is what load_model takes. The program takes images `[batch, height, width, channels]`, any number
-at once, float32 in [-1, 1] or with --uint8 as they are, normalises them by the model's mean and deviation,
-and gives logits `[batch, classes]` or features, float32. It computes in float32, whatever the model was
-trained in, or as --dtype says. What was written is run at two batch sizes, on the CPU, and compared with the
-model in float32. The classes' names and the preprocessing of images are in the metadata of an ONNX file, and
-in FILE.stablehlo.json next to the other.
+CHECKPOINT is what load_model takes. The program takes images `[batch, height, width, channels]`,
+any number at once, float32 in [-1, 1] or with --uint8 as they are, normalises them by the model's
+mean and std, and gives logits `[batch, classes]` or features, float32. It computes in
+float32, whatever the model was trained in, or as --dtype says. What was written is run at two batch
+sizes, on the CPU, and compared with the model in float32. The classes' names and the preprocessing
+of images are in the metadata of an ONNX file, and in FILE.stablehlo.json next to the other.
 
     program = jax.export.deserialize(open("model.stablehlo", "rb").read())
     logits = program.call(images)       # Needs JAX alone; on a CPU, a GPU or a TPU.
@@ -21,15 +22,20 @@ from absl import flags
 
 from vit_jax import command
 from vit_jax.errors import UserError
+from vit_jax.progress import phase, print_line
 
-# The largest difference of the logits from the model's in float32, as a share of the largest logit, that
-# rounding makes in some fifty layers. A wrong operation makes ten times as much.
+# The largest difference of the logits from the model's in float32, as a share of the largest logit,
+# that rounding makes in some fifty layers. A wrong operation makes ten times as much.
 TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 
 UINT8 = flags.DEFINE_bool("uint8", False, "The program takes images of uint8.")
 DTYPE = flags.DEFINE_enum("dtype", "float32", [*TOLERANCES], "The program computes in it.")
-IMAGE_SIZE = flags.DEFINE_string("image_size", None, "Pixels, 384 or HEIGHTxWIDTH, if not the checkpoint's.")
-NUM_CLASSES = flags.DEFINE_integer("num_classes", None, "0: without the head, for features.", lower_bound=0)
+IMAGE_SIZE = flags.DEFINE_string(
+    "image_size", None, "Pixels, 384 or HEIGHTxWIDTH, if not the checkpoint's."
+)
+NUM_CLASSES = flags.DEFINE_integer(
+    "num_classes", None, "0: without the head, for features.", lower_bound=0
+)
 
 BATCHES = (1, 3)  # Sizes of batches at which program and model are compared.
 
@@ -38,6 +44,43 @@ def main(arguments: list[str]) -> None:
     if len(arguments) != 2:
         raise UserError("usage: python -m vit_jax.export CHECKPOINT FILE.stablehlo or FILE.onnx")
     source, file = arguments[0], Path(arguments[1])
+    check_file(file)
+
+    import jax
+
+    from vit_jax.interop.open import open_checkpoint
+    from vit_jax.interop.programs import as_served
+    from vit_jax.load import build_model
+
+    jax.config.update("jax_platforms", "cpu")  # The file does not depend on the machine.
+    changes = {} if NUM_CLASSES.value is None else {"num_classes": NUM_CLASSES.value}
+    if IMAGE_SIZE.value:
+        changes["image_size"] = command.parse_image_size(IMAGE_SIZE.value)
+    with phase(f"reading {source}"):
+        checkpoint = open_checkpoint(source, changes.get("image_size"))
+        exact = model = as_served(
+            build_model(checkpoint, say=print_line, dtype=DTYPE.value, **changes)
+        )
+        if DTYPE.value != "float32":
+            exact = build_model(checkpoint, say=str, dtype="float32", **changes)
+    images = (*model.image_size, model.channels)
+    dtype = np.dtype(np.uint8 if UINT8.value else np.float32)
+    worst = write(file, model, exact, dtype, checkpoint.preprocessing)
+    shape = "x".join(map(str, images))
+    print(
+        f"{file}: {file.stat().st_size / 1e6:,.1f} MB, images [batch, {shape}] {dtype} to logits, "
+        f"in {DTYPE.value}; differs from the model in float32 by {worst:.1e} of the largest "
+        f"logit, at batches of {' and '.join(map(str, BATCHES))}"
+    )
+    print(f"it wants of each image: {wanted(checkpoint, model.image_size)}")
+    if model.num_classes:
+        print(f"probabilities of the classes: the logits' {model.about.probabilities}")
+        if not checkpoint.class_names:
+            print("the checkpoint has no class names: the file has none")
+
+
+def check_file(file: Path) -> None:
+    """Raises UserError where the program cannot be written to a file: suffix, dtype or path."""
     if file.suffix not in (".stablehlo", ".onnx"):
         raise UserError(f"{file}: the name ends in .stablehlo or .onnx, which says the format")
     if file.suffix == ".onnx" and DTYPE.value == "bfloat16":
@@ -45,45 +88,51 @@ def main(arguments: list[str]) -> None:
             "ONNX Runtime does not compute in bfloat16 on a CPU, where the program is compared: "
             "--dtype=float16, or a file called .stablehlo"
         )
-    described = file.with_name(f"{file.name}.json")
-    for path in (file, described) if file.suffix == ".stablehlo" else (file,):
+    metadata = file.with_name(f"{file.name}.json")
+    for path in (file, metadata) if file.suffix == ".stablehlo" else (file,):
         if path.exists():
             raise UserError(f"{path} exists; give another name")
     if not file.parent.is_dir():
         raise UserError(f"there is no folder {file.parent} for {file.name}")
 
-    import jax
 
+def write(file: Path, model, exact, dtype: np.dtype, preprocessing) -> float:
+    """Writes a model's program, unless it differs too much from the model.
+
+    Args:
+      file: the new file, whose suffix is the format.
+      model: the model in the program's dtype.
+      exact: the model in float32.
+      dtype: type of the images.
+      preprocessing: the checkpoint's preprocessing, for the metadata.
+
+    Returns:
+      The largest difference between the logits of program and model, relative to the largest logit.
+
+    Raises:
+      UserError: the difference exceeds the tolerance of the program's dtype.
+    """
     from vit_jax.interop.programs import (
-        as_served,
         difference,
         metadata_file,
         metadata_of,
         write_onnx,
         write_stablehlo,
     )
-    from vit_jax.load import build_model
-    from vit_jax.runs.workdir import open_any
 
-    jax.config.update("jax_platforms", "cpu")  # The file does not depend on the machine.
-    changes = {} if NUM_CLASSES.value is None else {"num_classes": NUM_CLASSES.value}
-    if IMAGE_SIZE.value:
-        changes["image_size"] = command.parse_image_size(IMAGE_SIZE.value)
-    checkpoint = open_any(source, changes.get("image_size"))
-    exact = model = as_served(build_model(checkpoint, dtype=DTYPE.value, **changes))
-    if DTYPE.value != "float32":
-        exact = build_model(checkpoint, say=str, dtype="float32", **changes)
     images = (*model.image_size, model.channels)
-    dtype = np.dtype(np.uint8 if UINT8.value else np.float32)
     temporary = file.with_name(f".{file.name}.tmp")
-    write = write_onnx if file.suffix == ".onnx" else write_stablehlo
+    write_program = write_onnx if file.suffix == ".onnx" else write_stablehlo
     try:
-        run = write(model, temporary, images, dtype, metadata_of(model, dtype, checkpoint.preprocessing))
-        worst = max(difference(exact, run, images, dtype, batch) for batch in BATCHES)
+        with phase(f"writing {file}"):
+            metadata = metadata_of(model, dtype, preprocessing)
+            run = write_program(model, temporary, images, dtype, metadata)
+        with phase("comparing the program with the model"):
+            worst = max(difference(exact, run, images, dtype, batch) for batch in BATCHES)
         if not worst <= TOLERANCES[DTYPE.value]:
             raise UserError(
-                f"the program's logits differ from the model's by {worst:.1e} of the largest, more than "
-                f"{DTYPE.value} makes of them; nothing is written"
+                f"the program's logits differ from the model's by {worst:.1e} of the largest, "
+                f"more than {DTYPE.value} makes of them; nothing is written"
             )
         if file.suffix == ".stablehlo":
             metadata_file(temporary).replace(metadata_file(file))
@@ -91,26 +140,20 @@ def main(arguments: list[str]) -> None:
     finally:
         for path in (temporary, metadata_file(temporary)):
             path.unlink(missing_ok=True)
-    shape = "x".join(map(str, images))
-    print(
-        f"{file}: {file.stat().st_size / 1e6:,.1f} MB, images [batch, {shape}] {dtype} to logits, in "
-        f"{DTYPE.value}; differs from the model in float32 by {worst:.1e} of the largest logit, at batches "
-        f"of {' and '.join(map(str, BATCHES))}"
-    )
-    print(f"it wants of each image: {wanted(checkpoint, model.image_size)}")
-    if model.num_classes:
-        print(f"probabilities of the classes: the logits' {model.about.probabilities}")
+    return worst
 
 
 def wanted(checkpoint, size: tuple[int, int]) -> str:
     """The preprocessing that the program expects of its caller, in words."""
-    from vit_jax.runs.workdir import checkpoint_crop
+    from vit_jax.checkpoint_crop import checkpoint_crop
 
     try:
         crop = checkpoint_crop(checkpoint, size)
     except UserError as error:  # It can be done elsewhere.
         return str(error)
-    return f"{crop}" + ("" if checkpoint.preprocessing else " (assumed: the checkpoint does not say)")
+    return f"{crop}" + (
+        "" if checkpoint.preprocessing else " (assumed: the checkpoint does not say)"
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Finds near-duplicates among images, within and between splits: vit-jax duplicates FOLDER
 
-FOLDER has images, folders of classes, or folders of splits with classes in them; several folders are splits.
-An image that was resized, compressed, mirrored, brightened or cropped by a little is found. Into --out go
-duplicates.html, a page with the pictures, and duplicates.csv, a row for each image with the one that it is
-most similar to. Nothing is deleted. Exit codes: 0, all images were read; 2, a mistake; 3, some were not.
+FOLDER has images, folders of classes, or folders of splits with classes in them; several folders
+are splits. It may also be a CSV with the columns file, label and split, or a folder with train.csv
+and test.csv. An image that was resized, compressed, mirrored, brightened or cropped by a little is
+found. Into --out go duplicates.html, a page with the pictures, and duplicates.csv, a row for each
+image with the one that it is most similar to. Nothing is deleted. Exit codes: 0, all images were
+read; 2, a mistake; 3, some were not.
 """
 
-import os
 import sys
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from vit_jax import command
 from vit_jax.data.sources.folder_rules import is_unsupported
 from vit_jax.errors import UserError
 
-OUT = flags.DEFINE_string("out", None, "Folder for the page and the table; by default duplicates_of_FOLDER.")
+OUT = flags.DEFINE_string(
+    "out", None, "Folder for the page and the table; by default duplicates_of_FOLDER."
+)
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace a page and a table that are there.")
 SIMILARITY = flags.DEFINE_float(
     "similarity", 0.98, "Lowest correlation of the colours of near-duplicates, above 0, up to 1."
@@ -26,11 +29,6 @@ SIMILARITY = flags.DEFINE_float(
 def main(arguments: list[str]) -> None:
     if not arguments:
         raise UserError("give a folder of images: vit-jax duplicates FOLDER")
-    for argument in arguments:
-        if not os.path.isdir(argument):
-            raise UserError(
-                f"{argument} is no folder: give one or several folders of images, such as a CSV's"
-            )
     if not 0 < SIMILARITY.value <= 1:
         raise UserError(f"--similarity={SIMILARITY.value} must be above 0, up to 1")
 

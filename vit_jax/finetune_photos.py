@@ -1,12 +1,12 @@
 """Fine-tunes a trained model on images of your own: vit-jax finetune PHOTOS
 
-PHOTOS is a folder with a folder of images for each class, or with the splits train, val and test of such
-folders; a CSV with the columns file and label; a prepared TFDS data set; or tfds:NAME. Splits, image size,
-batch, length, learning rate and the rest are chosen by the data, the checkpoint and the device, and printed
-with their reasons.
+PHOTOS is a folder with a folder of images for each class, or with the splits train, val and test of
+such folders; a CSV with the columns file and label; a prepared TFDS data set; or tfds:NAME. Splits,
+image size, batch, length, learning rate and the rest are chosen by the data, the checkpoint and the
+device, and printed with their reasons.
 
-The model starts as the linear probe on its own features, all layers are trained, and what is best on held-out
-images is kept. The report is report.html in the workdir.
+The model starts as the linear probe on its own features, all layers are trained, and what is best
+on held-out images is kept. The report is report.html in the workdir.
 """
 
 import time
@@ -30,7 +30,8 @@ CONFIG = command.define_config("The recipe.", "my_images")
 FROM = flags.DEFINE_string(
     "from",
     None,
-    "The checkpoint: a folder, a file, a workdir, hf://owner/name or a published model; by default DINOv2.",
+    "The checkpoint: a folder, a file, a workdir, hf://owner/name or a published model; by "
+    "default DINOv2.",
 )
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Where the run is kept; by default runs/NAME-1, runs/NAME-2, ..."
@@ -41,9 +42,14 @@ GROUP = flags.DEFINE_string(
     "Keeps images of a group in one split: a regular expression of the path, or a CSV's column.",
 )
 BALANCE = flags.DEFINE_enum(
-    "balance", None, ["none", "sqrt", "full"], "How much more often images of rare classes are seen."
+    "balance",
+    None,
+    ["none", "sqrt", "full"],
+    "How much more often images of rare classes are seen.",
 )
-MINUTES = flags.DEFINE_float("minutes", None, "The time that it may take, about; by default 10 on CPUs.")
+MINUTES = flags.DEFINE_float(
+    "minutes", None, "The time that it may take, about; by default 10 on CPUs."
+)
 
 
 def main(arguments: list[str]) -> None:
@@ -53,7 +59,9 @@ def main(arguments: list[str]) -> None:
     short = {"data.groups": GROUP.value, "data.balance": BALANCE.value, "minutes": MINUTES.value}
     short["finetune.checkpoint"] = FROM.value and checkpoint_of(FROM.value)
     short["data.path"] = arguments[0] if arguments else None
-    config.update_from_flattened_dict({key: value for key, value in short.items() if value is not None})
+    config.update_from_flattened_dict(
+        {key: value for key, value in short.items() if value is not None}
+    )
     if not config.data.path and config.data.source in ("digits", "folder"):
         raise UserError("name the images: vit-jax finetune PHOTOS")
     command.use_compilation_cache()

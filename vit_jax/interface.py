@@ -1,6 +1,9 @@
 """Training called from Python: from a notebook, or any other program."""
 
-from collections.abc import Callable, Mapping, Sequence
+import ast
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,10 +12,17 @@ from ml_collections import ConfigDict
 from vit_jax.command import as_in_file, read_config
 from vit_jax.config import VALUES, check, given_keys, unknown_key
 from vit_jax.errors import UserError, mistake
+from vit_jax.paths import check_path
 
 if TYPE_CHECKING:
     from vit_jax.models.image_model import ImageModel
     from vit_jax.training.objectives.objective import Objective
+
+# A flag of `vit-jax finetune` or `pretrain` in an error message, with its value.
+FLAG = re.compile(
+    r"""--(config\.[\w.]+(?==)|from|workdir|group|balance|minutes)"""
+    r"""(?:=(".*?"|'.*?'|\(.*?\)|[^\s;,]*[^\s;,:.)]))?"""
+)
 
 
 def train(
@@ -28,56 +38,53 @@ def train(
 ) -> dict[str, float]:
     """Trains a model, and keeps all of the run in `workdir`; called again, it goes on from there.
 
-    The process stays as it was: no setting of JAX or Python is changed. While training goes on in the main
-    thread, Ctrl-C (a notebook's stop button) saves a checkpoint and returns.
+    The process stays as it was: no setting of JAX or Python is changed. While training goes on in
+    the main thread, Ctrl-C (a notebook's stop button) saves a checkpoint and returns.
 
     Args:
-      config: a config, or its file: `configs/quickstart.py`, or with an argument `FILE.py:ARGUMENT`.
+      config: a config, or its file: `configs/quickstart.py`, or with an argument
+        `FILE.py:ARGUMENT`.
       workdir: new, empty, or of an earlier start with the same config and data.
-      train: the data set to train on, in place of the config's: `(images, labels)` as NumPy arrays, a
-        `datasets.Dataset` of Hugging Face, a torch `Dataset`, or any object with `__len__` and `__getitem__`
-        (`vit_jax.data.sources.handed_in` says what its items may be). An example must give the same image
-        each time: the config says how it is cropped and augmented.
-      test: the data set to evaluate on. Without it the config's splits cut it out of `train`, such as
-        `config.data.train_split = "train[:90%]"` and `config.data.test_split = "train[90%:]"`.
-      groups: the group of each example of `train` (a patient, a video): a slice has all examples of a group
-        or none.
-      model: of `load_model` or `create_model`, in place of the config's model and `finetune.checkpoint`. It
-        starts the run as it is, its head too, and is not changed itself; `config.data.image_size` holds, and
+      train: the data set to train on, in place of the config's: `(images, labels)` as NumPy arrays,
+        a `datasets.Dataset` of Hugging Face, a torch `Dataset`, or any object with `__len__` and
+        `__getitem__` (`vit_jax.data.sources.handed_in` says what its items may be). An example must
+        give the same image each time: the config says how it is cropped and augmented.
+      test: the data set to evaluate on. Without it the config's splits cut it out of `train`, such
+        as `config.data.train_split = "train[:90%]"` and `config.data.test_split = "train[90%:]"`.
+      groups: the group of each example of `train` (a patient, a video): a slice has all examples of
+        a group or none.
+      model: of `load_model` or `create_model`, in place of the config's model and
+        `finetune.checkpoint`. It starts the run as it is, its head too, and is not changed itself;
+        `config.data.image_size` holds, and
         `config.model` says only how to compute (`dtype`, `remat`, `scan`).
-      objective: a class in place of the one that `config.objective.name` names, which becomes its name.
-      on_log: is called with the step and its figures by name, as they are written to `metrics.jsonl`.
+      objective: a class in place of the one that `config.objective.name` names, which becomes its
+        name.
+      on_log: is called with the step and its figures by name, as they are written to
+        `metrics.jsonl`.
 
     Returns:
-      The figures of the test images by name, `accuracy`, `loss`, `images` and the like; empty where the run
-      was stopped before its end.
+      The figures of the test images by name, `accuracy`, `loss`, `images` and the like; empty where
+      the run was stopped before its end.
 
     Raises:
-      UserError: the config, what is handed in and the workdir do not fit each other; the loss is no longer
-        finite; the disk or the memory is full. Its message is one line.
+      UserError: the config, what is handed in and the workdir do not fit each other; the loss is no
+        longer finite; the disk or the memory is full. Its message is one line.
     """
+    check_path(workdir, "workdir")
+    _check_callback(on_log)
     config = config if isinstance(config, ConfigDict) else read_config(str(config))
-    file, own = as_in_file(config), given_keys(config)
+    file, user_keys = as_in_file(config), given_keys(config)
     config = config.copy_and_resolve_references()
-    values: Any = config.data
-    data, changes = None, {}
-    if train is not None or test is not None:
-        data = {name: given for name, given in (("train", train), ("test", test)) if given is not None}
-        changes |= {"data.source": "handed_in", "data.path": "", "data.parts": None, "data.weights": None}
-    if groups is not None and not (train is not None and "[" in values.train_split):
-        raise UserError(
-            "groups=... is for slices of train=...: give config.data.train_split = 'train[:90%]' and "
-            "config.data.test_split = 'train[90%:]'"
-        )
-    if model is not None:
-        changes |= {key: None for key in VALUES if _describes_model(key)}
-        changes |= {"model.name": "", "finetune.checkpoint": "handed_in", "finetune.head": "kept"}
+    if groups is not None:
+        _check_groups(config, train)
+    data = {name: given for name, given in (("train", train), ("test", test)) if given is not None}
+    changes = _changes(with_data=bool(data), with_model=model is not None)
     with config.unlocked():
         config.update_from_flattened_dict(changes)
-    if "data.path" in own:
+    if "data.path" in user_keys:
         from vit_jax.runs.choices.recognised import recognise
 
-        recognise(config, own)
+        recognise(config, user_keys)
     check(config, handed_in=objective is not None, file=file)
 
     from vit_jax.runs.caller import Caller
@@ -91,8 +98,8 @@ def train(
             if objective is not None:  # After the check, which knows the names of the table alone.
                 config.update_from_flattened_dict({"objective.name": objective.__name__})
             folder = workdir_at(workdir)
-            config = settle(config, own | changes.keys(), folder)
-            return run(config, folder, caller=Caller(data, model, on_log, groups))
+            config = settle(config, user_keys | changes.keys(), folder)
+            return run(config, folder, caller=Caller(data or None, model, on_log, groups))
     except UserError:
         raise
     except Exception as error:
@@ -101,13 +108,48 @@ def train(
         raise
 
 
+def _check_callback(on_log: Any) -> None:
+    """Raises UserError unless the callback is a function or None."""
+    if on_log is not None and not callable(on_log):
+        raise UserError(
+            f"on_log is of type {type(on_log).__name__}, and must be a function of a step and its "
+            "figures"
+        )
+
+
+def _check_groups(config: ConfigDict, train: Any) -> None:
+    """Raises UserError unless the config takes slices of the training data that are passed."""
+    values: Any = config.data
+    if train is None or "[" not in values.train_split:
+        raise UserError(
+            "groups=... is for slices of train=...: give config.data.train_split = 'train[:90%]' "
+            "and config.data.test_split = 'train[90%:]'"
+        )
+
+
+def _changes(with_data: bool, with_model: bool) -> dict[str, Any]:
+    """Returns the values of the config that data and a model of the program replace."""
+    changes = {}
+    if with_data:
+        changes |= {
+            "data.source": "handed_in",
+            "data.path": "",
+            "data.parts": None,
+            "data.weights": None,
+        }
+    if with_model:
+        changes |= {key: None for key in VALUES if _describes_model(key)}
+        changes |= {"model.name": "", "finetune.checkpoint": "handed_in", "finetune.head": "kept"}
+    return changes
+
+
 class FineTuned(NamedTuple):
     """A fine-tuned model.
 
     Attributes:
       workdir: the run's folder, which `load_model` takes.
-      figures: of the test images by name, `accuracy`, `loss`, `images` and the like; empty where the run was
-        stopped before its end.
+      figures: of the test images by name, `accuracy`, `loss`, `images` and the like; empty where
+        the run was stopped before its end.
     """
 
     workdir: Path
@@ -127,32 +169,39 @@ def finetune(
 ) -> FineTuned:
     """Fine-tunes a model on images of one's own, as `vit-jax finetune` does.
 
-    Splits, image size, batch, length, learning rate and the rest are chosen by the data, the checkpoint and
-    the device, and printed with their reasons.
+    Splits, image size, batch, length, learning rate and the rest are chosen by the data, the
+    checkpoint and the device, and printed with their reasons.
 
     Args:
-      images: a folder with a folder of images for each class, or with the splits train, val and test of such
-        folders; a CSV with the columns file and label; a prepared TFDS data set; or `tfds:NAME`.
+      images: a folder with a folder of images for each class, or with the splits train, val and
+        test of such folders; a CSV with the columns file and label; a prepared TFDS data set; or
+        `tfds:NAME`.
       checkpoint: what `load_model` takes, or a published model's name; None: DINOv2 of the Hub.
-      workdir: where the run is kept, in which it goes on; None: `runs/NAME-1`, `runs/NAME-2` and so on.
-      group: keeps images of a group in one split: a regular expression of the path, or a CSV's column.
+      workdir: where the run is kept, in which it goes on; None: `runs/NAME-1`, `runs/NAME-2` and so
+        on.
+      group: keeps images of a group in one split: a regular expression of the path, or a CSV's
+        column.
       balance: `sqrt` or `full`: images of rare classes are seen more often.
       minutes: the time that it may take, about; None: 10 on CPUs.
       values: of the config by their dotted keys, in place of those that are chosen.
       on_log: as of `train`.
 
     Raises:
-      UserError: there is no such data set or checkpoint, there are too few images, or a value does not fit.
+      UserError: there is no such data set or checkpoint, there are too few images, or a value does
+        not fit.
     """
+    _check_paths(images, checkpoint, workdir)
+
     from vit_jax.published.weights import checkpoint_of
     from vit_jax.runs.choices import next_workdir
 
     short = {"data.path": str(images), "data.groups": group, "minutes": minutes}
     short["data.balance"] = balance
     short["finetune.checkpoint"] = None if checkpoint is None else checkpoint_of(str(checkpoint))
-    config = _changed(read_config("my_images"), short, values)
-    folder = Path(workdir or next_workdir(str(images)))
-    return FineTuned(folder, train(config, folder, on_log=on_log))
+    with _advice_in_python():
+        config = _changed(read_config("my_images"), short, values)
+        folder = Path(workdir or next_workdir(str(images)))
+        return FineTuned(folder, train(config, folder, on_log=on_log))
 
 
 class Pretrained(NamedTuple):
@@ -160,8 +209,8 @@ class Pretrained(NamedTuple):
 
     Attributes:
       workdir: the run's folder, which `load_model` and `finetune` take.
-      figures: of held-out images by name, `views_matched`, `loss` and the like, and `knn` where there are
-        labels; empty where the run was stopped before its end.
+      figures: of held-out images by name, `views_matched`, `loss` and the like, and `knn` where
+        there are labels; empty where the run was stopped before its end.
     """
 
     workdir: Path
@@ -181,34 +230,81 @@ def pretrain(
 
     Args:
       images: a folder of images, nested in any way.
-      checkpoint: what `load_model` takes, or a published model's name; `scratch`: random parameters; None:
-        DINOv2 of the Hub.
-      workdir: where the run is kept, in which it goes on; None: `runs/NAME-1`, `runs/NAME-2` and so on.
+      checkpoint: what `load_model` takes, or a published model's name; `scratch`: random
+        parameters; None: DINOv2 of the Hub.
+      workdir: where the run is kept, in which it goes on; None: `runs/NAME-1`, `runs/NAME-2` and so
+        on.
       minutes: the time that it may take, about; None: 10 on CPUs.
       values: of the config by their dotted keys, in place of those that are chosen.
       on_log: as of `train`.
 
     Raises:
-      UserError: there are no images or no checkpoint, a value does not fit, or no step fits into memory.
+      UserError: there are no images or no checkpoint, a value does not fit, or no step fits into
+        memory.
     """
+    _check_paths(images, checkpoint, workdir)
+
     from vit_jax.runs.choices import next_workdir
     from vit_jax.runs.choices.pretraining import start_from
 
     short = {"data.path": str(images), "minutes": minutes}
-    config = _changed(read_config("my_images_unlabelled"), short, values)
-    start_from(config, None if checkpoint is None else str(checkpoint))
-    folder = Path(workdir or next_workdir(str(images)))
-    return Pretrained(folder, train(config, folder, on_log=on_log))
+    with _advice_in_python():
+        config = _changed(read_config("my_images_unlabelled"), short, values)
+        start_from(config, None if checkpoint is None else str(checkpoint))
+        folder = Path(workdir or next_workdir(str(images)))
+        return Pretrained(folder, train(config, folder, on_log=on_log))
 
 
-def _changed(config: ConfigDict, short: Mapping[str, Any], values: Mapping[str, Any] | None) -> ConfigDict:
+def _check_paths(images: Any, checkpoint: Any, workdir: Any) -> None:
+    """Raises UserError where an argument of `finetune` or `pretrain` is no path."""
+    check_path(
+        images, "images", "a data set; vit_jax.train(config, workdir, train=...) takes arrays"
+    )
+    if checkpoint is not None:
+        check_path(
+            checkpoint, "checkpoint", "one; vit_jax.train(config, workdir, model=...) takes a model"
+        )
+    if workdir is not None:
+        check_path(workdir, "workdir")
+
+
+@contextlib.contextmanager
+def _advice_in_python() -> Iterator[None]:
+    """Rewrites flags in an error message as arguments of `finetune` and `pretrain`."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(re.sub(FLAG, _argument, str(error))) from error
+
+
+def _argument(flag: re.Match) -> str:
+    """Returns a flag as an argument: `--config.KEY=VALUE` as `values={'KEY': VALUE}`."""
+    name, text = flag[1].replace("from", "checkpoint"), flag[2] and flag[2].strip('"')
+    if text is None:
+        return name
+    try:
+        value = repr(ast.literal_eval(text))
+    except (SyntaxError, ValueError):
+        value = repr(text)
+    key = name.removeprefix("config.")
+    return f"{name}={value}" if key == name else f"values={{{key!r}: {value}}}"
+
+
+def _changed(
+    config: ConfigDict, short: Mapping[str, Any], values: Mapping[str, Any] | None
+) -> ConfigDict:
     """The config with the values that are not None of `short`, and with all of `values`.
 
     Raises:
       UserError: a key that no config has, or a value of another type.
     """
+    if not isinstance(values, Mapping | None):
+        raise UserError(
+            f"values is of type {type(values).__name__}, and must be a dict such as {{'steps': "
+            f"100}}"
+        )
     changes = {key: value for key, value in short.items() if value is not None} | dict(values or {})
-    for key in sorted(changes.keys() - VALUES.keys()):
+    for key in changes.keys() - VALUES.keys():
         raise UserError(unknown_key(key))
     try:
         config.update_from_flattened_dict(changes)

@@ -18,15 +18,23 @@ CONFIG = command.define_config("The job: a file such as configs/quickstart.py.")
 WORKDIR = flags.DEFINE_string(
     "workdir",
     None,
-    "Where the run is kept, a folder, gs://BUCKET/RUN or s3://BUCKET/RUN; start again on it to go on.",
+    "Where the run is kept, a folder, gs://BUCKET/RUN or s3://BUCKET/RUN; start again on it to "
+    "go on.",
 )
 COORDINATOR = flags.DEFINE_string(
-    "coordinator", None, "Several processes: host:port of the first, or auto on Cloud TPU, GKE and SLURM."
+    "coordinator",
+    None,
+    "Several processes: host:port of the first, or auto on Cloud TPU, GKE and SLURM.",
 )
-PROCESSES = flags.DEFINE_integer("processes", None, "How many processes, with --coordinator=host:port.")
+PROCESSES = flags.DEFINE_integer(
+    "processes", None, "How many processes, with --coordinator=host:port."
+)
 PROCESS = flags.DEFINE_integer("process", None, "Which of them this is, from 0.")
 CONNECT_SECONDS = flags.DEFINE_float(
-    "connect_seconds", 120.0, "How long the processes wait for each other at the start.", lower_bound=0
+    "connect_seconds",
+    120.0,
+    "How long the processes wait for each other at the start.",
+    lower_bound=0,
 )
 
 
@@ -38,7 +46,9 @@ def main(arguments: list[str]) -> None:
     from vit_jax.parallel import distributed
 
     command.use_compilation_cache()
-    with distributed.start(COORDINATOR.value, PROCESSES.value, PROCESS.value, CONNECT_SECONDS.value) as peers:
+    with distributed.start(
+        COORDINATOR.value, PROCESSES.value, PROCESS.value, CONNECT_SECONDS.value
+    ) as peers:
         config = CONFIG.value
         if "data.path" in given_keys(config):
             from vit_jax.runs.choices.recognised import recognise
@@ -55,7 +65,9 @@ def main(arguments: list[str]) -> None:
 
         workdir = workdir_at(WORKDIR.value)
         if config.auto != "none" and peers.count > 1:
-            raise UserError(f"config.auto={config.auto!r} is for one process, and there are {peers.count}")
+            raise UserError(
+                f"config.auto={config.auto!r} is for one process, and there are {peers.count}"
+            )
         train(settle(config, given_keys(config), workdir), workdir, peers, started=STARTED)
 
 

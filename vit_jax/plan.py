@@ -1,9 +1,9 @@
 """Plans a run: python -m vit_jax.plan --config=configs/vit_h14_jft.py --chip=v5e --topology=16x16
 
-Compiles the training step for a TPU slice on this machine's CPU (pip install -e ".[plan]") and prints
-memory, estimated time and cost. For GPUs and CPUs, which have no such compiler, --chip=h100 --devices=8
-gives a roofline. --chip has v2, v3, v4, v5e, v5p and v6e; a100 (80 GB), h100, h200, l4, l40s, a10g, rtx3090,
-rtx4090 and rtx5090; cpu, which is measured.
+Compiles the training step for a TPU slice on this machine's CPU (pip install -e ".[plan]") and
+prints memory, estimated time and cost. For GPUs and CPUs, which have no such compiler, --chip=h100
+--devices=8 gives a roofline. --chip has v2, v3, v4, v5e, v5p and v6e; a100 (80 GB), h100, h200, l4,
+l40s, a10g, rtx3090, rtx4090 and rtx5090; cpu, which is measured.
 """
 
 import json
@@ -18,10 +18,14 @@ from vit_jax.config import check, given_keys
 from vit_jax.errors import UserError
 
 CONFIG = command.define_config("The job: a file such as configs/vit_h14_jft.py.")
-CHIP = flags.DEFINE_string("chip", None, "As v5e (a TPU), h100 or rtx4090 (a GPU); cpu: this machine.")
+CHIP = flags.DEFINE_string(
+    "chip", None, "As v5e (a TPU), h100 or rtx4090 (a GPU); cpu: this machine."
+)
 TOPOLOGY = flags.DEFINE_string("topology", None, "The shape of a TPU slice, in chips: 16x16.")
 DEVICES = flags.DEFINE_integer("devices", None, "How many GPUs; without: one.", lower_bound=1)
-IMAGES = flags.DEFINE_integer("images", None, "Training images, where the data set is not the paper's.", 1)
+IMAGES = flags.DEFINE_integer(
+    "images", None, "Training images, where the data set is not the paper's.", 1
+)
 JSON = flags.DEFINE_string("json", None, "A file to write the plan to.")
 PRICES = flags.DEFINE_string("prices", None, "Prices in place of vit_jax/planning/prices.toml.")
 SWEEP = flags.DEFINE_boolean("sweep", False, "Try meshes and rematerialisation, and rank them.")
@@ -40,9 +44,9 @@ def main(arguments: list[str]) -> None:
     check(CONFIG.value, file=command.as_in_file(CONFIG.value))
 
     from vit_jax.parallel.chips import find_chip
-    from vit_jax.planning import choices, cost, roofline
+    from vit_jax.planning import cost, roofline
     from vit_jax.planning.compile import find_slice
-    from vit_jax.planning.estimate import estimate, make_workload, table
+    from vit_jax.planning.estimate import estimate, make_workload
 
     is_tpu = CHIP.value != "cpu" and bool(find_chip(CHIP.value).topologies)
     if is_tpu:
@@ -50,27 +54,64 @@ def main(arguments: list[str]) -> None:
     else:
         where, planner = roofline.find_machine(CHIP.value, DEVICES.value), roofline.estimate_best
     prices = cost.read_prices(Path(PRICES.value) if PRICES.value else cost.PRICES)
-    config, job = CONFIG.value, make_workload(CONFIG.value, IMAGES.value)
+    job = make_workload(CONFIG.value, IMAGES.value)
     if SWEEP.value:
-        plans = choices.sweep(config, job, where, prices, _say, planner)
-        print(choices.ranking(plans))
-        if not is_tpu and where.devices > 1:
-            print("\nTraffic between devices is not counted: of near times take the least fsdp, tensor.")
+        plans = print_sweep(job, where, prices, planner, counts_traffic=is_tpu)
     else:
         if is_tpu:
             _say(f"compiling for {where}")
-        plans = [planner(config, job, where, prices)]
-        print(table(plans[0]))
-        if not plans[0].fits:
-            fitting = choices.nearest_fit(config, job, where, prices, plans[0], _say, planner)
-            if fitting is None:
-                print("\nNo change of remat, fsdp or micro-batches that was tried fits; use more chips.")
-            else:
-                changes, plan = fitting
-                plans.append(plan)
-                print(f"\nThis fits: {choices.in_words(changes)}\n\n{table(plan)}")
+        plans = print_plan(job, where, prices, planner)
     if JSON.value:
         _write(Path(JSON.value), [plan.as_dict() for plan in plans])
+
+
+def print_sweep(job, where, prices, planner, counts_traffic: bool) -> list:
+    """Prints a ranking of meshes and rematerialisation, and returns their plans.
+
+    Args:
+      job: the workload.
+      where: the slice or machine.
+      prices: prices of devices.
+      planner: makes a plan.
+      counts_traffic: the plans include traffic between devices.
+    """
+    from vit_jax.planning import choices
+
+    plans = choices.sweep(CONFIG.value, job, where, prices, _say, planner)
+    print(choices.ranking(plans))
+    if not counts_traffic and where.devices > 1:
+        print(
+            "\nTraffic between devices is not counted: of near times take the least fsdp, tensor."
+        )
+    return plans
+
+
+def print_plan(job, where, prices, planner) -> list:
+    """Prints the config's plan, and the nearest one that fits in memory if it does not.
+
+    Args:
+      job: the workload.
+      where: the slice or machine.
+      prices: prices of devices.
+      planner: makes a plan.
+
+    Returns:
+      The printed plans.
+    """
+    from vit_jax.planning import choices
+    from vit_jax.planning.estimate import table
+
+    plan = planner(CONFIG.value, job, where, prices)
+    print(table(plan))
+    if plan.fits:
+        return [plan]
+    fitting = choices.nearest_fit(CONFIG.value, job, where, prices, plan, _say, planner)
+    if fitting is None:
+        print("\nNo change of remat, fsdp or micro-batches that was tried fits; use more chips.")
+        return [plan]
+    changes, nearest = fitting
+    print(f"\nThis fits: {choices.in_words(changes)}\n\n{table(nearest)}")
+    return [plan, nearest]
 
 
 def _say(line: str) -> None:

@@ -1,33 +1,41 @@
 """Predicts the classes of images: python -m vit_jax.predict --checkpoint=WORKDIR PATH...
 
-PATH is an image, a folder (all images below it), a CSV that lists files, a pattern such as 'photos/*.jpg', or
-- for standard input: one image, or paths, one a line. Each image is a line with its likeliest classes; --csv
-makes rows for a spreadsheet of it and --json JSON lines, --out=FILE writes them to a file, and
---embed=FILE.safetensors or FILE.parquet writes what enters the head instead.
+PATH is an image, a folder (all images below it), a CSV that lists files, a pattern such as
+'photos/*.jpg', or
+- for standard input: one image, or paths, one a line. Each image is a line with its likeliest
+classes; --csv makes rows for a spreadsheet of it and --json JSON lines, --out=FILE writes them to a
+file, and --embed=FILE.safetensors or FILE.parquet writes what enters the head instead.
 
-What is no image is skipped and named, or counted where it lies in a folder. Exit codes: 0, all images were
-read; 2, a mistake, or nothing was; 3, some images were skipped.
+What is no image is skipped and named, or counted where it lies in a folder. Exit codes: 0, all
+images were read; 2, a mistake, or nothing was; 3, some images were skipped.
 """
 
-import contextlib
 import json
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from absl import flags
 
 from vit_jax import command
-from vit_jax.data.image_files import find_images
+from vit_jax.data.image_files import ImageFiles, find_images
 from vit_jax.data.sources.folder_rules import is_unsupported
 from vit_jax.errors import UserError, as_text
 from vit_jax.prediction_files import SUFFIXES, most_named, written_to
+
+if TYPE_CHECKING:
+    from vit_jax.classifier import Classifier
 
 CHECKPOINT = flags.DEFINE_string(
     "checkpoint", None, "What load_model takes: a workdir, a file, hf://owner/name."
 )
 TOP = flags.DEFINE_integer(
-    "top", None, "Most classes shown of each image; by default 3, or all with --threshold.", lower_bound=1
+    "top",
+    None,
+    "Most classes shown of each image; by default 3, or all with --threshold.",
+    lower_bound=1,
 )
 THRESHOLD = flags.DEFINE_float(
     "threshold", None, "Lowest probability of the classes shown, above 0, up to 1."
@@ -42,14 +50,23 @@ OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace the file of --out or 
 CLASSES = flags.DEFINE_string(
     "classes", None, "File with the classes' names, one a line, if not the checkpoint's."
 )
-IMAGE_SIZE = flags.DEFINE_string("image_size", None, "Pixels, 384 or HEIGHTxWIDTH, if not the checkpoint's.")
+IMAGE_SIZE = flags.DEFINE_string(
+    "image_size", None, "Pixels, 384 or HEIGHTxWIDTH, if not the checkpoint's."
+)
 RESIZE = flags.DEFINE_integer(
-    "resize", None, "Short side before the central crop; by default the checkpoint's, or 8/7 of the crop."
+    "resize",
+    None,
+    "Short side before the central crop; by default the checkpoint's, or 8/7 of the crop.",
 )
 DECODE = flags.DEFINE_enum(
-    "decode", None, ["fast", "exact"], "JPEGs in part, or whole by Pillow; by default as the run, or fast."
+    "decode",
+    None,
+    ["fast", "exact"],
+    "JPEGs in part, or whole by Pillow; by default as the run, or fast.",
 )
-BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Images at once, of all devices.", lower_bound=1)
+BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size", 32, "Images at once, of all devices.", lower_bound=1
+)
 THREADS = flags.DEFINE_integer("threads", 2, "That decode images.", lower_bound=1)
 
 
@@ -57,65 +74,131 @@ def main(arguments: list[str]) -> None:
     if not CHECKPOINT.value or not arguments:
         raise UserError("give --checkpoint=WORKDIR and at least one image, folder, pattern or -")
     form, out, embed = output_format(), new_file(OUT), new_file(EMBED)
-    if embed and embed.suffix not in (".safetensors", ".parquet"):
-        raise UserError(f"--embed={embed}: write features to a .safetensors or .parquet file")
-    if embed and (out or form != "text"):
-        raise UserError("--embed writes features, not predictions: give it without --out, --csv, --json")
+    if embed:
+        check_embed(embed, writes_predictions=out is not None or form != "text")
     images = find_images(arguments)
     for line in images.note():
-        print(line, file=sys.stderr)
+        print_line(line)
     command.use_compilation_cache()
-
     from vit_jax.classifier import open_classifier
-    from vit_jax.evaluation.features import extractor_of, likeliest, reaching, representation, top_of
-    from vit_jax.load import TOP as DEFAULT_TOP
-    from vit_jax.load import Prediction
-    from vit_jax.parallel.mesh import make_mesh
 
-    model, names, crop, probabilities = open_classifier(
+    classifier = open_classifier(
         CHECKPOINT.value,
         image_size=command.parse_image_size(IMAGE_SIZE.value) if IMAGE_SIZE.value else None,
         resize=RESIZE.value,
         decode=DECODE.value,
         classes=CLASSES.value,
-        say=lambda line: print(line, file=sys.stderr),
+        say=print_line,
     )
-    if not names and not embed:
-        raise UserError(f"{CHECKPOINT.value} has no head: it has features (--embed), but predicts no classes")
-    top = top_of(TOP.value, THRESHOLD.value, len(names), DEFAULT_TOP) if names else 0
+    if embed:
+        num_read = write_features(embed, classifier, images)
+    else:
+        num_read = write_predictions(out, form, classifier, images)
+    if num_read < len(images) or any(map(is_unsupported, images.left_out)):
+        sys.exit(3)
+
+
+def check_embed(file: Path, writes_predictions: bool) -> None:
+    """Raises UserError where features cannot be written to a file, or with these flags."""
+    if file.suffix not in (".safetensors", ".parquet"):
+        raise UserError(f"--embed={file}: write features to a .safetensors or .parquet file")
+    if writes_predictions:
+        raise UserError(
+            "--embed writes features, not predictions: give it without --out, --csv, --json"
+        )
+
+
+def print_line(line: str) -> None:
+    """Prints a line on the standard error stream."""
+    print(line, file=sys.stderr)
+
+
+def computed(
+    classifier: "Classifier", images: ImageFiles, compute: Callable
+) -> Iterator[tuple[list[str], np.ndarray, Any]]:
+    """Yields of each batch the paths of readable images, their mask, and the computed values.
+
+    Args:
+      classifier: the model and its evaluation transform.
+      images: the images.
+      compute: function of the model and a batch of images.
+
+    Raises:
+      UserError: none of the images can be read.
+    """
+    from vit_jax.evaluation.features import extractor_of
+    from vit_jax.parallel.mesh import make_mesh
+
     extractor, params = extractor_of(
-        model,
+        classifier.model,
         make_mesh(dict(data=None, fsdp=1, tensor=1)),
-        crop,
-        compute=representation if embed else likeliest(top, probabilities),
+        classifier.crop,
+        compute=compute,
         batch_size=min(BATCH_SIZE.value, len(images)),
         threads=THREADS.value,
         max_unreadable=len(images),
-        say=lambda line: print(line, file=sys.stderr),
+        say=print_line,
     )
-    read, features, done = [], [], 0
+    start, num_read = 0, 0
+    for batch in extractor.stream(params, images):
+        mask = batch["mask"]
+        paths = [images.path(start + row) for row in np.flatnonzero(mask)]
+        start, num_read = start + len(mask), num_read + len(paths)
+        yield paths, mask, batch["values"]
+    if not num_read:
+        raise UserError(f"none of the {len(images)} files is an image that can be read")
+
+
+def write_features(file: Path, classifier: "Classifier", images: ImageFiles) -> int:
+    """Writes the features of images to a file, and returns the number of images that were read."""
+    from vit_jax.evaluation.features import representation
+
+    read, features = [], []
+    for paths, mask, values in computed(classifier, images, representation):
+        read += paths
+        features.append(values[mask])
+    write(file, read, np.concatenate(features))
+    print_line(f"{len(read):,} features of {features[0].shape[1]} numbers in {file}")
+    return len(read)
+
+
+def write_predictions(
+    file: Path | None, form: str, classifier: "Classifier", images: ImageFiles
+) -> int:
+    """Writes the predictions of images, and returns the number of images that were read.
+
+    Args:
+      file: the file; None: standard output.
+      form: as of `output_format`.
+      classifier: the model, its evaluation transform and class names.
+      images: the images.
+
+    Raises:
+      UserError: the model has no head; none of the images can be read.
+    """
+    from vit_jax.evaluation.features import likeliest, reaching, top_of
+    from vit_jax.inference import TOP as DEFAULT_TOP
+    from vit_jax.models.prediction import Prediction
+
+    names, probabilities = classifier.class_names, classifier.probabilities
+    if not names:
+        raise UserError(
+            f"{CHECKPOINT.value} has no head: it has features (--embed), but predicts no classes"
+        )
+    top = top_of(TOP.value, THRESHOLD.value, len(names), DEFAULT_TOP)
     columns = most_named(top, THRESHOLD.value, probabilities)
-    with contextlib.nullcontext(str) if embed else written_to(out, form, columns) as write_prediction:
-        for part in extractor.stream(params, images):
-            mask = part["mask"]
-            paths = [images.path(done + row) for row in np.flatnonzero(mask)]
-            done, read = done + len(mask), read + paths
-            if embed:
-                features.append(part["values"][mask])
-                continue
-            for path, chances, found in zip(paths, *(values[mask] for values in part["values"]), strict=True):
+    num_read = 0
+    with written_to(file, form, columns) as write_prediction:
+        for paths, mask, values in computed(classifier, images, likeliest(top, probabilities)):
+            num_read += len(paths)
+            likely = (array[mask] for array in values)
+            for path, chances, labels in zip(paths, *likely, strict=True):
                 count = reaching(THRESHOLD.value, chances)
-                named = tuple(names[label] for label in found[:count])
+                named = tuple(names[label] for label in labels[:count])
                 write_prediction(Prediction(path, named, tuple(chances[:count].tolist())))
-        if not read:
-            raise UserError(f"none of the {len(images)} files is an image that can be read")
-    if out:
-        print(f"{len(read):,} predictions in {out}", file=sys.stderr)
-    if embed:
-        write(embed, read, np.concatenate(features))
-        print(f"{len(read):,} features of {features[0].shape[1]} numbers in {embed}", file=sys.stderr)
-    if len(read) < len(images) or any(map(is_unsupported, images.left_out)):
-        sys.exit(3)
+    if file:
+        print_line(f"{num_read:,} predictions in {file}")
+    return num_read
 
 
 def output_format() -> str:
@@ -131,9 +214,13 @@ def output_format() -> str:
         return asked[0] if asked else "text"
     suffix = Path(OUT.value).suffix
     if (form := SUFFIXES.get(suffix)) is None:
-        raise UserError(f"--out={OUT.value}: the suffix is the format, one of {', '.join(SUFFIXES)}")
+        raise UserError(
+            f"--out={OUT.value}: the suffix is the format, one of {', '.join(SUFFIXES)}"
+        )
     if asked not in ([], [form]):
-        raise UserError(f"--{asked[0]} and --out={OUT.value} are two formats: leave out --{asked[0]}")
+        raise UserError(
+            f"--{asked[0]} and --out={OUT.value} are two formats: leave out --{asked[0]}"
+        )
     return form
 
 

@@ -47,7 +47,12 @@ def writer_of(stream: TextIO, form: str, columns: int) -> Callable[[Any], None]:
     if form == "csv":
         rows = CsvWriter(stream)
         numbers = ["", *(f"_{number}" for number in range(2, columns + 1))]
-        rows.write(["file", *(f"{name}{number}" for number in numbers for name in ("class", "probability"))])
+        rows.write(
+            [
+                "file",
+                *(f"{name}{number}" for number in numbers for name in ("class", "probability")),
+            ]
+        )
 
         def write_row(prediction: Any) -> None:
             named = zip(prediction.classes, prediction.probabilities, strict=True)

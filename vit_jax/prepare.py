@@ -3,8 +3,8 @@
 SOURCE is a folder of images, WebDataset tars, ImageNet-21k's tars, Parquet of the Hugging Face Hub,
 or a TFDS data set in TFRecord (its folder, or `NAME:DATA_DIR`). DIR gets a TFDS data set in
 ArrayRecord, in a random order, so that `train[:9000000]` is a fair sample. The same command goes on
-with what was stopped. --retrieve_for=SET --embeddings=CHECKPOINT keeps of the training split what is like
-the images of SET, and no near-duplicates.
+with what was stopped. --retrieve_for=SET --embeddings=CHECKPOINT keeps of the training split what
+is like the images of SET, and no near-duplicates.
 """
 
 import functools
@@ -35,24 +35,34 @@ BATCH = 64  # Images that a model embeds at once.
 
 flags.DEFINE_string("out", None, "folder for the data set: a data_dir of TFDS")
 flags.DEFINE_string("name", None, "the data set's name; default: the source's")
-flags.DEFINE_string("kind", None, f"kind of the source: {', '.join(readers.KINDS)}; default: as it looks")
+flags.DEFINE_string(
+    "kind", None, f"kind of the source: {', '.join(readers.KINDS)}; default: as it looks"
+)
 flags.DEFINE_string("label_key", None, "Parquet column, JSON key or TFDS feature with the label")
 flags.DEFINE_integer("seed", 0, "seed of the order", lower_bound=0, upper_bound=2**63 - 1)
 flags.DEFINE_integer("limit", None, "prepare only the first so many of each split", lower_bound=1)
-flags.DEFINE_integer("shards", None, "files of each split; default: by size, as TFDS", lower_bound=1)
+flags.DEFINE_integer(
+    "shards", None, "files of each split; default: by size, as TFDS", lower_bound=1
+)
 flags.DEFINE_list("shots", [], "few-shot splits to add: 1,5,10,25")
 flags.DEFINE_multi_string(
-    "deduplicate_against", [], "NAME:DIR/SPLIT of a test set whose near-duplicates leave the training split"
+    "deduplicate_against",
+    [],
+    "NAME:DIR/SPLIT of a test set whose near-duplicates leave the training split",
 )
 flags.DEFINE_multi_string(
     "retrieve_for",
     [],
-    "a curated set, a folder or KIND:PATH (tfds:cifar100): of the training split keep what is nearest to its "
-    "images (may be given several times)",
+    "a curated set, a folder or KIND:PATH (tfds:cifar100): of the training split keep what is "
+    "nearest to its images (may be given several times)",
 )
 flags.DEFINE_integer("neighbours", 4, "images retrieved for each curated one", lower_bound=1)
-flags.DEFINE_string("embeddings", None, "compare images by the embeddings of this checkpoint's model")
-flags.DEFINE_integer("image_size", None, "pixels that this sees, if not the checkpoint's", lower_bound=1)
+flags.DEFINE_string(
+    "embeddings", None, "compare images by the embeddings of this checkpoint's model"
+)
+flags.DEFINE_integer(
+    "image_size", None, "pixels that this sees, if not the checkpoint's", lower_bound=1
+)
 flags.DEFINE_float(
     "similarity",
     0.95,
@@ -61,36 +71,20 @@ flags.DEFINE_float(
     1.0,
 )
 flags.DEFINE_integer("workers", os.cpu_count(), "processes on this machine", lower_bound=1)
-flags.DEFINE_string("beam", None, "write by Apache Beam: a runner's name; its options follow after --")
+flags.DEFINE_string(
+    "beam", None, "write by Apache Beam: a runner's name; its options follow after --"
+)
 
 
 def main(arguments: list[str]) -> None:
     values = flags.FLAGS
     if not arguments or not values.out or (len(arguments) > 1 and not values.beam):
-        raise UserError("usage: python -m vit_jax.prepare SOURCE --out=DIR [--beam=RUNNER -- OPTIONS]")
-    if not all(k.isdecimal() and int(k) for k in values.shots):
-        raise UserError(f"--shots={','.join(values.shots)}: give numbers of images a class, such as 1,5,10")
-    shots = tuple(sorted({int(k) for k in values.shots}))
-    options = writer.Options(
-        values.name,
-        values.seed,
-        values.limit,
-        values.shards,
-        shots,
-        tuple(values.deduplicate_against),
-        values.embeddings,
-        values.similarity,
-        tuple(values.retrieve_for),
-        values.neighbours,
-    )
-    if values.retrieve_for:
-        if not values.embeddings:
-            raise UserError("--retrieve_for needs --embeddings=CHECKPOINT, by which images are compared")
-        need_faiss()
+        raise UserError(
+            "usage: python -m vit_jax.prepare SOURCE --out=DIR [--beam=RUNNER -- OPTIONS]"
+        )
+    options = read_options()
     embedding = None
     if values.embeddings:
-        if not (values.deduplicate_against or values.retrieve_for):
-            raise UserError("--embeddings is for --deduplicate_against=NAME:DIR/SPLIT and --retrieve_for=SET")
         embedding = make_embedder(values.embeddings, values.image_size), Workers(1)
     source = readers.find(arguments[0], values.kind, values.label_key)
     print(f"{arguments[0]}: {source.kind}, {_splits(source)}", flush=True)
@@ -103,13 +97,60 @@ def main(arguments: list[str]) -> None:
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on from here", flush=True)
         sys.exit(130)
+    print_result(done, retrieved=bool(options.retrieve_for))
 
-    made = ", ".join(f"{name} {count:,}" for name, count in done.splits.items())
-    left_out = f"; {done.skipped:,} could not be read, see skipped.txt" if done.skipped else ""
-    removed = f"; {done.removed:,} removed as near-duplicates of test images" if done.removed else ""
+
+def read_options() -> writer.Options:
+    """Returns the choices of the flags.
+
+    Raises:
+      UserError: a flag has a wrong value, or needs another flag.
+    """
+    values = flags.FLAGS
+    if not all(count.isdecimal() and int(count) for count in values.shots):
+        raise UserError(
+            f"--shots={','.join(values.shots)}: give numbers of images a class, such as 1,5,10"
+        )
     if values.retrieve_for:
-        removed += f"; {done.duplicates:,} as near-duplicates of other images; see curated.html"
-    print(f"{done.folder}: {made} examples{removed}{left_out}")
+        if not values.embeddings:
+            raise UserError(
+                "--retrieve_for needs --embeddings=CHECKPOINT, by which images are compared"
+            )
+        need_faiss()
+    if values.embeddings and not (values.deduplicate_against or values.retrieve_for):
+        raise UserError(
+            "--embeddings is for --deduplicate_against=NAME:DIR/SPLIT and --retrieve_for=SET"
+        )
+    return writer.Options(
+        values.name,
+        values.seed,
+        values.limit,
+        values.shards,
+        tuple(sorted(set(map(int, values.shots)))),
+        tuple(values.deduplicate_against),
+        values.embeddings,
+        values.similarity,
+        tuple(values.retrieve_for),
+        values.neighbours,
+    )
+
+
+def print_result(done: writer.Prepared, retrieved: bool) -> None:
+    """Prints the numbers of written and skipped examples, and how to train on them.
+
+    Args:
+      done: the data set.
+      retrieved: images similar to curated sets were retrieved.
+    """
+    made = ", ".join(f"{name} {count:,}" for name, count in done.splits.items())
+    line = f"{done.folder}: {made} examples"
+    if done.removed:
+        line += f"; {done.removed:,} removed as near-duplicates of test images"
+    if retrieved:
+        line += f"; {done.duplicates:,} as near-duplicates of other images; see curated.html"
+    if done.skipped:
+        line += f"; {done.skipped:,} could not be read, see skipped.txt"
+    print(line)
     if done.left_out:
         print(f"note: left out: {in_words(done.left_out)}")
     label = f" --config.data.label_key={done.label_key}" if done.label_key != "label" else ""
@@ -117,7 +158,9 @@ def main(arguments: list[str]) -> None:
 
 
 def make_embedder(checkpoint: str, image_size: int | None) -> Embedder:
-    """A checkpoint's model without its head, on all devices, which sees each image whole, as a square."""
+    """A checkpoint's model without its head, on all devices, which sees each image whole, as a
+    square.
+    """
     import jax
     import numpy as np
     from flax import nnx
@@ -127,11 +170,15 @@ def make_embedder(checkpoint: str, image_size: int | None) -> Embedder:
     from vit_jax.load import load_model
     from vit_jax.parallel.mesh import make_mesh
 
-    model = load_model(checkpoint, num_classes=0, **({"image_size": image_size} if image_size else {}))
+    model = load_model(
+        checkpoint, num_classes=0, **({"image_size": image_size} if image_size else {})
+    )
     height, width = model.image_size
     if height != width or model.channels != 3:
-        raise UserError(f"--embeddings={checkpoint}: its images are not square, or not of 3 channels")
-    digest = hashlib.blake2b(repr(sorted(model.about.arguments.items())).encode(), digest_size=16)
+        raise UserError(
+            f"--embeddings={checkpoint}: its images are not square, or not of 3 channels"
+        )
+    digest = hashlib.blake2b(repr(model.options).encode(), digest_size=16)
     for path, value in jax.tree.leaves_with_path(nnx.to_pure_dict(nnx.state(model))):
         digest.update(repr(path).encode())
         digest.update(np.ascontiguousarray(value).view(np.uint8))
@@ -160,8 +207,12 @@ def _splits(source: readers.RawDataSet) -> str:
     """A line on the splits and classes that were recognised."""
     splits = ", ".join(dict.fromkeys(unit.split for unit in source.units))
     classes = f", {len(source.class_names):,} classes" if source.class_names else ""
-    bare = {unit.split for unit in source.units if unit.label < 0} if source.kind == "folder" else ()
-    unlabelled = f" ({', '.join(sorted(bare))} without classes: images without labels)" if bare else ""
+    bare = (
+        {unit.split for unit in source.units if unit.label < 0} if source.kind == "folder" else ()
+    )
+    unlabelled = (
+        f" ({', '.join(sorted(bare))} without classes: images without labels)" if bare else ""
+    )
     return f"{len(source.units):,} parts{classes}, splits {splits}{unlabelled}"
 
 
@@ -179,7 +230,9 @@ class Workers:
 
     def __exit__(self, kind, *_):
         if self._pool:
-            if kind is KeyboardInterrupt:  # On errors the shards that are being written get finished.
+            if (
+                kind is KeyboardInterrupt
+            ):  # On errors the shards that are being written get finished.
                 for process in (self._pool._processes or {}).values():
                     process.terminate()
             self._pool.shutdown(cancel_futures=True)
@@ -242,7 +295,9 @@ class Beam:
 
 
 class PhaseProgress:
-    """Prints a phase's share, rate and time left: on a terminal one line that moves, else two a minute."""
+    """Prints a phase's share, rate and time left: on a terminal one line that moves, else two a
+    minute.
+    """
 
     def __init__(self, tasks: list[WorkItem], what: str, unit: str):
         self._what, self._unit = what, unit
@@ -267,10 +322,16 @@ class PhaseProgress:
         """Prints how much was done and how long it took."""
         seconds = time.monotonic() - self._start
         before = f", {self._before:,} of them earlier" if self._before else ""
-        self._print(f"{self._what}: {self._total:,} {self._unit}{before}, {duration(seconds)}", end="\n")
+        self._print(
+            f"{self._what}: {self._total:,} {self._unit}{before}, {duration(seconds)}", end="\n"
+        )
 
     def _print(self, text: str, end: str = "") -> None:
-        print(f"\r\x1b[K{text}" if self._terminal else text, end=end if self._terminal else "\n", flush=True)
+        print(
+            f"\r\x1b[K{text}" if self._terminal else text,
+            end=end if self._terminal else "\n",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """Trains without labels on images of your own: vit-jax pretrain PHOTOS
 
-PHOTOS is a folder of images, nested in any way. A trained model learns on by DINOv2's losses. Image size,
-crops, batch, length and learning rate are chosen by the images, the checkpoint and the device, and printed
-with their reasons. Some images are held out.
+PHOTOS is a folder of images, nested in any way. A trained model learns on by DINOv2's losses. Image
+size, crops, batch, length and learning rate are chosen by the images, the checkpoint and the
+device, and printed with their reasons. Some images are held out.
 
-If the folders are classes, k-NN with their labels, which are not trained on, is printed before and after, and
-the better features are kept. Then: vit-jax finetune PHOTOS --from=WORKDIR
+If the folders are classes, k-NN with their labels, which are not trained on, is printed before and
+after, and the better features are kept. Then: vit-jax finetune PHOTOS --from=WORKDIR
 """
 
 import time
@@ -22,13 +22,15 @@ CONFIG = command.define_config("The recipe.", "my_images_unlabelled")
 FROM = flags.DEFINE_string(
     "from",
     None,
-    "The checkpoint: DINOv2-S/14, a folder, a file, a workdir or hf://owner/name, by default DINOv2; "
-    "scratch: a small ViT with random parameters.",
+    "The checkpoint: DINOv2-S/14, a folder, a file, a workdir or hf://owner/name, by default "
+    "DINOv2; scratch: a small ViT with random parameters.",
 )
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Where the run is kept; by default runs/NAME-1, runs/NAME-2, ..."
 )
-MINUTES = flags.DEFINE_float("minutes", None, "The time that it may take, about; by default 10 on CPUs.")
+MINUTES = flags.DEFINE_float(
+    "minutes", None, "The time that it may take, about; by default 10 on CPUs."
+)
 
 
 def main(arguments: list[str]) -> None:
@@ -36,7 +38,9 @@ def main(arguments: list[str]) -> None:
     if len(arguments) > 1:
         raise UserError(f"unexpected argument {arguments[1]!r}: give one folder")
     short = {"data.path": arguments[0] if arguments else None, "minutes": MINUTES.value}
-    config.update_from_flattened_dict({key: value for key, value in short.items() if value is not None})
+    config.update_from_flattened_dict(
+        {key: value for key, value in short.items() if value is not None}
+    )
     if not config.data.path and config.data.source in ("digits", "folder"):
         raise UserError("name the images: vit-jax pretrain PHOTOS")
     command.use_compilation_cache()

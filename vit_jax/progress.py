@@ -112,6 +112,41 @@ def ticking(tick: Callable[[], None], every: float = 1) -> Iterator[None]:
         thread.join()
 
 
+@contextlib.contextmanager
+def phase(name: str, every: float = 1) -> Iterator[None]:
+    """Shows a phase's name and its elapsed time while the context is open.
+
+    A terminal and a notebook show it as a line that moves and is removed at the end; elsewhere it
+    is a line on standard error every ten seconds.
+
+    Args:
+      every: seconds between two updates.
+    """
+    start = shown = time.monotonic()
+
+    def tick() -> None:
+        nonlocal shown
+        now = time.monotonic()
+        line = f"{name}: {duration(now - start)} so far"
+        if LINE.possible:
+            LINE.show(line)
+        elif now - shown >= SECONDS:
+            shown = now
+            print(line, file=sys.stderr, flush=True)
+
+    try:
+        with ticking(tick, every):
+            yield
+    finally:
+        LINE.clear()
+
+
+def print_line(text: str) -> None:
+    """Prints a line that stays, in place of the one that moves."""
+    LINE.clear()
+    print(text, flush=True)
+
+
 def duration(seconds: float) -> str:
     """A time in its two leading units: `2 h 5 min`, `3 min 20 s`, `8 s`."""
     seconds = round(seconds)

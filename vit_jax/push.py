@@ -1,11 +1,13 @@
-"""Publishes a model on the Hugging Face Hub: python -m vit_jax.push CHECKPOINT OWNER/NAME --licence=mit
+"""Publishes a model on the Hugging Face Hub: python -m vit_jax.push CHECKPOINT OWNER/NAME
+--licence=mit
 
-CHECKPOINT is what load_model takes: a workdir, WORKDIR@best, a file, hf://owner/name. What is sent is one
-folder in timm's form, or in Transformers' for a model that timm does not have, which vit_jax reads too:
-parameters, preprocessing, the classes' names, and a card, README.md, with data, recipe and figures of the
-run. The card's lines of use in each library are run here before they are shown, where it is installed.
+CHECKPOINT is what load_model takes: a workdir, WORKDIR@best, a file, hf://owner/name. What is sent
+is one folder in timm's form, or in Transformers' for a model that timm does not have, which vit_jax
+reads too: parameters, preprocessing, the classes' names, and a card, README.md, with data, recipe
+and figures of the run. The card's lines of use in each library are run here before they are shown,
+where it is installed.
 
-    python -m vit_jax.push WORKDIR owner/name --licence=mit --dry_run=/tmp/model     # look at it first
+    python -m vit_jax.push WORKDIR owner/name --licence=mit --dry_run=/tmp/model # look at it first
 """
 
 import re
@@ -18,27 +20,29 @@ from vit_jax import command
 from vit_jax.errors import UserError
 
 LICENCE = flags.DEFINE_string(
-    "licence", None, "Of the model, by the Hub's identifier: apache-2.0, mit, cc-by-4.0, cc-by-nc-4.0, other."
+    "licence",
+    None,
+    "Of the model, by the Hub's identifier: apache-2.0, mit, cc-by-4.0, cc-by-nc-4.0, other.",
 )
-DRY_RUN = flags.DEFINE_string("dry_run", None, "Write the folder here, to be looked at, and send nothing.")
-TO = flags.DEFINE_enum("to", None, ["timm", "transformers"], "Form of the files, if not as the model allows.")
-PUBLIC = flags.DEFINE_bool("public", False, "A new model is seen by everybody, and not by its owner alone.")
-REPLACE = flags.DEFINE_bool("replace", False, "Replace the model that is on the Hub under this name.")
+DRY_RUN = flags.DEFINE_string(
+    "dry_run", None, "Write the folder here, to be looked at, and send nothing."
+)
+TO = flags.DEFINE_enum(
+    "to", None, ["timm", "transformers"], "Form of the files, if not as the model allows."
+)
+PUBLIC = flags.DEFINE_bool(
+    "public", False, "A new model is seen by everybody, and not by its owner alone."
+)
+REPLACE = flags.DEFINE_bool(
+    "replace", False, "Replace the model that is on the Hub under this name."
+)
 
 
 def main(arguments: list[str]) -> None:
     if len(arguments) != 2:
         raise UserError("usage: python -m vit_jax.push CHECKPOINT OWNER/NAME --licence=LICENCE")
     source, name = arguments
-    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
-        raise UserError(f"{name!r} is no name on the Hub: give OWNER/NAME, such as ada/vit-b16-pets")
-    if not LICENCE.value:
-        raise UserError(
-            "give --licence=LICENCE, under which others may use the model, such as apache-2.0, mit, "
-            "cc-by-nc-4.0 or other: https://huggingface.co/docs/hub/repositories-licenses lists them"
-        )
-    if not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", LICENCE.value):
-        raise UserError(f"--licence={LICENCE.value}: the Hub's identifiers are such as apache-2.0 or mit")
+    check_names(name)
     destination = Path(DRY_RUN.value).expanduser().absolute() if DRY_RUN.value else None
     if destination and destination.exists():
         raise UserError(f"{destination} exists; give another --dry_run")
@@ -61,25 +65,46 @@ def main(arguments: list[str]) -> None:
             print(f"sent to {upload(folder, name, PUBLIC.value, REPLACE.value)}")
 
 
+def check_names(name: str) -> None:
+    """Raises UserError where the model's name or `--licence` is none on the Hub."""
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
+        raise UserError(
+            f"{name!r} is no name on the Hub: give OWNER/NAME, such as ada/vit-b16-pets"
+        )
+    if not LICENCE.value:
+        raise UserError(
+            "give --licence=LICENCE, under which others may use the model, such as apache-2.0, "
+            "mit, cc-by-nc-4.0 or other: https://huggingface.co/docs/hub/repositories-licenses "
+            "lists them"
+        )
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", LICENCE.value):
+        raise UserError(
+            f"--licence={LICENCE.value}: the Hub's identifiers are such as apache-2.0 or mit"
+        )
+
+
 def write(source: str, name: str, licence: str, folder: Path) -> None:
     """Writes the folder of a checkpoint, with its card, and says what of it is lost."""
     import jax
 
-    from vit_jax.interop.checkpoint import LIBRARIES
+    from vit_jax.interop.libraries import LIBRARIES
+    from vit_jax.interop.open import open_checkpoint
     from vit_jax.interop.preprocessing import lost
     from vit_jax.publishing.hub_card import Published, write_card
     from vit_jax.publishing.run_facts import licence_of, read_facts, repository
     from vit_jax.publishing.usage import try_usages, usages
-    from vit_jax.runs.workdir import open_any, place_of
+    from vit_jax.runs.workdir import place_of
     from vit_jax.save import write_checkpoint
 
     jax.config.update("jax_platforms", "cpu")  # The files do not depend on the machine.
-    checkpoint = open_any(source)
+    checkpoint = open_checkpoint(source)
     print(checkpoint.describe())
     values = checkpoint.arguments
     classes = values["num_classes"]
     if values["channels"] != 3:
-        raise UserError(f"the model takes images of {values['channels']} channels; RGB's alone are published")
+        raise UserError(
+            f"the model takes images of {values['channels']} channels; RGB's alone are published"
+        )
     if facts := read_facts(*place_of(source), checkpoint):
         # Libraries would call a thousand nameless classes ImageNet's.
         names = checkpoint.class_names or tuple(map(str, range(classes)))
@@ -87,12 +112,17 @@ def write(source: str, name: str, licence: str, folder: Path) -> None:
     base = facts.base if facts else repository(source)
     if base and (known := licence_of(base)) not in (None, licence):
         print(f"note: it comes from {base}, whose licence is {known}, and not {licence}")
-    form = TO.value or ("timm" if LIBRARIES["timm"].has(checkpoint.model, values) else "transformers")
+    form = TO.value or (
+        "timm" if LIBRARIES["timm"].has(checkpoint.model, values) else "transformers"
+    )
     write_checkpoint(checkpoint, folder, form)
     wanted = usages(name, form, classes, bool(checkpoint.class_names), checkpoint.probabilities)
     tried = try_usages(wanted, checkpoint, folder, name, print)
     for lines in tried:
-        print(f"ran the card's lines for {lines.usage.title}: {lines.distance:.0e} off ({lines.versions})")
+        print(
+            f"ran the card's lines for {lines.usage.title}: {lines.distance:.0e} off "
+            f"({lines.versions})"
+        )
     differs = lost(checkpoint.preprocessing, checkpoint.probabilities, values["image_size"], form)
     about = Published(name, form, licence, base, facts, differs, tried)
     (folder / "README.md").write_text(write_card(checkpoint, about))

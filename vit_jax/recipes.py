@@ -1,7 +1,9 @@
-"""Recipes that config files share: the paper's (tables 3 and 4), masked autoencoders, BiT, DeiT and after.
+"""Recipes that config files share: the paper's (tables 3 and 4), masked autoencoders, BiT, DeiT and
+after.
 
-Rates are those of the papers, but the update that has one may be its neighbour: ours are counted from 1,
-those of vision_transformer, big_vision and PyTorch's schedulers from 0, as optimizer.count_from=0 does. It is
+Rates are those of the papers, but the update that has one may be its neighbour: ours are counted
+from 1, those of vision_transformer, big_vision and PyTorch's schedulers from 0, as
+optimizer.count_from=0 does. It is
 so where a recipe follows code line by line: masked autoencoders and the better plain baselines.
 """
 
@@ -27,8 +29,14 @@ def pretraining(model: str) -> ConfigDict:
     config.batch_size = 4096
     config.data.source = "tfds"
     config.data.image_size, config.data.test_resize = 224, 256
-    config.data.crop_aspect = (0.75, 1.33)  # Of TensorFlow's operator where nothing is said; not 4/3.
-    config.data.interpolation, config.data.test_interpolation = "bilinear", "area"  # As big_vision's.
+    config.data.crop_aspect = (
+        0.75,
+        1.33,
+    )  # Of TensorFlow's operator where nothing is said; not 4/3.
+    config.data.interpolation, config.data.test_interpolation = (
+        "bilinear",
+        "area",
+    )  # As big_vision's.
     config.loss.name = "sigmoid"
     config.optimizer.schedule, config.optimizer.end_learning_rate = "linear", 1e-5
     config.optimizer.warmup_steps = 10_000
@@ -39,7 +47,9 @@ def pretraining(model: str) -> ConfigDict:
 
 
 def bit_pretraining(model: str) -> ConfigDict:
-    """The values that BiT's own pre-training shares (1912.11370, section 3.2): SGD in place of Adam."""
+    """The values that BiT's own pre-training shares (1912.11370, section 3.2): SGD in place of
+    Adam.
+    """
     config = pretraining(model)
     config.optimizer.update(dict(name="sgd", beta1=0.9, schedule="stairs", end_learning_rate=0.0))
     config.optimizer.update(dict(warmup_steps=5000, clip_norm=0.0))
@@ -57,13 +67,19 @@ def masked_autoencoder(model: str) -> ConfigDict:
     config.data.image_size, config.data.test_resize = 224, 256
     config.data.crop, config.data.interpolation = "random_resized", "bicubic"
     config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
-    config.optimizer.weight_decay, config.optimizer.clip_norm, config.optimizer.count_from = 0.05, 0.0, 0
+    config.optimizer.weight_decay, config.optimizer.clip_norm, config.optimizer.count_from = (
+        0.05,
+        0.0,
+        0,
+    )
     config.evaluate_every, config.checkpoint.every = 5000, 2000
     return config
 
 
 class Masked(NamedTuple):
-    """A pre-training of EVA, EVA-02 or BEiT: epochs, batch, rate, epochs of warm-up, stochastic depth."""
+    """A pre-training of EVA, EVA-02 or BEiT: epochs, batch, rate, epochs of warm-up, stochastic
+    depth.
+    """
 
     epochs: int
     batch: int
@@ -73,14 +89,22 @@ class Masked(NamedTuple):
 
 
 def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
-    """The values that EVA and EVA-02 share in pre-training, here on ImageNet-21k, without its labels."""
-    config = _like_eva(model, row.epochs, row.batch, row.learning_rate, row.warmup, IMAGENET_21K_IMAGES)
+    """The values that EVA and EVA-02 share in pre-training, here on ImageNet-21k, without its
+    labels.
+    """
+    config = _like_eva(
+        model, row.epochs, row.batch, row.learning_rate, row.warmup, IMAGENET_21K_IMAGES
+    )
     # The names are those of fine-tuned models, whose norm is behind the pooling.
     config.model.update(
         dict(pooling="gap", cls_token=True, fc_norm=False, stochastic_depth=row.stochastic_depth)
     )
-    config.model.mean = (0.48145466, 0.4578275, 0.40821073)  # CLIP's; fine-tuning takes the checkpoint's.
-    config.model.deviation = (0.26862954, 0.26130258, 0.27577711)
+    config.model.mean = (
+        0.48145466,
+        0.4578275,
+        0.40821073,
+    )  # CLIP's; fine-tuning takes the checkpoint's.
+    config.model.std = (0.26862954, 0.26130258, 0.27577711)
     config.objective.update(dict(name="eva", teacher=teacher, teacher_features="head"))
     config.objective.teacher_dtype = "bfloat16"
     config.data.path, config.data.train_split, config.data.test_split = (
@@ -89,13 +113,17 @@ def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
         "train[:25600]",
     )
     config.data.image_size, config.data.test_resize, config.data.crop_area = 224, 256, (0.2, 1.0)
-    config.optimizer.end_learning_rate = 1e-5  # The warm-up begins at 0: their --warmup_lr is not read.
+    config.optimizer.end_learning_rate = (
+        1e-5  # The warm-up begins at 0: their --warmup_lr is not read.
+    )
     config.optimizer.beta2, config.optimizer.epsilon, config.optimizer.clip_norm = 0.98, 1e-6, 3.0
     return config
 
 
 class Tuned(NamedTuple):
-    """A fine-tuning of EVA, EVA-02 or BEiT: pixels, epochs, batch, rate, epochs of warm-up, and the rest."""
+    """A fine-tuning of EVA, EVA-02 or BEiT: pixels, epochs, batch, rate, epochs of warm-up, and the
+    rest.
+    """
 
     size: int
     epochs: int
@@ -118,7 +146,11 @@ def tuned_features(model: str, row: Tuned, i21k: bool) -> ConfigDict:
     config.model.update(
         dict(pooling="gap", cls_token=True, fc_norm=True, stochastic_depth=row.stochastic_depth)
     )
-    config.data.path, config.data.train_split, config.data.test_split = "imagenet2012", "train", "validation"
+    config.data.path, config.data.train_split, config.data.test_split = (
+        "imagenet2012",
+        "train",
+        "validation",
+    )
     if i21k:
         config.data.path, config.data.train_split = "imagenet21k", "train[51200:]"
         config.data.dev_split, config.data.test_split = "train[25600:51200]", "train[:25600]"
@@ -132,7 +164,9 @@ def tuned_features(model: str, row: Tuned, i21k: bool) -> ConfigDict:
 
 
 def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
-    """The values of BEiT's pre-training on ImageNet-21k or 1k, without labels and without its tokeniser."""
+    """The values of BEiT's pre-training on ImageNet-21k or 1k, without labels and without its
+    tokeniser.
+    """
     config = _like_eva(
         model,
         row.epochs,
@@ -141,21 +175,34 @@ def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
         row.warmup,
         IMAGENET_21K_IMAGES if i21k else IMAGENET_IMAGES,
     )
-    # The names are those of fine-tuned models, whose norm is behind the pooling, each layer with its biases.
+    # The names are those of fine-tuned models, whose norm is behind the pooling, each layer with
+    # its biases.
     config.model.update(
-        dict(pooling="gap", cls_token=True, fc_norm=False, position_at="shared", initialization="beit")
+        dict(
+            pooling="gap",
+            cls_token=True,
+            fc_norm=False,
+            position_at="shared",
+            initialization="beit",
+        )
     )
     config.model.stochastic_depth = row.stochastic_depth
     config.objective.name = "beit"
-    config.data.path, config.data.train_split, config.data.test_split = "imagenet2012", "train", "validation"
+    config.data.path, config.data.train_split, config.data.test_split = (
+        "imagenet2012",
+        "train",
+        "validation",
+    )
     if i21k:
         config.data.path, config.data.train_split = "imagenet21k", "train[51200:]"
         config.data.test_split = "train[:25600]"
     else:
-        config.model.mean, config.model.deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+        config.model.mean, config.model.std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     config.data.image_size, config.data.test_resize, config.data.crop_area = 224, 256, (0.08, 1.0)
     config.augment.color_jitter = (0.4, 0.4, 0.4)  # The tokeniser sees the same.
-    config.optimizer.end_learning_rate = 1e-5  # The warm-up begins at 0: their --warmup_lr is not read.
+    config.optimizer.end_learning_rate = (
+        1e-5  # The warm-up begins at 0: their --warmup_lr is not read.
+    )
     config.optimizer.clip_norm = 3.0
     return config
 
@@ -170,22 +217,32 @@ def tuned_codes(
       clip: the gradient's largest length; 0: it has none.
     """
     config = tuned_features(model, row, i21k)
-    config.model.position_at = "stem"  # Each layer has its own table of biases, at first the shared one.
+    config.model.position_at = (
+        "stem"  # Each layer has its own table of biases, at first the shared one.
+    )
     config.augment.erasing = 0.25
     if mixed:
         config.augment.mixup, config.augment.cutmix = 0.8, 1.0
     config.data.test_resize = row.size if row.size >= 384 else row.size * 256 // 224
-    config.optimizer.update(dict(average=0.0, average_from="zero", weight_decay=weight_decay, clip_norm=clip))
+    config.optimizer.update(
+        dict(average=0.0, average_from="zero", weight_decay=weight_decay, clip_norm=clip)
+    )
     config.optimizer.end_learning_rate = 1e-6
     return config
 
 
-def _like_eva(model: str, epochs: int, batch: int, rate: float, warmup: int, images: int) -> ConfigDict:
+def _like_eva(
+    model: str, epochs: int, batch: int, rate: float, warmup: int, images: int
+) -> ConfigDict:
     """The values that the pre-training and fine-tuning of EVA, EVA-02 and BEiT share."""
     config = base_config()
     config.model.name, config.model.dtype = model, "bfloat16"
     config.epochs, config.batch_size = float(epochs), batch
-    config.data.source, config.data.crop, config.data.interpolation = "tfds", "random_resized", "bicubic"
+    config.data.source, config.data.crop, config.data.interpolation = (
+        "tfds",
+        "random_resized",
+        "bicubic",
+    )
     config.optimizer.learning_rate = rate
     config.optimizer.weight_decay, config.optimizer.decay = 0.05, "tables"
     config.optimizer.warmup_steps = round(warmup * images / batch)
@@ -202,8 +259,8 @@ class TeacherRecipe(NamedTuple):
       epochs: of the run.
       epoch: steps of an epoch.
       learning_rate: at the end of the warm-up.
-      warmup, temperature_warmup, frozen: epochs of the rate's and of the teacher's temperature's warm-up, and
-        those in which the prototypes do not move.
+      warmup, temperature_warmup, frozen: epochs of the rate's and of the teacher's temperature's
+        warm-up, and those in which the prototypes do not move.
       weight_decay: at first and at the end.
       momentum: of the teacher at first.
       temperature: of the teacher at first and after its warm-up.
@@ -237,34 +294,38 @@ DINOV2 = TeacherRecipe(
     local_area=(0.05, 0.32),
     temperature=(0.04, 0.07),
     temperature_warmup=30,
-    blur=(0.0, 0.9, 0.5),  # What the authors' code does; it reads its probabilities the other way round.
+    blur=(
+        0.0,
+        0.9,
+        0.5,
+    ),  # What the authors' code does; it reads its probabilities the other way round.
 )
 
 
 def self_distillation(recipe: TeacherRecipe, batch_size: int, local_size: int = 96) -> ConfigDict:
     """The values that DINO, DINOv2 and DINOv3 share: views, their colours, and the optimizer.
 
-    Two crops of 224 pixels and eight small ones, mirrored, with the colours of BYOL (2006.07733, table 6);
-    AdamW with cosines of the rate, the weight decay and the teacher's momentum.
+    Two crops of 224 pixels and eight small ones, mirrored, with the colours of BYOL (2006.07733,
+    table 6); AdamW with cosines of the rate, the weight decay and the teacher's momentum.
     """
     config = base_config()
     config.model.dtype, config.model.pooling = "bfloat16", "cls"
-    config.model.mean, config.model.deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    config.model.mean, config.model.std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     config.batch_size, config.steps = batch_size, round(recipe.epochs * recipe.epoch)
     config.data.source, config.data.path = "tfds", "imagenet2012"
     config.data.train_split, config.data.test_split = "train", "validation"
     config.data.image_size, config.data.test_resize = 224, 256
     config.data.interpolation, config.data.crop = "bicubic", "random_resized"
     config.data.crop_area, config.data.crop_aspect = recipe.area, (3 / 4, 4 / 3)
-    objective = dict(name="dino", local_crops=8, local_size=local_size, local_area=recipe.local_area)
-    objective |= dict(jitter=(0.4, 0.4, 0.2, 0.1), jitter_probability=0.8, grey=0.2)
-    objective |= dict(blur=recipe.blur, solarize=(0.0, 0.2, 0.0))
-    objective |= dict(teacher_momentum=recipe.momentum)
-    first, last = recipe.temperature
-    objective |= dict(teacher_temperature=first, teacher_temperature_end=last)
-    objective |= dict(teacher_temperature_steps=round(recipe.temperature_warmup * recipe.epoch))
-    objective |= dict(frozen_prototype_steps=round(recipe.frozen * recipe.epoch))
-    config.objective.update(objective)
+    config.objective.name = "dino"
+    config.dino.local_crops, config.dino.local_size = 8, local_size
+    config.dino.local_area = recipe.local_area
+    config.dino.jitter, config.dino.jitter_probability = (0.4, 0.4, 0.2, 0.1), 0.8
+    config.dino.grey, config.dino.blur, config.dino.solarize = 0.2, recipe.blur, (0.0, 0.2, 0.0)
+    config.dino.teacher_momentum = recipe.momentum
+    config.dino.teacher_temperature, config.dino.teacher_temperature_end = recipe.temperature
+    config.dino.teacher_temperature_steps = round(recipe.temperature_warmup * recipe.epoch)
+    config.dino.frozen_prototype_steps = round(recipe.frozen * recipe.epoch)
     config.optimizer.learning_rate, config.optimizer.end_learning_rate = recipe.learning_rate, 1e-6
     config.optimizer.schedule = "cosine"
     config.optimizer.warmup_steps = round(recipe.warmup * recipe.epoch)
@@ -275,13 +336,17 @@ def self_distillation(recipe: TeacherRecipe, batch_size: int, local_size: int = 
     return config
 
 
-def deit_like(model: str, task: str, skipped: Mapping[str, Mapping[str, float]], size: int) -> ConfigDict:
-    """The values that training on ImageNet shares in DeiT, Swin and ConvNeXt: augmentation, cosine decay.
+def deit_like(
+    model: str, task: str, skipped: Mapping[str, Mapping[str, float]], size: int
+) -> ConfigDict:
+    """The values that training on ImageNet shares in DeiT, Swin and ConvNeXt: augmentation, cosine
+    decay.
 
     Args:
       task: a key of `skipped`: `i21k` is on ImageNet-21k, the others on ImageNet-1k.
       skipped: stochastic depth by task and model.
-      size: of the images; test images of 384 pixels and more are squeezed whole, smaller ones cropped.
+      size: of the images; test images of 384 pixels and more are squeezed whole, smaller ones
+        cropped.
 
     Raises:
       UserError: there is no such task, or it has no such model.
@@ -300,7 +365,7 @@ def deit_like(model: str, task: str, skipped: Mapping[str, Mapping[str, float]],
         config.data.dev_split, config.data.test_split = "train[25600:51200]", "train[:25600]"
     if not task.startswith("finetune"):
         # ImageNet's, by which the authors normalise; fine-tuning takes them from its checkpoint.
-        config.model.mean, config.model.deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+        config.model.mean, config.model.std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     config.data.crop, config.data.crop_area = "random_resized", (0.08, 1.0)
     config.data.interpolation = config.data.test_interpolation = "bicubic"
     config.data.image_size = size
@@ -358,7 +423,9 @@ def finetune(dataset: str, model: str = "", size: int = 384) -> ConfigDict:
     config.data.crop, config.data.crop_resize = "square", round(size * 448 / 384)
     config.data.test_crop, config.data.test_resize = "square", size
     config.data.interpolation = None  # The checkpoint's.
-    config.optimizer.update(dict(name="sgd", beta1=0.9, weight_decay=0.0, clip_norm=1.0, schedule="cosine"))
+    config.optimizer.update(
+        dict(name="sgd", beta1=0.9, weight_decay=0.0, clip_norm=1.0, schedule="cosine")
+    )
     config.optimizer.warmup_steps = row.warmup
     config.optimizer.learning_rate = 0.01
     config.sweep.rates = row.rates
@@ -387,10 +454,11 @@ class HyperRule(NamedTuple):
 
 
 def hyperrule(images: int) -> HyperRule:
-    """BiT-HyperRule for so many training images, as in google-research/big_transfer's `bit_hyperrule.py`.
+    """BiT-HyperRule for so many training images, as in google-research/big_transfer's
+    `bit_hyperrule.py`.
 
-    The paper has a tenth of the rate after 30, 60 and 90 % of all schedules; of the short one the code has it
-    after 40, 60 and 80 %.
+    The paper has a tenth of the rate after 30, 60 and 90 % of all schedules; of the short one the
+    code has it after 40, 60 and 80 %.
     """
     if images < 20_000:
         return HyperRule(500, 100, (200, 300, 400), 0.0)
@@ -399,7 +467,8 @@ def hyperrule(images: int) -> HyperRule:
     return HyperRule(20_000, 500, (6000, 12_000, 18_000), 0.1)
 
 
-# Training images of `TRANSFER`'s sets, and the side of those that are small; all sets are VTAB-1k's else.
+# Training images of `TRANSFER`'s sets, and the side of those that are small; all sets are VTAB-1k's
+# else.
 _IMAGES = {
     "imagenet2012": (IMAGENET_IMAGES, 224),
     "cifar100": (50_000, 32),
@@ -412,8 +481,11 @@ _IMAGES = {
 }
 
 
-def bit_hyperrule(dataset: str, model: str = "", images: int = 0, side: int = 0, size: int = 0) -> ConfigDict:
-    """Fine-tuning by BiT-HyperRule: SGD at 0.003, batch 512, schedule and mixup by the number of images.
+def bit_hyperrule(
+    dataset: str, model: str = "", images: int = 0, side: int = 0, size: int = 0
+) -> ConfigDict:
+    """Fine-tuning by BiT-HyperRule: SGD at 0.003, batch 512, schedule and mixup by the number of
+    images.
 
     Args:
       dataset: as of `finetune`.
@@ -429,7 +501,9 @@ def bit_hyperrule(dataset: str, model: str = "", images: int = 0, side: int = 0,
     known = _IMAGES.get(dataset, (0, 224))
     images, side = images or known[0], side or known[1]
     if images < 1:
-        raise UserError(f"BiT-HyperRule needs the number of training images: dataset={dataset},images=4000")
+        raise UserError(
+            f"BiT-HyperRule needs the number of training images: dataset={dataset},images=4000"
+        )
     rule = hyperrule(images)
     size = size or (128 if side < 96 else 480 if model == "BiT-R152x4" else 384)
     config.steps = rule.steps
@@ -437,7 +511,9 @@ def bit_hyperrule(dataset: str, model: str = "", images: int = 0, side: int = 0,
     if config.data.crop != "none":
         config.data.crop_resize = {128: 160, 480: 512}.get(size, round(size * 448 / 384))
     config.augment.mixup = rule.mixup
-    config.optimizer.update(dict(schedule="stairs", warmup_steps=rule.warmup, count_from=0, clip_norm=0.0))
+    config.optimizer.update(
+        dict(schedule="stairs", warmup_steps=rule.warmup, count_from=0, clip_norm=0.0)
+    )
     config.optimizer.stairs = tuple(step / rule.steps for step in rule.stairs)
     config.optimizer.learning_rate = 0.003
     config.sweep.rates, config.sweep.resnet_rates = (0.003,), ()

@@ -1,8 +1,8 @@
 """Reports of runs: python -m vit_jax.report WORKDIR ...
 
 One workdir: its report.html, made anew of what is in it, also while it trains. Several: a page that
-compares them, comparison.html or --out=FILE. With --serve a browser on this machine sees the page, which
-follows the training.
+compares them, comparison.html or --out=FILE. With --serve a browser on this machine sees the page,
+which follows the training.
 """
 
 import asyncio
@@ -18,25 +18,32 @@ from vit_jax.errors import UserError
 OUT = flags.DEFINE_string(
     "out",
     None,
-    "The file to write; without, of one run report.html in its workdir, of several comparison.html here.",
+    "The file to write; without, of one run report.html in its workdir, of several "
+    "comparison.html here.",
 )
-SERVE = flags.DEFINE_bool("serve", False, "Show the page at http://localhost:PORT, and write no file.")
+SERVE = flags.DEFINE_bool(
+    "serve", False, "Show the page at http://localhost:PORT, and write no file."
+)
 COMPARISON = "comparison.html"
 PORT = flags.DEFINE_integer("port", 8000, "The port of --serve.", lower_bound=0, upper_bound=65535)
 
 
 def main(arguments: list[str]) -> None:
     if not arguments:
-        raise UserError("give a workdir, or several to compare them: python -m vit_jax.report WORKDIR ...")
+        raise UserError(
+            "give a workdir, or several to compare them: python -m vit_jax.report WORKDIR ..."
+        )
     if SERVE.value and OUT.value:
         raise UserError("give --serve or --out, not both: --serve writes no file")
-    from vit_jax.inspection.html_page import is_page, write_text
-    from vit_jax.runs.bucket import Bucket, is_url, shown
+    from vit_jax.paths import absolute, is_url
+    from vit_jax.runs.bucket import shown
     from vit_jax.runs.comparison_page import comparison_page
     from vit_jax.runs.run_page import read_run, run_page
-    from vit_jax.runs.workdir import REPORT, absolute, workdir_at
+    from vit_jax.runs.workdir import workdir_at
 
-    places = list(dict.fromkeys(place if is_url(place) else str(absolute(place)) for place in arguments))
+    places = list(
+        dict.fromkeys(place if is_url(place) else str(absolute(place)) for place in arguments)
+    )
 
     def make(live: bool = False) -> str:
         runs = [read_run(workdir_at(place)) for place in places]
@@ -45,11 +52,30 @@ def main(arguments: list[str]) -> None:
     for run in (read_run(workdir_at(place)) for place in places):
         if not run.figures:
             print(
-                f"note: {shown(run.workdir)} has no evaluation yet: the page shows its curves and its config"
+                f"note: {shown(run.workdir)} has no evaluation yet: the page shows its curves and "
+                "its config"
             )
     if SERVE.value:
         serve(lambda: make(live=True), PORT.value)
-        return
+    else:
+        write_page(make, places)
+
+
+def write_page(make: Callable[[], str], places: list[str]) -> None:
+    """Writes the page to the file of `--out`, else to the workdir or, of several, to this folder.
+
+    Args:
+      make: returns the page.
+      places: paths and URLs of the workdirs.
+
+    Raises:
+      UserError: the file cannot be written, or is another's.
+    """
+    from vit_jax.inspection.html_page import is_page, write_text
+    from vit_jax.paths import absolute, is_url
+    from vit_jax.runs.bucket import Bucket
+    from vit_jax.runs.workdir import REPORT
+
     several = len(places) > 1
     if not OUT.value and not several and is_url(places[0]):
         bucket = Bucket(places[0].rstrip("/"))
@@ -66,7 +92,8 @@ def main(arguments: list[str]) -> None:
 
 
 def serve(make: Callable[[], str], port: int) -> None:
-    """Answers a browser on this machine with the page, made anew each time, until it is interrupted.
+    """Answers a browser on this machine with the page, made anew each time, until it is
+    interrupted.
 
     Raises:
       UserError: the port is taken.
@@ -78,7 +105,9 @@ def serve(make: Callable[[], str], port: int) -> None:
     except OSError as error:
         if error.errno not in (errno.EADDRINUSE, errno.EACCES):
             raise
-        raise UserError(f"port {port} cannot be had ({error.strerror}): give another --port") from error
+        raise UserError(
+            f"port {port} cannot be had ({error.strerror}): give another --port"
+        ) from error
 
     async def run() -> None:
         async with await page_server(make, listening) as server:

@@ -1,4 +1,6 @@
-"""Suites on a checkpoint: opens it as `load_model` does, and keeps each figure as soon as it is there."""
+"""Suites on a checkpoint: opens it as `load_model` does, and keeps each figure as soon as it is
+there.
+"""
 
 import functools
 import zlib
@@ -9,21 +11,30 @@ from typing import Any
 import jax
 from flax import nnx
 
+from vit_jax.checkpoint_crop import checkpoint_crop
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.features import transfer_crop
 from vit_jax.evaluation.results import Results
-from vit_jax.evaluation.suite import Impossible, Measurement, Row, Stopped, Subject, Suite, digest_of
+from vit_jax.evaluation.suite import (
+    Impossible,
+    Measurement,
+    Row,
+    Stopped,
+    Subject,
+    Suite,
+    digest_of,
+)
 from vit_jax.evaluation.suites import SUITES
 from vit_jax.interop.checkpoint import Checkpoint
+from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.load import build_model
 from vit_jax.parallel.mesh import make_mesh, place
 from vit_jax.parallel.sharding import parameter_shardings
-from vit_jax.runs.bucket import is_url
+from vit_jax.paths import absolute, is_url
 from vit_jax.runs.loop import train
 from vit_jax.runs.warm_start import fingerprint_of
-from vit_jax.runs.workdir import absolute, checkpoint_crop, open_any
 
 
 def run_suites(
@@ -39,15 +50,15 @@ def run_suites(
 ) -> Results:
     """Evaluates a checkpoint by suites.
 
-    Figures that are in `out` are not found again where the checkpoint's step and content and the data are the
-    same; these are printed.
+    Figures that are in `out` are not found again where the checkpoint's step and content and the
+    data are the same; these are printed.
 
     Args:
       checkpoint: what `load_model` takes.
       names: of suites, or `all`.
       out: a folder for `results.json`, `results.md` and `results.png`.
-      options: values of the suites' options by name. A data set that is missing is a row that says how to
-        get it.
+      options: values of the suites' options by name. A data set that is missing is a row that says
+        how to get it.
       image_size: pixels, if not the checkpoint's (VTAB's are 384).
       batch_size: images at once, of all devices.
       workers: processes that decode images, if not chosen by cores and images.
@@ -57,8 +68,10 @@ def run_suites(
     """
     chosen = chosen_suites(names)
     url = str(checkpoint).startswith("hf://") or is_url(checkpoint)
-    name = str(checkpoint) if url else str(absolute(checkpoint))  # Relative paths mean others elsewhere.
-    opened = open_any(checkpoint, image_size)
+    name = (
+        str(checkpoint) if url else str(absolute(checkpoint))
+    )  # Relative paths mean others elsewhere.
+    opened = open_checkpoint(checkpoint, image_size)
     described = opened.describe()
     say(described)
     version = version_of(opened)
@@ -81,8 +94,10 @@ def run_suites(
         functools.partial(frozen_crop, opened, image_size),
         functools.partial(predicted_crop, opened, image_size),
         say=say,
-        finetune=lambda config, folder: train(config, results.folder / f"{folder}-{version['content']}"),
-        num_classes=opened.arguments["num_classes"],
+        finetune=lambda config, folder: train(
+            config, results.folder / f"{folder}-{version['content']}"
+        ),
+        num_classes=opened.options.num_classes,
         class_names=opened.class_names,
         batch_size=batch_size,
         workers=workers,
@@ -113,7 +128,7 @@ def chosen_suites(names: list[str]) -> list[Suite]:
 def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
     """Step and content of a checkpoint: its parameters, and the model that they are of."""
     params = fingerprint_of((path, opened.read(path)) for path in sorted(opened.shapes))
-    model = zlib.crc32(repr(sorted(opened.arguments.items())).encode())
+    model = zlib.crc32(repr(opened.options).encode())
     return {"step": opened.step, "content": f"{params}{model:08x}"}
 
 
@@ -129,42 +144,58 @@ def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
 
 
 def attempt(results: Results, suite: Suite, measurement: Measurement, subject: Subject) -> None:
-    """Adds the rows that are missing or were computed on other data; a row without a figure has the reason.
+    """Adds the rows that are missing or were computed on other data.
 
-    Figures whose data cannot be had now are kept.
+    A row without a figure has the reason as its note. Figures whose data are unavailable now are
+    kept.
     """
     digests, failure = digests_of_data(measurement)
-    there = [name for name in measurement.names if results.has(suite.name, name)]
-    changed = [name for name in there if digests.get(name) not in (None, results.data_of(suite.name, name))]
-    unknown = [name for name in there if name not in digests]
-    same = [name for name in there if name not in changed and name not in unknown]
+    reused, changed = [], []
+    unknown = []  # Rows whose data are unavailable.
+    for name in measurement.names:
+        if not results.has(suite.name, name):
+            continue
+        if name not in digests:
+            unknown.append(name)
+        elif digests[name] in (None, results.data_of(suite.name, name)):
+            reused.append(name)
+        else:
+            changed.append(name)
     for names, words in (
         (changed, "found anew, since the data have changed"),
-        (same, f"reused from {results.folder}, of the same checkpoint and data"),
+        (reused, f"reused from {results.folder}, of the same checkpoint and data"),
         (unknown, f"reused from {results.folder}, with no data to compare: {failure}"),
     ):
         if names:
             subject.say(f"{suite.name}: {', '.join(names)}: {words}")
-    wanted = [name for name in measurement.names if name not in same and name not in unknown]
-    if not wanted:
+    missing = [name for name in measurement.names if name not in (*reused, *unknown)]
+    if not missing:
         return
-    subject.say(f"== {suite.name}: {wanted[0]}")
-    notes = []
+    subject.say(f"== {suite.name}: {missing[0]}")
+    rows = measured_rows(suite, measurement, subject, missing)
+    results.put(*rows, data=digests)
+    for row in rows:
+        subject.say(f"{row.name}: {row.note if row.accuracy is None else f'{row.accuracy:.2%}'}")
+
+
+def measured_rows(
+    suite: Suite, measurement: Measurement, subject: Subject, names: list[str]
+) -> list[Row]:
+    """Measures rows of a suite; those that cannot be measured have the reason as their note."""
+    impossible = []
     try:
         try:
-            opened = measurement.open(wanted)
+            opened = measurement.open(names)
         except Impossible as error:
-            notes = [Row(suite.name, name, note=str(error)) for name in error.names]
-            wanted = [name for name in wanted if name not in error.names]
-            opened = measurement.open(wanted) if wanted else None
-        rows = [*measurement.measure(subject, opened)] if wanted else []
+            impossible = [Row(suite.name, name, note=str(error)) for name in error.names]
+            names = [name for name in names if name not in error.names]
+            opened = measurement.open(names) if names else None
+        rows = [*measurement.measure(subject, opened)] if names else []
     except UserError as error:
-        rows = [Row(suite.name, name, note=str(error)) for name in wanted]
+        rows = [Row(suite.name, name, note=str(error)) for name in names]
     except Stopped:
         raise SystemExit from None
-    results.put(*rows, *notes, data=digests)
-    for row in (*rows, *notes):
-        subject.say(f"{row.name}: {row.note if row.accuracy is None else f'{row.accuracy:.2%}'}")
+    return [*rows, *impossible]
 
 
 def square_size(opened, image_size: int | None) -> int:
@@ -173,20 +204,25 @@ def square_size(opened, image_size: int | None) -> int:
     Raises:
       UserError: it takes no square ones.
     """
-    return transfer_crop(image_size or opened.arguments["image_size"]).size
+    return transfer_crop(image_size or opened.options.image_size).size
 
 
 def predicted_crop(opened, image_size: int | None) -> TestCrop:
-    """Makes what a checkpoint's files say that its model should see; the whole image, if they say nothing."""
+    """Makes what a checkpoint's files say that its model should see; the whole image, if they say
+    nothing.
+    """
     whole = Preprocessing("square", 1, "bilinear")
     return checkpoint_crop(opened, square_size(opened, image_size), default=whole)
 
 
 def frozen_crop(opened, image_size: int | None) -> TestCrop:
-    """Makes what the frozen network sees: what its library's files say. For a run, and a file that says
-    nothing, it is the few-shot protocol's crop, which is that of evaluations in training."""
+    """Makes what the frozen network sees: what its library's files say. For a run, and a file that
+    says nothing, it is the few-shot protocol's crop, which is that of evaluations in training.
+    """
     size = square_size(opened, image_size)
     own = checkpoint_crop(opened, size)
     if opened.mapped and opened.preprocessing:
         return own
-    return transfer_crop(size, mode=own.mode, interpolation=own.interpolation, background=own.background)
+    return transfer_crop(
+        size, mode=own.mode, interpolation=own.interpolation, background=own.background
+    )

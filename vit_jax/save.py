@@ -1,26 +1,26 @@
-"""Writes a model in the format of another library: what `python -m vit_jax.convert` does, from Python."""
+"""Saves models in the formats of other libraries, from Python as `python -m vit_jax.convert`
+does.
+"""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.interop.adapting import fit
 from vit_jax.interop.beside import ObjectiveParams, Shapes
-from vit_jax.interop.checkpoint import (
-    LIBRARIES,
-    WRITTEN,
-    Checkpoint,
-    complete,
-    fit,
-    params_of,
-    save,
-)
+from vit_jax.interop.checkpoint import Checkpoint, params_of
+from vit_jax.interop.libraries import LIBRARIES, WRITTEN
+from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.preprocessing import Preprocessing, lost
-from vit_jax.models.image_model import ImageModel
-from vit_jax.runs.warm_start import objective_shapes
-from vit_jax.runs.workdir import absolute, open_any
+from vit_jax.interop.writing import save
+from vit_jax.models import family_of
+from vit_jax.models.image_model import ImageModel, height_and_width
+from vit_jax.options.model import ImageOptions
+from vit_jax.paths import absolute
 
 
 def save_model(
@@ -31,52 +31,55 @@ def save_model(
     say: Callable[[str], None] = print,
     **changes: Any,
 ) -> Path:
-    """Writes a model, with its preprocessing and its class names where the format can hold them.
+    """Saves a model, with its preprocessing and class names where the format can store them.
 
-    What was written is read back and compared, bit for bit. Of a checkpoint what its objective has is written
-    too, such as mae's decoder, dino's heads or the token of masked patches: in the library's way, or in files
-    of ours beside the model.
+    The files are read back, and must equal the model bit for bit. For a checkpoint the parameters
+    of its objective are saved too, such as MAE's decoder, DINO's heads or the mask token: in the
+    library's format where it has one, else in additional files next to the model.
 
     Args:
-      model: of `load_model` or `create_model`, with its parameters as they are now; or a checkpoint, what
-        `load_model` takes.
-      path: a new `FILE.npz` for Google's format, or a new folder for Transformers, or for timm where
-        Transformers has no such model; of a `DVAE` for OpenAI's code.
-      library: `google`, `timm`, `transformers` or `openai`; None: as the path and the model say.
-      say: is told in a line each of what the format has no place for.
-      **changes: of a checkpoint, arguments of the model to change, as of `load_model`.
+      model: a model of `load_model` or `create_model`, saved with its current parameters; or a
+        checkpoint, as
+        `load_model` takes it.
+      path: a new `FILE.npz` for Google's format; else a new folder: for Transformers, for timm if
+        Transformers has no such model, or for OpenAI's code if the model is a `DVAE`.
+      library: `google`, `timm`, `transformers` or `openai`; None: chosen by path and model.
+      say: called with a line for each value that the format cannot store.
+      **changes: arguments of a checkpoint's model to change, as of `load_model`.
 
     Returns:
       The absolute path.
 
     Raises:
-      UserError: the format cannot hold the model, the path is taken, or the checkpoint cannot be read.
+      UserError: the format cannot store the model, the path exists, or the checkpoint cannot be
+        read.
     """
     destination = absolute(path)
     if not isinstance(model, ImageModel):
-        write_checkpoint(open_any(model, changes.get("image_size")), destination, library, say, **changes)
+        checkpoint = open_checkpoint(model, changes.get("image_size"))
+        write_checkpoint(checkpoint, destination, library, say, **changes)
         return destination
     if model.about is None:
         raise UserError("save_model takes a model of vit_jax.load_model or vit_jax.create_model")
     if changes:
-        raise UserError(f"{', '.join(changes)}: only a checkpoint is changed while it is saved")
-    about, kind = model.about, type(model)
-    values, params = complete(kind, about.arguments), params_of(model)
-    library = library or library_of(destination, kind, values)
+        raise UserError(
+            f"{', '.join(changes)}: arguments are changed only where a checkpoint is saved"
+        )
+    about, options, params = model.about, model.options, params_of(model)
+    library = library or library_of(destination, options)
     check_destination(destination, library)
     save(
         destination,
         library,
-        kind,
-        values,
+        options,
         lambda name: np.asarray(params[name]),
         about.preprocessing,
         about.class_names,
         probabilities=about.probabilities,
     )
     if about.objective:
-        say(f"left out: {about.objective.words}, which is written where the checkpoint itself is saved")
-    _say_lost(about.preprocessing, about.probabilities, values, library, say)
+        say(f"not saved: {about.objective.words}; save_model(CHECKPOINT, path) saves them")
+    _say_lost(about.preprocessing, about.probabilities, options, library, say)
     return destination
 
 
@@ -87,18 +90,17 @@ def write_checkpoint(
     say: Callable[[str], None] = print,
     **changes: Any,
 ) -> None:
-    """Writes an open checkpoint as `save_model` does, to an absolute path."""
-    values, sources, _ = fit(checkpoint, changes)
-    kind, preprocessing = checkpoint.model, checkpoint.preprocessing
-    same_head = values["num_classes"] == checkpoint.arguments["num_classes"]
-    library = library or library_of(destination, kind, values)
+    """Saves an open checkpoint to an absolute path, as `save_model` does."""
+    options, sources, _ = fit(checkpoint, changes)
+    preprocessing = checkpoint.preprocessing
+    same_head = options.num_classes == checkpoint.options.num_classes
+    library = library or library_of(destination, options)
     check_destination(destination, library)
-    objective = objective_beside(checkpoint, values, library)
+    objective = objective_beside(checkpoint, options, library)
     save(
         destination,
         library,
-        kind,
-        values,
+        options,
         lambda name: sources[name](),
         preprocessing,
         checkpoint.class_names if same_head else (),
@@ -107,52 +109,60 @@ def write_checkpoint(
     )
     if checkpoint.objective and objective[0] is None:
         say(left_out(checkpoint.objective))
-    _say_lost(preprocessing, checkpoint.probabilities, values, library, say)
+    _say_lost(preprocessing, checkpoint.probabilities, options, library, say)
 
 
 def _say_lost(
     preprocessing: Preprocessing | None,
     probabilities: str,
-    values: dict[str, Any],
+    options: ImageOptions,
     library: str,
     say: Callable[[str], None],
 ) -> None:
-    for line in lost(preprocessing, probabilities, values["image_size"], library):
+    for line in lost(preprocessing, probabilities, height_and_width(options.image_size), library):
         say(f"note: not written: {line}")
 
 
 def left_out(own: ObjectiveParams) -> str:
-    """The line that says that an objective's parameters were not written."""
-    return f"left out, for want of a place: {own.words}"
+    """Returns the log line for an objective's parameters that the format cannot store."""
+    return f"not saved, as the format cannot store them: {own.words}"
 
 
 def objective_beside(
-    checkpoint: Checkpoint, values: dict[str, Any], library: str
+    checkpoint: Checkpoint, options: ImageOptions, library: str
 ) -> tuple[ObjectiveParams | None, Shapes]:
-    """The parameters of an objective that a checkpoint has, and their shapes; None where the library's files
-    are no folder, and have no place for them.
+    """Returns the parameters of a checkpoint's objective that a library can store, and their
+    shapes.
+
+    None: the checkpoint has none, or the library's format is a single file.
 
     Args:
-      values: the model's arguments, all of them.
+      options: the arguments of the model.
+
+    Raises:
+      UserError: the parameters do not match the model.
     """
-    own, model = checkpoint.objective, checkpoint.model
-    if own is None:
+    if (own := checkpoint.objective) is None:
         return None, {}
-    shapes = objective_shapes(own, model, values)
+    from vit_jax.runs.warm_start import objective_shapes  # Only objectives need the training side.
+
+    shapes = objective_shapes(own, options)
     return (None, {}) if LIBRARIES[library].suffix else (own, shapes)
 
 
-def library_of(destination: Path, model: type[ImageModel], values: dict[str, Any]) -> str:
-    """The format that a destination means."""
+def library_of(destination: Path, options: ImageOptions) -> str:
+    """Returns the key of the library for whose format a destination is."""
     if destination.suffix == ".npz":
         return "google"
-    folders = ("transformers", "openai")
+    folders, model, values = ("transformers", "openai"), family_of(options).model, asdict(options)
     return next((library for library in folders if LIBRARIES[library].has(model, values)), "timm")
 
 
 def check_destination(destination: Path, library: str) -> None:
-    """Raises UserError unless there is such a library, and the destination has its ending."""
+    """Raises UserError unless the library is known, and the destination has its suffix."""
     if library not in WRITTEN:
-        raise UserError(f"models are not written for {library!r}, but for: {', '.join(WRITTEN)}")
+        raise UserError(f"Unsupported: library={library!r}. Supported: {', '.join(WRITTEN)}.")
     if destination.suffix != LIBRARIES[library].suffix:
-        raise UserError(f"{destination}: give FILE.npz for Google's format, or a new folder for the others")
+        raise UserError(
+            f"{destination}: give FILE.npz for Google's format, or a new folder for the others"
+        )

@@ -1,14 +1,15 @@
 """Serves a model by HTTP: python -m vit_jax.serve CHECKPOINT
 
-CHECKPOINT is what load_model takes: a workdir, a file, hf://owner/name. Drop a photograph on the page at
-http://localhost:8000 to see its classes, attention rollout and nearest images (--neighbours=FOLDER). For
-programs there are
+CHECKPOINT is what load_model takes: a workdir, a file, hf://owner/name. Drop a photograph on the
+page at http://localhost:8000 to see its classes, attention rollout and nearest images
+(--neighbours=FOLDER). For programs there are
 
   curl --data-binary @photo.jpg http://localhost:8000/predict
   curl --json '{"images": ["BASE64", ...]}' http://localhost:8000/predict
 
-and /health, /metrics (Prometheus). It listens on this machine alone, unless --host says otherwise. Ctrl-C or
-SIGTERM ends it when what is under way is answered. Exit codes: 0, it was ended; 2, a mistake.
+and /health, /metrics (Prometheus). It listens on this machine alone, unless --host says otherwise.
+Ctrl-C or SIGTERM ends it when what is under way is answered. Exit codes: 0, it was ended; 2, a
+mistake.
 """
 
 import os
@@ -25,16 +26,22 @@ PORT = flags.DEFINE_integer(
     "port", 8000, "Port to listen on; 0: any that is free.", lower_bound=0, upper_bound=65535
 )
 HOST = flags.DEFINE_string(
-    "host", "127.0.0.1", "Address to listen on; 0.0.0.0: all of this machine's, for everybody who reaches it."
+    "host",
+    "127.0.0.1",
+    "Address to listen on; 0.0.0.0: all of this machine's, for everybody who reaches it.",
 )
 HOSTS = flags.DEFINE_list(
     "hosts",
     [],
-    "Further names by which clients address it, besides localhost, addresses and this machine's; *: any.",
+    "Further names by which clients address it, besides localhost, addresses and this machine's; "
+    "*: any.",
 )
 NEIGHBOURS = flags.DEFINE_string("neighbours", None, "A folder whose nearest images are shown.")
 TOP = flags.DEFINE_integer(
-    "top", None, "Most classes named of each image; by default 5, or all with --threshold.", lower_bound=1
+    "top",
+    None,
+    "Most classes named of each image; by default 5, or all with --threshold.",
+    lower_bound=1,
 )
 THRESHOLD = flags.DEFINE_float(
     "threshold", None, "Lowest probability of the classes named, above 0, up to 1."
@@ -42,22 +49,37 @@ THRESHOLD = flags.DEFINE_float(
 CLASSES = flags.DEFINE_string(
     "classes", None, "File with the classes' names, one a line, if not the checkpoint's."
 )
-IMAGE_SIZE = flags.DEFINE_string("image_size", None, "Pixels, 384 or HEIGHTxWIDTH, if not the checkpoint's.")
+IMAGE_SIZE = flags.DEFINE_string(
+    "image_size", None, "Pixels, 384 or HEIGHTxWIDTH, if not the checkpoint's."
+)
 RESIZE = flags.DEFINE_integer(
-    "resize", None, "Short side before the central crop; by default the checkpoint's, or 8/7 of the crop."
+    "resize",
+    None,
+    "Short side before the central crop; by default the checkpoint's, or 8/7 of the crop.",
 )
 DECODE = flags.DEFINE_enum(
-    "decode", None, ["fast", "exact"], "JPEGs in part, or whole by Pillow; by default as the run, or fast."
+    "decode",
+    None,
+    ["fast", "exact"],
+    "JPEGs in part, or whole by Pillow; by default as the run, or fast.",
 )
-BATCH_SIZE = flags.DEFINE_integer("batch_size", 16, "Images computed at once, at most.", lower_bound=1)
+BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size", 16, "Images computed at once, at most.", lower_bound=1
+)
 THREADS = flags.DEFINE_integer("threads", 2, "That decode images.", lower_bound=1)
-QUEUE = flags.DEFINE_integer("queue", 64, "Images that may wait; more are refused (503).", lower_bound=1)
+QUEUE = flags.DEFINE_integer(
+    "queue", 64, "Images that may wait; more are refused (503).", lower_bound=1
+)
 MAX_MB = flags.DEFINE_float("max_mb", 20, "Millions of bytes of a request.", lower_bound=1e-3)
 MAX_MEGAPIXELS = flags.DEFINE_float(
     "max_megapixels", 64, "Millions of pixels of a request's images.", lower_bound=1e-3
 )
-TIMEOUT = flags.DEFINE_float("timeout", 30, "Seconds from a request to its answer.", lower_bound=0.1)
-CONNECTIONS = flags.DEFINE_integer("connections", 256, "Connections that may be open.", lower_bound=1)
+TIMEOUT = flags.DEFINE_float(
+    "timeout", 30, "Seconds from a request to its answer.", lower_bound=0.1
+)
+CONNECTIONS = flags.DEFINE_integer(
+    "connections", 256, "Connections that may be open.", lower_bound=1
+)
 MOST_NAMED = 5  # Classes of each image, where neither --top nor --threshold is given.
 HEAD_SECONDS = 10  # In which a connection must say what it wants.
 NEEDED = "starlette", "uvicorn", "prometheus_client"
@@ -68,7 +90,9 @@ def main(arguments: list[str]) -> None:
     if len(arguments) != 1:
         raise UserError("give one checkpoint: python -m vit_jax.serve CHECKPOINT")
     if QUEUE.value < BATCH_SIZE.value:
-        raise UserError(f"--queue={QUEUE.value} is less than a batch: give {BATCH_SIZE.value} or more")
+        raise UserError(
+            f"--queue={QUEUE.value} is less than a batch: give {BATCH_SIZE.value} or more"
+        )
     if NEIGHBOURS.value is not None and not os.path.isdir(NEIGHBOURS.value):
         raise UserError(f"--neighbours={NEIGHBOURS.value} is no folder; give one with images")
     try:
@@ -84,7 +108,10 @@ def main(arguments: list[str]) -> None:
 
         service, metrics = make_service(arguments[0])
         limits = ConnectionLimits(
-            CONNECTIONS.value, min(HEAD_SECONDS, TIMEOUT.value), TIMEOUT.value + 1, metrics.connections.inc
+            CONNECTIONS.value,
+            min(HEAD_SECONDS, TIMEOUT.value),
+            TIMEOUT.value + 1,
+            metrics.connections.inc,
         )
         config = uvicorn.Config(
             service.app(),
@@ -100,7 +127,10 @@ def main(arguments: list[str]) -> None:
             backlog=BACKLOG,
             timeout_graceful_shutdown=int(TIMEOUT.value) + 1,
         )
-        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn sends itself once more what ended it.
+        for number in (
+            signal.SIGTERM,
+            signal.SIGINT,
+        ):  # uvicorn sends itself once more what ended it.
             signal.signal(number, lambda *_: None)
         print(f"serving on {address(listening)} (Ctrl-C ends it)", flush=True)
         uvicorn.Server(config).run([listening])
@@ -121,7 +151,9 @@ def make_service(checkpoint: str):
         classes=CLASSES.value,
     )
     if not classifier.class_names:
-        raise UserError(f"{checkpoint} has no head, and predicts no classes; fine-tune it, which makes one")
+        raise UserError(
+            f"{checkpoint} has no head, and predicts no classes; fine-tune it, which makes one"
+        )
 
     from vit_jax.evaluation.features import top_of
     from vit_jax.serving.drop_page import drop_page
@@ -130,7 +162,10 @@ def make_service(checkpoint: str):
     from vit_jax.serving.neighbours import Neighbours
     from vit_jax.serving.service import Limits, Service
 
-    print(f"compiling for batches of up to {BATCH_SIZE.value} images; nothing is compiled later", flush=True)
+    print(
+        f"compiling for batches of up to {BATCH_SIZE.value} images; nothing is compiled later",
+        flush=True,
+    )
     top = top_of(TOP.value, THRESHOLD.value, len(classifier.class_names), MOST_NAMED)
     engine = Engine(classifier, BATCH_SIZE.value, top, THRESHOLD.value)
     if engine.no_heat is not None:
@@ -152,7 +187,8 @@ def make_service(checkpoint: str):
         about,
         drop_page(
             f"What {name} sees",
-            f"It knows {len(names):,} classes. Of each photograph: {crop}. Photographs are not kept.",
+            f"It knows {len(names):,} classes. Of each photograph: {crop}. Photographs are not "
+            "kept.",
             engine.no_heat is None,
             neighbours.folder.name if neighbours else "",
         ),
@@ -173,14 +209,17 @@ def listen(host: str, port: int) -> socket.socket:
     # By its protocol's name asyncio knows it for TCP, and sends answers at once.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # A server that ended leaves no wait.
+        listening.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # A server that ended leaves no wait.
         listening.bind((host, port))
         listening.listen(BACKLOG)
         return listening
     except OSError as error:
         listening.close()
         raise UserError(
-            f"cannot listen on {host}, port {port} ({error.strerror}): give another --port, or --host"
+            f"cannot listen on {host}, port {port} ({error.strerror}): give another --port, or "
+            "--host"
         ) from error
 
 

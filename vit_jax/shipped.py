@@ -1,4 +1,6 @@
-"""The files that come with the package: beside it in a checkout, and inside it where it is installed."""
+"""The files that come with the package: beside it in a checkout, and inside it where it is
+installed.
+"""
 
 from pathlib import Path
 
@@ -25,4 +27,6 @@ def demand_checkout(what: str) -> None:
       UserError: the package is installed without them.
     """
     if INSTALLED:
-        raise UserError(f"{what}, which an installed package has not: run it in a checkout of the project")
+        raise UserError(
+            f"{what}, which an installed package has not: run it in a checkout of the project"
+        )

@@ -9,7 +9,8 @@ MOST = 64 * 2**20  # Bytes.
 
 
 def check_small(path: str | Path, most: int | None = MOST) -> None:
-    """Raises OSError where there is no file, it is no regular file, or it has more bytes than `most`.
+    """Raises OSError where there is no file, it is no regular file, or it has more bytes than
+    `most`.
 
     To open a pipe would wait for someone to write, and a device need not end.
     """

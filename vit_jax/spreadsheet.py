@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 ENCODING = "utf-8-sig"  # Without its mark Excel reads UTF-8 as the system's old character set.
-_FORMULA = re.compile(r"[=+\-@\t\r\n＝＋－＠]")  # First characters for which a spreadsheet evaluates a cell.
+_FORMULA = re.compile(
+    r"[=+\-@\t\r\n＝＋－＠]"
+)  # First characters for which a spreadsheet evaluates a cell.
 
 
 class CsvWriter:
@@ -30,7 +32,9 @@ def _as_text(cell: str) -> str:
 
 
 def file_cell(path: str) -> str:
-    """Returns a relative path that starts as a formula with `./` before it: it still leads to the file."""
+    """Returns a relative path that starts as a formula with `./` before it: it still leads to the
+    file.
+    """
     return f"./{path}" if path != "-" and _FORMULA.match(path) else path
 
 

@@ -1,26 +1,31 @@
 """Finds a learning rate and trains with it: python -m vit_jax.sweep --config=FILE --workdir=DIR
 
-The paper's protocol (appendix B.1.1): a run at each of config.sweep.rates (of a BiT or a hybrid also at
-config.sweep.resnet_rates) on config.sweep.train_split, compared on config.sweep.dev_split, which are slices
-of config.data.train_split; then, at the best rate, one run for each of config.sweep.seeds on all training
-images, and the test images are looked at once. All flags of vit_jax.main are those of each run. The same
-command again goes on where it was; finished runs are kept.
+The paper's protocol (appendix B.1.1): a run at each of config.sweep.rates (of a BiT or a hybrid
+also at config.sweep.resnet_rates) on config.sweep.train_split, compared on config.sweep.dev_split,
+which are slices of config.data.train_split; then, at the best rate, one run for each of
+config.sweep.seeds on all training images, and the test images are looked at once. All flags of
+vit_jax.main are those of each run. The same command again goes on where it was; finished runs are
+kept.
 
---list prints a command for each run, to start them as jobs of their own, on one or many machines that
-share DIR; the command without it then makes the table.
+--list prints a command for each run, to start them as jobs of their own, on one or many machines
+that share DIR; the command without it then makes the table.
 """
 
 import re
 import shlex
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from absl import flags
 
 from vit_jax import command
 from vit_jax.config import given_keys
 from vit_jax.errors import UserError
+from vit_jax.paths import absolute
 from vit_jax.runs.choices.recognised import recognise
-from vit_jax.runs.jobs import outcome, run_jobs
+from vit_jax.runs.jobs import Job, outcome, run_jobs
 from vit_jax.runs.rate_search import (
     best_rate,
     check_begun,
@@ -34,7 +39,6 @@ from vit_jax.runs.rate_search import (
     seed_jobs,
     write,
 )
-from vit_jax.runs.workdir import absolute
 
 CONFIG = command.define_config("The job: a file such as configs/finetune.py.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the runs and the table; again to go on.")
@@ -52,11 +56,10 @@ def main(arguments: list[str]) -> None:
     check_sweep(config, file=command.as_in_file(config))
     given = config_flags_of(sys.argv[1:])
     rates = rate_jobs(config, folder, given)
-    names = [job.name for job in (*rates.values(), *seed_jobs(config, folder, given, rate=0).values())]
+    rate_names = [job.name for job in rates.values()]
+    names = [*rate_names, *(job.name for job in seed_jobs(config, folder, given, rate=0).values())]
     if LIST.value:
-        for name in names:
-            own = (*given, f"--workdir={folder}", f"--only={name}")
-            print(shlex.join(("python", "-m", "vit_jax.sweep", *own)))
+        print_commands(names, given, folder)
         return
     if ONLY.value not in (None, *names):
         raise UserError(f"--only={ONLY.value}: the runs are {', '.join(names)}")
@@ -64,17 +67,35 @@ def main(arguments: list[str]) -> None:
     claim(folder, config)
     check_data(rates.values(), held_out_config(config))
 
-    wanted = [job for job in rates.values() if ONLY.value in (None, job.name)]
-    run_jobs(wanted, after_each=lambda: check_begun(wanted))
-    if ONLY.value in [job.name for job in rates.values()]:
+    jobs = selected(rates)
+    run_jobs(jobs, after_each=lambda: check_begun(jobs))
+    if ONLY.value in rate_names:
         return
-    found = {rate: outcome(job) for rate, job in rates.items()}
-    best = best_rate(found)
+    outcomes = {rate: outcome(job) for rate, job in rates.items()}
+    best = best_rate(outcomes)
     seeds = seed_jobs(config, folder, given, best)
     check_seeds(seeds, best)
     check_data(seeds.values(), config)
-    run_jobs([job for job in seeds.values() if ONLY.value in (None, job.name)])
-    write(folder, found, best, {seed: outcome(job) for seed, job in seeds.items()})
+    run_jobs(selected(seeds))
+    write(folder, outcomes, best, {seed: outcome(job) for seed, job in seeds.items()})
+
+
+def print_commands(names: list[str], given: tuple[str, ...], folder: Path) -> None:
+    """Prints a command for each run.
+
+    Args:
+      names: names of the runs.
+      given: flags of the config.
+      folder: the sweep's workdir.
+    """
+    for name in names:
+        arguments = (*given, f"--workdir={folder}", f"--only={name}")
+        print(shlex.join(("python", "-m", "vit_jax.sweep", *arguments)))
+
+
+def selected(jobs: Mapping[Any, Job]) -> list[Job]:
+    """Returns the jobs, or the one of `--only`."""
+    return [job for job in jobs.values() if ONLY.value in (None, job.name)]
 
 
 def config_flags_of(arguments: list[str]) -> tuple[str, ...]:

@@ -1,11 +1,13 @@
-"""Shows what a model sees: python -m vit_jax.visualize --checkpoint=WORKDIR --images=photos --out=DIR
+"""Shows what a model sees: python -m vit_jax.visualize --checkpoint=WORKDIR --images=photos
+--out=DIR
 
-Into DIR: attention rollout over the images (--layers: after each layer; --heads: each head of the last
-layer), the heads' mean attention distance, similarity of the position embeddings, principal components of the
-first layer's filters and, as colours, of the last layer's tokens; of a BiT, ConvNeXt or Swin each stage's
-features as colours, and what places attend to in a Swin's windows. All as PNG, the numbers as arrays.npz, and
-index.html, one file, which begins with a photograph under the attention of the layer and head that sliders
-choose. A figure that is not defined for the model is a line that says why.
+Into DIR: attention rollout over the images (--layers: after each layer; --heads: each head of the
+last layer), the heads' mean attention distance, similarity of the position embeddings, principal
+components of the first layer's filters and, as colours, of the last layer's tokens; of a BiT,
+ConvNeXt or Swin each stage's features as colours, and what places attend to in a Swin's windows.
+All as PNG, the numbers as arrays.npz, and index.html, one file, which begins with a photograph
+under the attention of the layer and head that sliders choose. A figure that is not defined for the
+model is a line that says why.
 """
 
 from pathlib import Path
@@ -23,13 +25,16 @@ CHECKPOINT = flags.DEFINE_string(
 IMAGES = flags.DEFINE_list(
     "images",
     [],
-    "Images, folders or patterns, with commas; or - for standard input. Without: a run's test images.",
+    "Images, folders or patterns, with commas; or - for standard input. Without: a run's test "
+    "images.",
 )
 OUT = flags.DEFINE_string("out", None, "Folder for the figures: new, or empty.")
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Write into a folder that holds files.")
 MOST = flags.DEFINE_integer("most", 16, "Images that are shown.", lower_bound=1, upper_bound=64)
 BATCH_SIZE = flags.DEFINE_integer("batch_size", 8, "Images at once.", lower_bound=1)
-IMAGE_SIZE = flags.DEFINE_string("image_size", None, "Pixels, 384 or HEIGHTxWIDTH, if not the checkpoint's.")
+IMAGE_SIZE = flags.DEFINE_string(
+    "image_size", None, "Pixels, 384 or HEIGHTxWIDTH, if not the checkpoint's."
+)
 LAYERS = flags.DEFINE_bool("layers", False, "Rollout after each layer.")
 HEADS = flags.DEFINE_bool("heads", False, "The last layer's attention, of each head.")
 
@@ -47,23 +52,26 @@ def main(arguments: list[str]) -> None:
     source = find_images(IMAGES.value) if IMAGES.value else test_images(CHECKPOINT.value)
     command.use_compilation_cache()
 
+    from vit_jax.checkpoint_crop import checkpoint_crop
     from vit_jax.inspection.drawing import draw_all
     from vit_jax.interop.checkpoint import model_name
+    from vit_jax.interop.open import open_checkpoint
     from vit_jax.load import build_model
-    from vit_jax.runs.workdir import checkpoint_crop, open_any
 
     changes = {"image_size": command.parse_image_size(IMAGE_SIZE.value)} if IMAGE_SIZE.value else {}
-    checkpoint = open_any(CHECKPOINT.value, changes.get("image_size"))
+    checkpoint = open_checkpoint(CHECKPOINT.value, changes.get("image_size"))
     model = build_model(checkpoint, **changes)
     if model.channels != 3:
-        raise UserError(f"the model takes images of {model.channels} channels, and files are read as RGB")
+        raise UserError(
+            f"the model takes images of {model.channels} channels, and files are read as RGB"
+        )
     names, images = read_images(source, checkpoint_crop(checkpoint, model.image_size), MOST.value)
     draw_all(
         model,
         names,
         images,
         out,
-        title=_title(checkpoint.library, model_name(checkpoint.model, checkpoint.arguments)),
+        title=_title(checkpoint.library, model_name(checkpoint.options)),
         source=f"Checkpoint: {CHECKPOINT.value}",
         layers=LAYERS.value,
         heads=HEADS.value,
@@ -92,13 +100,13 @@ def test_images(checkpoint: str) -> Source:
       UserError: it belongs to no run.
     """
     from vit_jax.runs.splits import open_splits
-    from vit_jax.runs.workdir import place_of, saved_run, settled_config
+    from vit_jax.runs.workdir import place_of, saved_run
 
     path, _ = place_of(checkpoint)
     saved = None if str(checkpoint).startswith("hf://") else saved_run(path)
     if saved is None:
         raise UserError(f"{checkpoint} is no run, whose test images are known: give --images=PATH")
-    return open_splits(settled_config(path, saved.config)[0]).test
+    return open_splits(saved.config).test
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Compares with the authors' code: python -m tests.authors --checkouts=DIR [--write]
 
-DIR has checkouts of the repositories of recipes.toml, or their git directories, each by its name (`dinov2`)
-or as `OWNER+NAME`. Of each citation in recipes.toml it looks for the part of the line. Then the authors'
-schedules, parameter groups, first values and losses stand beside ours, a line for each case; it fails where
-one is further off than `ours.ALLOWED`. --write keeps theirs in golden.json, with which CI compares ours, and
-the result in docs/self_supervised.md. It needs PyTorch, timm and PyYAML.
+DIR has checkouts of the repositories of recipes.toml, or their git directories, each by its name
+(`dinov2`) or as `OWNER+NAME`. Of each citation in recipes.toml it looks for the part of the line.
+Then the authors' schedules, parameter groups, first values and losses stand beside ours, a line for
+each case; it fails where one is further off than `ours.ALLOWED`. --write keeps theirs in
+golden.json, with which CI compares ours, and the result in docs/self_supervised.md. It needs
+PyTorch, timm and PyYAML.
 """
 
 import argparse
@@ -27,7 +28,11 @@ TABLE = ROOT / "tests" / "recipes.toml"
 def checkout_of(checkouts: Path, repository: str, parts: set[str], into: Path) -> tuple[Path, str]:
     """A repository's Python files and texts, those in `parts` of it alone, and its commit."""
     owner, name = repository.split("/")
-    for folder in (checkouts / name, checkouts / f"{owner}+{name}", checkouts / f"{owner}+{name}" / "repo"):
+    for folder in (
+        checkouts / name,
+        checkouts / f"{owner}+{name}",
+        checkouts / f"{owner}+{name}" / "repo",
+    ):
         for git in (folder / ".git", folder):
             if (git / "HEAD").is_file():
                 break
@@ -69,7 +74,9 @@ def _rounded(theirs: Cases) -> Cases:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--checkouts", type=Path, required=True, help="the folder that has them")
     parser.add_argument("--write", action="store_true", help=f"write {GOLDEN.name} and {PAGE.name}")
     arguments = parser.parse_args()
@@ -77,7 +84,9 @@ def main() -> None:
 
     parts, citations = defaultdict(set), 0
     for recipe in tomllib.loads(TABLE.read_text())["recipes"]:
-        parts[recipe["repository"]] |= {line.split(":")[0].split("/")[0] for *_, line, _ in recipe["values"]}
+        parts[recipe["repository"]] |= {
+            line.split(":")[0].split("/")[0] for *_, line, _ in recipe["values"]
+        }
         citations += len(recipe["values"])
     with tempfile.TemporaryDirectory() as into:
         found = {

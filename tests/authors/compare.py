@@ -9,7 +9,9 @@ from tests.authors.ours import ALLOWED, Cases
 GOLDEN = Path(__file__).with_name("golden.json")
 PAGE = Path(__file__).parents[2] / "docs" / "self_supervised.md"
 TITLE = "## Comparison with the authors' code"
-Row = tuple[str, float, float, str]  # Case, the largest difference, the one that is allowed, and where it is.
+Row = tuple[
+    str, float, float, str
+]  # Case, the largest difference, the one that is allowed, and where it is.
 
 KINDS = dict(
     schedules="learning rate, weight decay, the teacher's momentum and temperature, by update",
@@ -44,8 +46,8 @@ less in a real run.
 def differences(ours: Cases, theirs: Cases) -> list[Row]:
     """The largest difference of each case and bound, relative to the largest number of its row.
 
-    First values are random: their difference shrinks with the root of an array's size, their last number. A
-    row that one side lacks is infinitely far off.
+    First values are random: their difference shrinks with the root of an array's size, their last
+    number. A row that one side lacks is infinitely far off.
     """
     rows = []
     for case, expected in theirs.items():
@@ -65,7 +67,9 @@ def differences(ours: Cases, theirs: Cases) -> list[Row]:
 
 def _nearest(far: dict[str, float], allowed: dict[str, float]) -> list[str]:
     """The names of the largest differences, one of each bound."""
-    alike = {bound: [name for name in far if allowed[name] == bound] for bound in {*allowed.values()}}
+    alike = {
+        bound: [name for name in far if allowed[name] == bound] for bound in {*allowed.values()}
+    }
     return [max(names, key=far.get) for _, names in sorted(alike.items())]
 
 

@@ -1,4 +1,6 @@
-"""Our schedules, parameter groups, first values and losses, by the names that `theirs.py` gives theirs."""
+"""Our schedules, parameter groups, first values and losses, by the names that `theirs.py` gives
+theirs.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -16,20 +18,20 @@ from vit_jax.training.memory import cosine_share
 from vit_jax.training.objectives.block_masked import BlockMasked
 from vit_jax.training.objectives.dino import DINO
 from vit_jax.training.objectives.hidden_pixels import HiddenPixels
-from vit_jax.training.objectives.objective import Now
+from vit_jax.training.objectives.objective import StepContext
 from vit_jax.training.objectives.prototypes import PrototypeHead, koleo, sinkhorn
 from vit_jax.training.optimizer import DECAYED, make_optimizer
 from vit_jax.training.schedule import make_schedule, make_weight_decay
 
 Cases = dict[str, dict[str, list[float]]]  # Numbers by case and name.
 
-# A difference that is allowed, of the largest number of a row: by kind of case, or by row. Of first values it
-# is that of arrays of 10,000 random numbers and more; of fewer it grows as their root falls.
+# A difference that is allowed, of the largest number of a row: by kind of case, or by row. Of first
+# values it is that of arrays of 10,000 random numbers and more; of fewer it grows as their root
+# falls.
 ALLOWED = dict(schedules=1e-6, warm_up=6e-3, groups=1e-6, first_values=0.03, losses=1e-5)
 
-EPOCH = (
-    20  # Steps of an epoch here; the authors' warm-up ends one step earlier, which is 1 / 199 of 10 epochs.
-)
+# Steps of an epoch here; the authors' warm-up ends one step earlier, which is 1 / 199 of 10 epochs.
+EPOCH = 20
 # Epochs of a run, of the warm-up and of the temperature's.
 LENGTHS = {
     "dino": (100, 10, 0),
@@ -41,7 +43,7 @@ LENGTHS = {
 }
 
 DIM, DEPTH, HEADS, SIZE, PATCH = 384, 2, 6, 64, 16
-SHAPE = dict(dim=DIM, depth=DEPTH, hidden=4 * DIM, heads=HEADS, image_size=SIZE, num_classes=0)
+SHAPE = dict(dim=DIM, depth=DEPTH, mlp_dim=4 * DIM, heads=HEADS, image_size=SIZE, num_classes=0)
 # Models by config, and the parameters beside them.
 MODELS = {
     "dino": dict(initialization="deit"),
@@ -62,12 +64,16 @@ PROTOTYPES = 128
 
 
 def sampled(steps: int, warmup: int) -> tuple[np.ndarray, np.ndarray]:
-    """Updates at which schedules are compared, from 1: those of the learning rate's warm-up, and after it."""
+    """Updates at which schedules are compared, from 1: those of the learning rate's warm-up, and
+    after it.
+    """
     return np.linspace(1, warmup, 10).astype(int), np.linspace(warmup + 1, steps, 20).astype(int)
 
 
 def schedules(name: str) -> dict[str, list[float]]:
-    """The learning rate and what else changes in a run of the config, with epochs of `EPOCH` steps."""
+    """The learning rate and what else changes in a run of the config, with epochs of `EPOCH`
+    steps.
+    """
     file, _, argument = name.partition(":")
     config = load(file, argument)
     epochs, warmup, temperature = (EPOCH * count for count in LENGTHS[name])
@@ -79,8 +85,8 @@ def schedules(name: str) -> dict[str, list[float]]:
     found = {"warm_up": rate(first), "learning_rate": rate(after)}
     if callable(decay):
         found["weight_decay"] = decay(updates)
-    values = config.objective
-    if values.name == "dino":
+    values = config.dino
+    if config.objective.name == "dino":
         share = cosine_share(values.teacher_momentum, epochs, values.teacher_momentum_end)
         found["teacher_momentum"] = 1 - share(updates)
     if temperature:
@@ -115,13 +121,17 @@ def groups(name: str) -> dict[str, list[float]]:
     plain = dict(name="sgd", beta1=0.0, clip_norm=0.0, clip="global", weight_decay=0.0)
     config.update(plain)
     stem = (DINO if file.startswith("dino") else BlockMasked).stem
-    optimizer = make_optimizer(config, lambda t: 1.0, 0.0, None, VIT.layer(None), VIT.embedding, stem=stem)
+    optimizer = make_optimizer(
+        config, lambda t: 1.0, 0.0, None, VIT.layer(None), VIT.embedding, stem=stem
+    )
     ones = jax.tree.map(lambda x: jnp.ones(x.shape), weights_of(name))
     updates, _ = optimizer.update(ones, optimizer.init(ones), ones)
     decays = DECAYED[config.decay](ones)
     return {
         path_name(path): [float(-np.ravel(x)[0]), float(decay)]
-        for (path, x), decay in zip(jax.tree.leaves_with_path(updates), jax.tree.leaves(decays), strict=True)
+        for (path, x), decay in zip(
+            jax.tree.leaves_with_path(updates), jax.tree.leaves(decays), strict=True
+        )
     }
 
 
@@ -154,7 +164,8 @@ def draw(*shape: int, seed: int) -> np.ndarray:
 
 
 class Given(nnx.Module):
-    """A model whose features and patches are the given ones times a kernel, which the teacher has another of.
+    """A model whose features and patches are the given ones times a kernel, which the teacher has
+    another of.
 
     An image is `[1 + patches, width]`: its features, and its patches.
     """
@@ -208,7 +219,9 @@ WIDTH, BATCH = 12, 8
 STUDENT, TEACHER = draw(WIDTH, WIDTH, seed=10) / 4, draw(WIDTH, WIDTH, seed=11) / 4
 IMAGES, LOCAL = draw(BATCH, 2, 10, WIDTH, seed=12), draw(BATCH, 3, 10, WIDTH, seed=13)
 CENTRE = draw(WIDTH, seed=14) / 10
-MASKED = np.sort(np.random.default_rng(15).permuted(np.tile(np.arange(9), (BATCH, 1)), axis=1)[:, :4], axis=1)
+MASKED = np.sort(
+    np.random.default_rng(15).permuted(np.tile(np.arange(9), (BATCH, 1)), axis=1)[:, :4], axis=1
+)
 COUNTS = 1 + np.arange(BATCH) % 4
 VIEW = np.arange(BATCH) % 2
 PIXELS, PREDICTED = draw(2, 16, 16, 3, seed=16), draw(2, 16, 48, seed=17)
@@ -218,9 +231,15 @@ HIDDEN = np.random.default_rng(18).permuted(np.tile(np.arange(16), (2, 1)), axis
 def losses() -> dict[str, list[float]]:
     """Losses of the same numbers, and what a teacher's logits become."""
     model, kept = Given(STUDENT), {"kernel": jnp.asarray(TEACHER)}
-    memory = {"teacher": kept, "teacher_head": {}, "gram": kept, "centre": CENTRE, "patch_centre": CENTRE}
+    memory = {
+        "teacher": kept,
+        "teacher_head": {},
+        "gram": kept,
+        "centre": CENTRE,
+        "patch_centre": CENTRE,
+    }
     memory |= {"mean": np.zeros(WIDTH, np.float32), "used": np.zeros(WIDTH, np.float32)}
-    now = Now(None, memory, 1)
+    now = StepContext(None, memory, 1)
     batch = {"image": jnp.asarray(IMAGES), "local": jnp.asarray(LOCAL)}
     batch |= {"masked_view": jnp.asarray(VIEW), "positions": jnp.asarray(MASKED)}
     batch |= {"chosen": jnp.arange(4) < COUNTS[:, None]}
@@ -232,7 +251,9 @@ def losses() -> dict[str, list[float]]:
     pixels = GivenPixels((4, 4), 4, 0.75, True)
     plain = SimpleNamespace(normalize=lambda x: x)
     found = {"image": jnp.asarray(PIXELS), "order": order}
-    found["predicted"] = jnp.take_along_axis(jnp.asarray(PREDICTED), jnp.asarray(HIDDEN)[..., None], axis=1)
+    found["predicted"] = jnp.take_along_axis(
+        jnp.asarray(PREDICTED), jnp.asarray(HIDDEN)[..., None], axis=1
+    )
     return {
         "dino": [float(views.mean())],
         "ibot": [float(patches.mean() / 2)],  # Of both views; one is masked.

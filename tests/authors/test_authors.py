@@ -1,4 +1,6 @@
-"""Our schedules, parameter groups, first values and losses against the authors' own, in golden.json."""
+"""Our schedules, parameter groups, first values and losses against the authors' own, in
+golden.json.
+"""
 
 import json
 
@@ -17,4 +19,6 @@ def test_numbers_are_those_of_the_authors_code(case):
     name, _, kind = case.rpartition(" ")
     made = ours.losses() if kind == "losses" else getattr(ours, kind)(name)
     for _, difference, allowed, where in differences({case: made}, {case: THEIRS[case]}):
-        assert difference <= allowed, f"{where}: {made.get(where)} here, {THEIRS[case].get(where)} there"
+        assert difference <= allowed, (
+            f"{where}: {made.get(where)} here, {THEIRS[case].get(where)} there"
+        )

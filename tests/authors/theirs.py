@@ -1,4 +1,6 @@
-"""The authors' schedules, parameter groups, first values and losses, by their own code in checkouts."""
+"""The authors' schedules, parameter groups, first values and losses, by their own code in
+checkouts.
+"""
 
 import argparse
 import ast
@@ -19,7 +21,18 @@ import torch.nn.functional as F
 import yaml
 
 from tests.authors import ours
-from tests.authors.ours import DEPTH, DIM, EPOCH, HEADS, LENGTHS, PATCH, PROTOTYPES, SIZE, Cases, sampled
+from tests.authors.ours import (
+    DEPTH,
+    DIM,
+    EPOCH,
+    HEADS,
+    LENGTHS,
+    PATCH,
+    PROTOTYPES,
+    SIZE,
+    Cases,
+    sampled,
+)
 from tests.conftest import name_missing_operators
 
 # Their names of parameters, and ours.
@@ -33,12 +46,18 @@ NAMES = (
     (r"blocks\.(\d+)\.attn\.qkv\.(\w+)", r"params/blocks/0\1/attention/qkv/\2"),
     (r"blocks\.(\d+)\.attn\.[qv]_bias", r"params/blocks/0\1/attention/qkv/bias"),
     (r"blocks\.(\d+)\.attn\.proj\.(\w+)", r"params/blocks/0\1/attention/out/\2"),
-    (r"blocks\.(\d+)\.attn\.relative_position_bias_table", r"params/blocks/0\1/attention/bias_table"),
+    (
+        r"blocks\.(\d+)\.attn\.relative_position_bias_table",
+        r"params/blocks/0\1/attention/bias_table",
+    ),
     (r"blocks\.(\d+)\.mlp\.fc(\d)\.(\w+)", r"params/blocks/0\1/mlp/fc\2/\3"),
     (r"blocks\.(\d+)\.(?:ls|gamma_)(\d)(?:\.gamma)?", r"params/blocks/0\1/scale\2"),
     (r"norm\.(\w+)", r"params/norm/norm.\1"),
     (r"lm_head\.(\w+)", r"extra/objective/head/\1"),
-    (r"mlp\.([024])\.(\w+)", lambda found: f"extra/objective/head/layers/{int(found[1]) // 2}/{found[2]}"),
+    (
+        r"mlp\.([024])\.(\w+)",
+        lambda found: f"extra/objective/head/layers/{int(found[1]) // 2}/{found[2]}",
+    ),
     (r"last_layer\.weight_g", "extra/objective/head/gains"),
     (r"last_layer\.weight(_v)?", "extra/objective/head/prototypes"),
 )
@@ -56,7 +75,9 @@ def our_name(name: str) -> str:
 
 @contextlib.contextmanager
 def modules_of(folder: Path, **stubs: Any) -> Iterator[None]:
-    """Makes the modules in a folder importable, and forgets them afterwards: several have the same names."""
+    """Makes the modules in a folder importable, and forgets them afterwards: several have the same
+    names.
+    """
     before = set(sys.modules)
     sys.modules |= {name.replace("__", "."): module for name, module in stubs.items()}
     sys.path.insert(0, str(folder))
@@ -71,12 +92,16 @@ def modules_of(folder: Path, **stubs: Any) -> Iterator[None]:
 
 
 def definition(file: Path, name: str, **around: Any) -> Any:
-    """A function or class of a file, made without the file's imports: `around` has what it refers to."""
+    """A function or class of a file, made without the file's imports: `around` has what it refers
+    to.
+    """
     tree = ast.parse(file.read_text())
     owner, _, own = name.rpartition(".")
     body = tree.body
     if owner:
-        (parent,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner]
+        (parent,) = [
+            node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner
+        ]
         body = parent.body
     (found,) = [node for node in body if getattr(node, "name", None) == own]
     exec(compile(ast.Module([found], []), str(file), "exec"), around)
@@ -149,7 +174,9 @@ class Authors:
         folder = self.folders[kind] / kind
         run = dict(dinov2="vitl16_short", dinov3="vitl_im1k_lin834")[kind]
         config = yaml.safe_load((folder / "configs/ssl_default_config.yaml").read_text())
-        for part, values in yaml.safe_load((folder / f"configs/train/{run}.yaml").read_text()).items():
+        for part, values in yaml.safe_load(
+            (folder / f"configs/train/{run}.yaml").read_text()
+        ).items():
             config[part] = config.get(part, {}) | values
         assert (config["optim"]["epochs"], config["optim"]["warmup_epochs"]) == (epochs, warmup)
         assert config["teacher"]["warmup_teacher_temp_epochs"] == temperature
@@ -163,8 +190,12 @@ class Authors:
         scaling = folder / ("utils/config.py" if kind == "dinov2" else "configs/config.py")
         names = dict(math=math, distributed=world, logger=silent)
         config = definition(scaling, "apply_scaling_rules_to_cfg", **names)(config)
-        scheduler = folder / ("utils/utils.py" if kind == "dinov2" else "train/cosine_lr_scheduler.py")
-        names = dict(logger=silent, CosineScheduler=definition(scheduler, "CosineScheduler", **MATHS))
+        scheduler = folder / (
+            "utils/utils.py" if kind == "dinov2" else "train/cosine_lr_scheduler.py"
+        )
+        names = dict(
+            logger=silent, CosineScheduler=definition(scheduler, "CosineScheduler", **MATHS)
+        )
         build = definition(folder / "train/train.py", "build_schedulers", **names)
         *made, _ = build(config)
         keys = ("learning_rate", "weight_decay", "teacher_momentum", "teacher_temperature")
@@ -173,16 +204,30 @@ class Authors:
 
     def of_beit(self, name: str, epochs: int, warmup: int) -> dict[str, Any]:
         """`cosine_scheduler` as both of BEiT's commands call it."""
-        cosine = definition(self.folders["unilm"] / "beit/utils.py", "cosine_scheduler", print=str, **MATHS)
+        cosine = definition(
+            self.folders["unilm"] / "beit/utils.py", "cosine_scheduler", print=str, **MATHS
+        )
         rate, last = (1.5e-3, 1e-5) if "pretrain" in name else (4e-3, 1e-6)
-        return {"learning_rate": cosine(rate, last, epochs, EPOCH, warmup_epochs=warmup, warmup_steps=-1)}
+        return {
+            "learning_rate": cosine(
+                rate, last, epochs, EPOCH, warmup_epochs=warmup, warmup_steps=-1
+            )
+        }
 
     def of_mae(self, epochs: int, warmup: int) -> dict[str, Any]:
         """`adjust_learning_rate` before each update."""
-        adjust = definition(self.folders["mae"] / "util/lr_sched.py", "adjust_learning_rate", **MATHS)
-        values = SimpleNamespace(lr=1.5e-4 * 4096 / 256, min_lr=0.0, epochs=epochs, warmup_epochs=warmup)
+        adjust = definition(
+            self.folders["mae"] / "util/lr_sched.py", "adjust_learning_rate", **MATHS
+        )
+        values = SimpleNamespace(
+            lr=1.5e-4 * 4096 / 256, min_lr=0.0, epochs=epochs, warmup_epochs=warmup
+        )
         nothing = SimpleNamespace(param_groups=[])
-        return {"learning_rate": [adjust(nothing, step / EPOCH, values) for step in range(epochs * EPOCH)]}
+        return {
+            "learning_rate": [
+                adjust(nothing, step / EPOCH, values) for step in range(epochs * EPOCH)
+            ]
+        }
 
     # Models
 
@@ -204,7 +249,9 @@ class Authors:
         stubs |= dict(xformers=types.ModuleType("xformers"), xformers__ops=xformers)
         stubs["xformers"].ops = xformers
         with modules_of(self.folders[repository] / inside, **stubs):
-            made = importlib.import_module("modeling_pretrain").VisionTransformerForMaskedImageModeling
+            made = importlib.import_module(
+                "modeling_pretrain"
+            ).VisionTransformerForMaskedImageModeling
             own = dict(
                 beit=dict(use_abs_pos_emb=False, init_values=0.1, vocab_size=64),
                 eva=dict(init_std=0.015, predict_feature_dim=64),
@@ -231,14 +278,18 @@ class Authors:
             scale = dict(init_values=1e-5) if kind == "dinov2" else dict(layerscale_init=1e-5)
             blocks = dict(block_chunks=0) if kind == "dinov2" else {}
             model = module.DinoVisionTransformer(img_size=SIZE, **shape, **scale, **blocks)
-            head = importlib.import_module(f"{kind}.layers.dino_head").DINOHead(DIM, PROTOTYPES, **sizes)
+            head = importlib.import_module(f"{kind}.layers.dino_head").DINOHead(
+                DIM, PROTOTYPES, **sizes
+            )
             for part in (model, head):
                 if kind == "dinov3":
                     part.init_weights()
         return torch.nn.ModuleDict({"backbone": model, "head": head})
 
     def first_values(self, made: torch.nn.ModuleDict) -> dict[str, list[float]]:
-        """As `ours.first_values`; masks and heads of patches are in tests/models/test_first_values.py."""
+        """As `ours.first_values`; masks and heads of patches are in
+        tests/models/test_first_values.py.
+        """
         found = {}
         for module in made.values():
             for name, x in module.named_parameters():
@@ -284,11 +335,16 @@ class Authors:
             names = {x: our_name(name) for name, x in module.named_parameters()}
             for of in of_module:
                 for x in of["params"]:
-                    found[names[x]] = [of.get("lr_scale", 1.0), float(of.get("weight_decay", 1.0) > 0)]
+                    found[names[x]] = [
+                        of.get("lr_scale", 1.0),
+                        float(of.get("weight_decay", 1.0) > 0),
+                    ]
         return found
 
     def of_param_groups(self, kind: str, made: torch.nn.ModuleDict) -> dict[str, list[float]]:
-        """`get_params_groups_with_decay` of DINOv2 or DINOv3, with the values of the run's config."""
+        """`get_params_groups_with_decay` of DINOv2 or DINOv3, with the values of the run's
+        config.
+        """
         folder = self.folders[kind] / kind
         file = folder / ("utils/param_groups.py" if kind == "dinov2" else "train/param_groups.py")
         values = yaml.safe_load((folder / "configs/ssl_default_config.yaml").read_text())["optim"]
@@ -316,7 +372,9 @@ class Authors:
             [*(large[:, view, 0] for view in range(2)), *(local[:, view, 0] for view in range(3))]
         )
         names = MATHS | dict(dist=alone)
-        dino = definition(one / "main_dino.py", "DINOLoss", **names)(ours.WIDTH, 5, 0.07, 0.07, 0, 1)
+        dino = definition(one / "main_dino.py", "DINOLoss", **names)(
+            ours.WIDTH, 5, 0.07, 0.07, 0, 1
+        )
         dino.center[:] = torch.tensor(ours.CENTRE)
         wanted = torch.cat([large[:, view, 0] for view in range(2)]) @ teacher
         found = {"dino": [float(dino(views @ student, wanted, 0))]}
@@ -332,18 +390,24 @@ class Authors:
         ibot = definition(file, "iBOTPatchLoss", **names)(ours.WIDTH)
         ibot.center[:] = torch.tensor(ours.CENTRE)
         masks = torch.zeros(2 * ours.BATCH, 9, dtype=torch.bool)
-        for image, (places, count, view) in enumerate(zip(ours.MASKED, ours.COUNTS, ours.VIEW, strict=True)):
+        for image, (places, count, view) in enumerate(
+            zip(ours.MASKED, ours.COUNTS, ours.VIEW, strict=True)
+        ):
             masks[2 * image + view, places[:count]] = True
         patches = large[:, :, 1:].reshape(2 * ours.BATCH, 9, -1)[masks]
         taught = ibot.softmax_center_teacher((patches @ teacher)[None], 0.07)[0]
-        found["ibot"] = [float(ibot.forward_masked(patches @ student, taught, student_masks_flat=masks))]
+        found["ibot"] = [
+            float(ibot.forward_masked(patches @ student, taught, student_masks_flat=masks))
+        ]
 
         gram = definition(three / "dinov3/loss/gram_loss.py", "GramLoss", **names)(remove_neg=False)
         flat = large[:, :, 1:].reshape(2 * ours.BATCH, 9, -1)
         found["gram"] = [float(gram(flat @ student, flat @ teacher))]
         koleo = definition(three / "dinov3/loss/koleo_loss.py", "KoLeoLoss", **names)()
         found["koleo"] = [float(koleo(large[:, 0, 0]))]
-        sinkhorn = definition(two / "dinov2/loss/dino_clstoken_loss.py", "DINOLoss", **names)(ours.WIDTH)
+        sinkhorn = definition(two / "dinov2/loss/dino_clstoken_loss.py", "DINOLoss", **names)(
+            ours.WIDTH
+        )
         found["sinkhorn"] = sinkhorn.sinkhorn_knopp_teacher(large[:, 0, 0], 0.07).ravel().tolist()
 
         file = self.folders["mae"] / "models_mae.py"
@@ -358,7 +422,9 @@ class Authors:
         return found | {"mae": [float(loss(of, images, torch.tensor(ours.PREDICTED), hidden))]}
 
 
-_NO_HUB = SimpleNamespace(hub=SimpleNamespace(list=lambda _: []))  # Its list of models is on the network.
+_NO_HUB = SimpleNamespace(
+    hub=SimpleNamespace(list=lambda _: [])
+)  # Its list of models is on the network.
 
 
 class _Section(dict):

@@ -20,7 +20,9 @@ UNREADABLE, EITHER = "unreadable", "either"
 
 
 class Case(NamedTuple):
-    """A file, and what it shows (uint8 `[height, width, 3]`), or UNREADABLE, or EITHER: no promise."""
+    """A file, and what it shows (uint8 `[height, width, 3]`), or UNREADABLE, or EITHER: no
+    promise.
+    """
 
     name: str
     data: bytes
@@ -35,7 +37,9 @@ def picture(height: int = 60, width: int = 80) -> np.ndarray:
     return (np.stack(planes, -1) * 220 + 15).astype(np.uint8)
 
 
-def encode(pixels: np.ndarray | Image.Image, form: str = "JPEG", mode: str = "RGB", **options) -> bytes:
+def encode(
+    pixels: np.ndarray | Image.Image, form: str = "JPEG", mode: str = "RGB", **options
+) -> bytes:
     image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
     file = io.BytesIO()
     (image if image.mode == mode else image.convert(mode)).save(file, form, **options)
@@ -85,7 +89,12 @@ def resized(jpeg: bytes, height: int, width: int) -> bytes:
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    return (
+        struct.pack(">I", len(content))
+        + kind
+        + content
+        + struct.pack(">I", zlib.crc32(kind + content))
+    )
 
 
 def png(height: int, width: int, depth: int, colour: int, *chunks: bytes) -> bytes:
@@ -128,7 +137,9 @@ def _odd() -> Iterator[Case]:
     yield whole("jpeg-optimized.jpg", encode(base, optimize=True))
     for mode in ("L", "CMYK"):
         for progressive in (False, True):
-            yield whole(f"jpeg-{mode}-{progressive:d}.jpg", encode(base, mode=mode, progressive=progressive))
+            yield whole(
+                f"jpeg-{mode}-{progressive:d}.jpg", encode(base, mode=mode, progressive=progressive)
+            )
     cmyk = encode(base, mode="CMYK")
     adobe = cmyk.index(b"Adobe") + 11
     yield whole("jpeg-YCCK.jpg", cmyk[:adobe] + b"\x02" + cmyk[adobe + 1 :])
@@ -136,11 +147,22 @@ def _odd() -> Iterator[Case]:
     factors = next(start for marker, start, _ in segments(grey) if marker == 0xC0) + 11
     yield whole("jpeg-L-sampled-2x2.jpg", grey[:factors] + b"\x22" + grey[factors + 1 :])
 
-    for height, width in ((1, 1), (1, 300), (300, 1), (2, 3), (7, 9), (3, 20_000), (20_000, 3), (1, 65_000)):
+    for height, width in (
+        (1, 1),
+        (1, 300),
+        (300, 1),
+        (2, 3),
+        (7, 9),
+        (3, 20_000),
+        (20_000, 3),
+        (1, 65_000),
+    ):
         for form, suffix in (("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp")):
             if form != "WEBP" or max(height, width) < 16_384:
                 options = dict(lossless=True) if form == "WEBP" else {}
-                yield whole(f"{height}x{width}.{suffix}", encode(picture(height, width), form, **options))
+                yield whole(
+                    f"{height}x{width}.{suffix}", encode(picture(height, width), form, **options)
+                )
 
     for orientation in (*range(10), 65_535):
         yield whole(f"turned-{orientation}.jpg", encode(base, exif=exif(orientation)))
@@ -166,7 +188,9 @@ def _odd() -> Iterator[Case]:
     for mode in ("L", "LA", "P", "RGBA"):
         yield whole(f"png-{mode}.png", encode(base, "PNG", mode))
     yield whole("png-transparent-index.png", encode(base, "PNG", "P", transparency=3))
-    yield whole("png-transparent-indices.png", encode(base, "PNG", "P", transparency=bytes(range(256))))
+    yield whole(
+        "png-transparent-indices.png", encode(base, "PNG", "P", transparency=bytes(range(256)))
+    )
     yield whole("png-transparent-colour.png", encode(base, "PNG", transparency=(0, 0, 0)))
     sixteen = picture()[..., 0].astype(np.uint16) * 257 + 20
     yield whole("png-16.png", encode(Image.fromarray(sixteen), "PNG", "I;16"))
@@ -178,7 +202,9 @@ def _odd() -> Iterator[Case]:
     for form in ("GIF", "WEBP", "PNG"):
         data = encode(frames[0], form, save_all=True, append_images=frames[1:])
         yield whole(f"animated-{form}.{'webp' if form == 'WEBP' else 'png'}", data)
-    yield whole("several-pictures.jpg", encode(frames[0], "MPO", save_all=True, append_images=frames[1:]))
+    yield whole(
+        "several-pictures.jpg", encode(frames[0], "MPO", save_all=True, append_images=frames[1:])
+    )
 
     for name, tail in {
         "zero": b"\0",
@@ -218,14 +244,22 @@ def _cut() -> Iterator[Case]:
         yield Case(f"cut-{kind}-end.jpg", data[:-2], EITHER)
         yield Case(f"cut-{kind}-half-end.jpg", data[:-1], EITHER)
         for part in range(1, 8):  # As a careless tool ends it.
-            yield Case(f"cut-{kind}-closed-{part}.jpg", data[: len(data) * part // 8] + b"\xff\xd9", EITHER)
+            yield Case(
+                f"cut-{kind}-closed-{part}.jpg", data[: len(data) * part // 8] + b"\xff\xd9", EITHER
+            )
     data = encode(base, "PNG", icc_profile=bytes(600), exif=exif(6), dpi=(72, 72))
     for kind, start, end in chunks(data):
         if kind != "IEND":
-            for name, place in {"length": start + 2, "kind": start + 6, "half": (start + end) // 2}.items():
+            for name, place in {
+                "length": start + 2,
+                "kind": start + 6,
+                "half": (start + end) // 2,
+            }.items():
                 yield Case(f"cut-{kind}-{name}.png", data[:place], UNREADABLE)
             yield Case(f"cut-{kind}-crc.png", data[: end - 2], EITHER)
-            yield Case(f"cut-{kind}-after.png", data[:end], EITHER if kind == "IDAT" else UNREADABLE)
+            yield Case(
+                f"cut-{kind}-after.png", data[:end], EITHER if kind == "IDAT" else UNREADABLE
+            )
     for lossless in (False, True):
         data = encode(base, "WEBP", lossless=lossless, exif=exif(6))
         for part in range(9):
@@ -312,15 +346,23 @@ def _bombs() -> Iterator[Case]:
         yield Case(f"bomb-3000-{kind}.jpg", resized(data, 3000, 3000), EITHER)
         yield Case(f"bomb-0-{kind}.jpg", resized(data, 0, 80), UNREADABLE)
     marker, start, end = list(segments(progressive))[-1]
-    yield Case("bomb-scans.jpg", progressive[:-2] + progressive[start:end] * 5000 + b"\xff\xd9", UNREADABLE)
+    yield Case(
+        "bomb-scans.jpg", progressive[:-2] + progressive[start:end] * 5000 + b"\xff\xd9", UNREADABLE
+    )
     marker, start, end = list(segments(plain))[-1]
     yield Case("bomb-frames.jpg", plain[:-2] + plain[start:end] * 1000 + b"\xff\xd9", EITHER)
-    yield Case("bomb-stubs.jpg", plain[:-2] + plain[start : start + 14] * 5000 + b"\xff\xd9", EITHER)
+    yield Case(
+        "bomb-stubs.jpg", plain[:-2] + plain[start : start + 14] * 5000 + b"\xff\xd9", EITHER
+    )
     for marker in (0xE1, 0xE2, 0xED, 0xFE):
         data = plain[:2] + segment(marker, b"") * 50_000 + plain[2:]
-        yield Case(f"bomb-segments-{marker:02x}.jpg", data, EITHER if marker == 0xFE else shown(plain))
+        yield Case(
+            f"bomb-segments-{marker:02x}.jpg", data, EITHER if marker == 0xFE else shown(plain)
+        )
     marker, start, end = next(found for found in segments(plain) if found[0] == 0xC4)
-    yield Case("bomb-tables.jpg", plain[:start] + plain[start:end] * 20_000 + plain[end:], shown(plain))
+    yield Case(
+        "bomb-tables.jpg", plain[:start] + plain[start:end] * 20_000 + plain[end:], shown(plain)
+    )
     yield Case("bomb-starts.jpg", b"\xff\xd8" * 5000 + plain, UNREADABLE)
 
     packed = zlib.compress(bytes(50_000_000), 9)
@@ -343,7 +385,9 @@ def _bombs() -> Iterator[Case]:
     bmp = encode(base, "BMP")
     yield Case("bomb-bmp.png", bmp[:18] + struct.pack("<ii", 60_000, 60_000) + bmp[26:], UNREADABLE)
     webp = b"VP8X\x0a\0\0\0\0\0\0\0" + (16_382).to_bytes(3, "little") * 2
-    yield Case("bomb-webp.webp", b"RIFF" + struct.pack("<I", len(webp) + 4) + b"WEBP" + webp, UNREADABLE)
+    yield Case(
+        "bomb-webp.webp", b"RIFF" + struct.pack("<I", len(webp) + 4) + b"WEBP" + webp, UNREADABLE
+    )
 
 
 if __name__ == "__main__":

@@ -36,11 +36,18 @@ def made_up(feature, number: int):
         return number % feature.num_classes
     if isinstance(feature, features.BBoxFeature):
         return BOX
-    return str(number) if isinstance(feature, features.Text) else np.zeros(feature.shape, feature.np_dtype)
+    return (
+        str(number)
+        if isinstance(feature, features.Text)
+        else np.zeros(feature.shape, feature.np_dtype)
+    )
 
 
 def prepare(
-    dataset: str, data_dir: Path, splits: dict[str, int], example: Callable[[int], dict] = lambda number: {}
+    dataset: str,
+    data_dir: Path,
+    splits: dict[str, int],
+    example: Callable[[int], dict] = lambda number: {},
 ) -> None:
     """Writes a data set.
 
@@ -57,7 +64,8 @@ def prepare(
             yield str(number), made_up(builder.info.features, number) | example(number)
 
     generators = {
-        name: examples(start, count) for (name, count), start in zip(splits.items(), starts, strict=False)
+        name: examples(start, count)
+        for (name, count), start in zip(splits.items(), starts, strict=False)
     }
     tfds.disable_progress_bar()
     with mock.patch.object(type(builder), "_split_generators", lambda self, manager: generators):

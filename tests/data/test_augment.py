@@ -10,7 +10,6 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from vit_jax.data.randaugment import (
     GREY,
-    LEVELS,
     OPERATIONS,
     adjust_brightness,
     adjust_contrast,
@@ -31,6 +30,7 @@ from vit_jax.data.randaugment import (
     translate,
 )
 from vit_jax.errors import UserError
+from vit_jax.options.data import LEVELS
 
 
 def picture(height=40, width=56, seed=0) -> np.ndarray:
@@ -77,13 +77,17 @@ def test_one_colour_stays(operation):
 
 def test_invert_is_pillows():
     pixels = picture()
-    np.testing.assert_array_equal(apply("Invert", pixels, 10), ImageOps.invert(Image.fromarray(pixels)))
+    np.testing.assert_array_equal(
+        apply("Invert", pixels, 10), ImageOps.invert(Image.fromarray(pixels))
+    )
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_posterize_is_pillows(bits):
     pixels = picture()
-    np.testing.assert_array_equal(posterize(pixels, bits), ImageOps.posterize(Image.fromarray(pixels), bits))
+    np.testing.assert_array_equal(
+        posterize(pixels, bits), ImageOps.posterize(Image.fromarray(pixels), bits)
+    )
 
 
 @pytest.mark.parametrize("threshold", [0, 1, 77, 128, 255])
@@ -117,7 +121,9 @@ def test_enhancement_is_pillows(ours, theirs, levels, factor):
     close(ours(pixels, factor), theirs(Image.fromarray(pixels)).enhance(factor), levels)
 
 
-@pytest.mark.parametrize("change", [adjust_brightness, adjust_contrast, adjust_saturation, adjust_sharpness])
+@pytest.mark.parametrize(
+    "change", [adjust_brightness, adjust_contrast, adjust_saturation, adjust_sharpness]
+)
 def test_factor_of_one_changes_nothing(change):
     pixels = picture()
     close(change(pixels, 1.0), pixels, 0)
@@ -156,7 +162,9 @@ def test_quarter_turns_are_exact(quarters):
     np.testing.assert_array_equal(rotate(pixels, 90 * quarters), np.rot90(pixels, quarters))
 
 
-@pytest.mark.parametrize(("right", "down"), [(5, 0), (-5, 0), (0, 7), (0, -7), (56, 0), (-80, 0), (0, 99)])
+@pytest.mark.parametrize(
+    ("right", "down"), [(5, 0), (-5, 0), (0, 7), (0, -7), (56, 0), (-80, 0), (0, 99)]
+)
 def test_translation_moves_and_fills_with_grey(right, down):
     pixels = picture()
     np.testing.assert_array_equal(
@@ -246,7 +254,9 @@ def test_jitter_comes_in_random_order():
             self.uniform = lambda low, high: high
 
     pixels = picture()
-    one, other = (color_jitter(pixels, Ordered(order), 0.9, 0.9, 0) for order in ([0, 1, 2], [1, 0, 2]))
+    one, other = (
+        color_jitter(pixels, Ordered(order), 0.9, 0.9, 0) for order in ([0, 1, 2], [1, 0, 2])
+    )
     assert (one != other).any()
 
 

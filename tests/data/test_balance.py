@@ -9,10 +9,14 @@ from vit_jax.data.balance import balanced_order, class_weights, note_of, single_
 from vit_jax.data.sources.handed_in import handed_in
 from vit_jax.errors import UserError
 
-LABELS = np.random.default_rng(0).permutation(np.repeat([0, 1, 3], [400, 90, 10]))  # None of class 2.
+LABELS = np.random.default_rng(0).permutation(
+    np.repeat([0, 1, 3], [400, 90, 10])
+)  # None of class 2.
 
 
-@pytest.mark.parametrize(("kind", "shares"), [("full", [1, 1, 0, 1]), ("sqrt", [20, 90**0.5, 0, 10**0.5])])
+@pytest.mark.parametrize(
+    ("kind", "shares"), [("full", [1, 1, 0, 1]), ("sqrt", [20, 90**0.5, 0, 10**0.5])]
+)
 def test_classes_come_as_often_as_the_balance_says(kind, shares):
     indices = balanced_order(LABELS, kind, 0)(np.arange(50_000))
     drawn = np.bincount(LABELS[indices])
@@ -75,7 +79,9 @@ def test_images_of_several_classes_are_refused_with_the_flag():
 
 def test_note_names_the_classes_and_the_flags():
     note = note_of(source([[0]] * 33 + [[1]] * 3 + [[2]] * 10))
-    assert note.startswith("note: the classes are unequal, 11 to 1: 33 training images of cat and 3 of dog;")
+    assert note.startswith(
+        "note: the classes are unequal, 11 to 1: 33 training images of cat and 3 of dog;"
+    )
     assert "--config.data.balance=sqrt or --config.loss.class_weights=sqrt" in note
     assert note_of(source([[0]] * 30 + [[1]] * 3)) is None
 

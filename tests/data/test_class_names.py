@@ -10,10 +10,20 @@ from vit_jax.errors import UserError
     ("model", "data", "order", "note"),
     [
         (("cat", "dog", "owl"), ("cat", "dog", "owl"), [0, 1, 2], ""),
-        (("owl", "cat", "dog"), ("cat", "dog", "owl"), [1, 2, 0], "another order: they are matched by name"),
+        (
+            ("owl", "cat", "dog"),
+            ("cat", "dog", "owl"),
+            [1, 2, 0],
+            "another order: they are matched by name",
+        ),
         (("sea_lion", "Dog"), ("dog", "Sea-Lion"), [1, 0], "another order"),
         (("1", "0"), ("0", "1"), [1, 0], "another order"),
-        ((), ("cat", "dog"), [0, 1], "a model gives no names of classes: they are matched by number"),
+        (
+            (),
+            ("cat", "dog"),
+            [0, 1],
+            "a model gives no names of classes: they are matched by number",
+        ),
         (("cat", "dog"), ("0", "1"), [0, 1], "the data give no names of classes"),
         ((), ("0", "1"), [0, 1], ""),
         (("cat", "dog"), ("cat", "hound"), [0, 1], "by number: 'dog' is 'hound' here"),
@@ -26,5 +36,7 @@ def test_classes_are_matched_by_name_where_they_have_names(model, data, order, n
 
 
 def test_classes_that_moved_among_others_are_refused():
-    with pytest.raises(UserError, match="its class 0 is 'apple', of the data 'berry', which is its class 1"):
+    with pytest.raises(
+        UserError, match="its class 0 is 'apple', of the data 'berry', which is its class 1"
+    ):
         match_classes(("apple", "berry", "cherry"), ("berry", "cherry", "zapple"), "a model")

@@ -1,7 +1,10 @@
-"""Colour distortions of views against torchvision: each one's pixels, what is drawn, and of which view."""
+"""Colour distortions of views against torchvision: each one's pixels, what is drawn, and of which
+view.
+"""
 
 import itertools
 import pickle
+import re
 from collections import Counter
 
 import numpy as np
@@ -47,7 +50,10 @@ def reference(torch):
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        *((name, (0, 0.6, 0.83, 1, 1.2, 1.4, 3)) for name in ("brightness", "contrast", "saturation")),
+        *(
+            (name, (0, 0.6, 0.83, 1, 1.2, 1.4, 3))
+            for name in ("brightness", "contrast", "saturation")
+        ),
         ("hue", (-0.5, -0.1, -0.0371, -0.001, 0, 0.001, 0.05, 0.1, 0.5)),
         ("grey", (1,)),
         ("solarize", (128,)),
@@ -118,14 +124,19 @@ def test_distortion_keeps_its_input_and_replays():
 def config_of(**values):
     config = base_config()
     config.objective.name = "dino"
-    config.objective.update(values)
+    config.dino.update(values)
     config.data.update(dict(image_size=16, crop="random_resized"))
     return config
 
 
 def test_views_get_the_distortions_of_the_config():
     config = config_of(
-        jitter=AUTHORS, grey=0.2, blur=(1.0, 0.1, 0.5), solarize=(0.0, 0.2, 0.3), local_crops=3, local_size=8
+        jitter=AUTHORS,
+        grey=0.2,
+        blur=(1.0, 0.1, 0.5),
+        solarize=(0.0, 0.2, 0.3),
+        local_crops=3,
+        local_size=8,
     )
     large, small = pictures(config)
     first = ColourDistortion(AUTHORS, 0.8, 0.2, blur=1.0, solarize=0.0)
@@ -133,9 +144,20 @@ def test_views_get_the_distortions_of_the_config():
     assert small.distort == 3 * (ColourDistortion(AUTHORS, 0.8, 0.2, 0.5, 0.3),)
 
 
-def test_nothing_is_distorted_by_default():
+def test_defaults_are_those_of_dinos_authors():
+    """`DataAugmentationDINO` of facebookresearch/dino, main_dino.py."""
+    large, small = pictures(config_of())
+    assert large.distort == (
+        ColourDistortion(AUTHORS, 0.8, 0.2, blur=1.0),
+        ColourDistortion(AUTHORS, 0.8, 0.2, blur=0.1, solarize=0.2),
+    )
+    assert small.distort == 8 * (ColourDistortion(AUTHORS, 0.8, 0.2, blur=0.5),)
+
+
+def test_nothing_is_distorted_with_probabilities_of_0():
     pixels = noise(8, 8)
-    for view in pictures(config_of(local_crops=2)):
+    off = dict(jitter=(0.0,) * 4, grey=0.0, blur=(0.0,) * 3, solarize=(0.0,) * 3)
+    for view in pictures(config_of(**off, local_crops=2)):
         for distortion in view.distort:
             np.testing.assert_array_equal(distortion(pixels, np.random.default_rng(0)), pixels)
 
@@ -154,4 +176,4 @@ def test_nothing_is_distorted_by_default():
 def test_impossible_values_are_refused_in_one_line(values, words):
     with pytest.raises(UserError, match=words) as error:
         check(config_of(**values))
-    assert "\n" not in str(error.value) and f"config.objective.{next(iter(values))} is" in str(error.value)
+    assert re.fullmatch(f"config.dino.{next(iter(values))} is .*", str(error.value))

@@ -1,4 +1,6 @@
-"""Images composed without end: the same everywhere, nested, and of parts that no two splits share."""
+"""Images composed without end: the same everywhere, nested, and of parts that no two splits
+share.
+"""
 
 import hashlib
 import json
@@ -57,7 +59,8 @@ def test_images_are_these_bytes(layout, collection, size):
 def test_image_is_the_same_bytes_in_another_process():
     code = (
         "import sys; from vit_jax.data.sources import open_source\n"
-        "sys.stdout.buffer.write(open_source('scattered', 'train', path='digits', image_size=32)[7].image)"
+        "sys.stdout.buffer.write(open_source('scattered', 'train', path='digits', "
+        "image_size=32)[7].image)"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert answer.stdout == opened()[7].image.tobytes()
@@ -116,7 +119,9 @@ def test_every_slice_has_its_share_of_each_class(collection):
     source = opened(collection, "train[37:1237]")
     counts = np.bincount(source.known_labels()[:, 0], minlength=len(source.class_names))
     assert counts.max() - counts.min() <= 1
-    assert source.known_labels()[:20, 0].tolist() == [source[index].labels[0] for index in range(20)]
+    assert source.known_labels()[:20, 0].tolist() == [
+        source[index].labels[0] for index in range(20)
+    ]
 
 
 @pytest.mark.parametrize("collection", COLLECTIONS)
@@ -143,12 +148,17 @@ def test_digits_to_test_are_composed_of_the_test_scans():
     np.testing.assert_array_equal(parts.count, np.bincount(labels))
     shrunk = parts.drawings.reshape(-1, sum(parts.count) + 1, STRIDE, STRIDE)[2, :-1, 1:9, 1:9]
     scans = digits("test").images[np.argsort(labels, kind="stable"), :, :, 0]
-    apart = [np.corrcoef(one.ravel(), other.ravel())[0, 1] for one, other in zip(shrunk, scans, strict=True)]
+    apart = [
+        np.corrcoef(one.ravel(), other.ravel())[0, 1]
+        for one, other in zip(shrunk, scans, strict=True)
+    ]
     assert min(apart) > 0.9
 
 
 def test_objects_are_where_they_are_seen():
-    """Without noise each object has one colour; with it, its own pixels are nearer to it than others' are."""
+    """Without noise each object has one colour; with it, its own pixels are nearer to it than
+    others' are.
+    """
     source = opened("glyphs", size=128)
     for index in range(12):
         image, (label,) = source[index]

@@ -27,7 +27,10 @@ def listed(folder: Path, text: str | bytes, split: str = "all", **options):
 
 def rows(source) -> dict[str, list[str]]:
     names = [source.describe(index).split("/")[-1] for index in range(len(source))]
-    return {name: [source.class_names[k] for k in source[index].labels] for index, name in enumerate(names)}
+    return {
+        name: [source.class_names[k] for k in source[index].labels]
+        for index, name in enumerate(names)
+    }
 
 
 PETS = {"a.png": ["dog"], "b.jpg": ["cat"], "c.png": ["dog"]}
@@ -54,13 +57,19 @@ def test_absolute_paths_and_names_in_any_encoding_are_found(images):
     os.rename(images / "b.jpg", os.fsencode(images) + b"/\xe9.jpg")
     text = f"{images}/a.png,dog\nd é.bmp,cat\n".encode() + b"\xe9.jpg,caf\xe9\n"
     source = listed(images, text)
-    assert source.class_names == ("caf\\udce9", "cat", "dog") and len([source[i] for i in range(3)]) == 3
+    assert (
+        source.class_names == ("caf\\udce9", "cat", "dog")
+        and len([source[i] for i in range(3)]) == 3
+    )
     assert source.describe(2).endswith("\\udce9.jpg")
 
 
 def test_several_labels_are_in_columns_or_rows(images):
     expected = {"a.png": ["dog", "wet"], "b.jpg": ["wet"], "c.png": ["dog"]}
-    assert rows(listed(images, "file,label,label_2\na.png,dog,wet\nb.jpg,,wet\nsub/c.png,dog\n")) == expected
+    assert (
+        rows(listed(images, "file,label,label_2\na.png,dog,wet\nb.jpg,,wet\nsub/c.png,dog\n"))
+        == expected
+    )
     source = listed(images, "a.png,dog\na.png,wet\nb.jpg,wet\nsub/c.png,dog\nsub/c.png,dog\n")
     assert rows(source) == expected and source.max_labels == 2
     assert source.left_out == {"rows of a file listed before with the same labels": 1}
@@ -104,7 +113,10 @@ def test_labels_are_not_needed_without_an_objective_for_them(images):
     [
         ("", "is empty"),
         ("a.png\nb.jpg\n", "has no labels"),
-        ("nothing.png,dog\n", "none of its first 1 files exists, such as .*/nothing.png: paths are from the"),
+        (
+            "nothing.png,dog\n",
+            "none of its first 1 files exists, such as .*/nothing.png: paths are from the",
+        ),
         ("a.png,0,1\nb.jpg,1,0\n", "columns of zeros and ones"),
         (
             "file,cat,dog\na.png,0,1\n",
@@ -123,7 +135,9 @@ def test_what_is_no_such_list_is_one_line(text, message, images):
 
 def test_a_header_of_unknown_columns_is_no_image(images):
     text = "id,label\na.png,dog\nb.jpg,cat\nsub/c.png,dog\n"
-    with pytest.raises(UserError, match="the first row, id,label, names no column of files.*'file'"):
+    with pytest.raises(
+        UserError, match="the first row, id,label, names no column of files.*'file'"
+    ):
         listed(images, text)
     assert rows(listed(images, text.replace("id,", "file,"))) == PETS
 

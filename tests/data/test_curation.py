@@ -64,7 +64,9 @@ def write(image: Image.Image, path: Path, **options) -> None:
 
 @pytest.fixture
 def sets(tmp_path) -> tuple[Path, Path]:
-    """An uncurated folder of 50 images, copies of 10 of them, 21 broken and a flat one; 7 curated ones."""
+    """An uncurated folder of 50 images, copies of 10 of them, 21 broken and a flat one; 7 curated
+    ones.
+    """
     rng = np.random.default_rng(0)
     pool, curated = tmp_path / "pool", tmp_path / "curated"
     for i in range(50):
@@ -89,10 +91,14 @@ def run(tasks, what, unit):
 
 def retrieve(sets, out, model=None, run=run, **options) -> writer.Prepared:
     pool, curated = sets
-    given = dict(retrieve_for=(str(curated),), embeddings="pixels", similarity=SIMILARITY, neighbours=3)
+    given = dict(
+        retrieve_for=(str(curated),), embeddings="pixels", similarity=SIMILARITY, neighbours=3
+    )
     source = readers.find(str(pool), "images", None)
     model = model or Counting()
-    return writer.prepare(source, out, writer.Options(**given | options), run, run, (model.embedder, run))
+    return writer.prepare(
+        source, out, writer.Options(**given | options), run, run, (model.embedder, run)
+    )
 
 
 def read_csv(path: Path) -> list[list[str]]:
@@ -107,7 +113,11 @@ def unit(paths: list[Path]) -> np.ndarray:
 
 def brute_force(sets, similarity: float) -> tuple[list[Path], list[Path]]:
     """The images of the pool that are kept, in the order of their paths, and those removed."""
-    paths = [path for path in sorted(sets[0].rglob("*.*")) if path.stat().st_size > 9 and path.stem != "flat"]
+    paths = [
+        path
+        for path in sorted(sets[0].rglob("*.*"))
+        if path.stat().st_size > 9 and path.stem != "flat"
+    ]
     vectors, kept = unit(paths), []
     for i in range(len(paths)):
         if not (vectors[kept] @ vectors[i] >= similarity).any():
@@ -136,7 +146,9 @@ def test_what_is_retrieved_is_what_comparing_all_finds(sets, tmp_path):
     ]
     found = read_csv(done.folder / "retrieved.csv")
     assert [row[:2] for row in found] == [row[:2] for row in expected]
-    assert np.allclose([float(row[2]) for row in found], [float(row[2]) for row in expected], atol=2e-4)
+    assert np.allclose(
+        [float(row[2]) for row in found], [float(row[2]) for row in expected], atol=2e-4
+    )
     retrieved = {Path(example).read_bytes() for _, example, _ in expected}
     assert len(retrieved) < 21  # Some image is near to several, and stands once.
     assert set(content(done)) == retrieved and len(content(done)) == len(retrieved)
@@ -146,7 +158,9 @@ def test_what_is_retrieved_is_what_comparing_all_finds(sets, tmp_path):
 def test_copies_are_removed_and_named_beside_the_image_that_is_kept(sets, tmp_path):
     done = retrieve(sets, tmp_path / "out", neighbours=50)  # All that are kept.
     found = read_csv(done.folder / "duplicates.csv")
-    assert {example for example, *_ in found} == {str(path) for path in brute_force(sets, SIMILARITY)[1]}
+    assert {example for example, *_ in found} == {
+        str(path) for path in brute_force(sets, SIMILARITY)[1]
+    }
     for example, kept, similarity in found:
         assert Path(example).name[:2] == Path(kept).name[:2] and float(similarity) >= SIMILARITY
     images = content(done)
@@ -155,7 +169,9 @@ def test_copies_are_removed_and_named_beside_the_image_that_is_kept(sets, tmp_pa
 
 
 @pytest.mark.parametrize("lists", [0, 4])
-def test_killed_anywhere_and_started_again_it_writes_the_same_bytes(lists, sets, tmp_path, monkeypatch):
+def test_killed_anywhere_and_started_again_it_writes_the_same_bytes(
+    lists, sets, tmp_path, monkeypatch
+):
     if lists:
         monkeypatch.setattr(similarity_index, "EXACT", 30)
         monkeypatch.setattr(similarity_index, "LISTS", 0.5)
@@ -203,7 +219,10 @@ def test_embeddings_are_of_a_model_and_a_source(sets, tmp_path):
 def test_several_sets_and_near_duplicates_of_test_images(sets, tmp_path):
     pool, curated = sets
     for name in ("05.png", "20.png"):
-        write(Image.open(pool / "b" / name), tmp_path / "tests" / "test" / "a" / name.replace("png", "jpg"))
+        write(
+            Image.open(pool / "b" / name),
+            tmp_path / "tests" / "test" / "a" / name.replace("png", "jpg"),
+        )
     tests = writer.prepare(
         readers.find(str(tmp_path / "tests")), tmp_path / "prepared", writer.Options(), run, run
     )
@@ -215,10 +234,16 @@ def test_several_sets_and_near_duplicates_of_test_images(sets, tmp_path):
     done = retrieve(sets, tmp_path / "out", **options)
     assert tests.splits == {"test": 2}
     assert done.removed == 3 and done.duplicates == 9 and done.splits == {"train": 48}
-    left = {path.name for path in pool.rglob("*") if path.is_file() and path.read_bytes() in content(done)}
+    left = {
+        path.name
+        for path in pool.rglob("*")
+        if path.is_file() and path.read_bytes() in content(done)
+    }
     assert not left & {"05.png", "05-copy.jpg", "20.png"}
     assert len(read_csv(done.folder / "retrieved.csv")) == (7 + 5) * 47
-    with pytest.raises(UserError, match="--neighbours=49: only 48 different images can be retrieved"):
+    with pytest.raises(
+        UserError, match="--neighbours=49: only 48 different images can be retrieved"
+    ):
         retrieve(sets, tmp_path / "out", **options | dict(neighbours=49, name="more"))
 
 
@@ -255,11 +280,15 @@ def test_index_of_lists_finds_nearly_all_neighbours(monkeypatch):
 
 def test_missing_faiss_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(UserError, match=r'--retrieve_for needs faiss: pip install -e "\.\[curate\]"'):
+    with pytest.raises(
+        UserError, match=r'--retrieve_for needs faiss: pip install -e "\.\[curate\]"'
+    ):
         need_faiss()
 
 
-def test_index_larger_than_the_memory_is_refused_before_anything_is_embedded(sets, tmp_path, monkeypatch):
+def test_index_larger_than_the_memory_is_refused_before_anything_is_embedded(
+    sets, tmp_path, monkeypatch
+):
     monkeypatch.setattr(process_settings, "host_memory", lambda: (2**30, 10_000))
     model = Counting()
     with pytest.raises(UserError, match="82 images need an index of .* GiB"):
@@ -294,11 +323,22 @@ def test_loose_images_are_a_data_set_without_labels(sets, tmp_path):
 
 def test_command_compares_by_the_features_of_a_checkpoint(sets, tmp_path):
     pool, curated = sets
-    arguments = dict(dim=16, depth=1, heads=2, hidden=32, image_size=32)
+    arguments = dict(dim=16, depth=1, heads=2, mlp_dim=32, image_size=32)
     model = vit_jax.create_model("ViT-mu/16", num_classes=3, **arguments)
     vit_jax.save_model(model, tmp_path / "model.npz", say=str)
-    given = (pool, "--kind=images", f"--out={tmp_path / 'out'}", f"--retrieve_for={curated}", "--workers=1")
-    given = (*given, f"--embeddings={tmp_path / 'model.npz'}", "--similarity=0.9999", "--neighbours=2")
+    given = (
+        pool,
+        "--kind=images",
+        f"--out={tmp_path / 'out'}",
+        f"--retrieve_for={curated}",
+        "--workers=1",
+    )
+    given = (
+        *given,
+        f"--embeddings={tmp_path / 'model.npz'}",
+        "--similarity=0.9999",
+        "--neighbours=2",
+    )
     result = subprocess.run(
         [sys.executable, "-m", "vit_jax.prepare", *map(str, given)], capture_output=True, text=True
     )
@@ -306,7 +346,10 @@ def test_command_compares_by_the_features_of_a_checkpoint(sets, tmp_path):
     *_, made, flags = result.stdout.splitlines()
     assert "as near-duplicates of other images; see curated.html" in made
     assert flags.endswith(f"--config.data.path=pool:1.0.0:{tmp_path / 'out'}")
-    crop, found = TestCrop(32, "square", 32), read_csv(tmp_path / "out" / "pool" / "1.0.0" / "retrieved.csv")
+    crop, found = (
+        TestCrop(32, "square", 32),
+        read_csv(tmp_path / "out" / "pool" / "1.0.0" / "retrieved.csv"),
+    )
     assert len(found) == 14
     for example, near, similarity in found:
         pixels = np.stack([crop(Path(path).read_bytes()) for path in (example, near)])

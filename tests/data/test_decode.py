@@ -15,9 +15,12 @@ from vit_jax.data import decode as module
 from vit_jax.data.decode import Box, decode, is_fast, open_image, resize
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:::PIL\.")
-needs_extension = pytest.mark.skipif(not is_fast(), reason="vit_jax was installed without libjpeg-turbo")
+needs_extension = pytest.mark.skipif(
+    not is_fast(), reason="vit_jax was installed without libjpeg-turbo"
+)
 SAMPLING = {
-    name: getattr(cv2, f"IMWRITE_JPEG_SAMPLING_FACTOR_{name}") for name in ("444", "422", "420", "440", "411")
+    name: getattr(cv2, f"IMWRITE_JPEG_SAMPLING_FACTOR_{name}")
+    for name in ("444", "422", "420", "440", "411")
 }
 
 
@@ -40,7 +43,9 @@ def jpeg(pixels: np.ndarray, sampling="420", progressive=False, quality=90, rest
         cv2.IMWRITE_JPEG_RST_INTERVAL: restart,
         cv2.IMWRITE_JPEG_SAMPLING_FACTOR: SAMPLING[sampling],
     }
-    return cv2.imencode(".jpg", pixels[..., ::-1], [x for pair in options.items() for x in pair])[1].tobytes()
+    return cv2.imencode(".jpg", pixels[..., ::-1], [x for pair in options.items() for x in pair])[
+        1
+    ].tobytes()
 
 
 def whole(data: bytes, mode: str = "fast") -> np.ndarray:
@@ -86,7 +91,9 @@ jpegs = st.fixed_dictionaries(
 @given(rectangles(), jpegs, st.integers(0, 9))
 def test_rectangle_of_a_jpeg_has_the_very_pixels_of_the_whole(rectangle, options, seed):
     height, width, box = rectangle
-    data = jpeg(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8), **options)
+    data = jpeg(
+        np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8), **options
+    )
     region = open_image(data).region(box, size=max(height, width))
     np.testing.assert_array_equal(region, whole(data)[box.top : box.bottom, box.left : box.right])
 
@@ -116,13 +123,17 @@ def sampled(pixels: np.ndarray, horizontal: int, vertical: int) -> bytes:
     """A JPEG with its colour at these parts of its size, put together from three grey ones."""
     planes = []
     for plane in Image.fromarray(pixels).convert("YCbCr").split():
-        size = (-(-plane.width // horizontal), -(-plane.height // vertical)) if planes else plane.size
+        size = (
+            (-(-plane.width // horizontal), -(-plane.height // vertical)) if planes else plane.size
+        )
         planes.append(encode(plane.resize(size, Image.Resampling.BOX), mode="L", quality=90))
     parts = {marker: planes[0][start:end] for marker, start, end in segments(planes[0])}
     height, width = pixels.shape[:2]
     factors = bytes((1, horizontal * 16 + vertical, 0, 2, 0x11, 0, 3, 0x11, 0))
     frame = b"\x08" + height.to_bytes(2, "big") + width.to_bytes(2, "big") + b"\x03" + factors
-    tables = b"".join(planes[0][start:end] for marker, start, end in segments(planes[0]) if marker == 0xC4)
+    tables = b"".join(
+        planes[0][start:end] for marker, start, end in segments(planes[0]) if marker == 0xC4
+    )
     data = b"\xff\xd8" + parts[0xE0] + parts[0xDB] + segment(0xC0, frame) + tables
     for number, plane in enumerate(planes):  # Each in a scan of its own.
         start, end = next((start, end) for marker, start, end in segments(plane) if marker == 0xDA)
@@ -209,7 +220,9 @@ def test_shrunk_rectangle_of_a_turned_picture_is_in_its_place(orientation):
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in corpus() if isinstance(case.expected, np.ndarray)], ids=lambda case: case.name
+    "case",
+    [case for case in corpus() if isinstance(case.expected, np.ndarray)],
+    ids=lambda case: case.name,
 )
 def test_whole_image_is_what_pillow_shows(case):
     np.testing.assert_array_equal(decode(case.data), case.expected)
@@ -237,7 +250,9 @@ def test_without_the_extension_fast_is_exact(rectangle, size):
 
 def test_an_array_is_its_own_pixels():
     pixels = picture()
-    np.testing.assert_array_equal(open_image(pixels).region(Box(10, 20, 30, 50), 100), pixels[20:50, 10:30])
+    np.testing.assert_array_equal(
+        open_image(pixels).region(Box(10, 20, 30, 50), 100), pixels[20:50, 10:30]
+    )
 
 
 def test_sixteen_bit_grey_keeps_its_brightness():

@@ -1,4 +1,6 @@
-"""Near-duplicates in folders and between splits: edited copies are found, images that are alike are not."""
+"""Near-duplicates in folders and between splits: edited copies are found, images that are alike are
+not.
+"""
 
 import csv
 
@@ -41,9 +43,14 @@ def test_each_edited_copy_is_a_pair_with_its_original():
     scenes = [scene(seed) for seed in range(12)]
     edited = [edit(image) for image, edit in zip(scenes, EDITS.values(), strict=False)]
     mirrored = [scenes[10][:, ::-1], scenes[11][:, ::-1]]
-    expected = [(k, 12 + k) for k in range(len(edited))] + [(10, 12 + len(edited)), (11, 13 + len(edited))]
+    expected = [(k, 12 + k) for k in range(len(edited))] + [
+        (10, 12 + len(edited)),
+        (11, 13 + len(edited)),
+    ]
     pairs = found(scenes + edited + mirrored)
-    assert {*pairs} <= {*expected} and len(pairs) >= len(expected) - 1  # As of one in thirty fingerprints.
+    assert {*pairs} <= {*expected} and len(pairs) >= len(
+        expected
+    ) - 1  # As of one in thirty fingerprints.
 
 
 def test_images_that_share_what_is_large_are_no_pairs():
@@ -76,10 +83,14 @@ def test_groups_are_the_images_that_pairs_connect():
 
 @pytest.fixture(scope="module")
 def splits():
-    """Training images; test images of which 0 and 3 are one file of these, 1 is edited, and 4 is no image."""
+    """Training images; test images of which 0 and 3 are one file of these, 1 is edited, and 4 is no
+    image.
+    """
     train = [jpeg(scene(seed)) for seed in range(6)]
     edited = EDITS["JPEG 30"](scene(2)[:, ::-1])
-    return Images([*train, train[5]]), Images([train[5], jpeg(edited), jpeg(scene(9)), train[5], b"no image"])
+    return Images([*train, train[5]]), Images(
+        [train[5], jpeg(edited), jpeg(scene(9)), train[5], b"no image"]
+    )
 
 
 def test_leaks_are_the_test_images_that_training_has(splits):
@@ -95,7 +106,11 @@ def test_leaks_are_the_test_images_that_training_has(splits):
 
 def test_splits_without_leaks_need_no_words(splits):
     train, test = splits
-    assert leak_note(train, Images(test.images[2:3]), "test") == leak_note(train, Images([]), "dev") == ""
+    assert (
+        leak_note(train, Images(test.images[2:3]), "test")
+        == leak_note(train, Images([]), "dev")
+        == ""
+    )
 
 
 def test_leaks_take_bounded_time(splits, monkeypatch):
@@ -143,7 +158,13 @@ def test_table_has_each_image_with_the_one_it_is_like(report):
     with (folder / "out" / "duplicates.csv").open(encoding=ENCODING, newline="") as file:
         rows = list(csv.DictReader(file))
     short = [
-        (row["group"], row["kind"], row["split"], row["class"], row["file"].removeprefix(f"{folder}/"))
+        (
+            row["group"],
+            row["kind"],
+            row["split"],
+            row["class"],
+            row["file"].removeprefix(f"{folder}/"),
+        )
         for row in rows
     ]
     assert short == [
@@ -156,7 +177,10 @@ def test_table_has_each_image_with_the_one_it_is_like(report):
     ]
     assert [row["similar_to"] for row in rows[::2]] == [row["file"] for row in rows[1::2]]
     assert min(float(row["similarity"]) for row in rows) > 0.98
-    assert made.unreadable == 1 and str(made) == "6 of 8 images are near-duplicates of others, in 3 groups"
+    assert (
+        made.unreadable == 1
+        and str(made) == "6 of 8 images are near-duplicates of others, in 3 groups"
+    )
 
 
 def test_page_shows_groups_the_most_serious_first(report):
@@ -171,3 +195,28 @@ def test_several_folders_are_splits(report):
     made = find_duplicates([f"{folder}/train", f"{folder}/test"], 0.98, lambda line: None)
     assert [group.kind for group in made.groups][:2] == ["in several splits", "of several classes"]
     assert {place.split for place in made.places} == {f"{folder}/train", f"{folder}/test"}
+
+
+def test_a_csv_names_splits_and_classes(report):
+    folder = report[1]
+    rows = [
+        ("train/cat/1.png", "tabby", "Training"),
+        ("train/dog/1.png", "boxer", "train"),
+        ("train/dog/2.png", "boxer", "train"),
+        ("test/dog/=2.png", "boxer", "test"),
+    ]
+    file = folder / "list.csv"
+    file.write_text("file,label,split\n" + "".join(f"{','.join(row)}\n" for row in rows))
+    made = find_duplicates([str(file)], 0.98, lambda line: None)
+    assert [group.kind for group in made.groups] == ["in several splits", "of several classes"]
+    assert made.places == [
+        ("train", "tabby"),
+        ("train", "boxer"),
+        ("train", "boxer"),
+        ("test", "boxer"),
+    ]
+    file.write_text("".join(f"{name}\n" for name, *_ in rows))
+    made = find_duplicates([str(file)], 0.98, lambda line: None)
+    assert {group.kind for group in made.groups} == {"in one split and class"} and len(
+        made.source
+    ) == 4

@@ -56,7 +56,9 @@ def bits(a, b) -> np.ndarray:
 EDITS = {
     "JPEG 30": lambda image: reencoded(image, 30),
     "JPEG 95": lambda image: reencoded(image, 95),
-    "quarter": lambda image: cv2.resize(image, None, fx=0.25, fy=0.25, interpolation=cv2.INTER_AREA),
+    "quarter": lambda image: cv2.resize(
+        image, None, fx=0.25, fy=0.25, interpolation=cv2.INTER_AREA
+    ),
     "double": lambda image: cv2.resize(image, None, fx=2, fy=2, interpolation=cv2.INTER_CUBIC),
     "square": lambda image: cv2.resize(image, (224, 224), interpolation=cv2.INTER_AREA),
     "brighter": lambda image: cv2.convertScaleAbs(image, alpha=1, beta=25),
@@ -145,7 +147,9 @@ def test_find_returns_what_comparing_all_pairs_does(seed, n, m, distance):
 
     def draw(count):
         changes = [
-            np.bitwise_or.reduce(np.uint64(1) << rng.integers(64, size=k, dtype=np.uint64), initial=0)
+            np.bitwise_or.reduce(
+                np.uint64(1) << rng.integers(64, size=k, dtype=np.uint64), initial=0
+            )
             for k in rng.integers(0, 12, size=count)
         ]
         return bases[rng.integers(4, size=count)] ^ np.array(changes, np.uint64)
@@ -171,12 +175,16 @@ def test_find_misses_no_pair_however_the_bits_are_spread(distance):
 def test_find_never_matches_images_without_a_fingerprint():
     none = np.array([NO_FINGERPRINT])
     near = np.array([1], np.uint64)
-    assert find(none, none).tolist() == find(none, near).tolist() == find(near, none).tolist() == [-1]
+    assert (
+        find(none, none).tolist() == find(none, near).tolist() == find(near, none).tolist() == [-1]
+    )
 
 
 def test_find_finds_mirrored_copies_as_documented():
     references = np.array([fingerprint(scene(seed)) for seed in range(5)])
-    candidates = np.array([fingerprint(scene(3)[:, ::-1]), fingerprint(scene(9)), fingerprint(scene(2))])
+    candidates = np.array(
+        [fingerprint(scene(3)[:, ::-1]), fingerprint(scene(9)), fingerprint(scene(2))]
+    )
     found = find(candidates, np.concatenate([references, mirrored(references)]))
     assert np.where(found < 0, -1, found % 5).tolist() == [3, -1, 2]
 
@@ -184,7 +192,8 @@ def test_find_finds_mirrored_copies_as_documented():
 def test_find_is_bounded_in_memory_where_all_share_a_part():
     rng = np.random.default_rng(0)
     candidates, references = (
-        rng.integers(1, 2**48, size=size, dtype=np.uint64) << np.uint64(16) for size in (5000, 20_000)
+        rng.integers(1, 2**48, size=size, dtype=np.uint64) << np.uint64(16)
+        for size in (5000, 20_000)
     )  # 10^8 pairs, 800 MB.
     tracemalloc.start()
     find(candidates, references, distance=0)
@@ -235,7 +244,10 @@ def test_nearest_never_matches_an_embedding_without_direction():
 
 
 def rows(values, images=None):
-    return [Removed(f"train/{i}.jpg", f"test/{i % 2}.jpg", value, images) for i, value in enumerate(values)]
+    return [
+        Removed(f"train/{i}.jpg", f"test/{i % 2}.jpg", value, images)
+        for i, value in enumerate(values)
+    ]
 
 
 def report(folder, removed, measure="distance"):

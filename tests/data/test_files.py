@@ -88,6 +88,8 @@ def test_some_images_of_a_folder_of_classes_are_of_several(tmp_path):
             file = tmp_path / "test" / name / f"{name}{index}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.full((4, 4, 3), shade, np.uint8)).save(file)
-    names, images = read_images(open_source("folder", "test", path=str(tmp_path)), TestCrop(4, resize=4), 4)
+    names, images = read_images(
+        open_source("folder", "test", path=str(tmp_path)), TestCrop(4, resize=4), 4
+    )
     assert sorted(name[0] for name in names) == list("abcd")
     assert sorted(images[:, 0, 0, 0].tolist()) == [0, 1, 2, 3]

@@ -1,4 +1,6 @@
-"""Folders of images as users have them: with other formats, system files, and splits of any spelling."""
+"""Folders of images as users have them: with other formats, system files, and splits of any
+spelling.
+"""
 
 import os
 from pathlib import Path
@@ -70,7 +72,9 @@ def test_every_decoded_format_is_read_and_others_are_counted_by_reason(of_all_fo
 def test_images_named_by_their_folder_follow_the_same_rules(of_all_formats):
     found = find_images([str(of_all_formats)])
     assert len(found) == 2 * len(DECODED) + 1 and found.left_out == LEFT_OUT
-    assert found.note()[0].startswith("note: left out: 18 AppleDouble files (._*), 3 files in hidden")
+    assert found.note()[0].startswith(
+        "note: left out: 18 AppleDouble files (._*), 3 files in hidden"
+    )
 
 
 @pytest.mark.parametrize("name", ["Train", "TRAINING", "train_set", "training-images"])
@@ -82,12 +86,16 @@ def test_split_is_found_under_other_spellings(name, tmp_path):
 
 def test_two_spellings_of_a_split_are_refused(tmp_path):
     pets(tmp_path, "Train", "training")
-    with pytest.raises(UserError, match="has no folder train, but Train and training: name one of them"):
+    with pytest.raises(
+        UserError, match="has no folder train, but Train and training: name one of them"
+    ):
         opened(tmp_path)
     assert len(opened(tmp_path, "training")) == 2
 
 
-@pytest.mark.parametrize("splits", [("Train", "Test"), ("training", "testing"), ("train", "val2017")])
+@pytest.mark.parametrize(
+    "splits", [("Train", "Test"), ("training", "testing"), ("train", "val2017")]
+)
 def test_splits_are_no_classes_in_any_spelling(splits, tmp_path):
     pets(tmp_path, *splits)
     with pytest.raises(UserError, match="has splits, not classes"):

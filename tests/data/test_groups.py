@@ -32,7 +32,9 @@ def root(tmp_path_factory):
 
 
 def assert_whole_groups(parts):
-    """Each patient is in one part, no image is lost, and the parts have their sizes to half a patient."""
+    """Each patient is in one part, no image is lost, and the parts have their sizes to half a
+    patient.
+    """
     patients = [{PATIENTS[number] for number in part} for part in parts]
     assert sorted(number for part in parts for number in part) == list(range(40))
     assert sum(map(len, patients)) == len(SIZES)
@@ -111,7 +113,9 @@ def test_slices_in_order_are_rows():
 
 def config_of(**values):
     config = read_config("configs/quickstart.py").copy_and_resolve_references().unlock()
-    names = dict(source="handed_in", train_split="train[:75%]", dev_split=None, test_split="train[75%:]")
+    names = dict(
+        source="handed_in", train_split="train[:75%]", dev_split=None, test_split="train[75%:]"
+    )
     config.data.update(names | values)
     return config
 
@@ -139,7 +143,10 @@ def test_a_stratified_slice_of_rows_is_remarked_on():
 def test_groups_that_there_are_not_are_refused(root, kind, path, groups, says):
     with pytest.raises(UserError, match=says):
         open_source(
-            kind, "train[:9%]" if kind != "folder" else "all[:9%]", path=str(root / path), groups=groups
+            kind,
+            "train[:9%]" if kind != "folder" else "all[:9%]",
+            path=str(root / path),
+            groups=groups,
         )
 
 

@@ -1,4 +1,6 @@
-"""Labels of data sets in every form: indices, names, one-hot rows, other numberings, and none at all."""
+"""Labels of data sets in every form: indices, names, one-hot rows, other numberings, and none at
+all.
+"""
 
 import io
 import json
@@ -20,7 +22,14 @@ from vit_jax.runs.splits import open_splits
 CLASSES = ("cat", "dog", "fox")
 NUMBERS = np.array([0, 1, 2, 1, 2, 0])  # Of CLASSES.
 IMAGES = np.arange(6, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
-ONE_HOT = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 1, 0], [0, 0, 1], [1, 0, 0]]  # NUMBERS, written out.
+ONE_HOT = [
+    [1, 0, 0],
+    [0, 1, 0],
+    [0, 0, 1],
+    [0, 1, 0],
+    [0, 0, 1],
+    [1, 0, 0],
+]  # NUMBERS, written out.
 
 
 class Items:
@@ -40,7 +49,9 @@ class Items:
 
 def labels_of(source):
     table = source.label_table().tolist()
-    assert [source.labels_of(i) for i in range(len(source))] == [source[i].labels for i in range(len(source))]
+    assert [source.labels_of(i) for i in range(len(source))] == [
+        source[i].labels for i in range(len(source))
+    ]
     assert [[x for x in row if x >= 0] for row in table] == [
         list(source[i].labels) for i in range(len(source))
     ]
@@ -145,7 +156,10 @@ def test_classes_of_test_data_are_matched_by_name(classes, labels):
 
 
 def test_test_data_of_other_classes_are_refused():
-    for data in (Items(("dog", "yak"), [0, 1, 1]), handed_in(Items(("dog", "yak"), [0, 1, 1]), "own")):
+    for data in (
+        Items(("dog", "yak"), [0, 1, 1]),
+        handed_in(Items(("dog", "yak"), [0, 1, 1]), "own"),
+    ):
         with pytest.raises(
             UserError, match="that the training data do not have: yak; training has: cat, dog"
         ):
@@ -211,10 +225,16 @@ def test_one_hot_labels_of_records_are_their_classes(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "says"),
     [
-        ([[b"cat"]] * 6, "example 0: the feature 'label' .* holds text or bytes, and must hold integers"),
+        (
+            [[b"cat"]] * 6,
+            "example 0: the feature 'label' .* holds text or bytes, and must hold integers",
+        ),
         ([[1.0]] * 6, "holds floats, and must hold integers"),
         ([[1]] * 5 + [[]], "example 5 has no label, and the objective needs one"),
-        ([*ONE_HOT[:-1], [0, 7, 0]], "neither a list of class indices, .* nor a row of 3 zeros and ones"),
+        (
+            [*ONE_HOT[:-1], [0, 7, 0]],
+            "neither a list of class indices, .* nor a row of 3 zeros and ones",
+        ),
         ([[1, 0, 0, 0], [0, 1, 0, 0]] * 3, "neither a list of class indices"),
     ],
 )
@@ -224,7 +244,9 @@ def test_records_without_a_usable_label_are_refused_when_they_are_opened(tmp_pat
 
 
 def test_records_without_the_label_feature_name_those_there_are(tmp_path):
-    with pytest.raises(UserError, match=r"no feature 'label' .*: class/label \(integers\), image \(text"):
+    with pytest.raises(
+        UserError, match=r"no feature 'label' .*: class/label \(integers\), image \(text"
+    ):
         records(tmp_path, [[1]] * 6, key="class/label")
     source = open_source(
         "array_record", "train", path=f"{tmp_path}/*", num_classes=3, label_key="class/label"
@@ -253,7 +275,9 @@ def test_an_image_without_a_label_is_refused_where_the_loss_needs_one():
     rows = [[1, 1, 0], [0, 0, 1], [0, 0, 0], [0, 1, 1], [1, 0, 0], [1, 0, 0]]
     config = read_config("configs/quickstart.py").copy_and_resolve_references()
     config.data.dev_split, config.data.train_split, config.data.test_split = None, "train", "train"
-    with pytest.raises(UserError, match="1 of 6 training images have no label.*train data's example 2"):
+    with pytest.raises(
+        UserError, match="1 of 6 training images have no label.*train data's example 2"
+    ):
         open_splits(config, {"train": (IMAGES, rows)})
     config.loss.name = "sigmoid"
     assert labels_of(open_splits(config, {"train": (IMAGES, rows)}).train)[2] == ()
@@ -270,7 +294,9 @@ def parquet(path, split, names, labels):
         ],
         metadata={"huggingface": json.dumps({"info": {"features": features if names else {}}})},
     )
-    rows = [{"image": {"bytes": png(i), "path": f"{i}.png"}, "label": x} for i, x in enumerate(labels)]
+    rows = [
+        {"image": {"bytes": png(i), "path": f"{i}.png"}, "label": x} for i, x in enumerate(labels)
+    ]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema), path / f"{split}.parquet")
 
 
@@ -289,10 +315,14 @@ def test_parquet_files_of_other_class_names_are_matched_by_name(tmp_path):
     assert source.class_names == ("cat", "dog", "fox")
     assert sorted(labels_of(source)) == [(0,), (0,), (1,), (1,), (1,), (2,)]
     parquet(tmp_path / "pets", "test-00000-of-00001", ["fox", "cat", "yak"], [0, 2, 0])
-    with pytest.raises(UserError, match="row 1: its class is not among those of the training files"):
+    with pytest.raises(
+        UserError, match="row 1: its class is not among those of the training files"
+    ):
         prepare(tmp_path / "pets", tmp_path / "again")
     parquet(tmp_path / "pets", "test-00000-of-00001", None, [0, 2, 0])
-    with pytest.raises(UserError, match="test-.* has no class names in its schema, and other files have"):
+    with pytest.raises(
+        UserError, match="test-.* has no class names in its schema, and other files have"
+    ):
         prepare(tmp_path / "pets", tmp_path / "again")
 
 

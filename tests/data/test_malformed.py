@@ -1,4 +1,6 @@
-"""Images that are damaged, odd or meant to harm: pixels that are right, or `Unreadable`, and nothing else."""
+"""Images that are damaged, odd or meant to harm: pixels that are right, or `Unreadable`, and
+nothing else.
+"""
 
 import contextlib
 import faulthandler
@@ -33,7 +35,9 @@ def no_hang():
 
 
 def all_of_it(image: bytes, mode: str, interpolation: str = "bilinear") -> np.ndarray:
-    return TrainCrop(SIZE, "none", mode=mode, interpolation=interpolation)(image, np.random.default_rng(0))
+    return TrainCrop(SIZE, "none", mode=mode, interpolation=interpolation)(
+        image, np.random.default_rng(0)
+    )
 
 
 def centre(image: bytes, mode: str, interpolation: str = "bilinear") -> np.ndarray:
@@ -65,7 +69,9 @@ def test_crop_is_right_or_the_image_unreadable(case, mode):
     for crop, interpolation in itertools.product((all_of_it, centre), ("bilinear", "bicubic")):
         how = mode, interpolation
         if isinstance(case.expected, np.ndarray):
-            off = np.abs(crop(case.data, *how) - reference(crop, case.expected, interpolation).astype(int))
+            off = np.abs(
+                crop(case.data, *how) - reference(crop, case.expected, interpolation).astype(int)
+            )
             assert off.mean() < LIMIT, (crop.__name__, interpolation)
         elif case.expected == UNREADABLE:
             with pytest.raises(Unreadable):
@@ -150,7 +156,10 @@ def test_changed_image_has_pixels_or_is_unreadable(data, mode, seed):
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.binary(max_size=300), st.sampled_from((b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF", b"BM")))
+@given(
+    st.binary(max_size=300),
+    st.sampled_from((b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF", b"BM")),
+)
 def test_noise_is_unreadable(noise, head):
     for mode in ("fast", "exact"):
         with pytest.raises(Unreadable):

@@ -1,4 +1,6 @@
-"""Sources of `prepare` as they come: odd layouts, system files, other formats, and files made to harm."""
+"""Sources of `prepare` as they come: odd layouts, system files, other formats, and files made to
+harm.
+"""
 
 import io
 import json
@@ -69,8 +71,9 @@ def test_classes_with_folders_in_them_are_refused_with_both_readings_and_the_adv
     save(root / "cat" / "2023" / "1.png", root / "dog" / "2024" / "2.png")
     with pytest.raises(
         UserError,
-        match=f"two ways: as the classes cat, dog, or as splits of these names with the classes 2023, 2024; "
-        f"for classes, move them into {root}/train, for splits, name them train, val and test",
+        match="two ways: as the classes cat, dog, or as splits of these names with the classes "
+        f"2023, 2024; for classes, move them into {root}/train, for splits, name them train, "
+        "val and test",
     ):
         readers.find(str(root))
     (root / "train").mkdir()
@@ -82,9 +85,7 @@ def test_classes_with_folders_in_them_are_refused_with_both_readings_and_the_adv
 
 def test_one_split_name_among_flat_folders_is_refused_with_both_readings(tmp_path):
     save(tmp_path / "bus" / "1.png", tmp_path / "car" / "2.png", tmp_path / "train" / "3.png")
-    message = (
-        r"as the split 'train' with other folders next to it \(bus, car\), or as the classes bus, car, train"
-    )
+    message = r"as the split 'train' with other folders next to it \(bus, car\), or as the classes bus, car, train"
     with pytest.raises(UserError, match=message):
         readers.find(str(tmp_path))
 
@@ -92,7 +93,9 @@ def test_one_split_name_among_flat_folders_is_refused_with_both_readings(tmp_pat
 def test_loose_images_beside_folders_are_refused_with_both_readings(tmp_path):
     root = tmp_path / "photos"
     save(root / "1.png", root / "2.png", root / "2021" / "3.png", root / "2022" / "4.png")
-    with pytest.raises(UserError, match="2 images .*--kind=images.*classes 2021, 2022 .*--kind=folder"):
+    with pytest.raises(
+        UserError, match="2 images .*--kind=images.*classes 2021, 2022 .*--kind=folder"
+    ):
         readers.find(str(root))
     assert len(readers.find(str(root), "folder").class_names) == 2
     assert readers.find(str(root), "images").class_names is None
@@ -103,7 +106,11 @@ def test_split_names_of_files_are_read_in_any_case(tmp_path):
         file = tmp_path / "wds" / f"{name}.tar"
         file.parent.mkdir(parents=True, exist_ok=True)
         write_tar(file, {"0.png": picture(1), "0.cls": b"0"})
-    assert [unit.split for unit in readers.find(str(tmp_path / "wds")).units] == ["train", "test", "val"]
+    assert [unit.split for unit in readers.find(str(tmp_path / "wds")).units] == [
+        "train",
+        "test",
+        "val",
+    ]
 
 
 def write_tar(file: Path, members: dict[str, bytes] | list[tuple[str, bytes]]) -> Path:
@@ -156,7 +163,10 @@ def test_every_sample_of_a_webdataset_is_read_or_counted(members, expected, left
 def test_apple_double_files_of_imagenet_tars_are_left_out(tmp_path):
     (tmp_path / "winter21_whole").mkdir()
     for synset in ("n00000001", "n00000002"):
-        write_tar(tmp_path / "winter21_whole" / f"{synset}.tar", {"._a.JPEG": b"\0\5", "a.JPEG": picture(1)})
+        write_tar(
+            tmp_path / "winter21_whole" / f"{synset}.tar",
+            {"._a.JPEG": b"\0\5", "a.JPEG": picture(1)},
+        )
     done = prepare(tmp_path / "winter21_whole", tmp_path / "out")
     assert done.splits == {"train": 2} and done.left_out == {"AppleDouble files (._*)": 2}
     write_tar(tmp_path / "winter21_whole" / "._n00000003.tar", {})
@@ -171,7 +181,9 @@ def test_apple_double_files_of_imagenet_tars_are_left_out(tmp_path):
 def test_names_that_are_no_utf_8_are_prepared(tmp_path):
     root = pets(tmp_path / "pets", "train")
     os.rename(root / "train" / "cat", os.fsencode(root / "train") + b"/caf\xe9")
-    os.rename(root / "train" / "dog" / "dog0.png", os.fsencode(root / "train" / "dog") + b"/\xe9.png")
+    os.rename(
+        root / "train" / "dog" / "dog0.png", os.fsencode(root / "train" / "dog") + b"/\xe9.png"
+    )
     Path(os.fsdecode(os.fsencode(root / "train" / "dog") + b"/\xe8.png")).write_bytes(b"damaged")
     done = prepare(root, tmp_path / "out")
     assert classes(done) == ("caf\\udce9", "dog") and done.splits == {"train": 4}
@@ -180,7 +192,17 @@ def test_names_that_are_no_utf_8_are_prepared(tmp_path):
 
 @pytest.mark.parametrize(
     "label",
-    [b"2147483647", b"-2", b"true", b"1.5", b'"cat"', b"[" * 100_000, b"9" * 5000, b"\xff", b"[0, 1e99]"],
+    [
+        b"2147483647",
+        b"-2",
+        b"true",
+        b"1.5",
+        b'"cat"',
+        b"[" * 100_000,
+        b"9" * 5000,
+        b"\xff",
+        b"[0, 1e99]",
+    ],
     ids=range(9),
 )
 def test_hostile_label_of_a_webdataset_is_one_line(label, tmp_path):
@@ -190,7 +212,9 @@ def test_hostile_label_of_a_webdataset_is_one_line(label, tmp_path):
         prepare(tmp_path / "wds", tmp_path / "out")
 
 
-@pytest.mark.parametrize("note", [b"3", b"[1]", b'"x"', b"{" * 9, b'{"label": {"a": 1}}', b'{"label": null}'])
+@pytest.mark.parametrize(
+    "note", [b"3", b"[1]", b'"x"', b"{" * 9, b'{"label": {"a": 1}}', b'{"label": null}']
+)
 def test_hostile_json_of_a_webdataset_is_one_line(note, tmp_path):
     (tmp_path / "wds").mkdir()
     write_tar(tmp_path / "wds" / "train-0.tar", {"0.png": picture(1), "0.json": note})
@@ -239,8 +263,14 @@ DEEP = b"[" * 100_000
         ([1], "metadata"),
         ({"info": [1]}, "metadata"),
         ({"info": {"features": [1]}}, "metadata"),
-        ({"info": {"features": {"label": {"_type": "ClassLabel", "names": 3}}}}, "not a list of texts"),
-        ({"info": {"features": {"label": {"_type": "ClassLabel", "names": [1]}}}}, "not a list of texts"),
+        (
+            {"info": {"features": {"label": {"_type": "ClassLabel", "names": 3}}}},
+            "not a list of texts",
+        ),
+        (
+            {"info": {"features": {"label": {"_type": "ClassLabel", "names": [1]}}}},
+            "not a list of texts",
+        ),
         ({"info": {"features": {"gone": {"_type": "Image"}}}}, "no one column of images"),
     ],
     ids=range(9),
@@ -256,11 +286,17 @@ def test_hostile_metadata_of_parquet_is_one_line(features, message, tmp_path):
     [
         ({"image": [3], "label": [0]}, "row 0 holds no image"),
         ({"image": ["a.png"], "label": [0]}, "row 0 holds no image"),
-        ({"image": [{"path": "a.png"}], "label": [0]}, "row 0 holds no image, only its path 'a.png'"),
+        (
+            {"image": [{"path": "a.png"}], "label": [0]},
+            "row 0 holds no image, only its path 'a.png'",
+        ),
         ({"image": [[picture(1)]], "label": [0]}, "row 0 holds no image"),
         ({"image": [picture(1)], "label": ["cat"]}, "row 0: the label 'cat' is no class number"),
         ({"image": [picture(1)], "label": [{"a": 1}]}, "is no class number"),
-        ({"image": [picture(1)], "label": [2**31 - 1]}, "has the label 2147483647; class numbers are from 0"),
+        (
+            {"image": [picture(1)], "label": [2**31 - 1]},
+            "has the label 2147483647; class numbers are from 0",
+        ),
         ({"image": [picture(1)], "label": [True]}, "the label True is no class number"),
     ],
     ids=range(8),
@@ -297,7 +333,9 @@ def test_small_parquet_of_gigabytes_is_refused_in_little_memory(image, rows, tmp
     file = write_parquet(tmp_path / "a.parquet", columns, compression="zstd", store_schema=False)
     assert file.stat().st_size < 4096
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(UserError, match=r"a.parquet holds more than \d+ MiB in .* bytes: it is damaged"):
+    with pytest.raises(
+        UserError, match=r"a.parquet holds more than \d+ MiB in .* bytes: it is damaged"
+    ):
         prepare(file, tmp_path / "out", name="a")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**19  # KiB.
 

@@ -32,7 +32,9 @@ def test_every_pair_of_neighbours_is_equally_likely(size):
     np.add.at(counts, (permute(0 * seeds, size, seeds), permute(0 * seeds + 1, size, seeds)), 1)
     pairs = counts[~np.eye(size, dtype=bool)]
     expected = draws / len(pairs)
-    deviation = ((pairs - expected) ** 2 / expected).sum() / (len(pairs) - 1)  # 1, were it truly random.
+    deviation = ((pairs - expected) ** 2 / expected).sum() / (
+        len(pairs) - 1
+    )  # 1, were it truly random.
     assert deviation < 2
 
 

@@ -1,4 +1,6 @@
-"""PIL images of every mode that a program hands in, and BMP files with a fourth byte that nothing uses."""
+"""PIL images of every mode that a program hands in, and BMP files with a fourth byte that nothing
+uses.
+"""
 
 import colorsys
 import io
@@ -46,7 +48,9 @@ def test_hsv_is_seen_in_colour():
 @pytest.mark.parametrize("mode", ["I", "I;16", "I;16L", "I;16B"])
 def test_grey_of_many_bits_is_of_full_range(mode):
     levels = GREY.astype({"I": "<i4", "I;16B": ">u2"}.get(mode, "<u2")) * 257
-    np.testing.assert_array_equal(pixels(of_planes(mode, levels)), np.repeat(GREY[..., None], 3, axis=-1))
+    np.testing.assert_array_equal(
+        pixels(of_planes(mode, levels)), np.repeat(GREY[..., None], 3, axis=-1)
+    )
 
 
 def test_grey_of_floats_is_from_0_to_1():
@@ -62,7 +66,10 @@ def test_grey_of_floats_is_from_0_to_1():
             Image.fromarray(GREY).convert("I"),
             r"mode I.*as 16 bits.*convert\(.I;16.\), or .*convert\(.L.\)",
         ),
-        (Image.fromarray(GREY.astype(np.int32) * 65_536), "levels from .* to .*, and is read as 16 bits"),
+        (
+            Image.fromarray(GREY.astype(np.int32) * 65_536),
+            "levels from .* to .*, and is read as 16 bits",
+        ),
     ],
     ids=["F", "I of 8 bits", "I of 24 bits"],
 )
@@ -98,7 +105,9 @@ def bmp(alpha: np.ndarray) -> bytes:
 
 def test_idle_alpha_of_a_bmp_is_no_transparency():
     idle = bmp(np.zeros((4, 5), np.uint8))
-    np.testing.assert_array_equal(decode(idle), cv2.imdecode(np.frombuffer(idle, np.uint8), 1)[..., ::-1])
+    np.testing.assert_array_equal(
+        decode(idle), cv2.imdecode(np.frombuffer(idle, np.uint8), 1)[..., ::-1]
+    )
     np.testing.assert_array_equal(pixels(Image.open(io.BytesIO(idle))), COLOUR)
     used = np.zeros((4, 5), np.uint8)
     used[1, 2] = 255

@@ -56,7 +56,9 @@ def train(
         seed=seed,
         batch_size=batch_size,
         first_step=first_step,
-        crop=TrainCrop(8, "random_resized", area=(0.3, 1.0)),  # Of tiny images; few others are alike.
+        crop=TrainCrop(
+            8, "random_resized", area=(0.3, 1.0)
+        ),  # Of tiny images; few others are alike.
         workers=workers,
         threads=threads,
         **process,
@@ -82,7 +84,9 @@ def long_evaluation(**process):
         (long_evaluation, signal.SIGBUS, "signal 7: is /dev/shm full"),
     ],
 )
-def test_worker_that_is_killed_ends_the_batches_with_one_line_and_the_other_workers(make, number, words):
+def test_worker_that_is_killed_ends_the_batches_with_one_line_and_the_other_workers(
+    make, number, words
+):
     flags.FLAGS.mark_as_parsed()  # Grain's workers ask for flags.
     before = {*multiprocessing.active_children()}
     batches = make(workers=2)
@@ -116,7 +120,9 @@ def signalled_at_start(tmp_path):
     multiprocessing.set_executable(before)
 
 
-def test_worker_that_dies_before_it_reads_a_long_list_of_images_ends_the_batches(signalled_at_start):
+def test_worker_that_dies_before_it_reads_a_long_list_of_images_ends_the_batches(
+    signalled_at_start,
+):
     signalled_at_start("KILL")
     died = pytest.raises(UserError, match="a decoding process died .signal 9")
     with contextlib.closing(long_evaluation(workers=1)) as batches, died:
@@ -193,7 +199,9 @@ def test_image_is_cropped_anew_in_every_epoch():
     assert len({crop.tobytes() for crop in crops}) == 10
 
 
-def test_worker_processes_give_the_same_batches_though_they_get_sigterm_while_they_start(signalled_at_start):
+def test_worker_processes_give_the_same_batches_though_they_get_sigterm_while_they_start(
+    signalled_at_start,
+):
     signalled_at_start("TERM")
     for one, other in zip(train(count=6), train(count=6, workers=2), strict=True):
         assert_equal(one, other)
@@ -224,7 +232,10 @@ def test_threads_give_the_same_batches():
 def test_large_batch_of_many_chunks_is_the_same_for_any_number_of_processes():
     source = numbered(500)
     (whole,) = train(source, count=1, batch_size=202)
-    parts = [train(source, count=1, batch_size=202, rows=rows)[0] for rows in np.arange(202).reshape(2, -1)]
+    parts = [
+        train(source, count=1, batch_size=202, rows=rows)[0]
+        for rows in np.arange(202).reshape(2, -1)
+    ]
     assert_equal({name: np.concatenate([part[name] for part in parts]) for name in whole}, whole)
 
 
@@ -266,7 +277,9 @@ def test_unreadable_image_is_replaced_by_its_neighbour_in_training(kind):
 
 @pytest.mark.parametrize("kind", [WithBroken, WithVanished])
 def test_unreadable_image_is_masked_in_evaluation(kind):
-    kept = np.concatenate([batch["labels"][batch["mask"], 0] for batch in evaluate(with_broken(kind))])
+    kept = np.concatenate(
+        [batch["labels"][batch["mask"], 0] for batch in evaluate(with_broken(kind))]
+    )
     assert kept.tolist() == [i for i in range(SIZE) if i not in (5, 6)]
 
 

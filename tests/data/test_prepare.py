@@ -1,4 +1,6 @@
-"""Every kind of data set becomes a TFDS data set: each example once, its bytes and label unchanged."""
+"""Every kind of data set becomes a TFDS data set: each example once, its bytes and label
+unchanged.
+"""
 
 import csv
 import dataclasses
@@ -119,7 +121,10 @@ def make_parquet(root: Path, several: bool = False) -> Path:
     for split, examples in ALL.items():
         for part in range(2):
             rows = [
-                {"image": {"bytes": image, "path": name}, key: [label, *{2} - {label}] if several else label}
+                {
+                    "image": {"bytes": image, "path": name},
+                    key: [label, *{2} - {label}] if several else label,
+                }
                 for name, image, label in examples[part::2]
             ]
             table = pyarrow.Table.from_pylist(rows, schema)
@@ -200,7 +205,9 @@ def test_several_labels_an_image_are_a_sequence(tmp_path):
 
 
 def test_several_labels_in_json_are_a_sequence(tmp_path):
-    source = make_webdataset(tmp_path, lambda label: {"json": json.dumps({"labels": [label] * label})})
+    source = make_webdataset(
+        tmp_path, lambda label: {"json": json.dumps({"labels": [label] * label})}
+    )
     done = prepare(source, tmp_path / "out")
     expected = sorted((image, (label,) * min(label, 1)) for _, image, label in ALL["train"])
     assert sorted(read(done, "train")) == expected
@@ -225,7 +232,8 @@ def test_tfrecord_of_tensorflow_is_copied_in_its_order_with_all_features(tmp_pat
         ours = ArrayRecordDataSource([str(path) for path in paths])
         assert [ours[i] for i in range(len(ours))] == theirs
     shades = {
-        Image.open(io.BytesIO(image)).getpixel((0, 0))[0]: label for image, label in read(done, "train")
+        Image.open(io.BytesIO(image)).getpixel((0, 0))[0]: label
+        for image, label in read(done, "train")
     }
     assert shades == {10 * i: (i % 3,) for i in range(12)}
 
@@ -271,12 +279,16 @@ def test_few_shot_splits_are_balanced_nested_and_first_in_order(folder, tmp_path
     done = prepare(folder, tmp_path / "out", shots=(1, 5))
     train, one, five = (read(done, split) for split in ("train", "train_1shot", "train_5shot"))
     for chosen, k in ((one, 1), (five, 5)):
-        expected = [e for i, e in enumerate(train) if [label for _, label in train[:i]].count(e[1]) < k]
+        expected = [
+            e for i, e in enumerate(train) if [label for _, label in train[:i]].count(e[1]) < k
+        ]
         assert chosen == expected and len(chosen) == 3 * k
 
 
 def test_too_few_images_for_the_shots_name_the_class(folder, tmp_path):
-    with pytest.raises(UserError, match="--shots=11: class 'n00000001' has only 10 training images"):
+    with pytest.raises(
+        UserError, match="--shots=11: class 'n00000001' has only 10 training images"
+    ):
         prepare(folder, tmp_path / "out", shots=(1, 11))
     assert prepare(folder, tmp_path / "out", shots=(10,)).splits["train_10shot"] == 30
 
@@ -328,7 +340,8 @@ def test_name_that_tfds_knows_is_found_by_the_printed_path(folder, tmp_path):
 def test_near_duplicates_of_test_images_leave_training(tmp_path):
     rng = np.random.default_rng(0)
     photos = [
-        Image.fromarray(rng.integers(256, size=(8, 8, 3), dtype=np.uint8)).resize((64, 64)) for _ in range(6)
+        Image.fromarray(rng.integers(256, size=(8, 8, 3), dtype=np.uint8)).resize((64, 64))
+        for _ in range(6)
     ]
     for split, chosen in {"train": photos[:5], "test": photos[3:]}.items():
         for i, photo in enumerate(chosen):
@@ -340,10 +353,18 @@ def test_near_duplicates_of_test_images_leave_training(tmp_path):
     done = prepare(tmp_path / "source", tmp_path / "out", deduplicate_against=(test,))
     assert done.splits == {"train": 3, "test": 3} and done.removed == 2
     report = (done.folder / "removed.csv").read_text()
-    assert [f'/train/a/{i}.jpg","source:' in report for i in range(5)] == [False, False, False, True, True]
+    assert [f'/train/a/{i}.jpg","source:' in report for i in range(5)] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
     assert (done.folder / "removed.html").read_text().count("<img") == 4
     near = {(tmp_path / "source" / "train" / "a" / f"{i}.jpg").read_bytes() for i in (3, 4)}
-    assert read(done, "train") == [example for example in read(whole, "train") if example[0] not in near]
+    assert read(done, "train") == [
+        example for example in read(whole, "train") if example[0] not in near
+    ]
     with pytest.raises(UserError, match="--deduplicate_against=none: give NAME:DIR/SPLIT"):
         prepare(tmp_path / "source", tmp_path / "other", deduplicate_against=("none",))
     with pytest.raises(UserError, match="--deduplicate_against=no:/set/test: "):
@@ -354,7 +375,8 @@ def test_near_duplicates_are_what_looks_alike_whatever_lies_under_the_transparen
     rng = np.random.default_rng(0)
     disc = Image.fromarray((np.hypot(*(np.mgrid[:64, :64] - 31.5)) < 24).astype(np.uint8) * 255)
     photo, train, test = (
-        Image.fromarray(rng.integers(256, size=(8, 8, 3), dtype=np.uint8)).resize((64, 64)) for _ in range(3)
+        Image.fromarray(rng.integers(256, size=(8, 8, 3), dtype=np.uint8)).resize((64, 64))
+        for _ in range(3)
     )
     for split, hidden in {"train": train, "test": test}.items():
         hidden.paste(photo, mask=disc)
@@ -362,7 +384,9 @@ def test_near_duplicates_are_what_looks_alike_whatever_lies_under_the_transparen
         path = tmp_path / "source" / split / "a" / "0.png"
         path.parent.mkdir(parents=True)
         hidden.save(path)
-    hidden.convert("RGB").save(tmp_path / "source" / "train" / "a" / "1.png")  # Only this is another picture.
+    hidden.convert("RGB").save(
+        tmp_path / "source" / "train" / "a" / "1.png"
+    )  # Only this is another picture.
     prepare(tmp_path / "source", tmp_path / "whole")
     options = dict(deduplicate_against=(f"source:{tmp_path / 'whole'}/test",))
     done = prepare(tmp_path / "source", tmp_path / "out", **options)
@@ -384,7 +408,9 @@ def test_near_duplicates_are_found_by_a_models_embeddings(tmp_path):
         return np.arange(len(source)), np.array(colours, np.float32)
 
     test = f"source:{tmp_path / 'whole'}/test"
-    options = writer.Options(deduplicate_against=(test,), embeddings="mean colour", similarity=0.9999)
+    options = writer.Options(
+        deduplicate_against=(test,), embeddings="mean colour", similarity=0.9999
+    )
     source = readers.find(str(tmp_path / "source"), None, None)
     done = writer.prepare(
         source, tmp_path / "out", options, run, run, (Embedder("mean colour", 3, mean_colour), run)
@@ -467,7 +493,9 @@ def test_class_missing_in_a_split_is_named(folder, tmp_path):
 def test_compressed_tar_says_to_unpack(tmp_path):
     (tmp_path / "winter21_whole.tar.gz").write_bytes(b"")
     for source in (tmp_path, tmp_path / "winter21_whole.tar.gz"):
-        with pytest.raises(UserError, match="winter21_whole.tar.gz is compressed.*: unpack it first"):
+        with pytest.raises(
+            UserError, match="winter21_whole.tar.gz is compressed.*: unpack it first"
+        ):
             readers.find(str(source))
 
 
@@ -551,7 +579,9 @@ def test_tfds_sees_the_data_set_only_when_it_is_whole(folder, tmp_path):
         prepare(folder, out, shards=4, seed=1)
     done = prepare(folder, out, shards=4)
     assert first == {path: path.stat().st_mtime_ns for path in first}
-    assert sorted(read(done, "train")) == sorted((image, (label,)) for _, image, label in ALL["train"])
+    assert sorted(read(done, "train")) == sorted(
+        (image, (label,)) for _, image, label in ALL["train"]
+    )
 
 
 def test_orders_are_fair(tmp_path):
@@ -561,5 +591,7 @@ def test_orders_are_fair(tmp_path):
         (root / str(label)).mkdir(parents=True)
         for i in range(200):
             (root / str(label) / f"{i}.png").write_bytes(picture(i % 256))
-    labels = np.array([label for _, (label,) in read(prepare(root, tmp_path / "out"), "train[:200]")])
+    labels = np.array(
+        [label for _, (label,) in read(prepare(root, tmp_path / "out"), "train[:200]")]
+    )
     assert (np.abs(np.bincount(labels) - 200 / 3) < 4 * np.sqrt(200 * 2 / 9)).all()

@@ -14,9 +14,9 @@ from PIL import Image
 from tests.data.golden import make_inception
 from tests.data.malformed import encode, exif, picture
 from tests.data.test_decode import difference, jpeg, natural
-from vit_jax.data.decode import INTERPOLATIONS
-from vit_jax.data.preprocess import CROPS, TestCrop, TrainCrop, inception_box, part_box, random_resized_box
+from vit_jax.data.preprocess import TestCrop, TrainCrop, inception_box, part_box, random_resized_box
 from vit_jax.errors import UserError
+from vit_jax.options.data import CROPS, INTERPOLATIONS
 
 sides = st.integers(1, 5000)
 
@@ -35,14 +35,20 @@ def boxes(draw, height, width, area, aspect, draws=30_000):
 
 
 def farthest(found: np.ndarray, shares: dict, height: int, width: int) -> float:
-    """The largest difference between the shares of rectangles below some values and the shares expected."""
+    """The largest difference between the shares of rectangles below some values and the shares
+    expected.
+    """
     values = make_inception.measures(found, height, width)
-    return max(abs((values[name] <= x).mean() - y) for name, pairs in shares.items() for x, y in pairs)
+    return max(
+        abs((values[name] <= x).mean() - y) for name, pairs in shares.items() for x, y in pairs
+    )
 
 
 @pytest.mark.parametrize("case", make_inception.CASES)
 def test_inception_boxes_are_spread_as_those_of_tensorflows_operator(case):
-    """Of the operator itself where TensorFlow is installed, else of its draws that are stored here."""
+    """Of the operator itself where TensorFlow is installed, else of its draws that are stored
+    here.
+    """
     height, width, *ranges = make_inception.CASES[case]
     draws = 500 if case == "too wide for any" else 30_000  # Each is tried a hundred times.
     if importlib.util.find_spec("tensorflow"):
@@ -50,7 +56,10 @@ def test_inception_boxes_are_spread_as_those_of_tensorflows_operator(case):
         expected = make_inception.shares(drawn, height, width)
     else:
         expected = json.loads(make_inception.GOLDEN.read_text())[case]
-    assert farthest(boxes(inception_box, height, width, *ranges, draws), expected, height, width) < 0.015
+    assert (
+        farthest(boxes(inception_box, height, width, *ranges, draws), expected, height, width)
+        < 0.015
+    )
 
 
 def test_small_crops_are_more_frequent_in_inception_than_in_random_resized():
@@ -70,7 +79,11 @@ def test_random_resized_boxes_have_a_uniform_area_and_logarithm_of_the_aspect_ra
         boxes(random_resized_box, 1000, 1000, (0.05, 0.5), (3 / 4, 4 / 3)), 1000, 1000
     )
     logarithm = np.log(found["aspect"]) / np.log(16 / 9) + 0.5
-    for values in ((found["area"] - 0.05) / 0.45, logarithm, found["left"] / (1000 - found["width"])):
+    for values in (
+        (found["area"] - 0.05) / 0.45,
+        logarithm,
+        found["left"] / (1000 - found["width"]),
+    ):
         quantiles = np.linspace(0.05, 0.95, 19)
         np.testing.assert_allclose([(values <= x).mean() for x in quantiles], quantiles, atol=0.015)
 
@@ -127,9 +140,17 @@ def test_random_part_of_a_wide_image_is_squeezed_or_not(kind, expected):
 def test_random_part_reaches_every_edge(kind):
     y, x = np.mgrid[:100, :120].astype(np.uint8)
     image = np.stack([x, y, y], -1)
-    crops = [TrainCrop(50, kind, resize=100)(image, np.random.default_rng(seed)) for seed in range(200)]
-    assert min(crop[..., 0].min() for crop in crops) < 5 and max(crop[..., 0].max() for crop in crops) > 114
-    assert min(crop[..., 1].min() for crop in crops) < 5 and max(crop[..., 1].max() for crop in crops) > 94
+    crops = [
+        TrainCrop(50, kind, resize=100)(image, np.random.default_rng(seed)) for seed in range(200)
+    ]
+    assert (
+        min(crop[..., 0].min() for crop in crops) < 5
+        and max(crop[..., 0].max() for crop in crops) > 114
+    )
+    assert (
+        min(crop[..., 1].min() for crop in crops) < 5
+        and max(crop[..., 1].max() for crop in crops) > 94
+    )
 
 
 def test_short_side_test_crop_keeps_the_aspect_ratio_and_the_centre():
@@ -176,7 +197,9 @@ def test_part_of_height_and_width_is_the_largest_of_its_aspect_ratio(height, wid
 def literal(
     pixels: np.ndarray, kind: str, resize: int, size: int, resample: Image.Resampling, half="even"
 ) -> np.ndarray:
-    """Pillow's resize of the whole image, sides as by torchvision's `Resize`, and a central crop of it."""
+    """Pillow's resize of the whole image, sides as by torchvision's `Resize`, and a central crop of
+    it.
+    """
     height, width = pixels.shape[:2]
     short = min(height, width)
     rows, columns = (
@@ -221,7 +244,9 @@ def test_share_of_the_crop_is_cut_to_whole_pixels(share, size, kind):
     """timm resizes to the size over the share, cut off: 224 / 0.9 is 248."""
     pixels = natural(250, 317)
     crop = TestCrop(size, kind, size / share, "exact", "bicubic")
-    expected = literal(pixels, kind, int(Fraction(size) / Fraction(str(share))), size, PILLOWS["bicubic"])
+    expected = literal(
+        pixels, kind, int(Fraction(size) / Fraction(str(share))), size, PILLOWS["bicubic"]
+    )
     np.testing.assert_array_equal(crop(pixels), expected)
 
 
@@ -243,7 +268,9 @@ def test_very_long_image_is_resized_in_part_only_and_to_the_same_picture():
     crop = TestCrop(448, "short_side", 512, "exact", "bicubic")(pixels)
     whole = literal(pixels, "short_side", 512, 448, Image.Resampling.BICUBIC)
     assert np.abs(crop.astype(int) - whole).max() <= 2
-    assert TestCrop(8, "short_side", 8, "exact", "bicubic")(np.zeros((1, 3_000_000, 3), np.uint8)).shape == (
+    assert TestCrop(8, "short_side", 8, "exact", "bicubic")(
+        np.zeros((1, 3_000_000, 3), np.uint8)
+    ).shape == (
         8,
         8,
         3,
@@ -253,9 +280,11 @@ def test_very_long_image_is_resized_in_part_only_and_to_the_same_picture():
 @pytest.mark.parametrize("interpolation", [*sorted(PILLOWS), "area"])
 @pytest.mark.parametrize(("shape", "most"), [((150, 200), 0.1), ((480, 640), 1.2)])
 def test_fast_test_crop_is_near_the_exact_one(interpolation, shape, most):
-    """Also where the JPEG is decoded at a half: docs/performance.md."""
+    """Also where the JPEG is decoded at a half: docs/measurements.md."""
     data = jpeg(natural(*shape), quality=92)
-    fast, exact = (TestCrop(90, "short_side", 100, mode, interpolation)(data) for mode in ("fast", "exact"))
+    fast, exact = (
+        TestCrop(90, "short_side", 100, mode, interpolation)(data) for mode in ("fast", "exact")
+    )
     assert difference(fast, exact) < most
 
 
@@ -264,7 +293,8 @@ def test_fast_test_crop_is_near_the_exact_one(interpolation, shape, most):
 def test_fast_crop_of_a_turned_jpeg_is_upright_in_every_interpolation(interpolation, orientation):
     data = encode(natural(310, 270), quality=95, exif=exif(orientation))
     fast, exact = (
-        TestCrop((48, 40), "short_side", 44, mode, interpolation)(data) for mode in ("fast", "exact")
+        TestCrop((48, 40), "short_side", 44, mode, interpolation)(data)
+        for mode in ("fast", "exact")
     )
     assert difference(fast, exact) < 1.5
 
@@ -286,7 +316,11 @@ def test_random_part_is_a_place_in_pillows_resized_image(kind):
     sides = (40, 40) if kind == "square" else (40, 51)
     resized = np.asarray(Image.fromarray(pixels).resize(sides[::-1], Image.Resampling.BICUBIC))
     crop = TrainCrop(38, kind, resize=40, interpolation="bicubic")
-    places = [resized[top : top + 38, left : left + 38] for top in range(3) for left in range(sides[1] - 37)]
+    places = [
+        resized[top : top + 38, left : left + 38]
+        for top in range(3)
+        for left in range(sides[1] - 37)
+    ]
     seen = set()
     for seed in range(200):
         found = crop(pixels, np.random.default_rng(seed))
@@ -325,15 +359,21 @@ def covered(before: int, after: int) -> np.ndarray:
 
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 def test_only_unsmoothed_bilinear_lets_stripes_through(interpolation):
-    """Stripes finer than the result's pixels are grey when averaged, and a pattern of their own when not."""
-    stripes = np.tile(np.array([0, 255, 255], np.uint8)[np.arange(180) % 3][None, :, None], (180, 1, 3))
+    """Stripes finer than the result's pixels are grey when averaged, and a pattern of their own
+    when not.
+    """
+    stripes = np.tile(
+        np.array([0, 255, 255], np.uint8)[np.arange(180) % 3][None, :, None], (180, 1, 3)
+    )
     crop = TestCrop(100, "square", 100, "exact", interpolation)(stripes)[:, 10:-10].astype(int)
     assert (np.ptp(crop) > 150) == (interpolation == "bilinear")
 
 
 @pytest.mark.parametrize(("height", "width"), [(50, 70), (70, 50), (31, 200), (32, 32)])
 def test_simple_random_crop_has_the_bits_of_torchvisions(height, width, torch, monkeypatch):
-    """As DeiT III's code has it: a crop of the resized image with four mirrored pixels on each side."""
+    """As DeiT III's code has it: a crop of the resized image with four mirrored pixels on each
+    side.
+    """
     transforms = pytest.importorskip("torchvision.transforms")
     theirs = transforms.Compose(
         [
@@ -351,7 +391,8 @@ def test_simple_random_crop_has_the_bits_of_torchvisions(height, width, torch, m
 
         def place(padded, size, draws=draws):
             starts = [
-                int(draw * (side - 32 + 1)) for draw, side in zip(draws, padded.size[::-1], strict=True)
+                int(draw * (side - 32 + 1))
+                for draw, side in zip(draws, padded.size[::-1], strict=True)
             ]
             places.add(tuple(starts))
             return *starts, *size
@@ -370,7 +411,9 @@ def test_simple_random_crop_has_the_bits_of_torchvisions(height, width, torch, m
 def test_every_interpolation_has_the_same_picture_in_the_same_place(mode, interpolation, kind):
     data = encode(picture(600, 800), quality=97)
     plain, other = (
-        TrainCrop(64, kind, resize=72, mode=mode, interpolation=name)(data, np.random.default_rng(3))
+        TrainCrop(64, kind, resize=72, mode=mode, interpolation=name)(
+            data, np.random.default_rng(3)
+        )
         for name in ("bilinear", interpolation)
     )
     assert difference(plain, other) < 2.5

@@ -18,11 +18,20 @@ from vit_jax.errors import UserError
 CLASSES, EACH = 100, 20
 ROOT = Path(__file__).parents[2]
 PAGES = "\n".join(page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
-# Those of the examples in README and docs, those of configs, and the halves, tenths and quarters of papers.
+# Those of the examples in README and docs, those of configs, and the halves, tenths and quarters of
+# papers.
 SLICES = sorted(
-    {*re.findall(r"\b(?:train|all)(?:\[-?\d*%?:-?\d*%?\])+", PAGES)} - {"train[:9000000]", "train[:30000000]"}
+    {*re.findall(r"\b(?:train|all)(?:\[-?\d*%?:-?\d*%?\])+", PAGES)}
+    - {"train[:9000000]", "train[:30000000]"}
     | {"train[:99%]", "train[99%:]", "train[:98%]", "train[98%:]", "train[:90%]", "train[90%:]"}
-    | {"all[:80%][:90%]", "all[:80%][90%:]", "train[:1000]", "train[1000:]", "train[-25%:]", "train[40%:55%]"}
+    | {
+        "all[:80%][:90%]",
+        "all[:80%][90%:]",
+        "train[:1000]",
+        "train[1000:]",
+        "train[-25%:]",
+        "train[40%:55%]",
+    }
     | {"train[:37]", "all[:80%]", "all[80%:]", "all"}
 )
 
@@ -91,7 +100,9 @@ def test_slice_is_the_same_for_a_copy_in_another_place_and_order(tmp_path, monke
 
     for place in ("one", "other"):
         source = open_source("folder", "train[:40%]", path=str(tmp_path / place))
-        listed.append([os.path.relpath(source.describe(i), tmp_path / place) for i in range(len(source))])
+        listed.append(
+            [os.path.relpath(source.describe(i), tmp_path / place) for i in range(len(source))]
+        )
         monkeypatch.setattr(os, "scandir", lambda where: Backwards(list(scandir(where))[::-1]))
     assert listed[0] == listed[1]
     # Also on other machines and with other versions of NumPy, which this pins.
@@ -100,13 +111,17 @@ def test_slice_is_the_same_for_a_copy_in_another_place_and_order(tmp_path, monke
 
 def test_unsliced_folder_is_in_the_order_of_its_paths(folder):
     source = open_slice(folder, "train")
-    assert source.label_table()[:, 0].tolist() == [label for label in range(CLASSES) for _ in range(EACH)]
+    assert source.label_table()[:, 0].tolist() == [
+        label for label in range(CLASSES) for _ in range(EACH)
+    ]
     names = [source.describe(index) for index in range(len(source))]
     assert names == sorted(names)
 
 
 def test_slices_without_labels_are_those_with_them(folder):
-    with_labels, without = (open_slice(folder, "train[:30%]", labels=labels) for labels in (True, False))
+    with_labels, without = (
+        open_slice(folder, "train[:30%]", labels=labels) for labels in (True, False)
+    )
     assert without.class_names == ()
     images = [[source.describe(i) for i in range(len(source))] for source in (with_labels, without)]
     assert images[0] == images[1]
@@ -114,7 +129,9 @@ def test_slices_without_labels_are_those_with_them(folder):
 
 def test_slice_that_loses_a_class_says_so(tmp_path):
     make_folder(tmp_path / "train", {"common": 40, "rare": 1})
-    parts = [open_source("folder", split, path=str(tmp_path)) for split in ("train[:50%]", "train[50%:]")]
+    parts = [
+        open_source("folder", split, path=str(tmp_path)) for split in ("train[:50%]", "train[50%:]")
+    ]
     assert sorted(part.empty_classes for part in parts) == [(), ("rare",)]
     assert Subset(parts[0], range(len(parts[0]))).empty_classes == parts[0].empty_classes
     some = [
@@ -136,12 +153,16 @@ def test_mixture_is_sliced_part_by_part_and_names_the_classes_it_lacks(tmp_path)
         assert sorted(half.sizes) in ([10, 20], [11, 20])
         counts = Counter(half.labels_of(index)[0] for index in range(len(half)))
         assert counts[1] == 15 and abs(counts[2] - 15) <= 1
-        assert half.label_table().tolist() == [list(half.labels_of(index)) for index in range(len(half))]
+        assert half.label_table().tolist() == [
+            list(half.labels_of(index)) for index in range(len(half))
+        ]
     assert sorted(half.empty_classes for half in halves) == [("ant",), ("ant", "owl")]
 
 
 def test_synthetic_images_are_cut_too():
-    parts = [open_source("synthetic", split, num_classes=3) for split in ("train[:75%]", "train[75%:]")]
+    parts = [
+        open_source("synthetic", split, num_classes=3) for split in ("train[:75%]", "train[75%:]")
+    ]
     assert [len(part) for part in parts] == [48, 16]
 
 
@@ -157,7 +178,9 @@ def test_any_slice_of_any_strata_is_fair(counts, data):
     assert np.abs(found - share).max() < (1 if len(set(counts)) == 1 else 2)
 
 
-@given(st.integers(1, 500), st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), max_size=3))
+@given(
+    st.integers(1, 500), st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), max_size=3)
+)
 def test_slices_are_cut_as_pythons_lists_are(images, pieces):
     split, expected = "name", list(range(images))
     for start, stop in pieces:

@@ -106,7 +106,10 @@ def test_label_table_is_the_labels_of_all_images_and_tells_how_far_it_is():
         def __getitem__(self, index):
             return Example(b"", (index * index % 3,))
 
-    for source, expected in ((Unknown(), [256, 512, 600]), (open_source("digits", "train"), [1437])):
+    for source, expected in (
+        (Unknown(), [256, 512, 600]),
+        (open_source("digits", "train"), [1437]),
+    ):
         told = []
         table = source.label_table(told.append)
         assert table.dtype == np.int32
@@ -126,7 +129,10 @@ def test_class_that_training_lacks_is_named(folder):
 
 
 def test_one_folder_can_be_cut_into_splits(folder):
-    parts = [open_source("folder", split, path=str(folder / "train")) for split in ("all[:75%]", "all[75%:]")]
+    parts = [
+        open_source("folder", split, path=str(folder / "train"))
+        for split in ("all[:75%]", "all[75%:]")
+    ]
     names = [{part.describe(i) for i in range(len(part))} for part in parts]
     assert (len(names[0]), len(names[1])) == (9, 3)
     assert not names[0] & names[1]
@@ -145,7 +151,9 @@ def test_folder_without_images_is_named(tmp_path):
 
 def test_class_without_test_images_is_known(folder):
     names = open_source("folder", "train", path=str(folder)).class_names
-    assert open_source("folder", "test", path=str(folder), class_names=names).empty_classes == ("cat",)
+    assert open_source("folder", "test", path=str(folder), class_names=names).empty_classes == (
+        "cat",
+    )
 
 
 def test_folder_on_another_file_system_is_read(folder):
@@ -191,13 +199,20 @@ def test_some_classes_are_numbered_in_the_order_given(folder):
     old = [everything.class_names[everything.labels_of(i)[0]] for i in range(len(everything))]
     new = [train.class_names[train.labels_of(i)[0]] for i in range(len(train))]
     assert new == [name for name in old if name != "cat"]
-    assert [train[i].labels for i in range(len(train))] == [train.labels_of(i) for i in range(len(train))]
-    assert {Path(train.describe(i)).relative_to(folder).parts[1] for i in range(len(train))} == {"fox", "ant"}
-    # The test split, of which cat is not, has the same numbers.
-    test = open_source("folder", "test", path=str(folder), class_names=train.class_names, only=("fox", "ant"))
-    assert {("fox", "ant").index(Path(test.describe(i)).relative_to(folder).parts[1]) for i in range(4)} == {
-        1
+    assert [train[i].labels for i in range(len(train))] == [
+        train.labels_of(i) for i in range(len(train))
+    ]
+    assert {Path(train.describe(i)).relative_to(folder).parts[1] for i in range(len(train))} == {
+        "fox",
+        "ant",
     }
+    # The test split, of which cat is not, has the same numbers.
+    test = open_source(
+        "folder", "test", path=str(folder), class_names=train.class_names, only=("fox", "ant")
+    )
+    assert {
+        ("fox", "ant").index(Path(test.describe(i)).relative_to(folder).parts[1]) for i in range(4)
+    } == {1}
     assert {test.labels_of(i) for i in range(4)} == {(1,)}
 
 
@@ -210,7 +225,9 @@ def test_image_of_several_classes_keeps_the_labels_of_those_chosen():
             return 4
 
         def __getitem__(self, index):
-            return Example(np.full((1, 1, 3), index, np.uint8), ((0, 1), (1,), (0, 2, 1), ())[index])
+            return Example(
+                np.full((1, 1, 3), index, np.uint8), ((0, 1), (1,), (0, 2, 1), ())[index]
+            )
 
     chosen = of_classes(Several(), ("c", "a"))
     assert [(int(chosen[i].image[0, 0, 0]), chosen[i].labels) for i in range(len(chosen))] == [
@@ -238,7 +255,9 @@ def test_classes_that_are_not_there_are_one_line(names, message, folder):
 
 
 def test_synthetic_images_are_functions_of_their_index():
-    source, again = (open_source("synthetic", "train", image_size=12, num_classes=7) for _ in range(2))
+    source, again = (
+        open_source("synthetic", "train", image_size=12, num_classes=7) for _ in range(2)
+    )
     np.testing.assert_array_equal(source[3].image, again[3].image)
     assert not np.array_equal(source[3].image, source[4].image)
     assert all(0 <= source[i].labels[0] < 7 for i in range(len(source)))
@@ -319,7 +338,9 @@ def test_tfds_sequence_of_labels_is_kept(prepared):
     source = open_source("tfds", "train", path=f"many_labels:{prepared}", label_key="labels")
     assert len(source.class_names) == 9
     assert {source[i].labels for i in range(20)} == {(), (0,), (0, 1), (0, 1, 2)}
-    for labels, row in zip(map(source.labels_of, range(20)), source.label_table().tolist(), strict=True):
+    for labels, row in zip(
+        map(source.labels_of, range(20)), source.label_table().tolist(), strict=True
+    ):
         assert row == [*labels, *[-1] * (source.max_labels - len(labels))]
 
 
@@ -360,7 +381,9 @@ def test_tfds_data_set_in_another_format_says_how_to_convert(tmp_path):
     info.write_text(info.read_text().replace('"array_record"', '"tfrecord"'))
     for file in info.parent.glob("*.array_record*"):
         file.rename(str(file).replace("array_record", "tfrecord"))
-    with pytest.raises(UserError, match="not stored as ArrayRecord; run: python -m vit_jax.prepare"):
+    with pytest.raises(
+        UserError, match="not stored as ArrayRecord; run: python -m vit_jax.prepare"
+    ):
         open_source("tfds", "train", path=f"one_label:{tmp_path}")
 
 
@@ -378,7 +401,9 @@ def test_array_record_files_are_read_without_their_description(prepared):
 def test_tfds_slices_are_cut_again(prepared):
     def shades(split: str) -> list[int]:
         source = open_source("tfds", split, path=f"one_label:{prepared}")
-        return [np.asarray(Image.open(io.BytesIO(source[i].image)))[0, 0, 0] for i in range(len(source))]
+        return [
+            np.asarray(Image.open(io.BytesIO(source[i].image)))[0, 0, 0] for i in range(len(source))
+        ]
 
     assert shades("train[:80%][75%:]") == shades("train")[12:16]
     assert shades("train[10:][:2]+test[:1]") == shades("train")[10:12] + shades("test")[:1]
@@ -416,13 +441,18 @@ def test_array_record_slices_are_samples_of_files_that_are_sorted(prepared):
     )
     places = [[int(part.describe(i).split()[-1]) for i in range(len(part))] for part in parts]
     assert len(whole) == 26 and sorted(places[0] + places[1]) == list(range(26))
-    assert places[0] != sorted(places[0]) and min(len({place // 9 for place in half}) for half in places) == 3
+    assert (
+        places[0] != sorted(places[0])
+        and min(len({place // 9 for place in half}) for half in places) == 3
+    )
     assert parts[0][0] == whole[places[0][0]]
 
 
 def test_label_outside_the_classes_is_named(prepared):
     pattern = prepared / "one_label" / "1.0.0" / "*-train.array_record*"
-    with pytest.raises(UserError, match="example [0-9]+ has the label 2, outside the data set's 2 classes"):
+    with pytest.raises(
+        UserError, match="example [0-9]+ has the label 2, outside the data set's 2 classes"
+    ):
         open_source("array_record", "all", path=str(pattern), num_classes=2)
 
 
@@ -432,7 +462,9 @@ def test_array_record_file_cut_short_is_named(prepared, tmp_path, keep):
     data = file.read_bytes()
     (tmp_path / "cut.array_record").write_bytes(data[: int(len(data) * keep)])
     with pytest.raises(UserError, match="cannot read .*cut.array_record"):
-        source = open_source("array_record", "all", path=str(tmp_path / "cut.array_record"), num_classes=3)
+        source = open_source(
+            "array_record", "all", path=str(tmp_path / "cut.array_record"), num_classes=3
+        )
         [source[i] for i in range(20)]
 
 
@@ -452,7 +484,9 @@ def test_tfds_is_read_without_tensorflow(prepared):
 
 
 def differing(first: Path, second: Path) -> set[str]:
-    one, two = (fingerprint(open_source("folder", "train", path=str(path))) for path in (first, second))
+    one, two = (
+        fingerprint(open_source("folder", "train", path=str(path))) for path in (first, second)
+    )
     return {name for name in one if one[name] != two[name]}
 
 
@@ -492,7 +526,15 @@ def test_fingerprint_shows_another_image(copies):
 @pytest.fixture
 def unlabelled(tmp_path):
     """Images at several depths, and what is none of them."""
-    names = ("b.png", "a.jpg", "2021/c.jpg", "2021/may/d.webp", ".thumbs/e.png", "2021/.x/f.png", "notes.txt")
+    names = (
+        "b.png",
+        "a.jpg",
+        "2021/c.jpg",
+        "2021/may/d.webp",
+        ".thumbs/e.png",
+        "2021/.x/f.png",
+        "notes.txt",
+    )
     for name in names:
         (tmp_path / "train" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "train" / name).write_bytes(b"image")
@@ -514,19 +556,28 @@ def test_folder_with_labels_sees_no_class_in_a_hidden_folder(unlabelled):
 def test_images_without_classes_are_no_labelled_folder(unlabelled):
     (unlabelled / "test").mkdir()
     (unlabelled / "test" / "a.png").write_bytes(b"image")
-    with pytest.raises(UserError, match="a folder per class.*1 images outside the folders of classes"):
+    with pytest.raises(
+        UserError, match="a folder per class.*1 images outside the folders of classes"
+    ):
         open_source("folder", "test", path=str(unlabelled))
 
 
 def test_links_that_lead_in_circles_are_followed_once(folder):
     train = folder / "train"
     whole = len(open_source("folder", "train", path=str(folder)))
-    for name, target in {"ant/up": "..", "ant/again": "..", "cat/itself": ".", "fox/loop": "loop"}.items():
+    for name, target in {
+        "ant/up": "..",
+        "ant/again": "..",
+        "cat/itself": ".",
+        "fox/loop": "loop",
+    }.items():
         (train / name).symlink_to(target)
     for labels in (True, False):
         source = open_source("folder", "train", path=str(folder), labels=labels)
         assert len(source) == whole
-        assert not [i for i in range(whole) if "/up/" in source.describe(i) or "again" in source.describe(i)]
+        assert not [
+            i for i in range(whole) if "/up/" in source.describe(i) or "again" in source.describe(i)
+        ]
 
 
 def test_two_classes_may_be_links_to_one_folder(folder, tmp_path_factory):
@@ -535,7 +586,8 @@ def test_two_classes_may_be_links_to_one_folder(folder, tmp_path_factory):
     for name in ("one", "two"):
         (linked / "train" / name).symlink_to(folder / "train" / "ant")
     assert (
-        open_source("folder", "train", path=str(linked)).label_table().ravel().tolist() == [0] * 4 + [1] * 4
+        open_source("folder", "train", path=str(linked)).label_table().ravel().tolist()
+        == [0] * 4 + [1] * 4
     )
 
 
@@ -559,7 +611,9 @@ def test_folder_that_links_lead_to_is_named_by_its_own_path(tmp_path):
 
 
 def no_regular_files(folder: Path) -> list[Path]:
-    """What is called an image and is none: a link to nothing, one to itself, a pipe, a socket, a device."""
+    """What is called an image and is none: a link to nothing, one to itself, a pipe, a socket, a
+    device.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     names = ("nothing.jpg", "loop.jpg", "pipe.jpg", "socket.jpg", "device.jpg")
     nothing, loop, pipe, listening, device = (folder / name for name in names)

@@ -33,7 +33,9 @@ def test_pixels_are_those_of_the_authors_transforms(torch):
         expected = image
         for name, value in OURS.draw(np.random.default_rng(seed)):
             expected = theirs[name](expected, value)
-        np.testing.assert_array_equal(OURS(np.asarray(image), np.random.default_rng(seed)), expected)
+        np.testing.assert_array_equal(
+            OURS(np.asarray(image), np.random.default_rng(seed)), expected
+        )
 
 
 def test_one_of_three_comes_first_and_then_the_jitter_in_any_order():
@@ -71,5 +73,5 @@ def test_another_augmentation_beside_it_is_refused(values):
     config.steps = 2
     config.augment.three_augment = 0.3
     config.update_from_flattened_dict(values)
-    with pytest.raises(UserError, match="three_augment is 0.3 and must be None beside"):
+    with pytest.raises(UserError, match="three_augment is 0.3 and must be None with"):
         check(config)

@@ -12,7 +12,8 @@ from scipy.stats import chi2_contingency, ks_2samp
 
 from vit_jax.data import timm_augment
 from vit_jax.data.randaugment import host_augmentation
-from vit_jax.data.timm_augment import OPERATIONS, RESAMPLING, RandPolicy, rand_policy
+from vit_jax.data.timm_augment import OPERATIONS, RESAMPLING, RandPolicy
+from vit_jax.options.data import parse_rand_policy
 
 FILL = (124, 116, 104)
 # Theirs for those that change less or more with the level.
@@ -83,7 +84,9 @@ def record_theirs(auto_augment, text: str, images: int) -> list[list[tuple]]:
     policy = auto_augment.rand_augment_transform(text, dict(img_mean=FILL))
     for operation in policy.ops:
         operation.level_fn = lambda level, _: (level,)
-        operation.aug_fn = lambda image, level, name=operation.name, **_: record[-1].append((name, level))
+        operation.aug_fn = lambda image, level, name=operation.name, **_: record[-1].append(
+            (name, level)
+        )
     random.seed(0)
     np.random.seed(0)
     for _ in range(images):
@@ -102,16 +105,24 @@ def record_theirs(auto_augment, text: str, images: int) -> list[list[tuple]]:
 def test_operations_levels_and_their_number_are_distributed_as_timms(
     text, policy, timm_augmentations, monkeypatch
 ):
-    ours, others = record_ours(policy, 6000, monkeypatch), record_theirs(timm_augmentations, text, 6000)
+    ours, others = (
+        record_ours(policy, 6000, monkeypatch),
+        record_theirs(timm_augmentations, text, 6000),
+    )
 
     def chance(count, values):
         """That two samples of values are of one distribution."""
-        rows = [[sample.count(value) for value in values] for sample in (count(ours), count(others))]
+        rows = [
+            [sample.count(value) for value in values] for sample in (count(ours), count(others))
+        ]
         return chi2_contingency(rows).pvalue
 
     assert chance(lambda record: [len(done) for done in record], range(policy.layers + 1)) > 0.01
     names = {theirs(name, policy.increasing): name for name in OPERATIONS}
-    named = [[names.get(done[0], done[0]) for image in record for done in image] for record in (ours, others)]
+    named = [
+        [names.get(done[0], done[0]) for image in record for done in image]
+        for record in (ours, others)
+    ]
     assert set(named[0]) == set(named[1]) == set(OPERATIONS)
     assert chi2_contingency([[n.count(name) for name in OPERATIONS] for n in named]).pvalue > 0.01
     levels = [[done[1] for image in record for done in image] for record in (ours, others)]
@@ -132,10 +143,15 @@ def test_operations_levels_and_their_number_are_distributed_as_timms(
     ],
 )
 def test_text_means_what_it_means_to_timm(text, timm_augmentations):
-    ours = RandPolicy(**rand_policy(text))
+    ours = RandPolicy(**parse_rand_policy(text))
     policy = timm_augmentations.rand_augment_transform(text, dict(img_mean=FILL))
     assert [theirs(name, ours.increasing) for name in OPERATIONS] == [op.name for op in policy.ops]
-    said = policy.num_layers, policy.ops[0].magnitude, policy.ops[0].prob, policy.ops[0].magnitude_std
+    said = (
+        policy.num_layers,
+        policy.ops[0].magnitude,
+        policy.ops[0].prob,
+        policy.ops[0].magnitude_std,
+    )
     assert (ours.layers, ours.magnitude, ours.probability, ours.deviation) == said
 
 

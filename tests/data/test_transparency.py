@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 from tests.data.malformed import chunk, encode, picture, png
-from vit_jax.data.decode import BACKGROUNDS, INTERPOLATIONS, decode
-from vit_jax.data.preprocess import CROPS, TEST_CROPS, TestCrop, TrainCrop
+from vit_jax.data.decode import decode
+from vit_jax.data.preprocess import TestCrop, TrainCrop
+from vit_jax.options.data import BACKGROUNDS, CROPS, INTERPOLATIONS, TEST_CROPS
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:::PIL\.")
 SHADES = [(name, shade) for name, shade in BACKGROUNDS.items() if shade is not None]
@@ -17,7 +18,9 @@ UNDER = np.array([200, 30, 90], np.uint8)  # What lies under the transparency.
 
 
 def cut_out(height: int = 24, width: int = 30) -> np.ndarray:
-    """RGBA: a picture in a disc, half transparent on its right, and colours that nobody should see around."""
+    """RGBA: a picture in a disc, half transparent on its right, and colours that nobody should see
+    around.
+    """
     y, x = np.mgrid[:height, :width]
     inside = np.hypot(y - height / 2, x - width / 2) < height / 3
     alpha = np.where(inside, np.where(x < width / 2, 255, 100), 0).astype(np.uint8)
@@ -44,7 +47,10 @@ def files(rgba: np.ndarray) -> dict[str, tuple[bytes, np.ndarray]]:
     return {
         "RGBA.png": (encode(image, "PNG", "RGBA"), rgba),
         "LA.png": (encode(image, "PNG", "LA"), np.dstack([grey[..., [0, 0, 0]], grey[..., 1]])),
-        "palette.png": (encode(indexed, "PNG", "P", transparency=palette[:, 3].tobytes()), palette[indices]),
+        "palette.png": (
+            encode(indexed, "PNG", "P", transparency=palette[:, 3].tobytes()),
+            palette[indices],
+        ),
         "16-bit.png": (png(*rgba.shape[:2], 16, 6, chunk(b"IDAT", sixteen)), rgba),
         "lossless.webp": (encode(image, "WEBP", "RGBA", lossless=True, exact=True), rgba),
         "animated.webp": (encode(image, "WEBP", "RGBA", **animated), rgba),
@@ -107,7 +113,9 @@ def test_transparent_gif_lies_on_white():
 
 @pytest.mark.parametrize("mode", ["fast", "exact"])
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
-def test_crops_of_training_and_test_see_nothing_of_what_lies_under_the_transparency(mode, interpolation):
+def test_crops_of_training_and_test_see_nothing_of_what_lies_under_the_transparency(
+    mode, interpolation
+):
     """Not at the edges either: the picture is put on its background first, and resized then."""
     rgba, bare = cut_out(60, 60), cut_out(60, 60)
     bare[bare[..., 3] == 0] = 0
@@ -129,4 +137,6 @@ def test_crops_of_training_and_test_see_nothing_of_what_lies_under_the_transpare
 def test_crops_put_a_picture_on_the_background_that_they_are_given(background, shade):
     data = encode(Image.new("RGBA", (40, 40), (*UNDER.tolist(), 0)), "PNG", "RGBA")
     assert np.unique(TestCrop(16, resize=20, background=background)(data)).tolist() == [shade]
-    assert np.unique(TrainCrop(16, background=background)(data, np.random.default_rng(0))).tolist() == [shade]
+    assert np.unique(
+        TrainCrop(16, background=background)(data, np.random.default_rng(0))
+    ).tolist() == [shade]

@@ -54,7 +54,9 @@ def kitti(number: int) -> dict:
     rest = dict(truncated=0.0, occluded=0, alpha=0.0, bbox=BOX, dimensions=[1.0] * 3)
     objects, _ = KITTI[number % 9]
     return dict(
-        objects=[rest | dict(type=kind, location=[-50.0, 1.0, z], rotation_y=0.0) for kind, z in objects]
+        objects=[
+            rest | dict(type=kind, location=[-50.0, 1.0, z], rotation_y=0.0) for kind, z in objects
+        ]
     )
 
 
@@ -127,7 +129,11 @@ SLICES = {
     "svhn": ({"train": 73257, "test": 26032}, "train[65931:66131]", "test[0:26032]"),
     "eurosat": ({"train": 27000}, "train[16200:16400]", "train[21600:27000]"),
     "resisc45": ({"train": 31500}, "train[18900:19100]", "train[25200:31500]"),
-    "clevr-dist": ({"train": 70000, "validation": 15000}, "train[63000:63200]", "validation[0:15000]"),
+    "clevr-dist": (
+        {"train": 70000, "validation": 15000},
+        "train[63000:63200]",
+        "validation[0:15000]",
+    ),
     "dspr-ori": ({"train": 737280}, "train[589824:590024]", "train[663552:737280]"),
     "snorb-elev": ({"train": 24300, "test": 24300}, "test[0:200]", "test[12150:24300]"),
 }
@@ -183,7 +189,9 @@ def test_unknown_task_names_the_nearest():
 
 
 def test_unknown_split_lists_the_four(data_dir):
-    with pytest.raises(UserError, match="no split 'validation'; there are: train800, val200, train800val200"):
+    with pytest.raises(
+        UserError, match="no split 'validation'; there are: train800, val200, train800val200"
+    ):
         open_source("vtab", "validation", path=f"dtd:{data_dir}")
 
 
@@ -193,11 +201,16 @@ def test_unknown_split_lists_the_four(data_dir):
         ("caltech101", "tfds build caltech101 --file_format=array_record --data_dir=[^ ]*$"),
         ("sun397", "tfds build sun397/tfds --file_format"),
         ("resisc45", "tfds build resisc45 .* --manual_dir=DIR, .*/datasets/catalog/resisc45 names"),
-        ("retinopathy", "tfds build diabetic_retinopathy_detection/btgraham-300 .* --manual_dir=DIR"),
+        (
+            "retinopathy",
+            "tfds build diabetic_retinopathy_detection/btgraham-300 .* --manual_dir=DIR",
+        ),
     ],
 )
 def test_data_set_that_is_not_there_says_how_to_get_it(name, command, tmp_path):
-    with pytest.raises(UserError, match=f"is not prepared in .*; with tensorflow installed, run: {command}"):
+    with pytest.raises(
+        UserError, match=f"is not prepared in .*; with tensorflow installed, run: {command}"
+    ):
         open_source("vtab", "test", path=f"{name}:{tmp_path}")
 
 

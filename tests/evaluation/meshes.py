@@ -24,13 +24,17 @@ from vit_jax.parallel.mesh import make_mesh
 # Neither count divides by the devices.
 TRAIN = Subset(open_source("digits", "train"), range(307))
 TEST = Subset(open_source("digits", "test"), range(101))
-FEATURES = np.random.default_rng(0).normal(size=(307, 40)) @ np.random.default_rng(1).normal(size=(40, 40))
+FEATURES = np.random.default_rng(0).normal(size=(307, 40)) @ np.random.default_rng(1).normal(
+    size=(40, 40)
+)
 
 
 def evaluate(shape: list[int]) -> dict:
     devices = jax.devices()[: int(np.prod(shape))]
     mesh = make_mesh(dict(zip(("data", "fsdp", "tensor"), shape, strict=True)), devices)
-    model = create_model("ViT-Ti/4", num_classes=10, image_size=16, dim=128, depth=1, hidden=256, heads=2)
+    model = create_model(
+        "ViT-Ti/4", num_classes=10, image_size=16, dim=128, depth=1, mlp_dim=256, heads=2
+    )
     extractor, params = extractor_of(model, mesh, batch_size=50)
     shots = FewShotTask("digits", TRAIN, TEST, (2, 20), (0,)).accuracies(extractor, params)
     train, test = extractor(params, TRAIN), extractor(params, TEST)
@@ -50,4 +54,6 @@ def evaluate(shape: list[int]) -> dict:
 
 
 if __name__ == "__main__":
-    print(json.dumps([evaluate([int(size) for size in shape.split(",")]) for shape in sys.argv[1:]]))
+    print(
+        json.dumps([evaluate([int(size) for size in shape.split(",")]) for shape in sys.argv[1:]])
+    )

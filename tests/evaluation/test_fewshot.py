@@ -25,7 +25,7 @@ from vit_jax.run_suites import run_suites
 from vit_jax.runs.loop import train
 
 MESH = make_mesh(dict(data=None, fsdp=1, tensor=1))
-SMALL = dict(image_size=16, dim=16, depth=1, hidden=32, heads=2)
+SMALL = dict(image_size=16, dim=16, depth=1, mlp_dim=32, heads=2)
 DIGITS = open_source("digits", "train"), open_source("digits", "test")
 
 
@@ -52,7 +52,9 @@ def watched(source: InMemory) -> Watched:
 def found(model):
     """Accuracies on the digits, and the training images that were read for them."""
     source = watched(DIGITS[0])
-    return few_shot(model, source, DIGITS[1], shots=(1, 5), seeds=(0, 1), penalties=(1.0, 1024.0)), source
+    return few_shot(
+        model, source, DIGITS[1], shots=(1, 5), seeds=(0, 1), penalties=(1.0, 1024.0)
+    ), source
 
 
 def test_only_the_chosen_training_images_are_read(found):
@@ -64,13 +66,20 @@ def test_accuracies_are_those_of_the_formula_on_the_models_features(found, model
     extractor, params = extractor_of(model, MESH, batch_size=64)
     train_features, test_features = (extractor(params, source) for source in DIGITS)
     chosen = choose(DIGITS[0].labels, DIGITS[0].class_names, 5, (0, 1), "digits")
-    assert [(one.shots, one.penalty) for one in found[0]] == [(1, 1.0), (1, 1024.0), (5, 1.0), (5, 1024.0)]
+    assert [(one.shots, one.penalty) for one in found[0]] == [
+        (1, 1.0),
+        (1, 1024.0),
+        (5, 1.0),
+        (5, 1024.0),
+    ]
     for one in found[0]:
         for seed, accuracy in one.by_seed.items():
             rows = chosen[seed][:, : one.shots].ravel()
             values, labels = train_features.values[rows].astype(float), DIGITS[0].labels[rows]
             weights = plain.dual(values, labels, 10, one.penalty)
-            right = plain.accuracy(weights, values, test_features.values, test_features.labels[:, 0])
+            right = plain.accuracy(
+                weights, values, test_features.values, test_features.labels[:, 0]
+            )
             assert accuracy == pytest.approx(right, abs=1 / 360)  # An image may be on the border.
 
 
@@ -103,7 +112,9 @@ def test_features_say_how_far_they_are(model, monkeypatch):
     said = []
     extractor, params = extractor_of(model, MESH, batch_size=16, say=said.append)
     extractor(params, Subset(DIGITS[1], range(48)))
-    assert [line.split(" | ")[0] for line in said] == [f"features: {n} of 48 images" for n in (16, 32)]
+    assert [line.split(" | ")[0] for line in said] == [
+        f"features: {n} of 48 images" for n in (16, 32)
+    ]
     assert all(line.endswith(" left") for line in said)
 
 
@@ -144,7 +155,9 @@ def test_shots_are_nested_and_of_their_class():
 def test_class_with_too_few_images_is_named_with_what_is_possible():
     with pytest.raises(
         UserError,
-        match="^pets: class 'fox' has 2 training images, fewer than 5 shots; 2 are the most that all",
+        match=(
+            "^pets: class 'fox' has 2 training images, fewer than 5 shots; 2 are the most that all"
+        ),
     ):
         choose(np.array([0] * 9 + [1] * 2 + [2] * 7), ("cat", "fox", "owl"), 5, (0,), "pets")
 
@@ -169,7 +182,10 @@ def test_image_with_several_labels_is_named():
 
 def test_penalty_is_the_best_on_average_over_data_sets():
     def results(*accuracies):
-        return [Accuracy(5, penalty, {0: a}) for penalty, a in zip((1.0, 2.0, 4.0), accuracies, strict=True)]
+        return [
+            Accuracy(5, penalty, {0: a})
+            for penalty, a in zip((1.0, 2.0, 4.0), accuracies, strict=True)
+        ]
 
     # By the mean accuracy it would be the first.
     found = best_penalty(
@@ -200,7 +216,10 @@ def test_suite_is_the_protocols():
         ("digits:", ("digits", "digits", "", "train", "test")),
         ("tfds:cifar100", ("cifar100", "tfds", "cifar100", "train", "test")),
         ("tfds:cars196:2.1.0", ("cars196", "tfds", "cars196:2.1.0", "train", "test")),
-        ("tfds:eurosat/rgb:/data@train,val", ("eurosat", "tfds", "eurosat/rgb:/data", "train", "val")),
+        (
+            "tfds:eurosat/rgb:/data@train,val",
+            ("eurosat", "tfds", "eurosat/rgb:/data", "train", "val"),
+        ),
         ("tfds:gs://data/dtd/3.0.1", ("dtd", "tfds", "gs://data/dtd/3.0.1", "train", "test")),
         (
             "folder:/data/pets/@all[:90%],all[90%:]",
@@ -232,10 +251,14 @@ def config(**values):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run that was stopped in its first few-shot evaluation, and started again; other suites end it."""
+    """A run that was stopped in its first few-shot evaluation, and started again; other suites end
+    it.
+    """
     probed = config(every=2)
     probed.knn.update(dict(every=4, sets=("digits:",), neighbours=(20, 1)))
-    probed.evaluate.update(dict(suites=("probe", "sgd_probe"), options=("set=digits:", "probe_steps=30")))
+    probed.evaluate.update(
+        dict(suites=("probe", "sgd_probe"), options=("set=digits:", "probe_steps=30"))
+    )
     workdir = tmp_path_factory.mktemp("runs") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vit_jax.evaluation.in_training.TrainingSuites.__call__", lambda *_: None)
@@ -274,7 +297,9 @@ def test_suite_without_steps_of_its_own_is_run_at_the_end_alone(run):
     choices = ("best features", "class token", "class token and patches")
     assert [*by_sgd] == [f"sgd_probe/digits/{choice}" for choice in choices]
     assert 0.2 < max(by_sgd.values()) < 1
-    shown = " | ".join(f"{choice}: {by_sgd[f'sgd_probe/digits/{choice}']:.2%}" for choice in choices)
+    shown = " | ".join(
+        f"{choice}: {by_sgd[f'sgd_probe/digits/{choice}']:.2%}" for choice in choices
+    )
     assert f"step 4 | linear probe by SGD on digits | {shown}" in log
 
 
@@ -297,9 +322,18 @@ def test_neighbours_vote_during_training_as_on_the_checkpoint(run, tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (dict(suites=("vtab",)), "no suite 'vtab' for training; there are: fewshot, imagenet, knn, probe"),
-        (dict(suites=("probe",), options=("sets=digits:",)), "no option 'sets'; did you mean 'set'"),
-        (dict(suites=("fewshot",), options=("shots=0",)), "shots=0: give whole numbers, 1 or above"),
+        (
+            dict(suites=("vtab",)),
+            "no suite 'vtab' for training; there are: fewshot, imagenet, knn, probe",
+        ),
+        (
+            dict(suites=("probe",), options=("sets=digits:",)),
+            "no option 'sets'; did you mean 'set'",
+        ),
+        (
+            dict(suites=("fewshot",), options=("shots=0",)),
+            "shots=0: give whole numbers, 1 or above",
+        ),
         (
             dict(suites=("probe",), options=("set=folder:/nowhere",)),
             "evaluate.suites: cannot open probe, nowhere, linear probe: no folder",
@@ -334,11 +368,17 @@ def test_data_set_with_too_few_images_ends_a_run_before_it_starts(tmp_path):
 @pytest.mark.parametrize(
     ("text", "neighbours", "message"),
     [
-        ("digits:", (10, 2000), "^digits has 1437 training images: ask for no more neighbours than that$"),
+        (
+            "digits:",
+            (10, 2000),
+            "^digits has 1437 training images: ask for no more neighbours than that$",
+        ),
         ("folder:/nowhere", (10,), "^config.knn.sets: cannot open folder:/nowhere: no folder"),
     ],
 )
-def test_neighbours_that_cannot_be_had_end_a_run_before_it_starts(text, neighbours, message, tmp_path):
+def test_neighbours_that_cannot_be_had_end_a_run_before_it_starts(
+    text, neighbours, message, tmp_path
+):
     asked = config(every=0)
     asked.knn.update(dict(every=4, sets=(text,), neighbours=neighbours))
     with pytest.raises(UserError, match=message):
@@ -367,5 +407,7 @@ def test_folder_with_splits_is_taken_as_it_is(tmp_path):
 
 
 def test_data_set_that_is_not_there_ends_a_run_before_it_starts(tmp_path):
-    with pytest.raises(UserError, match="^config.fewshot.sets: cannot open folder:/nowhere: no folder"):
+    with pytest.raises(
+        UserError, match="^config.fewshot.sets: cannot open folder:/nowhere: no folder"
+    ):
         train(config(sets=("folder:/nowhere",)), tmp_path / "run")

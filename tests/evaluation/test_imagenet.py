@@ -32,7 +32,9 @@ def test_accuracy_agrees_with_counting():
     labels = np.full((200, 3), -1)
     for row, classes in zip(labels, sets, strict=True):
         row[: len(classes)] = classes
-    scored = [(p.tolist(), classes) for p, classes in zip(predictions, sets, strict=True) if classes]
+    scored = [
+        (p.tolist(), classes) for p, classes in zip(predictions, sets, strict=True) if classes
+    ]
     assert accuracy(predictions, labels) == {
         "top1": pytest.approx(np.mean([p[0] in classes for p, classes in scored])),
         "top5": pytest.approx(np.mean([bool({*p} & {*classes}) for p, classes in scored])),
@@ -63,7 +65,9 @@ def test_model_with_the_classes_in_another_order_or_by_other_names_is_matched():
     assert "ckpt has the data's classes in another order" in match.note
     match = match_head(1000, [f"name {k}" for k in range(1000)], "ckpt")
     assert "'name 0' is 'n01440764' here, " in match.note and "and 997 more" in match.note
-    with pytest.raises(UserError, match="its class 1 is 'n01484850', of the data 'n01443537'.*fine-tune it"):
+    with pytest.raises(
+        UserError, match="its class 1 is 'n01484850', of the data 'n01443537'.*fine-tune it"
+    ):
         match_head(1000, [*SYNSETS[1:], "cat"], "ckpt")
 
 
@@ -91,7 +95,9 @@ def test_images_carry_their_class_and_then_reals(real, data_dir):
     source = open_imagenet("tfds", f"imagenet2012:{data_dir}", "validation", read_real(real))
     assert len(source) == 12 and source.max_labels == 3
     found = {source[index].labels for index in range(12)}
-    assert found == {(7 * n, *((50_000 - n + i) % 1000 for i in range((50_000 - n) % 3))) for n in range(12)}
+    assert found == {
+        (7 * n, *((50_000 - n + i) % 1000 for i in range((50_000 - n) % 3))) for n in range(12)
+    }
 
 
 def test_one_pass_scores_both_labels(real, data_dir):
@@ -100,7 +106,10 @@ def test_one_pass_scores_both_labels(real, data_dir):
     (batch,) = evaluation_batches(source, batch_size=16, crop=crop, workers=0)
     labels = batch["labels"]
     own = np.where(labels[:, :1] >= 0, labels[:, :1], 0)
-    assert accuracy(own, labels[:, :1]) == {"top1": 1.0, "images": 12}  # And not the batch's padding.
+    assert accuracy(own, labels[:, :1]) == {
+        "top1": 1.0,
+        "images": 12,
+    }  # And not the batch's padding.
     assert accuracy(own, labels[:, 1:])["images"] == sum((50_000 - n) % 3 > 0 for n in range(12))
 
 
@@ -135,7 +144,9 @@ def test_slices_of_a_folder_of_synsets_share_its_images_fairly(folder, real):
 
 def test_image_without_a_number_is_named(folder, real):
     (folder / "val" / SYNSETS[3] / "cat.jpg").write_bytes(b"")
-    with pytest.raises(UserError, match="no labels for an image 'cat.jpg'.*ILSVRC2012_val_00050000"):
+    with pytest.raises(
+        UserError, match="no labels for an image 'cat.jpg'.*ILSVRC2012_val_00050000"
+    ):
         open_imagenet("folder", str(folder), "val", read_real(real))
 
 
@@ -152,8 +163,14 @@ def test_other_classes_are_named(folder):
         ("[[1]", "real.json is not JSON .*https://"),
         ('{"1": [2]}', "real.json holds a dict, not a list: .*https://"),
         ("[[1], [2]]", "real.json has 2 entries, ReaL 50,000"),
-        (json.dumps([[]] * 49_999 + [[1000]]), r"entry 50,000 of .*real.json is \[1000\], not a list of"),
-        (json.dumps([[]] * 49_999 + [7]), "entry 50,000 of .*real.json is 7, not a list of classes"),
+        (
+            json.dumps([[]] * 49_999 + [[1000]]),
+            r"entry 50,000 of .*real.json is \[1000\], not a list of",
+        ),
+        (
+            json.dumps([[]] * 49_999 + [7]),
+            "entry 50,000 of .*real.json is 7, not a list of classes",
+        ),
     ],
 )
 def test_bad_real_file_is_refused(text, message, tmp_path):
@@ -166,7 +183,9 @@ def test_bad_real_file_is_refused(text, message, tmp_path):
 
 def write_map(root: Path) -> dict[str, tuple[int, ...]]:
     """Of 113 classes, and one that ImageNet lacks; returns the right classes of each folder."""
-    lines = np.random.default_rng(0).permutation(1000)  # Of ImageNet's classes in the list of labels.
+    lines = np.random.default_rng(0).permutation(
+        1000
+    )  # Of ImageNet's classes in the list of labels.
     labels = [f"label {label}, {label}th" for label in np.argsort(lines)]
     right = {f"folder_{n}": (n, 500 + n) if n % 4 == 0 else (n,) for n in range(113)}
     maps = {
@@ -180,7 +199,9 @@ def write_map(root: Path) -> dict[str, tuple[int, ...]]:
     (root / "mappings").mkdir()
     for name, value in maps.items():
         (root / "mappings" / f"{name}.json").write_text(json.dumps(value))
-    (root / "mappings" / "imagenet_to_label_2012_v2").write_text("".join(f"{label}\n" for label in labels))
+    (root / "mappings" / "imagenet_to_label_2012_v2").write_text(
+        "".join(f"{label}\n" for label in labels)
+    )
     return right
 
 
@@ -238,9 +259,21 @@ def test_missing_file_of_the_class_map_is_named(name, tmp_path):
 @pytest.mark.parametrize(
     "file, change, message",
     [
-        ("objectnet_to_imagenet_1k.json", {"Class 5": "no label"}, "no line 'no label', which .* 'Class 5'"),
-        ("objectnet_to_imagenet_1k.json", {"Class 113": "label 3, 3th"}, "has 114 classes, not 113"),
-        ("folder_to_objectnet_label.json", {"folder_5": "Class V"}, "no folder of the class 'Class 5'"),
+        (
+            "objectnet_to_imagenet_1k.json",
+            {"Class 5": "no label"},
+            "no line 'no label', which .* 'Class 5'",
+        ),
+        (
+            "objectnet_to_imagenet_1k.json",
+            {"Class 113": "label 3, 3th"},
+            "has 114 classes, not 113",
+        ),
+        (
+            "folder_to_objectnet_label.json",
+            {"folder_5": "Class V"},
+            "no folder of the class 'Class 5'",
+        ),
         ("pytorch_to_imagenet_2012_id.json", {"5": 1000}, "must number the 1,000 lines of"),
     ],
 )

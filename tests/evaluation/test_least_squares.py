@@ -18,7 +18,9 @@ def data(images, width, classes, seed=0) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     labels = rng.integers(classes, size=images)
     features = rng.normal(size=(images, width)) + 0.5 * rng.normal(size=(classes, width))[labels]
-    mixed = features @ rng.normal(size=(width, width)) * rng.lognormal(size=width) + rng.normal(size=width)
+    mixed = features @ rng.normal(size=(width, width)) * rng.lognormal(size=width) + rng.normal(
+        size=width
+    )
     return mixed.astype(np.float32), labels
 
 
@@ -28,7 +30,10 @@ def coefficients(features, labels, classes, *penalties, say=print) -> np.ndarray
 
 def score(train, labels, test, test_labels, classes, penalty) -> float:
     (classifier,) = fit(train, labels, classes, [penalty], MESH)
-    arrays = over_devices(test.astype(np.float32), MESH), over_devices(test_labels[:, None], MESH, fill=-1)
+    arrays = (
+        over_devices(test.astype(np.float32), MESH),
+        over_devices(test_labels[:, None], MESH, fill=-1),
+    )
     return accuracy(classifier, *arrays, MESH)
 
 
@@ -37,7 +42,8 @@ def assert_close(ours, right):
     assert np.linalg.norm(ours - right) < 1e-8 * np.linalg.norm(right)  # Promised is 1e-4.
 
 
-# Images fewer than, equal to and more than features + 1; classes fewer, as many as and more than features.
+# Images fewer than, equal to and more than features + 1; classes fewer, as many as and more than
+# features.
 @pytest.mark.parametrize("images", [12, 20, 21, 22, 90])
 @pytest.mark.parametrize("classes", [5, 20, 30])
 @pytest.mark.parametrize("penalty", [2.0**-10, 2.0**10, 2.0**19])
@@ -95,7 +101,9 @@ def test_scale_of_a_feature_does_not_matter():
 
 def test_test_features_are_standardised_as_the_training_features_are():
     (features, labels), (test, test_labels) = data(60, 12, 4), data(500, 12, 4, seed=1)
-    test = 1.5 * test + 2 * features.std(axis=0)  # With their own statistics this would change nothing.
+    test = 1.5 * test + 2 * features.std(
+        axis=0
+    )  # With their own statistics this would change nothing.
     right = plain.accuracy(plain.primal(features, labels, 4, 1.0), features, test, test_labels)
     assert score(features, labels, test, test_labels, 4, 1.0) == pytest.approx(right)
 

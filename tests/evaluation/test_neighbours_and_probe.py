@@ -22,7 +22,9 @@ def features(images: int, seed: int, noise: float = 1.0) -> Features:
     return Features(values.astype(np.float32), labels[:, None].astype(np.int32), np.arange(images))
 
 
-def elected(train: Features, test: Features, neighbours: int, temperature: float = 0.07) -> np.ndarray:
+def elected(
+    train: Features, test: Features, neighbours: int, temperature: float = 0.07
+) -> np.ndarray:
     """The class that the nearest vote for, int `[test images]`."""
 
     def unit(x):
@@ -52,9 +54,9 @@ def test_neighbours_vote_as_in_numpy(temperature, blocks):
     assert found == pytest.approx(right) and len(set(right.values())) > 2
     for count, classes in expected.items():
         as_elected = test._replace(labels=classes[:, None].astype(np.int32))
-        assert knn_accuracies(train, as_elected, CLASSES, MESH, [count], temperature=temperature) == {
-            count: 1
-        }
+        assert knn_accuracies(
+            train, as_elected, CLASSES, MESH, [count], temperature=temperature
+        ) == {count: 1}
 
 
 def test_of_equally_near_images_and_of_equal_votes_the_first_win(blocks):
@@ -87,7 +89,9 @@ def test_test_image_of_several_labels_is_right_with_any():
 
 @pytest.mark.parametrize("neighbours", [0, 11])
 def test_more_neighbours_than_images_are_refused(neighbours):
-    with pytest.raises(UserError, match=f"^{neighbours} neighbours of 10 training images; use 1 to 10"):
+    with pytest.raises(
+        UserError, match=f"^{neighbours} neighbours of 10 training images; use 1 to 10"
+    ):
         knn_accuracies(features(10, 0), features(10, 1), CLASSES, MESH, [1, neighbours])
 
 
@@ -122,16 +126,22 @@ def test_probe_of_too_few_images_is_refused():
 
 
 @pytest.mark.parametrize("each", [True, False])
-def test_a_linear_head_is_scikit_learns_regression_of_the_penalty_with_the_lowest_loss_held_out(each):
+def test_a_linear_head_is_scikit_learns_regression_of_the_penalty_with_the_lowest_loss_held_out(
+    each,
+):
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import log_loss
     from threadpoolctl import threadpool_limits
 
     train, test = features(120, seed=3, noise=4.0), features(200, seed=4, noise=4.0)
-    if not each:  # What distinguishes the classes lies in a few large features; the others are small noise.
+    if (
+        not each
+    ):  # What distinguishes the classes lies in a few large features; the others are small noise.
         rng = np.random.default_rng(5)
         train, test = (
-            part._replace(values=np.hstack([part.values / np.geomspace(0.1, 10, 20), noise]).astype("f"))
+            part._replace(
+                values=np.hstack([part.values / np.geomspace(0.1, 10, 20), noise]).astype("f")
+            )
             for part, noise in (
                 (part, 0.3 * rng.normal(size=(len(part.values), 200))) for part in (train, test)
             )
@@ -149,7 +159,9 @@ def test_a_linear_head_is_scikit_learns_regression_of_the_penalty_with_the_lowes
             return model.fit(standard, labels)
 
     model = fitted(train.values, train.labels[:, 0], head.penalty, each)
-    expected = model.predict_proba((test.values - train.values.mean(axis=0)) / scale_of(train.values, each))
+    expected = model.predict_proba(
+        (test.values - train.values.mean(axis=0)) / scale_of(train.values, each)
+    )
     logits = test.values @ head.kernel + head.bias
     chances = np.exp(logits - logits.max(axis=1, keepdims=True))
     np.testing.assert_allclose(chances / chances.sum(axis=1, keepdims=True), expected, atol=0.02)
@@ -175,7 +187,9 @@ def test_images_of_a_group_are_in_one_fold_of_a_linear_heads_cross_validation():
     rng = np.random.default_rng(0)
     groups = np.repeat(np.arange(40), 4)
     labels = (np.arange(40) % 2)[groups][:, None].astype(np.int32)
-    values = rng.normal(size=(40, 30))[groups] + 0.01 * rng.normal(size=(160, 30))  # Of the group alone.
+    values = rng.normal(size=(40, 30))[groups] + 0.01 * rng.normal(
+        size=(160, 30)
+    )  # Of the group alone.
     train = Features(values.astype(np.float32), labels, np.arange(160))
     apart = linear_head(train, 2, MESH, groups=groups)
     assert linear_head(train, 2, MESH).accuracy > 0.9

@@ -11,7 +11,9 @@ from vit_jax.data.sources.vtab import GROUPS, TASKS
 from vit_jax.errors import UserError
 
 
-@pytest.mark.parametrize("name", ["table2", "table3", "table5", "table6", "table7", "table8", "table9"])
+@pytest.mark.parametrize(
+    "name", ["table2", "table3", "table5", "table6", "table7", "table8", "table9"]
+)
 def test_table_has_a_figure_for_every_column(name):
     table = published.table(name)
     assert table.source == f"An Image is Worth 16x16 Words, arXiv 2010.11929 v2, table {name[5:]}"
@@ -85,4 +87,6 @@ def test_vtab_tasks_have_the_papers_means(wanted, groups):
         names = [task.name for task in TASKS.values() if task.group == group]
         assert np.mean([figures[name] for name in names]) == pytest.approx(mean, abs=0.0051)
     # Table 2's are means of unrounded accuracies.
-    assert np.mean([*figures.values()]) == pytest.approx(column("table2", **wanted)["VTAB-19"], abs=0.015)
+    assert np.mean([*figures.values()]) == pytest.approx(
+        column("table2", **wanted)["VTAB-19"], abs=0.015
+    )

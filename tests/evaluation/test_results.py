@@ -1,4 +1,6 @@
-"""The tables of an evaluation: the paper's figures beside ours, and what is kept in their folder."""
+"""The tables of an evaluation: the paper's figures beside ours, and what is kept in their
+folder.
+"""
 
 import json
 
@@ -22,7 +24,8 @@ def table(results: Results) -> dict[str, list[str]]:
     """The cells of each line of a Markdown of one table, by the first; all lines have as many."""
     lines = [line for line in results.markdown().splitlines() if line.startswith("|")]
     rows = [
-        [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split(" | ")] for line in lines
+        [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split(" | ")]
+        for line in lines
     ]
     assert {len(row) for row in rows} == {len(rows[0])}
     return {row[0]: row for row in rows}
@@ -47,7 +50,9 @@ def test_vtab_has_the_papers_means_of_groups_and_of_all(results):
 
 
 def test_vtab_of_some_tasks_is_compared_with_the_same_tasks(results):
-    results.put(Row("vtab", "DTD", 0.5), Row("vtab", "Pets", 0.7), Row("vtab", "SVHN", note="get it"))
+    results.put(
+        Row("vtab", "DTD", 0.5), Row("vtab", "Pets", 0.7), Row("vtab", "SVHN", note="get it")
+    )
     found = table(results)
     assert found["**natural, 2 of 7 tasks**"][1:4] == ["60.00", "", f"{(75.2 + 97.2) / 2:.1f}"]
     assert found["**VTAB-19, 2 of 19 tasks**"][1] == "60.00"
@@ -93,7 +98,11 @@ def test_rows_are_there_again_and_a_missing_one_is_not_a_figure(results):
     results.put(Row("vtab", "DTD", 0.5, None, 30), Row("vtab", "Pets", note="get it"))
     later = again(results)
     assert later.rows == results.rows
-    assert later.has("vtab", "DTD") and not later.has("vtab", "DTD", "Pets") and not later.has("vtab", "SVHN")
+    assert (
+        later.has("vtab", "DTD")
+        and not later.has("vtab", "DTD", "Pets")
+        and not later.has("vtab", "SVHN")
+    )
 
 
 def test_folder_is_taken_before_a_suite_writes_into_it(results):
@@ -124,7 +133,8 @@ def test_figures_of_another_step_or_content_are_dropped(tmp_path):
     later = opened(400, "b")
     assert (
         not later.rows
-        and "figures of step 6 of the checkpoint, which are dropped: knn digits, 10-NN" in later.outdated
+        and "figures of step 6 of the checkpoint, which are dropped: knn digits, 10-NN"
+        in later.outdated
     )
     later.begin("knn", {"crop": "centre"})
     later.put(Row("knn", "digits, 10-NN", 0.9))
@@ -146,7 +156,9 @@ def test_other_checkpoint_is_refused(results):
         again(results, "other")
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"best_rate": 0.1}', '{"checkpoint": "checkpoint", "rows": 1}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"best_rate": 0.1}', '{"checkpoint": "checkpoint", "rows": 1}']
+)
 def test_results_of_something_else_are_refused(text, tmp_path):
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(UserError, match="results.json is not of this command"):
@@ -156,7 +168,9 @@ def test_results_of_something_else_are_refused(text, tmp_path):
 def test_folder_with_other_files_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
     for path in (tmp_path, tmp_path / "thesis.tex"):
-        with pytest.raises(UserError, match="holds files but no results; give a new or empty --out"):
+        with pytest.raises(
+            UserError, match="holds files but no results; give a new or empty --out"
+        ):
             Results(path, "checkpoint", "ViT")
 
 
@@ -178,5 +192,12 @@ def test_file_says_all_of_a_row(results):
     saved = json.loads((results.folder / "results.json").read_text())
     assert (saved["checkpoint"], saved["model"]) == ("checkpoint", "ViT-L/16 of a run (here)")
     assert saved["rows"] == [
-        {"suite": "vtab", "name": "DTD", "accuracy": 0.5, "deviation": None, "images": 30, "note": ""}
+        {
+            "suite": "vtab",
+            "name": "DTD",
+            "accuracy": 0.5,
+            "deviation": None,
+            "images": 30,
+            "note": "",
+        }
     ]

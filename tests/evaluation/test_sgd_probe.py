@@ -12,7 +12,7 @@ from vit_jax.evaluation.sgd_probe import SgdProbe, batches
 from vit_jax.run_suites import run_suites
 
 CHOICES = {"left": slice(0, 8), "middle": slice(5, 12), "all": slice(0, None)}
-TINY = dict(image_size=16, patch_size=4, dim=16, hidden=32, heads=2, num_classes=10)
+TINY = dict(image_size=16, patch_size=4, dim=16, mlp_dim=32, heads=2, num_classes=10)
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -67,7 +67,9 @@ def test_rates_are_chosen_without_the_test_images_and_all_training_images_are_fi
         assert (other[name].held_out, other[name].rate) == (fitted.held_out, fitted.rate)
     assert other["all"].accuracy < 0.5 < found["all"].accuracy
     for name, fitted in found.items():
-        weights = probe.fit(train.values, train.labels[:, 0], CLASSES, dict.fromkeys(CHOICES, [fitted.rate]))
+        weights = probe.fit(
+            train.values, train.labels[:, 0], CLASSES, dict.fromkeys(CHOICES, [fitted.rate])
+        )
         assert probe.accuracies(weights, test)[name] == [fitted.accuracy]
         kernel = np.asarray(weights[name][0])
         likeliest = (test.values[:, CHOICES[name]] @ kernel[:-1] + kernel[-1]).argmax(axis=1)
@@ -89,7 +91,9 @@ def test_classes_that_a_plane_separates_are_told_apart():
 
 def test_fit_that_is_told_not_to_go_on_has_no_result():
     answers = iter([True, True, False])
-    probe = SgdProbe(CHOICES, MESH, rates=(0.1,), batch_size=64, steps=20, go_on=lambda: next(answers))
+    probe = SgdProbe(
+        CHOICES, MESH, rates=(0.1,), batch_size=64, steps=20, go_on=lambda: next(answers)
+    )
     assert probe(features(100, 0), features(30, 1), CLASSES) is None
 
 
@@ -100,15 +104,24 @@ def with_labels(images: int, labels: np.ndarray) -> Features:
 @pytest.mark.parametrize(
     ("train", "classes", "message"),
     [
-        (features(9, 0), CLASSES, "^a linear probe needs ten training images to hold one out; there are 9$"),
+        (
+            features(9, 0),
+            CLASSES,
+            "^a linear probe needs ten training images to hold one out; there are 9$",
+        ),
         (with_labels(20, np.zeros((20, 1))), 1, "^a linear probe needs two classes; there are 1$"),
         (with_labels(20, np.zeros((20, 1))), 0, "^a linear probe needs two classes; there are 0$"),
         (
             with_labels(20, np.arange(20)[:, None]),
             20,
-            "^no class of the 2 training images held out is one of the other 18's: .* images a class$",
+            "^no class of the 2 training images held out is one of the other 18's: .* images a "
+            "class$",
         ),
-        (with_labels(20, np.full((20, 1), -1)), CLASSES, "^the training images: image 0 has 0 labels"),
+        (
+            with_labels(20, np.full((20, 1), -1)),
+            CLASSES,
+            "^the training images: image 0 has 0 labels",
+        ),
     ],
 )
 def test_images_that_cannot_be_probed_are_refused(train, classes, message):
@@ -136,7 +149,9 @@ def test_class_tokens_and_patches_are_those_that_a_call_captures(norm):
     assert list(choices) == list(expected)
     for name, parts in expected.items():
         np.testing.assert_allclose(found[:, choices[name]], np.hstack(parts), atol=2e-5)
-    np.testing.assert_allclose(found[:, choices["class token"]], representation(model, images), atol=2e-5)
+    np.testing.assert_allclose(
+        found[:, choices["class token"]], representation(model, images), atol=2e-5
+    )
 
 
 def test_model_without_a_class_token_is_probed_by_its_pooled_features():
@@ -147,10 +162,19 @@ def test_model_without_a_class_token_is_probed_by_its_pooled_features():
 @pytest.mark.parametrize(
     ("arguments", "lacking", "why"),
     [
-        (dict(depth=2), ["4 class tokens", "4 class tokens and patches"], "it has fewer than 4 layers"),
+        (
+            dict(depth=2),
+            ["4 class tokens", "4 class tokens and patches"],
+            "it has fewer than 4 layers",
+        ),
         pytest.param(
             dict(depth=1, pooling="gap"),
-            ["class token", "class token and patches", "4 class tokens", "4 class tokens and patches"],
+            [
+                "class token",
+                "class token and patches",
+                "4 class tokens",
+                "4 class tokens and patches",
+            ],
             "the model has no class token",
             marks=pytest.mark.slow,
         ),
@@ -158,7 +182,9 @@ def test_model_without_a_class_token_is_probed_by_its_pooled_features():
 )
 def test_suite_has_a_row_for_each_choice_and_for_the_best(arguments, lacking, why, tmp_path):
     values = TINY | arguments
-    checkpoint = write(random_model("ViT-B/16", **values), tmp_path / "a.npz", "google", "ViT-B/16", **values)
+    checkpoint = write(
+        random_model("ViT-B/16", **values), tmp_path / "a.npz", "google", "ViT-B/16", **values
+    )
     options = {"set": [data_set("digits:")], "probe_steps": 30}
     rows = {
         row.name.removeprefix("digits, SGD on "): row
@@ -171,11 +197,17 @@ def test_suite_has_a_row_for_each_choice_and_for_the_best(arguments, lacking, wh
     )
     own, rate = rows["best features"].note.split(", rate ")
     figures = {name: row for name, row in rows.items() if row.accuracy is not None}
-    assert rows["best features"].images == 360 and float(rate.split(",")[0]) in (1e-2, 2e-2, 5e-2, 0.1)
+    assert rows["best features"].images == 360 and float(rate.split(",")[0]) in (
+        1e-2,
+        2e-2,
+        5e-2,
+        0.1,
+    )
     assert rows["best features"].accuracy > 0.2
     if own in figures:
         assert (
-            figures[own].note == f"rate {rate}" and figures[own].accuracy == figures["best features"].accuracy
+            figures[own].note == f"rate {rate}"
+            and figures[own].accuracy == figures["best features"].accuracy
         )
     else:
         assert own == "pooled features" and list(figures) == ["best features"]

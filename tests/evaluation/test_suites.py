@@ -1,4 +1,6 @@
-"""The suite `imagenet` on a model of 1,000 classes, and flags that are refused; see tests/system too."""
+"""The suite `imagenet` on a model of 1,000 classes, and flags that are refused; see tests/system
+too.
+"""
 
 import json
 import shutil
@@ -16,10 +18,11 @@ from vit_jax import evaluate
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError
 from vit_jax.evaluation.imagenet import IMAGENET_V2
-from vit_jax.interop.checkpoint import params_of, save
+from vit_jax.interop.checkpoint import params_of
 from vit_jax.interop.preprocessing import Preprocessing
+from vit_jax.interop.writing import save
 
-TINY = dict(image_size=16, patch_size=4, dim=16, depth=1, hidden=32, heads=2)
+TINY = dict(image_size=16, patch_size=4, dim=16, depth=1, mlp_dim=32, heads=2)
 SIZES = {"val": 12, "v2": 4, "objectnet": 114}
 
 
@@ -89,7 +92,10 @@ def test_imagenets_sets_are_scored_as_counting_scores_the_models_logits(command,
     common = (f"--checkpoint={checkpoint}", "--suite=imagenet", "--batch_size=16")
     arguments = (*common, f"--imagenet={tmp_path / 'val'}", f"--data_dir={tmp_path / 'tfds'}")
     rows = command(*arguments, f"--objectnet={tmp_path}")
-    assert rows["ReaL"]["accuracy"] is None and "give --real=real.json, from https" in rows["ReaL"]["note"]
+    assert (
+        rows["ReaL"]["accuracy"] is None
+        and "give --real=real.json, from https" in rows["ReaL"]["note"]
+    )
 
     def check(name: str, top1: float, top5: float, images: int) -> None:
         assert (rows[name]["accuracy"], rows[name]["images"]) == (pytest.approx(top1), images)
@@ -129,11 +135,17 @@ def test_figures_are_reused_for_the_same_parameters_and_images_alone(command, tm
         model = random_model("ViT-B/16", **arguments)
         params = {path: scale * x for path, x in params_of(model).items()}
         checkpoint.unlink(missing_ok=True)
-        save(checkpoint, "google", *described("ViT-B/16", **arguments), params.get)
+        save(checkpoint, "google", described("ViT-B/16", **arguments), params.get)
 
     def found(*more) -> str:
         capsys.readouterr()
-        flagged = (f"--set=folder:{root}", "--neighbours=1", "--suite=knn", "--batch_size=8", "--workers=0")
+        flagged = (
+            f"--set=folder:{root}",
+            "--neighbours=1",
+            "--suite=knn",
+            "--batch_size=8",
+            "--workers=0",
+        )
         command(f"--checkpoint={checkpoint}", *flagged, *more)
         return capsys.readouterr().out
 
@@ -149,11 +161,11 @@ def test_figures_are_reused_for_the_same_parameters_and_images_alone(command, tm
 
 
 def test_imagenet_is_seen_through_the_checkpoints_crop_which_the_row_says(command, tmp_path):
-    arguments = TINY | dict(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))
+    arguments = TINY | dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     model = random_model("ViT-B/16", **arguments)
     seen = Preprocessing("short_side", 0.8, "bicubic")
     place = tmp_path / "model"
-    save(place, "timm", *described("ViT-B/16", **arguments), params_of(model).get, seen)
+    save(place, "timm", described("ViT-B/16", **arguments), params_of(model).get, seen)
     images = [pixels("val", n) for n in range(SIZES["val"])]
     ways = [TestCrop(16, "short_side", 20, "fast", "bicubic"), TestCrop(16, "square", 16)]
     by_crop, by_squeezing = (
@@ -180,7 +192,10 @@ def test_imagenet_is_seen_through_the_checkpoints_crop_which_the_row_says(comman
             "names, which must differ: dtd, dtd",
         ),
         (["--suite=fewshot", "--shots=1,0"], "--shots=1,0: give whole numbers, 1 or above"),
-        (["--suite=sgd_probe", "--probe_steps=0"], "--probe_steps=0: give a whole number, 1 or above"),
+        (
+            ["--suite=sgd_probe", "--probe_steps=0"],
+            "--probe_steps=0: give a whole number, 1 or above",
+        ),
         (["--suite=fewshot", "--seeds=a"], "--seeds=a: give whole numbers, 0 or above"),
         (
             ["--suite=vtab", "--value=batchsize=1"],
@@ -192,7 +207,9 @@ def test_imagenet_is_seen_through_the_checkpoints_crop_which_the_row_says(comman
         ([], "give --checkpoint=WORKDIR, --suite=fewshot and --out=DIR"),
     ],
 )
-def test_flag_that_cannot_be_meant_is_one_line_before_anything_is_done(arguments, message, command, tmp_path):
+def test_flag_that_cannot_be_meant_is_one_line_before_anything_is_done(
+    arguments, message, command, tmp_path
+):
     with pytest.raises(UserError, match=message):
         command("--checkpoint=checkpoint", *arguments)
     assert not (tmp_path / "out").exists()

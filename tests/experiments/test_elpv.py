@@ -20,7 +20,9 @@ def elpv(script):
 
 @pytest.fixture
 def cells(tmp_path, monkeypatch, elpv):
-    """Of a package like elpv-dataset: 8 tiny photographs of each type and probability, defects dark."""
+    """Of a package like elpv-dataset: 8 tiny photographs of each type and probability, defects
+    dark.
+    """
     data = tmp_path / "site" / "elpv_dataset" / "data"
     (data / "images").mkdir(parents=True)
     (data.parent / "__init__.py").touch()
@@ -49,10 +51,14 @@ def test_every_photograph_is_laid_out_once_in_its_class(cells, elpv, tmp_path):
         assert there[cell.file.name][1] == ("defective" if cell.probability > 0.5 else "functional")
 
 
-def test_a_quarter_of_each_type_and_probability_is_for_testing_and_always_the_same(cells, elpv, tmp_path):
+def test_a_quarter_of_each_type_and_probability_is_for_testing_and_always_the_same(
+    cells, elpv, tmp_path
+):
     elpv.lay_out(cells, tmp_path / "images")
     there = found(tmp_path / "images")
-    tested = Counter((cell.kind, cell.probability) for cell in cells if there[cell.file.name][0] == "test")
+    tested = Counter(
+        (cell.kind, cell.probability) for cell in cells if there[cell.file.name][0] == "test"
+    )
     assert len(tested) == 8 and set(tested.values()) == {2}
     elpv.lay_out(cells, tmp_path / "again")
     assert found(tmp_path / "again") == there

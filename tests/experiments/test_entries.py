@@ -1,10 +1,13 @@
-"""The entries of the ledger: each goes from its stages to its finding; what several of them share."""
+"""The entries of the ledger: each goes from its stages to its finding; what several of them
+share.
+"""
 
 from pathlib import Path
 
 import pytest
 
 from vit_jax import experiment
+from vit_jax.config import check
 from vit_jax.errors import UserError
 from vit_jax.ledger import prices, study
 from vit_jax.ledger.stages import fine_tuning
@@ -44,7 +47,11 @@ def made_up(monkeypatch):
         after_each()
 
     def outcome(job):
-        return Outcome({"accuracy": made.index(job.workdir) / 1000}) if job.workdir in made else Outcome()
+        return (
+            Outcome({"accuracy": made.index(job.workdir) / 1000})
+            if job.workdir in made
+            else Outcome()
+        )
 
     monkeypatch.setattr(study, "run_jobs", run_jobs)
     monkeypatch.setattr(study, "outcome", outcome)
@@ -70,10 +77,19 @@ def test_entry_goes_from_its_stages_to_a_table_and_a_finding(name, made_up, tmp_
 
 @pytest.mark.parametrize(
     "name",
-    [*sorted({*ENTRIES} - {"deit", "figure3_million", "followups"}), "figure3", "figure5", "objectnet"],
+    [
+        *sorted({*ENTRIES} - {"deit", "figure3_million", "followups"}),
+        "figure3",
+        "figure5",
+        "objectnet",
+    ],
 )
 def test_entry_at_the_papers_scale_makes_its_table(name, made_up, tmp_path):
-    rows = [line for line in conducted(name, "paper", tmp_path / "out").splitlines() if line.startswith("| ")]
+    rows = [
+        line
+        for line in conducted(name, "paper", tmp_path / "out").splitlines()
+        if line.startswith("| ")
+    ]
     assert made_up and len(rows) > 2
 
 
@@ -94,7 +110,10 @@ def test_figure_1_has_every_parameter_of_the_layer_that_it_shows():
     assert figures["tokens"] == 197 and figures["layers"] == 12
     assert all(figures["parts"].values())
     shapes = {path: shape for part in figures["parts"].values() for path, shape in part.items()}
-    assert shapes["head/kernel"] == [768, 1000] and shapes["blocks/00/mlp/fc1/kernel"] == [768, 3072]
+    assert shapes["head/kernel"] == [768, 1000] and shapes["blocks/00/mlp/fc1/kernel"] == [
+        768,
+        3072,
+    ]
     assert len(shapes) == 2 + 1 + 1 + 12 + 2 + 4
 
 
@@ -102,7 +121,10 @@ def test_small_batches_reads_what_dino_reports(made_up, monkeypatch, tmp_path):
     asked = set()
     monkeypatch.setattr(Study, "figure", lambda self, trial, name: asked.add(name) or len(asked))
     conducted("small_batches", "laptop", tmp_path / "out")
-    assert asked == {"knn/digits/10", "prototypes_used"}  # As a run of configs/dino_digits.py has them.
+    assert asked == {
+        "knn/digits/10",
+        "prototypes_used",
+    }  # As a run of configs/dino_digits.py has them.
 
 
 def test_objectnet_has_no_laptop_scale(tmp_path):
@@ -114,7 +136,9 @@ def test_objectnet_has_no_laptop_scale(tmp_path):
 
 
 def test_fine_tuning_waits_for_pre_training_and_random_parameters_do_not(made_up, tmp_path):
-    pretrained, choices, _ = few_labels({"none": None, "some": {"steps": 7}}, steps=50, tuning_steps=9)
+    pretrained, choices, _ = few_labels(
+        {"none": None, "some": {"steps": 7}}, steps=50, tuning_steps=9
+    )
     here = Study(tmp_path, {})
     assert [trial.factors["start"] for trial in choices(here)] == ["none", "none"]
     here.run(pretrained(here), lambda: None)
@@ -149,13 +173,17 @@ def test_fine_tuning_goes_on_from_the_pre_training_of_its_seed(made_up, tmp_path
     assert all(f"--config.finetune.checkpoint={started[seed]}" in flags[seed] for seed in flags)
 
 
-def test_teachers_are_trained_in_turn_and_those_that_only_teach_are_not_fine_tuned(made_up, tmp_path):
+def test_teachers_are_trained_in_turn_and_those_that_only_teach_are_not_fine_tuned(
+    made_up, tmp_path
+):
     starts = {
         "pupil": {"objective__teacher": "tokeniser"},
         "tokeniser": {"objective__teacher": "master"},
         "master": {},
     }
-    *turns, choices, _ = few_labels(starts, steps=50, tuning_steps=9, seeds=(0,), only_teach=("tokeniser",))
+    *turns, choices, _ = few_labels(
+        starts, steps=50, tuning_steps=9, seeds=(0,), only_teach=("tokeniser",)
+    )
     here = Study(tmp_path, {})
     for turn in turns:
         here.run(turn(here), lambda: None)
@@ -192,9 +220,13 @@ def test_model_of_another_family_has_the_small_vits_compute(values):
 def test_high_resolution_is_imagenets_alone(made_up, tmp_path):
     here = Study(tmp_path, {})
     here.run([study.Trial("pretrained", {"model": "a"}, here.job("a"))], lambda: None)
-    stages = fine_tuning({"a": ("vit_b16_jft",)}, ["imagenet2012", "cifar10"], high_resolution={"a": 512})
+    stages = fine_tuning(
+        {"a": ("vit_b16_jft",)}, ["imagenet2012", "cifar10"], high_resolution={"a": 512}
+    )
     imagenet, cifar = stages[0](here)[0].job.flags, stages[2](here)[0].job.flags
-    assert imagenet[0].endswith("dataset=imagenet2012,size=512") and cifar[0].endswith("dataset=cifar10")
+    assert imagenet[0].endswith("dataset=imagenet2012,size=512") and cifar[0].endswith(
+        "dataset=cifar10"
+    )
     assert "--config.optimizer.average=0.9999" in imagenet
     assert not any("average" in flag for flag in cifar)
 
@@ -246,7 +278,10 @@ def test_values_that_are_not_the_papers_are_named():
         "a": {"paper": {"Rate": [0.1], "Epochs": [7, 14]}, "ours": {"Rate": 0.2, "Epochs": 14}},
         "b": {"paper": {"Rate": [0.3], "Epochs": [7]}, "ours": {"Rate": 0.3, "Epochs": 7}},
     }
-    assert agreement(figures).splitlines()[2:] == ["| a | 0.1 (**0.2**) | 7 / 14 |", "| b | 0.3 | 7 |"]
+    assert agreement(figures).splitlines()[2:] == [
+        "| a | 0.1 (**0.2**) | 7 / 14 |",
+        "| b | 0.3 | 7 |",
+    ]
     assert differences(figures) == "Rate of a is 0.2, not 0.1."
     assert differences({"b": figures["b"]}) == "All 2 values are the paper's."
 
@@ -274,17 +309,28 @@ def test_rate_for_resnets_is_tried_for_them_alone(tmp_path, monkeypatch):
     compare, _ = fine_tuning(models, ["imagenet2012"])
     trials = [trial for trial in compare(study) if trial.factors["recipe"] == "finetune"]
     tried = {(t.factors["model"], t.factors["optimizer__learning_rate"]) for t in trials}
-    assert tried == {(m, r) for m in models for r in (0.003, 0.01, 0.03)} | {("bit", 0.06), ("hybrid", 0.06)}
+    assert tried == {(m, r) for m in models for r in (0.003, 0.01, 0.03)} | {
+        ("bit", 0.06),
+        ("hybrid", 0.06),
+    }
 
 
 def test_bit_is_fine_tuned_by_its_own_rule_too_and_the_better_is_kept(made_up, tmp_path):
-    here, models = Study(tmp_path, {}, scale="paper"), {"vit": ("vit_l16_jft",), "bit": ("bit_r152x4_jft",)}
-    here.run([study.Trial("pretrained", {"model": model}, here.job(model)) for model in models], lambda: None)
+    here, models = (
+        Study(tmp_path, {}, scale="paper"),
+        {"vit": ("vit_l16_jft",), "bit": ("bit_r152x4_jft",)},
+    )
+    here.run(
+        [study.Trial("pretrained", {"model": model}, here.job(model)) for model in models],
+        lambda: None,
+    )
     compare, conduct = fine_tuning(models, ["imagenet2012"], seeds=(0, 1))
     here.run(compare(here), lambda: None)
     by_rule = [trial for trial in here.trials if trial.factors.get("recipe") == "bit_hyperrule"]
     (flags,) = (trial.job.flags for trial in by_rule)
-    assert flags[0].endswith("bit_hyperrule.py:dataset=imagenet2012,model=BiT-R152x4")  # 480 pixels.
+    assert flags[0].endswith(
+        "bit_hyperrule.py:dataset=imagenet2012,model=BiT-R152x4"
+    )  # 480 pixels.
     assert "--config.data.test_split=train[99%:]" in flags
     # The rule's run is the last, whose made-up figure is the highest.
     recipes = [(trial.factors["model"], trial.factors["recipe"]) for trial in conduct(here)]
@@ -325,3 +371,21 @@ def test_subsets_are_learnt_for_the_steps_of_the_whole():
         f"vit_b32_jft data.train_split=train[:{images}] steps=517822"
         for images in (9_000_000, 30_000_000, 90_000_000, 303_000_000)
     ]
+
+
+# These read checkpoints or packages that are given to them, and have tests of their own.
+OF_FILES = {"finetune_folders", "pretrain_photos"}
+
+
+@pytest.mark.parametrize("name", sorted({*experiment.names()} - OF_FILES))
+def test_values_of_an_experiments_runs_are_valid(name, tmp_path):
+    found = experiment.load(name)
+    options = {option: values.get("default") for option, values in found.options.items()}
+    scale = "paper" if name == "objectnet" else "laptop"
+    trials = study.rehearsed(found.at(scale), tmp_path, options, scale)
+    # Runs with the same keys differ in seeds and numbers alone.
+    kinds = {
+        tuple(flag.partition("=")[0] for flag in trial.job.flags[1:]): trial.job for trial in trials
+    }
+    for job in kinds.values():
+        check(study.config_of(job))

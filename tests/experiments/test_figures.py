@@ -1,4 +1,6 @@
-"""The figures that experiments make of runs: similarity, weight on objects, slopes, and what is measured."""
+"""The figures that experiments make of runs: similarity, weight on objects, slopes, and what is
+measured.
+"""
 
 import json
 from pathlib import Path
@@ -9,7 +11,14 @@ import pytest
 
 from vit_jax.errors import UserError
 from vit_jax.ledger import speed
-from vit_jax.ledger.looking import Seen, distance_table, even_distance, nearness, on_objects, seen_in
+from vit_jax.ledger.looking import (
+    Seen,
+    distance_table,
+    even_distance,
+    nearness,
+    on_objects,
+    seen_in,
+)
 from vit_jax.ledger.study import Study
 from vit_jax.ledger.tables import against, by_name, slopes
 
@@ -19,7 +28,9 @@ def test_nearness_parts_neighbours_from_the_row_and_column_and_from_others():
     for row, column, other_row, other_column in np.ndindex(3, 3, 3, 3):
         apart = abs(row - other_row) + abs(column - other_column)
         same_line = (row == other_row) != (column == other_column)
-        similarity[row, column, other_row, other_column] = 1.0 if apart == 1 else 0.5 if same_line else 0.25
+        similarity[row, column, other_row, other_column] = (
+            1.0 if apart == 1 else 0.5 if same_line else 0.25
+        )
     near = nearness(similarity)
     assert near["neighbours"] == 1.0 and near["others"] == 0.25
     # Of a patch's 4 others in its lines, in all 36 pairs, 24 are neighbours.
@@ -28,7 +39,9 @@ def test_nearness_parts_neighbours_from_the_row_and_column_and_from_others():
 
 def seen(rollout, masks):
     """What a model looks at, as far as the weight on objects asks."""
-    return Seen(None, np.zeros((*rollout.shape[:1], 4, 4, 3), np.uint8), masks, rollout, np.zeros((1, 1)))
+    return Seen(
+        None, np.zeros((*rollout.shape[:1], 4, 4, 3), np.uint8), masks, rollout, np.zeros((1, 1))
+    )
 
 
 def test_weight_on_objects_is_the_rollouts_share_that_falls_on_the_mask():
@@ -70,13 +83,20 @@ def test_slope_is_in_points_of_a_doubling_the_steepest_first():
         for power, compute in enumerate((1.0, 2.0, 4.0))
     ]
     words = slopes(points, "compute", "few-shot", "what")
-    assert words == "Points of few-shot that a doubling of compute brings: depth +3.00, width +1.00."
+    assert (
+        words == "Points of few-shot that a doubling of compute brings: depth +3.00, width +1.00."
+    )
     assert slopes(points[:1], "compute", "few-shot", "what") == ""
 
 
 def test_one_stands_against_the_range_of_the_others():
-    points = [{"kind": kind, "acc": [share]} for kind, share in (("none", 0.5), ("1d", 0.6), ("2d", 0.65))]
-    assert against(points, "kind", "none", ["acc"]) == "acc: none has 50.0 %, the others 60.0 to 65.0 %."
+    points = [
+        {"kind": kind, "acc": [share]} for kind, share in (("none", 0.5), ("1d", 0.6), ("2d", 0.65))
+    ]
+    assert (
+        against(points, "kind", "none", ["acc"])
+        == "acc: none has 50.0 %, the others 60.0 to 65.0 %."
+    )
     assert against(points[:1], "kind", "none", ["acc"]) == ""
 
 

@@ -39,7 +39,9 @@ def ran(monkeypatch):
 
 def test_what_another_process_runs_is_left_to_it_and_waited_for(three, ran, monkeypatch):
     said = []
-    monkeypatch.setattr(jobs, "in_use", lambda workdir: workdir == three[0].workdir and len(ran) < 2)
+    monkeypatch.setattr(
+        jobs, "in_use", lambda workdir: workdir == three[0].workdir and len(ran) < 2
+    )
 
     def say(line):
         said.append(line)

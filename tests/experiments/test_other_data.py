@@ -28,7 +28,9 @@ def test_other_data_without_splits_have_those_of_the_same_names_and_their_own_cl
     config = config_with("jft=tfds:/data/mine", config="vit_b16_jft")
     assert (config.data.train_split, config.data.test_split) == ("train", "validation")
     assert (config.data.label_key, config.data.num_classes) == ("label", None)
-    config = config_with("jft=array_record:/data/*,label_key=class,num_classes=9", config="vit_b16_jft")
+    config = config_with(
+        "jft=array_record:/data/*,label_key=class,num_classes=9", config="vit_b16_jft"
+    )
     assert (config.data.label_key, config.data.num_classes) == ("class", 9)
 
 
@@ -47,7 +49,15 @@ def test_data_that_are_evaluated_few_shot_are_replaced_and_called_as_before(monk
 
 
 @pytest.mark.parametrize(
-    "text", ["jft", "jft=", "jft=nothing:/data", "jft=synthetic:/data", "jft=folder:/a@train", "jft=folder:"]
+    "text",
+    [
+        "jft",
+        "jft=",
+        "jft=nothing:/data",
+        "jft=synthetic:/data",
+        "jft=folder:/a@train",
+        "jft=folder:",
+    ],
 )
 def test_data_that_cannot_be_read_are_one_line(text):
     with pytest.raises(UserError, match="write NAME=KIND:PATH@TRAIN,TEST, such as"):

@@ -25,5 +25,7 @@ def test_the_same_command_in_another_folder_gives_the_same_figures(tmp_path):
     (tmp_path / "it.py").write_text(FILE)
     for folder in ("one", "other"):
         experiment.main([str(tmp_path / "it.py"), "--steps=4", f"--out={tmp_path / folder}"])
-    one, other = (json.loads((tmp_path / folder / "it.json").read_text()) for folder in ("one", "other"))
+    one, other = (
+        json.loads((tmp_path / folder / "it.json").read_text()) for folder in ("one", "other")
+    )
     assert one and one == other

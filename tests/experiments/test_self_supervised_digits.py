@@ -16,7 +16,9 @@ def test_report_has_mean_and_deviation_of_each_start_and_all_rates(script, tmp_p
     write("digits", digits.EXPERIMENT, study, {"held_out": held_out, "tests": tests})
     rows = (tmp_path / "digits.md").read_text().splitlines()
     assert rows[2] == "| random parameters | 0.003 | 90.00 ± 10.00 |"
-    assert [row.split(" | ")[0] for row in rows[3:7]] == [f"| {start}" for start in digits.OBJECTIVES]
+    assert [row.split(" | ")[0] for row in rows[3:7]] == [
+        f"| {start}" for start in digits.OBJECTIVES
+    ]
     assert "| random parameters | 1.00 | 3.00 | 10.00 | 30.00 |" in rows
     assert rows[2] in capsys.readouterr().out
     assert (tmp_path / "digits-self_supervised_digits.png").stat().st_size > 5000

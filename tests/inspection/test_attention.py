@@ -8,14 +8,16 @@ from vit_jax.errors import UserError
 from vit_jax.inspection.attention_maps import attention_distance, check_attends, of_patches, rollout
 from vit_jax.models import create_model
 
-SMALL = dict(num_classes=5, dim=16, depth=3, hidden=32, heads=2)
+SMALL = dict(num_classes=5, dim=16, depth=3, mlp_dim=32, heads=2)
 
 
 def captured(**options):
     model = create_model("ViT-Ti/4", **SMALL, **dict(image_size=(8, 12)) | options)
     for layer in model.blocks.values():
         layer.attention.qkv.kernel[...] = 3 * layer.attention.qkv.kernel[...]
-    _, found = model(jax.random.uniform(jax.random.key(0), (2, *model.image_size, 3)), capture=("attention",))
+    _, found = model(
+        jax.random.uniform(jax.random.key(0), (2, *model.image_size, 3)), capture=("attention",)
+    )
     return model, [np.asarray(weights) for weights in found["attention"]]
 
 
@@ -30,7 +32,9 @@ def test_rollout_is_the_product_of_its_definition():
     for image in range(2):
         product = np.eye(7)
         for weights in attention:
-            mixed = sum(weights[image, head].astype(np.float64) for head in range(2)) / 2 + np.eye(7)
+            mixed = sum(weights[image, head].astype(np.float64) for head in range(2)) / 2 + np.eye(
+                7
+            )
             mixed = np.array([row / row.sum() for row in mixed])
             product = mixed @ product
         np.testing.assert_allclose(rollout(attention)[-1][image], product, atol=1e-5)
@@ -38,7 +42,9 @@ def test_rollout_is_the_product_of_its_definition():
 
 def test_first_layers_rollout_is_its_own():
     _, attention = captured()
-    np.testing.assert_allclose(rollout(attention)[0], (attention[0].mean(1) + np.eye(7)) / 2, atol=1e-6)
+    np.testing.assert_allclose(
+        rollout(attention)[0], (attention[0].mean(1) + np.eye(7)) / 2, atol=1e-6
+    )
 
 
 def test_rollouts_rows_sum_to_one():
@@ -49,7 +55,9 @@ def test_rollouts_rows_sum_to_one():
 
 def test_uniform_attention_gives_every_patch_the_same():
     model, attention = with_attention(np.full((17, 17), 1 / 17), 32, 8)
-    np.testing.assert_allclose(of_patches(model, rollout(attention * 3)[-1]), np.full((1, 4, 4), 1 / 16))
+    np.testing.assert_allclose(
+        of_patches(model, rollout(attention * 3)[-1]), np.full((1, 4, 4), 1 / 16)
+    )
 
 
 def test_patches_are_shown_where_they_are():
@@ -65,7 +73,9 @@ def test_model_that_averages_patches_shows_their_average():
     model, attention = captured(pooling="gap", registers=1)
     wanted = rollout(attention)[-1][:, :6, :6].mean(1)
     wanted = wanted / wanted.sum(-1, keepdims=True)
-    np.testing.assert_allclose(of_patches(model, rollout(attention)[-1]).reshape(2, 6), wanted, rtol=1e-5)
+    np.testing.assert_allclose(
+        of_patches(model, rollout(attention)[-1]).reshape(2, 6), wanted, rtol=1e-5
+    )
 
 
 def test_head_that_looks_at_itself_looks_no_distance():
@@ -75,12 +85,15 @@ def test_head_that_looks_at_itself_looks_no_distance():
 
 # Spec: the mean distance between two patches of a grid, each with itself too.
 @pytest.mark.parametrize(
-    ("size", "patch", "pixels"), [(224, 16, 116.49), (224, 32, 115.50), (224, 14, 116.57), (384, 16, 200.05)]
+    ("size", "patch", "pixels"),
+    [(224, 16, 116.49), (224, 32, 115.50), (224, 14, 116.57), (384, 16, 200.05)],
 )
 def test_head_that_looks_everywhere_looks_the_mean_distance(size, patch, pixels):
     tokens = (size // patch) ** 2 + 1
     model, attention = with_attention(np.full((tokens, tokens), 1 / tokens), size, patch)
-    np.testing.assert_allclose(attention_distance(model, attention), np.full((1, 2), pixels), atol=0.005)
+    np.testing.assert_allclose(
+        attention_distance(model, attention), np.full((1, 2), pixels), atol=0.005
+    )
 
 
 def test_distance_is_the_sum_of_its_definition():
@@ -107,7 +120,11 @@ def test_distance_is_the_sum_of_its_definition():
             dict(dim=16, blocks=(2, 2), stage_heads=(1, 2)),
             r"a Swin has no attention .* capture=\('attention', 'attended', 'features'\)",
         ),
-        ("ViT-Ti/4", dict(SMALL, attention="axial", pooling="gap"), "not defined for axial attention"),
+        (
+            "ViT-Ti/4",
+            dict(SMALL, attention="axial", pooling="gap"),
+            "not defined for axial attention",
+        ),
         ("ViT-Ti/32", SMALL, "the model has one patch"),
     ],
 )

@@ -10,7 +10,7 @@ from vit_jax.inspection.drawing import draw_all
 from vit_jax.inspection.figures import heat_map
 from vit_jax.models import create_model
 
-SMALL = dict(num_classes=5, image_size=(16, 24), dim=16, depth=1, hidden=32, heads=2)
+SMALL = dict(num_classes=5, image_size=(16, 24), dim=16, depth=1, mlp_dim=32, heads=2)
 ALL = {"rollout", "distance", "positions", "filters", "tokens"}
 VARIANTS = {
     "of everything": (
@@ -49,7 +49,15 @@ def test_figures_are_drawn_where_they_are_defined(variant, files, tmp_path, caps
     names, images = read_images(files, TestCrop(model.image_size, resize=min(model.image_size)), 3)
     assert names == ["a.png", "b.jpg", "c.png"] and images.shape == (3, *model.image_size, 3)
     draw_all(
-        model, names, images, tmp_path, "What it sees", "Its place", layers=True, heads=True, batch_size=2
+        model,
+        names,
+        images,
+        tmp_path,
+        "What it sees",
+        "Its place",
+        layers=True,
+        heads=True,
+        batch_size=2,
     )
     pictures = {path.stem for path in tmp_path.glob("*.png")}
     assert {stem for stem in pictures if "_" not in stem} == drawn

@@ -7,7 +7,7 @@ from vit_jax.errors import UserError
 from vit_jax.inspection.embeddings import filters, position_similarity, token_colours
 from vit_jax.models import create_model
 
-SMALL = dict(num_classes=5, image_size=(8, 12), dim=16, depth=1, hidden=32, heads=2)
+SMALL = dict(num_classes=5, image_size=(8, 12), dim=16, depth=1, mlp_dim=32, heads=2)
 
 
 def test_similarity_is_the_cosine_of_two_places_vectors():
@@ -19,7 +19,9 @@ def test_similarity_is_the_cosine_of_two_places_vectors():
         for other in range(6):
             a, b = table[one], table[other]
             wanted = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
-            np.testing.assert_allclose(found[one // 3, one % 3, other // 3, other % 3], wanted, atol=1e-5)
+            np.testing.assert_allclose(
+                found[one // 3, one % 3, other // 3, other % 3], wanted, atol=1e-5
+            )
 
 
 @pytest.mark.parametrize("position", ["2d", "sincos2d"])
@@ -61,7 +63,7 @@ def test_filters_are_principal_components():
 @pytest.mark.parametrize(
     ("name", "options", "side"),
     [
-        ("R+ViT-Ti/16", dict(dim=16, depth=1, hidden=32, heads=2), 7),
+        ("R+ViT-Ti/16", dict(dim=16, depth=1, mlp_dim=32, heads=2), 7),
         ("BiT-R50x1", dict(resnet_blocks=(1,), resnet_width=1), 7),
         ("ConvNeXt-T", dict(blocks=(1,), widths=(8,)), 4),
         ("Swin-T", dict(dim=16, blocks=(1,), stage_heads=(1,)), 4),

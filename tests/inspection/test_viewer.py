@@ -1,4 +1,6 @@
-"""The page's maps against the attention they show, its controls, and what a browser draws of them."""
+"""The page's maps against the attention they show, its controls, and what a browser draws of
+them.
+"""
 
 import base64
 import io
@@ -80,7 +82,10 @@ def test_embedded_maps_are_the_attention_to_half_a_level():
     """Each head's map, their mean and rollout, of a share that the page's own figures give."""
     maps, elements = random_maps(), Elements(shown(random_maps()))
     rows = json.loads(elements.of("div", **{"class": "attention"})[0]["data-layers"])
-    sheets, cards = elements.of("img", **{"class": "sheet"}), elements.of("label", **{"class": "card"})
+    sheets, cards = (
+        elements.of("img", **{"class": "sheet"}),
+        elements.of("label", **{"class": "card"}),
+    )
     for image, (sheet, card) in enumerate(zip(sheets, cards, strict=True)):
         levels, peaks = pixels_of(sheet["src"]), json.loads(card["data-peaks"])
         for row, layer in zip(rows, maps, strict=True):
@@ -91,7 +96,9 @@ def test_embedded_maps_are_the_attention_to_half_a_level():
                 assert tile.max() == 255
                 peak = peaks[row["first"] + index] * values.mean()  # Three digits.
                 np.testing.assert_allclose(peak, values.max(), rtol=0.006)
-                np.testing.assert_allclose(tile / 255 * values.max(), values, atol=values.max() / 509)
+                np.testing.assert_allclose(
+                    tile / 255 * values.max(), values, atol=values.max() / 509
+                )
 
 
 def test_without_scripts_rollout_is_over_each_photograph():
@@ -115,11 +122,17 @@ def test_palette_is_inferno_and_as_opaque_as_the_levels_root():
 
 
 def test_page_has_labelled_sliders_and_escaped_names():
-    text = page("What it sees", [Section("", shown(random_maps(), {"<b>": np.zeros((IMAGES, 1, 1, 3))}))])
+    text = page(
+        "What it sees", [Section("", shown(random_maps(), {"<b>": np.zeros((IMAGES, 1, 1, 3))}))]
+    )
     elements = Elements(text)
     sliders = {found["name"]: found for found in elements.of("input", type="range")}
     limits = {name: (found["min"], found["max"], found["value"]) for name, found in sliders.items()}
-    assert limits == {"layer": ("1", "3", "3"), "head": ("1", "2", "1"), "strength": ("0", "100", "60")}
+    assert limits == {
+        "layer": ("1", "3", "3"),
+        "head": ("1", "2", "1"),
+        "strength": ("0", "100", "60"),
+    }
     assert elements.labels == [
         "mean of heads",
         "one head",
@@ -133,7 +146,9 @@ def test_page_has_labelled_sliders_and_escaped_names():
     assert [found["alt"] for found in elements.of("img", **{"class": "photograph"})] == ["", *NAMES]
     assert not elements.of("script") and not elements.of("b")
     assert not [
-        attributes for _, attributes in elements.found if any(key.startswith("on") for key in attributes)
+        attributes
+        for _, attributes in elements.found
+        if any(key.startswith("on") for key in attributes)
     ]
 
 
@@ -167,7 +182,9 @@ def test_maps_of_many_patches_are_averaged():
 
 
 def test_a_page_is_no_larger_than_its_maps_pixels():
-    """Maps of noise, which compresses least: with base64, a byte and a third for each pixel at most."""
+    """Maps of noise, which compresses least: with base64, a byte and a third for each pixel at
+    most.
+    """
     maps = random_maps(layers=6, heads=6, grid=(37, 37))
     pixels = 6 * 8 * 37 * 37
     for sheet in Elements(shown(maps)).of("img", **{"class": "sheet"}):

@@ -1,10 +1,12 @@
 """Looks whether published models give their own outputs here, and writes `docs/coverage.md`.
 
     python -m tests.interop.coverage_page --jobs=2                     # the page
-    python -m tests.interop.coverage_page 'beit*' swin_transformer     # some of them, which are only printed
+    python -m tests.interop.coverage_page 'beit*' swin_transformer # some of them, which are only
+    printed
 
-Words choose architectures, timm's modules, Transformers' model types or a library, by pattern. A model is
-built by its own library, every tensor drawn, written as a folder of the Hub is, and loaded by
+Words choose architectures, timm's modules, Transformers' model types or a library, by pattern. A
+model is built by its own library, every tensor drawn, written as a folder of the Hub is, and loaded
+by
 `vit_jax.load_model`; both then see the same two images.
 """
 
@@ -26,11 +28,19 @@ from vit_jax.errors import UserError
 from vit_jax.progress import duration
 
 PAGE = Path(__file__).parents[2] / "docs" / "coverage.md"
-BAR = 5e-5  # The most that outputs may be apart, relative to the largest; float32 rounds to 2e-5 in a ResNet.
+# The most that outputs may be apart, relative to the largest; float32 rounds to 2e-5 in a ResNet.
+BAR = 5e-5
 MOST = 30e6  # Parameters of a model that is built whole.
 TOKENS = 700  # The most; images of a plain Transformer with more are made smaller.
 
-MODULES = ("vision_transformer", "deit", "vision_transformer_hybrid", "beit", "eva", "swin_transformer")
+MODULES = (
+    "vision_transformer",
+    "deit",
+    "vision_transformer_hybrid",
+    "beit",
+    "eva",
+    "swin_transformer",
+)
 MODULES += ("swin_transformer_v2", "convnext", "resnetv2")
 BIT = r"resnetv2_\d+x\d+_bit"  # The only models of resnetv2 that are looked at.
 
@@ -46,7 +56,10 @@ TRANSFORMERS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         ("DeiTModel", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"),
         _TOKENS,
     ),
-    "bit": (("BitModel", "BitForImageClassification"), dict(depths=[1, 1], hidden_sizes=[256, 512])),
+    "bit": (
+        ("BitModel", "BitForImageClassification"),
+        dict(depths=[1, 1], hidden_sizes=[256, 512]),
+    ),
     "convnext": (("ConvNextModel", "ConvNextForImageClassification"), _STAGES),
     "convnextv2": (("ConvNextV2Model", "ConvNextV2ForImageClassification"), _STAGES),
     "swin": (("SwinModel", "SwinForImageClassification"), _WINDOWS),
@@ -90,7 +103,9 @@ class Case(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What came of a case: `equal`, `refused` or `wrong`; how far outputs are apart, or why they are not."""
+    """What came of a case: `equal`, `refused` or `wrong`; how far outputs are apart, or why they
+    are not.
+    """
 
     case: Case
     outcome: str
@@ -109,7 +124,10 @@ def timm_cases() -> list[Case]:
             if module != "resnetv2" or re.fullmatch(BIT, name):
                 classes = timm.get_pretrained_cfg(weight).num_classes
                 heads.setdefault((module, name), set()).add(bool(classes))
-    return [Case("timm", module, name, tuple(sorted(found)), {}) for (module, name), found in heads.items()]
+    return [
+        Case("timm", module, name, tuple(sorted(found)), {})
+        for (module, name), found in heads.items()
+    ]
 
 
 def reduced(name: str) -> dict[str, Any]:
@@ -123,7 +141,9 @@ def reduced(name: str) -> dict[str, Any]:
     if sum(p.numel() for p in whole.parameters()) > MOST:
         if hasattr(whole, "blocks"):
             options["depth"] = 2
-            if "sapiens2" in name:  # They have a number for each layer, the first and last the most.
+            if (
+                "sapiens2" in name
+            ):  # They have a number for each layer, the first and last the most.
                 heads = [block.attn.num_kv_heads for block in whole.blocks]
                 options["num_kv_heads"] = (heads[0], heads[len(heads) // 2])
         elif name.startswith("resnetv2"):
@@ -164,12 +184,16 @@ def build_timm(case: Case, head: bool) -> Any:
     with Unfilled():
         if "layers" in options:  # Which `create_model` does not take for these names.
             width = int(re.search(r"x(\d+)", case.name)[1])
-            return timm.models.resnetv2._create_resnetv2_bit(case.name, width_factor=width, **options)
+            return timm.models.resnetv2._create_resnetv2_bit(
+                case.name, width_factor=width, **options
+            )
         return timm.create_model(case.name, **options)
 
 
 def save_timm(theirs: Any, folder: Path, options: dict[str, Any]) -> None:
-    """Writes a folder as those of the Hub are, whose `config.json` has no arguments but unusual ones."""
+    """Writes a folder as those of the Hub are, whose `config.json` has no arguments but unusual
+    ones.
+    """
     import timm
 
     timm.models.save_for_hf(theirs, str(folder), safe_serialization=True)
@@ -202,7 +226,9 @@ def written(case: Case, head: bool, folder: Path) -> Any:
 
 
 def look(case: Case) -> Finding:
-    """What comes of a case: the worst of its models with a head and without, reduced where it is large."""
+    """What comes of a case: the worst of its models with a head and without, reduced where it is
+    large.
+    """
     import jax
     import torch
 
@@ -265,11 +291,15 @@ def table(findings: list[Finding]) -> str:
     groups = list(dict.fromkeys((finding.case.library, finding.case.group) for finding in findings))
     for group in [*groups, None]:
         those = [f for f in findings if group in (None, (f.case.library, f.case.group))]
-        counts = [sum(f.outcome == outcome for f in those) for outcome in ("equal", "refused", "wrong")]
+        counts = [
+            sum(f.outcome == outcome for f in those) for outcome in ("equal", "refused", "wrong")
+        ]
         apart = f"{max(f.apart for f in those if f.outcome == 'equal'):.0e}" if counts[0] else ""
         title = f"{group[0]}: {group[1]}" if group else "all"
         share = f" ({100 * counts[0] / len(those):.1f} %)" if group is None else ""
-        lines.append(f"| {title} | {len(those)} | {counts[0]}{share} | {counts[1]} | {counts[2]} | {apart} |")
+        lines.append(
+            f"| {title} | {len(those)} | {counts[0]}{share} | {counts[1]} | {counts[2]} | {apart} |"
+        )
     return "\n".join(lines)
 
 
@@ -280,12 +310,17 @@ def reasons(findings: list[Finding]) -> str:
         if finding.outcome != "equal":
             reason = finding.reason.replace(finding.case.name, "...").replace("|", "\\|")
             names.setdefault((finding.outcome, reason), []).append(finding.case.name)
-    lines = [f"| {', '.join(those)} | {outcome} | {reason} |" for (outcome, reason), those in names.items()]
+    lines = [
+        f"| {', '.join(those)} | {outcome} | {reason} |"
+        for (outcome, reason), those in names.items()
+    ]
     return "\n".join(["| | | why |", "| --- | --- | --- |", *lines]) if lines else "None."
 
 
 def equals(findings: list[Finding]) -> str:
-    """The models that give their outputs, a paragraph for each group; with a star what was reduced."""
+    """The models that give their outputs, a paragraph for each group; with a star what was
+    reduced.
+    """
     groups: dict[str, list[str]] = {}
     for finding in findings:
         case = finding.case
@@ -324,7 +359,9 @@ each class. What is refused is so in one line, and gives no output.
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("patterns", nargs="*", metavar="PATTERN", help="which; all without, for the page")
+    parser.add_argument(
+        "patterns", nargs="*", metavar="PATTERN", help="which; all without, for the page"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
     prepare()
@@ -334,7 +371,9 @@ def main():
         cases = [
             case
             for case in known
-            if any(fnmatch.fnmatch(word, pattern) for word in case[:3] for pattern in options.patterns)
+            if any(
+                fnmatch.fnmatch(word, pattern) for word in case[:3] for pattern in options.patterns
+            )
         ]
     findings = look_at_all(cases, options.jobs)
     print(f"\n{table(findings)}\n\n{reasons(findings)}")

@@ -8,15 +8,16 @@ import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax.interop.checkpoint import build, complete, params_of, save, skeleton
-from vit_jax.models import model_factory
+from vit_jax.interop.checkpoint import build, params_of, skeleton
+from vit_jax.interop.writing import save
+from vit_jax.models import model_options
 from vit_jax.models.image_model import ImageModel
+from vit_jax.options.model import ImageOptions
 
 
-def described(name: str, **arguments) -> tuple[type, dict]:
-    """The class that a name stands for, and all arguments of the model."""
-    factory = model_factory(name, **(dict(num_classes=1000, image_size=224) | arguments))
-    return factory.func, complete(factory.func, factory.keywords)
+def described(name: str, **arguments) -> ImageOptions:
+    """Returns the options of the named model."""
+    return model_options(name, **(dict(num_classes=1000, image_size=224) | arguments))
 
 
 def random_model(name: str, **arguments) -> nnx.Module:
@@ -24,7 +25,7 @@ def random_model(name: str, **arguments) -> nnx.Module:
 
     Each is drawn from its own seed: `build` reads them on several threads, in no order.
     """
-    model, values = described(name, **arguments)
+    options = described(name, **arguments)
 
     def draw(path, shape):
         rng = np.random.default_rng(zlib.crc32(path.encode()))
@@ -33,8 +34,8 @@ def random_model(name: str, **arguments) -> nnx.Module:
             return rng.normal(0, np.prod(shape[:-1]) ** -0.5, shape).astype(np.float32)
         return (rng.normal(0, 0.1, shape) + (part == "scale")).astype(np.float32)
 
-    _, shapes = skeleton(model, values)
-    return build(model, values, {path: partial(draw, path, shape) for path, shape in shapes.items()})
+    _, shapes = skeleton(options)
+    return build(options, {path: partial(draw, path, shape) for path, shape in shapes.items()})
 
 
 def random_images(model: nnx.Module, count: int = 2) -> np.ndarray:
@@ -45,7 +46,7 @@ def random_images(model: nnx.Module, count: int = 2) -> np.ndarray:
 
 def write(model: nnx.Module, destination: Path, library: str, name: str, **arguments) -> Path:
     """Writes a model that was made by `name` and `arguments`."""
-    save(destination, library, *described(name, **arguments), params_of(model).get)
+    save(destination, library, described(name, **arguments), params_of(model).get)
     return destination
 
 
@@ -58,8 +59,8 @@ def logits_of(model: nnx.Module, images: np.ndarray) -> np.ndarray:
 def torch_logits(torch, model, images) -> np.ndarray:
     """Of images that are normalised already, as the libraries' models take them.
 
-    Transformers' models without a head give their pooled features, those without a pooler the class token's,
-    or without one the mean of all.
+    Transformers' models without a head give their pooled features, those without a pooler the class
+    token's, or without one the mean of all.
     """
     with torch.no_grad():
         out = model.eval()(torch.from_numpy(np.asarray(images).transpose(0, 3, 1, 2).copy()))
@@ -77,7 +78,9 @@ def distance(torch, ours: ImageModel, theirs) -> float:
     """How far our logits of two images are from theirs in float64, relative to the largest."""
     images = random_images(ours)
     expected = torch_logits(torch, theirs.double(), np.float64(ours.normalize(images)))
-    expected = expected.reshape(len(images), -1)  # Transformers' convolutional models leave axes of one.
+    expected = expected.reshape(
+        len(images), -1
+    )  # Transformers' convolutional models leave axes of one.
     found = logits_of(ours, images)
     shapes = found.shape[1:], expected.shape[1:]
     assert shapes[0] == shapes[1], f"gives {shapes[0]} of an image, and theirs {shapes[1]}"

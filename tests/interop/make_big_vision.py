@@ -1,7 +1,8 @@
 """Makes the `big_vision_*` folders in `golden/`: checkpoints and logits of big_vision's own models.
 
-It runs the code of a checkout of github.com/google-research/big_vision, which needs flax, absl-py, einops and
-ml_collections; TensorFlow, through which that code reads files, may be missing. To make them anew:
+It runs the code of a checkout of github.com/google-research/big_vision, which needs flax, absl-py,
+einops and ml_collections; TensorFlow, through which that code reads files, may be missing. To make
+them anew:
 
 python tests/interop/make_big_vision.py CHECKOUT
 """

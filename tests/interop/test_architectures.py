@@ -1,6 +1,7 @@
 """Every architecture of timm gives its own logits here, or is refused in one line: a slice of them.
 
-All of them are looked at by `python -m tests.interop.coverage_page`, whose page these tests hold to its word.
+All of them are looked at by `python -m tests.interop.coverage_page`, whose page these tests hold to
+its word.
 """
 
 import json
@@ -20,7 +21,8 @@ def saved(torch, timm, folder, name, **options):
     return theirs
 
 
-# Their heads are not 64 wide, which only the name says where layers or widths are others than its own.
+# Their heads are not 64 wide, which only the name says where layers or widths are others than its
+# own.
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -78,7 +80,12 @@ def test_false_architecture_is_refused(architecture, words, torch, timm, tmp_pat
 # One of each kind, with classes and without where both are published.
 SLICE = ("vit_tiny_patch16_224", "vit_small_patch8_224", "deit_tiny_distilled_patch16_224")
 SLICE += ("vit_tiny_r_s16_p8_224", "resnetv2_50x3_bit", "swin_tiny_patch4_window7_224")
-SLICE += ("swinv2_base_window12to16_192to256", "convnext_pico_ols", "convnext_large_mlp", "convnextv2_atto")
+SLICE += (
+    "swinv2_base_window12to16_192to256",
+    "convnext_pico_ols",
+    "convnext_large_mlp",
+    "convnextv2_atto",
+)
 SLICE += (
     "DeiTForImageClassificationWithTeacher",
     "BitModel",
@@ -105,7 +112,11 @@ def test_page_names_every_architecture_of_its_version_of_timm(timm):
 
 TRANSFORMERS_SMALL = {
     "ViT": dict(
-        hidden_size=48, num_hidden_layers=1, num_attention_heads=3, intermediate_size=64, image_size=32
+        hidden_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+        intermediate_size=64,
+        image_size=32,
     ),
     "Bit": dict(depths=[1, 1], hidden_sizes=[256, 512]),
     "ConvNext": dict(depths=[1, 2], hidden_sizes=[16, 24], num_stages=2, image_size=32),
@@ -115,8 +126,16 @@ TRANSFORMERS_SMALL = {
 @pytest.mark.parametrize(
     ("kind", "changes", "words"),
     [
-        ("ViT", dict(architectures=["ViTModel"]), "not of its architecture 'ViTModel', but of ViTForImage"),
-        ("ViT", dict(architectures=["DeiTForImageClassification"]), "not of its architecture 'DeiT"),
+        (
+            "ViT",
+            dict(architectures=["ViTModel"]),
+            "not of its architecture 'ViTModel', but of ViTForImage",
+        ),
+        (
+            "ViT",
+            dict(architectures=["DeiTForImageClassification"]),
+            "not of its architecture 'DeiT",
+        ),
         ("ViT", dict(model_type="deit"), "not of its architecture 'ViTForImageClassification'"),
         ("ViT", dict(model_type="deit", architectures=None), "lacks deit.embeddings"),
         ("ViT", dict(model_type="bit", architectures=None), "with hidden_act='gelu' is not read"),
@@ -125,12 +144,24 @@ TRANSFORMERS_SMALL = {
         ("ViT", dict(hidden_size="48"), "dim is '48' and must be"),
         ("ViT", dict(num_hidden_layers=10**12), "depth is 1000000000000 and must be"),
         ("ViT", dict(num_attention_heads=0), "heads is 0 and must be"),
-        ("ViT", dict(num_attention_heads=[3]), r"heads is \(3,\) and must be"),
-        ("ViT", dict(layer_norm_eps="1e-12"), "norm_epsilon is '1e-12' and must be a finite number"),
-        ("ViT", dict(layer_norm_eps=float("nan")), "norm_epsilon is nan and must be a finite number"),
+        ("ViT", dict(num_attention_heads=[3]), r"heads is \[3\] and must be"),
+        (
+            "ViT",
+            dict(layer_norm_eps="1e-12"),
+            "norm_epsilon is '1e-12' and must be a finite number",
+        ),
+        (
+            "ViT",
+            dict(layer_norm_eps=float("nan")),
+            "norm_epsilon is nan and must be a finite number",
+        ),
         ("ViT", dict(layer_norm_eps=-1e-6), "norm_epsilon is -1e-06 and must be a finite number"),
         ("ViT", dict(image_size=[32, 32, 32]), "image_size is"),
-        ("ConvNext", dict(architectures=["ConvNextModel"]), "not of its architecture 'ConvNextModel'"),
+        (
+            "ConvNext",
+            dict(architectures=["ConvNextModel"]),
+            "not of its architecture 'ConvNextModel'",
+        ),
         ("ConvNext", dict(hidden_act="relu"), "hidden_act='relu' is not read"),
         ("ConvNext", dict(num_stages=3), "has num_stages 3 and 2 depths"),
         ("ConvNext", dict(hidden_sizes=[16, 25]), r"widths|\[25|24"),

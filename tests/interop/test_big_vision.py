@@ -85,11 +85,13 @@ def test_position_of_the_class_token_is_added_to_it(tmp_path):
 
 @pytest.mark.parametrize("name", ["big_vision_sincos", "big_vision_map"])
 def test_model_is_written_as_big_vision_wrote_it(name, tmp_path):
-    from vit_jax.interop.checkpoint import fit, open_checkpoint, save
+    from vit_jax.interop.adapting import fit
+    from vit_jax.interop.reading import open_files
+    from vit_jax.interop.writing import save
 
-    checkpoint = open_checkpoint(GOLDEN / name / "model.npz", 32)
-    values, sources, _ = fit(checkpoint, {})
-    save(tmp_path / "x.npz", "google", checkpoint.model, values, lambda path: sources[path]())
+    checkpoint = open_files(GOLDEN / name / "model.npz", 32)
+    options, sources, _ = fit(checkpoint, {})
+    save(tmp_path / "x.npz", "google", options, lambda path: sources[path]())
     written, theirs = dict(np.load(tmp_path / "x.npz")), arrays_of(name)
     theirs = {key.removeprefix("params/"): x for key, x in theirs.items()}
     assert written.keys() == theirs.keys()
@@ -97,14 +99,16 @@ def test_model_is_written_as_big_vision_wrote_it(name, tmp_path):
         np.testing.assert_array_equal(written[key], x, strict=True)
 
 
-SMALL = dict(dim=32, depth=2, hidden=48, heads=2, image_size=32, num_classes=3, pooling="gap")
+SMALL = dict(dim=32, depth=2, mlp_dim=48, heads=2, image_size=32, num_classes=3, pooling="gap")
 
 
 def test_no_positions_and_fixed_ones_are_told_apart(tmp_path):
     images = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float32)
     for position in ("none", "sincos2d"):
         model = random_model("ViT-Ti/8", **SMALL, position=position)
-        file = write(model, tmp_path / f"{position}.npz", "google", "ViT-Ti/8", **SMALL, position=position)
+        file = write(
+            model, tmp_path / f"{position}.npz", "google", "ViT-Ti/8", **SMALL, position=position
+        )
         said = []
         read = vit_jax.load_model(file, say=said.append, image_size=32)
         assert f"assumed: position={position}, as there is no table" in said[0]
@@ -116,21 +120,26 @@ def test_other_positions_can_be_asked_for():
     model = vit_jax.load_model(
         GOLDEN / "big_vision_sincos" / "model.npz", say=said.append, image_size=32, position="none"
     )
-    assert model.position == "none"
+    assert model.options.position == "none"
 
 
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        (dict(position="sincos2d_mae"), "cannot say position=sincos2d_mae"),
-        (dict(position="none", pooling="map"), "cannot say position=none"),
-        (dict(position="sincos2d", resnet_blocks=(), patch_size=2), "no hybrid with position='sincos2d'"),
+        (dict(position="sincos2d_mae"), "cannot store position=sincos2d_mae"),
+        (dict(position="none", pooling="map"), "cannot store position=none"),
+        (
+            dict(position="sincos2d", resnet_blocks=(), patch_size=2),
+            "no hybrid with position='sincos2d'",
+        ),
     ],
 )
 def test_what_would_be_read_as_another_model_is_not_written(options, match, tmp_path):
     options = SMALL | options
     with pytest.raises(UserError, match=match):
-        write(random_model("ViT-Ti/8", **options), tmp_path / "x.npz", "google", "ViT-Ti/8", **options)
+        write(
+            random_model("ViT-Ti/8", **options), tmp_path / "x.npz", "google", "ViT-Ti/8", **options
+        )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -7,8 +7,8 @@ from helpers import random_images, randomise
 
 import vit_jax
 
-# Relative to the largest. A Swin V2's rounding grows in its softmax of cosines times up to 100, and in norms
-# of branches' results, which may be small in a place of a random model.
+# Relative to the largest. A Swin V2's rounding grows in its softmax of cosines times up to 100, and
+# in norms of branches' results, which may be small in a place of a random model.
 TOLERANCE, COARSE = 2e-5, 1e-4
 VIT = dict(depth=2, embed_dim=48, num_heads=3)
 CONVNEXT = dict(depths=(1, 2, 1, 1), dims=(16, 24, 32, 40))
@@ -22,7 +22,11 @@ TIMM = {
         VIT | dict(img_size=(48, 80), reg_tokens=3, global_pool="avg", fc_norm=False),
         (48, 80),
     ),
-    "ViT with fc_norm": ("vit_tiny_patch16_224", VIT | dict(img_size=64, global_pool="avg"), (64, 64)),
+    "ViT with fc_norm": (
+        "vit_tiny_patch16_224",
+        VIT | dict(img_size=64, global_pool="avg"),
+        (64, 64),
+    ),
     "ViT at another size": (
         "vit_tiny_patch16_224",
         VIT | dict(img_size=64),
@@ -46,7 +50,9 @@ TIMM = {
 
 
 def maps_of(model, images) -> list[np.ndarray]:
-    """Our features of each place, `[batch, rows, columns, channels]`: of a model of tokens one array."""
+    """Our features of each place, `[batch, rows, columns, channels]`: of a model of tokens one
+    array.
+    """
     found = jax.jit(lambda images: model.features(images, dense=True))(images)
     return [np.asarray(x) for x in (found if isinstance(found, list) else [found])]
 
@@ -85,9 +91,12 @@ def test_dense_features_are_timms(case, torch, timm, tmp_path):
         ("Bit", dict(depths=[1, 1], hidden_sizes=[256, 512], embedding_size=64)),
     ],
 )
-def test_dense_features_are_transformers_hidden_states(kind, options, torch, transformers, tmp_path):
+def test_dense_features_are_transformers_hidden_states(
+    kind, options, torch, transformers, tmp_path
+):
     theirs = randomise(
-        torch, getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**options))
+        torch,
+        getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**options)),
     )
     theirs.save_pretrained(tmp_path)
     ours = vit_jax.load_model(tmp_path, say=str, image_size=64)

@@ -61,11 +61,21 @@ def test_a_model_of_the_hub_is_fetched_and_converted(environment, tmp_path):
             {"HF_TOKEN": "hf_reads", "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
             r"its owner asks for consent; give it at \S+/someone/gated, then log in here with: hf auth login",
         ),
-        ("hf://someone/vit", {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids to ask the Hub: unset it"),
-        ("hf://someone/vit", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "is not reached: look at the network"),
+        (
+            "hf://someone/vit",
+            {"HF_HUB_OFFLINE": "1"},
+            "HF_HUB_OFFLINE forbids to ask the Hub: unset it",
+        ),
+        (
+            "hf://someone/vit",
+            {"HF_ENDPOINT": "http://127.0.0.1:9"},
+            "is not reached: look at the network",
+        ),
     ],
 )
-def test_what_cannot_be_fetched_is_one_line_with_the_remedy(source, change, words, environment, tmp_path):
+def test_what_cannot_be_fetched_is_one_line_with_the_remedy(
+    source, change, words, environment, tmp_path
+):
     done = convert(environment | change, source, tmp_path / "out.npz")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert re.search(f"cannot fetch {source}: .*{words}", done.stderr)
@@ -75,7 +85,9 @@ REPOSITORY = {"id": "someone/vit", "siblings": [{"rfilename": "config.json"}]}
 ANSWERS = {
     "a login page": b"<html>Log in to this network</html>",
     "half an answer": json.dumps(REPOSITORY).encode()[:-20],
-    "a commit that leads elsewhere": json.dumps(REPOSITORY | {"sha": "../../../elsewhere"}).encode(),
+    "a commit that leads elsewhere": json.dumps(
+        REPOSITORY | {"sha": "../../../elsewhere"}
+    ).encode(),
     "no commit": json.dumps(REPOSITORY | {"sha": None}).encode(),
     "a number for a commit": json.dumps(REPOSITORY | {"sha": 5}).encode(),
 }

@@ -1,4 +1,6 @@
-"""The plain ViT's later options as timm has them: BEiT, EVA, EVA-02, DINOv3, PE, CLIP, SigLIP, AIMv2, ..."""
+"""The plain ViT's later options as timm has them: BEiT, EVA, EVA-02, DINOv3, PE, CLIP, SigLIP,
+AIMv2, ...
+"""
 
 import json
 
@@ -41,7 +43,9 @@ ONE_TABLE = ("beit_base_patch16_224", dict(use_rel_pos_bias=False, use_shared_re
 
 
 def small(torch, timm, name, **options):
-    """The architecture with two narrow layers of as many heads, for images of 4x5 patches, all random."""
+    """The architecture with two narrow layers of as many heads, for images of 4x5 patches, all
+    random.
+    """
     with torch.device("meta"):
         whole = timm.create_model(name)
     patch, heads = whole.patch_embed.patch_size[0], whole.blocks[0].attn.num_heads
@@ -85,18 +89,28 @@ def test_a_lone_file_of_a_beit_tells_its_heads_and_grid(torch, timm, tmp_path):
     ("name", "options", "words"),
     [
         ("vit_pe_core_gigantic_patch14_448", {}, "MLP of its attention pooling has another width"),
-        ("vit_small_patch16_rope_224", dict(rope_temperature=50.0), "rope_temperature=50.0.* is not read"),
-        ("vit_small_patch16_dinov3", dict(rope_grid_indexing="xy"), "rope_grid_indexing='xy'.* is not read"),
+        (
+            "vit_small_patch16_rope_224",
+            dict(rope_temperature=50.0),
+            "rope_temperature=50.0.* is not read",
+        ),
+        (
+            "vit_small_patch16_dinov3",
+            dict(rope_grid_indexing="xy"),
+            "rope_grid_indexing='xy'.* is not read",
+        ),
         (
             "beit_base_patch16_224",
             dict(use_shared_rel_pos_bias=True),
             "in each layer and one for all",
         ),
-        ("beit_base_patch16_224", dict(use_abs_pos_emb=True), "no part of the model takes: pos_embed"),
+        ("beit_base_patch16_224", dict(use_abs_pos_emb=True), "not part of the model: pos_embed"),
     ],
 )
 def test_what_computes_otherwise_is_refused(name, options, words, torch, timm, tmp_path):
-    timm.models.save_for_hf(small(torch, timm, name, **options), str(tmp_path), safe_serialization=True)
+    timm.models.save_for_hf(
+        small(torch, timm, name, **options), str(tmp_path), safe_serialization=True
+    )
     with pytest.raises(UserError, match=words) as caught:
         vit_jax.load_model(tmp_path, say=str)
     assert "\n" not in str(caught.value)
@@ -106,7 +120,11 @@ def test_what_computes_otherwise_is_refused(name, options, words, torch, timm, t
     ("name", "told", "words"),
     [
         ("vit_tiny_patch16_224", dict(act_layer="silu"), "act_layer='silu' is not read"),
-        ("swin_tiny_patch4_window7_224", dict(act_layer="quick_gelu"), "act_layer='quick_gelu' is not read"),
+        (
+            "swin_tiny_patch4_window7_224",
+            dict(act_layer="quick_gelu"),
+            "act_layer='quick_gelu' is not read",
+        ),
     ],
 )
 def test_an_activation_that_no_tensor_shows_is_refused(name, told, words, torch, timm, tmp_path):
@@ -140,7 +158,7 @@ def test_an_eva_whose_pooling_is_not_said_is_refused(torch, timm, tmp_path):
     ],
 )
 def test_what_timm_has_not_is_refused(options, words, tmp_path):
-    sizes = dict(dim=32, depth=1, hidden=48, heads=2, image_size=64, num_classes=3, gelu="erf")
+    sizes = dict(dim=32, depth=1, mlp_dim=48, heads=2, image_size=64, num_classes=3, gelu="erf")
     model = vit_jax.create_model("ViT-Ti/16", **sizes, **options)
     with pytest.raises(UserError, match=words):
         vit_jax.save_model(model, tmp_path / "model", library="timm")

@@ -9,15 +9,16 @@ from helpers import random_model, write
 from safetensors.numpy import load_file, save_file
 
 import vit_jax
-from vit_jax.runs.workdir import open_any
+from vit_jax.interop.open import open_checkpoint
 
-SIZES = dict(dim=32, depth=1, hidden=64, heads=1, patch_size=8, image_size=32)
+SIZES = dict(dim=32, depth=1, mlp_dim=64, heads=1, patch_size=8, image_size=32)
 DINO = SIZES | dict(layer_scale=1.0, gelu="erf", pooling="cls_gap", num_classes=3)
 DINOV3 = SIZES | dict(num_classes=0, position="none", rope="dinov3", registers=4, qkv_bias="qv")
 DINOV3 |= dict(layer_scale=1.0, gelu="erf", norm_epsilon=1e-5)
 BEIT = SIZES | dict(qkv_bias="qv", position="bias", layer_scale=0.1, gelu="erf", norm_epsilon=1e-12)
 SWIN = dict(dim=32, blocks=(1, 1), stage_heads=(1, 2), window=2, image_size=32, num_classes=0)
-# Name, arguments, the token's name and shape in Transformers, and whether the class that is written has it.
+# Name, arguments, the token's name and shape in Transformers, and whether the class that is written
+# has it.
 CASES = {
     "DINOv2": ("ViT-S/16", DINO, "dinov2.embeddings.mask_token", (1, 32), True),
     "DINOv2 without classes": (
@@ -35,7 +36,13 @@ CASES = {
         (1, 1, 32),
         True,
     ),
-    "ViT": ("ViT-S/16", SIZES | dict(num_classes=3), "vit.embeddings.mask_token", (1, 1, 32), False),
+    "ViT": (
+        "ViT-S/16",
+        SIZES | dict(num_classes=3),
+        "vit.embeddings.mask_token",
+        (1, 1, 32),
+        False,
+    ),
     "Swin": ("Swin-T", SWIN, "embeddings.mask_token", (1, 1, 32), False),
 }
 
@@ -44,7 +51,9 @@ CASES = {
 def folder(case, tmp_path):
     """A folder of Transformers' with a token of masked patches, and the token."""
     name, arguments, key, shape, _ = CASES[case]
-    made = write(random_model(name, **arguments), tmp_path / "theirs", "transformers", name, **arguments)
+    made = write(
+        random_model(name, **arguments), tmp_path / "theirs", "transformers", name, **arguments
+    )
     token = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     tensors = load_file(made / "model.safetensors") | {key: token}
     save_file(tensors, made / "model.safetensors")
@@ -53,7 +62,7 @@ def folder(case, tmp_path):
 
 def token_of(place) -> np.ndarray:
     """What is read of a folder, by the path that training would take it from."""
-    found = open_any(place).objective
+    found = open_checkpoint(place).objective
     return found.sources(found.shapes())["mask"]()
 
 
@@ -85,12 +94,12 @@ def test_what_does_not_keep_the_token_says_so(case, folder, tmp_path):
     theirs, _ = folder
     lines = []
     model = vit_jax.load_model(theirs, say=lines.append)
-    assert lines[0].endswith("; beside it the token of masked patches")
+    assert lines[0].endswith("; with the token of masked patches")
     vit_jax.save_model(model, tmp_path / "loaded", library="timm", say=lines.append)
-    assert lines[1].startswith("left out: the token of masked patches, which is written where")
+    assert lines[1].startswith("not saved: the token of masked patches; save_model(CHECKPOINT")
     changes = dict(gelu="tanh", norm_epsilon=1e-6)
     vit_jax.save_model(theirs, tmp_path / "ours.npz", say=lines.append, **changes)
-    assert "left out, for want of a place: the token of masked patches" in lines
+    assert "not saved, as the format cannot store them: the token of masked patches" in lines
 
 
 @pytest.mark.parametrize("case", ["DINOv3"])
@@ -99,7 +108,7 @@ def test_a_token_of_zeros_is_none(case, folder, tmp_path):
     name, arguments, key, *_ = CASES[case]
     write(random_model(name, **arguments), folder[0], "transformers", name, **arguments)
     assert not load_file(folder[0] / "model.safetensors")[key].any()
-    assert open_any(folder[0]).objective is None
+    assert open_checkpoint(folder[0]).objective is None
 
 
 @pytest.mark.parametrize("case", [case for case, (*_, among) in CASES.items() if among])
@@ -108,5 +117,7 @@ def test_transformers_masks_by_what_is_written(case, folder, torch, transformers
     (kind,) = json.loads((written / "config.json").read_text())["architectures"]
     theirs, info = getattr(transformers, kind).from_pretrained(written, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
-    (token,) = (x for name, x in theirs.named_parameters() if name.endswith("embeddings.mask_token"))
+    (token,) = (
+        x for name, x in theirs.named_parameters() if name.endswith("embeddings.mask_token")
+    )
     np.testing.assert_array_equal(token.detach().numpy().reshape(1, 1, -1), folder[1])

@@ -11,7 +11,7 @@ from flax import nnx
 import vit_jax
 from vit_jax.interop.onnx import convert
 
-SMALL = dict(dim=32, depth=2, hidden=64, heads=4, num_classes=5, image_size=32)
+SMALL = dict(dim=32, depth=2, mlp_dim=64, heads=4, num_classes=5, image_size=32)
 RESNET = dict(num_classes=5, image_size=32)
 # Windows that shift, and that do not divide the map of the one image.
 SWIN = dict(dim=8, blocks=(2, 1), stage_heads=(2, 4), window=2, num_classes=5)
@@ -21,7 +21,10 @@ MODELS = {
         "ViT-S/16",
         SMALL | dict(pooling="gap", gelu="erf", layer_scale=1.0, qk_norm=True, position="sincos2d"),
     ),
-    "other means": ("ViT-S/16", SMALL | dict(mean=(0.49, 0.46, 0.41), deviation=(0.23, 0.22, 0.225))),
+    "other means": (
+        "ViT-S/16",
+        SMALL | dict(mean=(0.49, 0.46, 0.41), std=(0.23, 0.22, 0.225)),
+    ),
     "map pooling": ("ViT-S/16", SMALL | dict(pooling="map", position="2d")),
     "axial": ("Axial-ViT-B/16", SMALL | dict(image_size=(32, 48))),
     "relative": ("ViT-S/16", SMALL | dict(position="relative", registers=2, mlp="swiglu")),
@@ -29,7 +32,10 @@ MODELS = {
         "ViT-S/16",
         SMALL | dict(position="none", rope="eva02", distillation="heads", pre_logits=True),
     ),
-    "positions in every layer": ("ViT-S/16", SMALL | dict(position_at="every", registers=1, depth=1)),
+    "positions in every layer": (
+        "ViT-S/16",
+        SMALL | dict(position_at="every", registers=1, depth=1),
+    ),
     "computed again": ("ViT-S/16", SMALL | dict(remat="full")),
     "features": ("ViT-S/16", SMALL | dict(num_classes=0, channels=1)),
     "hybrid": ("R50+ViT-B/16", SMALL | dict(resnet_blocks=(1, 1), patch_size=4)),
@@ -43,7 +49,9 @@ MODELS = {
     "swin v2": ("SwinV2-T/w8", SWIN | dict(pretrained_windows=(3, 2), image_size=32)),
     "axial bit": ("AxialResNet50", RESNET | dict(resnet_blocks=(1, 1))),
 }
-HALVES = {name: (MODELS[name][0], MODELS[name][1] | dict(dtype="float16")) for name in ("plain", "bit")}
+HALVES = {
+    name: (MODELS[name][0], MODELS[name][1] | dict(dtype="float16")) for name in ("plain", "bit")
+}
 
 
 def model_of(name, values):
@@ -51,7 +59,10 @@ def model_of(name, values):
     model, rng = vit_jax.create_model(name, **values), np.random.default_rng(0)
     state = nnx.state(model)
     drawn = jax.tree.map(
-        lambda x: x + jnp.asarray(rng.normal(size=x.shape) * (0.05 if x.ndim > 1 else 0.3), x.dtype), state
+        lambda x: (
+            x + jnp.asarray(rng.normal(size=x.shape) * (0.05 if x.ndim > 1 else 0.3), x.dtype)
+        ),
+        state,
     )
     nnx.update(model, drawn)
     return model
@@ -64,7 +75,9 @@ def of_any_batch(model, dtype):
 
 def session_of(written):
     onnx.checker.check_model(written, full_check=True)
-    return onnxruntime.InferenceSession(written.SerializeToString(), providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(
+        written.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
 
 
 def function_of(model):
@@ -73,8 +86,12 @@ def function_of(model):
 
 
 def check(model, tolerance):
-    """Raises AssertionError unless ONNX Runtime gives the model's logits, for any number of images."""
-    written = convert(function_of(model), of_any_batch(model, np.float32), ("images", "logits"), 2**30)
+    """Raises AssertionError unless ONNX Runtime gives the model's logits, for any number of
+    images.
+    """
+    written = convert(
+        function_of(model), of_any_batch(model, np.float32), ("images", "logits"), 2**30
+    )
     assert written.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
     session = session_of(written)
     shape = (3, *model.image_size, model.channels)
@@ -83,7 +100,9 @@ def check(model, tolerance):
     assert wanted.std() > 0.05
     for batch in (1, 3):
         (logits,) = session.run(None, {"images": images[:batch]})
-        np.testing.assert_allclose(logits, wanted[:batch], atol=tolerance * np.abs(wanted).max(), rtol=0)
+        np.testing.assert_allclose(
+            logits, wanted[:batch], atol=tolerance * np.abs(wanted).max(), rtol=0
+        )
 
 
 @pytest.mark.slow
@@ -101,8 +120,12 @@ def test_onnx_runtime_gives_the_logits_of_models_in_float16(name):
 def test_weights_are_written_once_and_in_the_type_that_is_computed_in():
     sizes = []
     for dtype in ("float32", "float16"):
-        model = vit_jax.create_model("ViT-S/16", **(SMALL | dict(position_at="shared", dtype=dtype)))
-        written = convert(function_of(model), of_any_batch(model, np.float32), ("images", "logits"), 2**30)
+        model = vit_jax.create_model(
+            "ViT-S/16", **(SMALL | dict(position_at="shared", dtype=dtype))
+        )
+        written = convert(
+            function_of(model), of_any_batch(model, np.float32), ("images", "logits"), 2**30
+        )
         sizes.append(sum(len(tensor.raw_data) for tensor in written.graph.initializer))
     parameters = sum(x.size for x in jax.tree.leaves(nnx.state(model)))
     assert 4 * parameters <= sizes[0] < 4 * parameters + 4_000

@@ -11,33 +11,51 @@ import vit_jax
 from vit_jax.errors import UserError
 
 SIZES = dict(layers=2, width=128, patch_size=8, image_size=[32, 40])
-SEEN = dict(mean=[0.48, 0.46, 0.41], std=[0.27, 0.26, 0.28], interpolation="bicubic", resize_mode="shortest")
+SEEN = dict(
+    mean=[0.48, 0.46, 0.41], std=[0.27, 0.26, 0.28], interpolation="bicubic", resize_mode="shortest"
+)
 
 
 def write(folder, tensors, vision, **said):
-    tensors = {name: np.float32(x) for name, x in tensors.items()} | dict(logit_scale=np.ones(1, np.float32))
+    tensors = {name: np.float32(x) for name, x in tensors.items()} | dict(
+        logit_scale=np.ones(1, np.float32)
+    )
     tensors |= {"text_projection": np.ones((64, 8), np.float32)}
     save_file(tensors, folder / "open_clip_model.safetensors")
-    config = dict(model_cfg=dict(embed_dim=7, vision_cfg=vision, text_cfg={}) | said, preprocess_cfg=SEEN)
+    config = dict(
+        model_cfg=dict(embed_dim=7, vision_cfg=vision, text_cfg={}) | said, preprocess_cfg=SEEN
+    )
     (folder / "open_clip_config.json").write_text(json.dumps(config))
 
 
 def own_tower():
     """Random tensors of a tower of open_clip's own."""
     rng, dim, hidden = np.random.default_rng(0), 128, 512
-    shapes = {"conv1.weight": (dim, 3, 8, 8), "class_embedding": (dim,), "positional_embedding": (21, dim)}
-    shapes |= {f"{norm}.{part}": (dim,) for norm in ("ln_pre", "ln_post") for part in ("weight", "bias")}
+    shapes = {
+        "conv1.weight": (dim, 3, 8, 8),
+        "class_embedding": (dim,),
+        "positional_embedding": (21, dim),
+    }
+    shapes |= {
+        f"{norm}.{part}": (dim,) for norm in ("ln_pre", "ln_post") for part in ("weight", "bias")
+    }
     shapes["proj"] = (dim, 7)
     for layer in range(2):
         start = f"transformer.resblocks.{layer}."
         shapes |= {f"{start}ln_{n}.{part}": (dim,) for n in (1, 2) for part in ("weight", "bias")}
-        shapes |= {f"{start}attn.in_proj_weight": (3 * dim, dim), f"{start}attn.in_proj_bias": (3 * dim,)}
+        shapes |= {
+            f"{start}attn.in_proj_weight": (3 * dim, dim),
+            f"{start}attn.in_proj_bias": (3 * dim,),
+        }
         for name, outputs, inputs in (
             ("attn.out_proj", dim, dim),
             ("mlp.c_fc", hidden, dim),
             ("mlp.c_proj", dim, hidden),
         ):
-            shapes |= {f"{start}{name}.weight": (outputs, inputs), f"{start}{name}.bias": (outputs,)}
+            shapes |= {
+                f"{start}{name}.weight": (outputs, inputs),
+                f"{start}{name}.bias": (outputs,),
+            }
     return {f"visual.{name}": rng.normal(0, 0.1, shape) for name, shape in shapes.items()}
 
 
@@ -51,7 +69,9 @@ def test_a_tower_gives_the_embeddings_that_timm_gives(quick, torch, timm, tmp_pa
     ours = vit_jax.load_model(tmp_path, say=said.append)
     assert "the tower of images alone, of two" in said[0]
     name = f"vit_base_patch16_clip{'_quickgelu' if quick else ''}_224"
-    sizes = dict(depth=2, embed_dim=128, num_heads=2, patch_size=8, img_size=(32, 40), num_classes=7)
+    sizes = dict(
+        depth=2, embed_dim=128, num_heads=2, patch_size=8, img_size=(32, 40), num_classes=7
+    )
     theirs = timm.create_model(name, **sizes)
     state = {name: torch.tensor(np.float32(x)) for name, x in tensors.items()}
     theirs.load_state_dict(checkpoint_filter_fn(state, theirs))
@@ -94,7 +114,7 @@ def test_a_tower_without_its_config_is_refused_and_none_is_written(tmp_path):
     write(tmp_path, own_tower(), SIZES)
     model = vit_jax.load_model(tmp_path, say=str)
     with pytest.raises(
-        UserError, match="not written for 'open_clip', but for: google, transformers, openai, timm"
+        UserError, match="library='open_clip'. Supported: google, transformers, openai, timm"
     ):
         vit_jax.save_model(model, tmp_path / "written", library="open_clip")
     (tmp_path / "open_clip_config.json").unlink()

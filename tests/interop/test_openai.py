@@ -21,7 +21,9 @@ def random_tensors(rng, blocks=2) -> dict[str, np.ndarray]:
     found = {}
 
     def conv(name, inputs, outputs, side):
-        found[f"{name}.w"] = rng.normal(0, 1, (outputs, inputs, side, side)) / np.sqrt(inputs * side**2)
+        found[f"{name}.w"] = rng.normal(0, 1, (outputs, inputs, side, side)) / np.sqrt(
+            inputs * side**2
+        )
         found[f"{name}.b"] = rng.normal(0, 0.3, outputs)
 
     conv("blocks.input", 3, WIDTHS[0], 7)
@@ -33,14 +35,18 @@ def random_tensors(rng, blocks=2) -> dict[str, np.ndarray]:
                 conv(f"{start}.id_path", before, width, 1)
             channels = (before, width // 4, width // 4, width // 4, width)
             for number, side in enumerate((3, 3, 3, 1), start=1):
-                conv(f"{start}.res_path.conv_{number}", channels[number - 1], channels[number], side)
+                conv(
+                    f"{start}.res_path.conv_{number}", channels[number - 1], channels[number], side
+                )
             before = width
     conv("blocks.output.conv", before, CODES, 1)
     return {name: array.astype(np.float32) for name, array in found.items()}
 
 
 def scores_of(tensors, image):
-    """The codes' scores `[codes, rows, columns]` of an image `[height, width, 3]` in [0, 1], in float64."""
+    """The codes' scores `[codes, rows, columns]` of an image `[height, width, 3]` in [0, 1], in
+    float64.
+    """
     tensors = {name: array.astype(np.float64) for name, array in tensors.items()}
 
     def conv(name, x):
@@ -59,7 +65,9 @@ def scores_of(tensors, image):
             start, branch = f"blocks.group_{group}.block_{block}", x
             for number in range(1, 5):
                 branch = conv(f"{start}.res_path.conv_{number}", np.maximum(branch, 0))
-            x = (conv(f"{start}.id_path", x) if f"{start}.id_path.w" in tensors else x) + branch / 64
+            x = (
+                conv(f"{start}.id_path", x) if f"{start}.id_path.w" in tensors else x
+            ) + branch / 64
     return conv("blocks.output.conv", np.maximum(x, 0))
 
 
@@ -68,7 +76,9 @@ def tensors() -> dict[str, np.ndarray]:
     """Random ones, of which no code is the likeliest everywhere."""
     rng = np.random.default_rng(0)
     tensors = random_tensors(rng)
-    tensors["blocks.output.conv.b"] -= scores_of(tensors, rng.uniform(size=(24, 24, 3))).mean((1, 2))
+    tensors["blocks.output.conv.b"] -= scores_of(tensors, rng.uniform(size=(24, 24, 3))).mean(
+        (1, 2)
+    )
     return {name: array.astype(np.float32) for name, array in tensors.items()}
 
 
@@ -86,7 +96,13 @@ def test_tokens_of_a_file_are_those_of_the_published_code(tensors, tmp_path):
 def test_a_state_dict_of_pytorch_is_converted_and_read_back(tensors, torch, tmp_path):
     state = {name: torch.tensor(array) for name, array in tensors.items()}
     torch.save(state, tmp_path / "encoder.pth")
-    command = [sys.executable, "-m", "vit_jax.convert", tmp_path / "encoder.pth", tmp_path / "folder"]
+    command = [
+        sys.executable,
+        "-m",
+        "vit_jax.convert",
+        tmp_path / "encoder.pth",
+        tmp_path / "folder",
+    ]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "assumed: pixels in [0, 1] as 0.8 times them and 0.1" in done.stdout
@@ -95,26 +111,35 @@ def test_a_state_dict_of_pytorch_is_converted_and_read_back(tensors, torch, tmp_
     for name, array in tensors.items():
         np.testing.assert_array_equal(written[name], array)
     model = vit_jax.load_model(tmp_path / "folder", say=str)
-    assert (model.mean, model.deviation, model.widths) == (-0.125, 1.25, WIDTHS)
+    assert (model.mean, model.std, model.options.widths) == (-0.125, 1.25, WIDTHS)
     assert model.num_classes == CODES
 
 
 def test_a_pickled_module_is_refused_with_the_way_to_its_tensors(tmp_path):
     (tmp_path / "encoder.pkl").write_bytes(b"PK\x03\x04" + bytes(100))
-    command = [sys.executable, "-m", "vit_jax.convert", tmp_path / "encoder.pkl", tmp_path / "folder"]
+    command = [
+        sys.executable,
+        "-m",
+        "vit_jax.convert",
+        tmp_path / "encoder.pkl",
+        tmp_path / "folder",
+    ]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "weights_only=False).state_dict(), 'FILE.pth') writes its tensors" in done.stderr
 
 
-@pytest.mark.parametrize("options", [{}, dict(mean=0.5, deviation=0.25), dict(num_classes=0, channels=1)])
+@pytest.mark.parametrize("options", [{}, dict(mean=0.5, std=0.25), dict(num_classes=0, channels=1)])
 def test_a_model_of_ours_is_written_by_its_names_and_read_back(options, tmp_path):
     arguments = dict(blocks=(1, 2), widths=(8, 12), num_classes=CODES, image_size=16) | options
     model = vit_jax.create_model("DVAE", **arguments)
     vit_jax.save_model(model, tmp_path / "model", say=str)
-    assert json.loads((tmp_path / "model" / "config.json").read_text())["architecture"] == "dall_e_encoder"
+    assert (
+        json.loads((tmp_path / "model" / "config.json").read_text())["architecture"]
+        == "dall_e_encoder"
+    )
     read = vit_jax.load_model(tmp_path / "model", say=str)
-    assert (read.mean, read.deviation, read.image_size) == (model.mean, model.deviation, (16, 16))
+    assert (read.mean, read.std, read.image_size) == (model.mean, model.std, (16, 16))
     ours, theirs = params_of(model), params_of(read)
     assert ours.keys() == theirs.keys()
     for path, array in ours.items():

@@ -10,7 +10,8 @@ from vit_jax.errors import UserError
 TOLERANCE = 2e-5
 
 
-# Twelve layers, whose order could be mistaken, and the whole ResNet once; elsewhere two layers show the same.
+# Twelve layers, whose order could be mistaken, and the whole ResNet once; elsewhere two layers show
+# the same.
 VITS = {
     "ViT-Ti/16": ("vit_tiny_patch16_224", dict(size=224)),
     "ViT-Ti/16 at 96": ("vit_tiny_patch16_224", dict(size=96, depth=2)),
@@ -27,7 +28,10 @@ VITS = {
         "vit_tiny_patch16_224",
         dict(size=160, depth=2, global_pool="avg", class_token=False, fc_norm=False),
     ),
-    "class token and gap, fc_norm": ("vit_tiny_patch16_224", dict(size=96, depth=2, global_pool="avg")),
+    "class token and gap, fc_norm": (
+        "vit_tiny_patch16_224",
+        dict(size=96, depth=2, global_pool="avg"),
+    ),
     "class token and gap": (
         "vit_tiny_patch16_224",
         dict(size=96, depth=2, global_pool="avg", fc_norm=False, reg_tokens=2),
@@ -42,7 +46,10 @@ VITS = {
         "vit_tiny_patch16_224",
         dict(size=160, depth=2, global_pool="map", class_token=False, qk_norm=True),
     ),
-    "registers": ("vit_tiny_patch16_224", dict(size=160, depth=2, reg_tokens=3, no_embed_class=True)),
+    "registers": (
+        "vit_tiny_patch16_224",
+        dict(size=160, depth=2, reg_tokens=3, no_embed_class=True),
+    ),
     "LayerScale": ("vit_tiny_patch16_224", dict(size=160, depth=2, init_values=1e-5)),
     "tanh GELU, one channel": (
         "vit_tiny_patch16_224",
@@ -66,7 +73,10 @@ def test_timm_vits_give_the_same_logits_here(case, torch, timm, tmp_path):
     ours = vit_jax.load_model(tmp_path, say=str)
     images = random_images(ours)
     np.testing.assert_allclose(
-        logits_of(ours, images), torch_logits(torch, theirs, ours.normalize(images)), rtol=0, atol=TOLERANCE
+        logits_of(ours, images),
+        torch_logits(torch, theirs, ours.normalize(images)),
+        rtol=0,
+        atol=TOLERANCE,
     )
 
 
@@ -85,7 +95,9 @@ def test_timm_vits_give_the_same_logits_here(case, torch, timm, tmp_path):
         ("test_convnext3", {}, "has kernels of 7, 5, 5 and 3, and SiLU"),
     ],
 )
-def test_timm_model_that_computes_otherwise_is_refused(name, options, message, torch, timm, tmp_path):
+def test_timm_model_that_computes_otherwise_is_refused(
+    name, options, message, torch, timm, tmp_path
+):
     theirs = timm.create_model(name, num_classes=7, **options)
     timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
     with pytest.raises(UserError, match=message):
@@ -121,7 +133,10 @@ def test_timm_bit_gives_the_same_logits_here(size, torch, timm, tmp_path):
     ours = vit_jax.load_model(tmp_path, say=str, image_size=size)
     images = random_images(ours)
     np.testing.assert_allclose(
-        logits_of(ours, images), torch_logits(torch, theirs, ours.normalize(images)), rtol=0, atol=TOLERANCE
+        logits_of(ours, images),
+        torch_logits(torch, theirs, ours.normalize(images)),
+        rtol=0,
+        atol=TOLERANCE,
     )
 
 
@@ -143,7 +158,11 @@ TRANSFORMERS = {
         dict(hidden_act="gelu_new", image_size=160, num_hidden_layers=2),
     ),
     "DeiT": ("DeiTForImageClassification", "DeiTConfig", dict(num_hidden_layers=2)),
-    "DeiT distilled": ("DeiTForImageClassificationWithTeacher", "DeiTConfig", dict(num_hidden_layers=2)),
+    "DeiT distilled": (
+        "DeiTForImageClassificationWithTeacher",
+        "DeiTConfig",
+        dict(num_hidden_layers=2),
+    ),
     "DeiT distilled, 160": (
         "DeiTForImageClassificationWithTeacher",
         "DeiTConfig",
@@ -155,13 +174,18 @@ TRANSFORMERS = {
 @pytest.mark.parametrize("case", TRANSFORMERS)
 def test_transformers_vits_give_the_same_logits_here(case, torch, transformers, tmp_path):
     kind, config, options = TRANSFORMERS[case]
-    options = dict(hidden_size=192, num_attention_heads=3, intermediate_size=768, num_labels=7) | options
+    options = (
+        dict(hidden_size=192, num_attention_heads=3, intermediate_size=768, num_labels=7) | options
+    )
     theirs = randomise(torch, getattr(transformers, kind)(getattr(transformers, config)(**options)))
     theirs.save_pretrained(tmp_path)
     ours = vit_jax.load_model(tmp_path, say=str)
     images = random_images(ours)
     np.testing.assert_allclose(
-        logits_of(ours, images), torch_logits(torch, theirs, ours.normalize(images)), rtol=0, atol=TOLERANCE
+        logits_of(ours, images),
+        torch_logits(torch, theirs, ours.normalize(images)),
+        rtol=0,
+        atol=TOLERANCE,
     )
 
 
@@ -174,10 +198,14 @@ DINOV2 = {
 
 @pytest.mark.parametrize("size", [56, 42, (56, 98), 70, 154], ids=str)
 @pytest.mark.parametrize("case", DINOV2)
-def test_dinov2_gives_transformers_features_and_logits_at_any_size(case, size, torch, transformers, tmp_path):
+def test_dinov2_gives_transformers_features_and_logits_at_any_size(
+    case, size, torch, transformers, tmp_path
+):
     """At another size than the positions' own they are resized by each class's own rule."""
     kind, options = DINOV2[case]
-    sizes = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, patch_size=14, num_labels=7)
+    sizes = dict(
+        hidden_size=48, num_hidden_layers=2, num_attention_heads=3, patch_size=14, num_labels=7
+    )
     config = getattr(transformers, f"{kind}Config")(**sizes | options)
     for what in ("ForImageClassification", "Model"):
         theirs = randomise(torch, getattr(transformers, kind + what)(config))
@@ -188,12 +216,16 @@ def test_dinov2_gives_transformers_features_and_logits_at_any_size(case, size, t
             seen = torch.from_numpy(np.float64(ours.normalize(images)).transpose(0, 3, 1, 2).copy())
             out = theirs.double()(seen)
         wanted = (out.logits if what == "ForImageClassification" else out.pooler_output).numpy()
-        np.testing.assert_allclose(logits_of(ours, images), wanted, atol=2e-6 * np.abs(wanted).max())
+        np.testing.assert_allclose(
+            logits_of(ours, images), wanted, atol=2e-6 * np.abs(wanted).max()
+        )
 
 
 @pytest.mark.parametrize("size", [(48, 80), 160], ids=str)
 def test_timms_positions_are_resized_as_timm_does(size, torch, timm, tmp_path):
-    theirs = randomise(torch, timm.create_model("vit_tiny_patch16_224", depth=2, img_size=96, num_classes=7))
+    theirs = randomise(
+        torch, timm.create_model("vit_tiny_patch16_224", depth=2, img_size=96, num_classes=7)
+    )
     timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
     ours = vit_jax.load_model(tmp_path, say=str, image_size=size)
     theirs.set_input_size(size)
@@ -203,7 +235,9 @@ def test_timms_positions_are_resized_as_timm_does(size, torch, timm, tmp_path):
 
 
 @pytest.mark.parametrize("size", [32, 80, (32, 96)], ids=str)
-def test_transformers_positions_are_resized_as_transformers_does(size, torch, transformers, tmp_path):
+def test_transformers_positions_are_resized_as_transformers_does(
+    size, torch, transformers, tmp_path
+):
     config = transformers.ViTConfig(
         hidden_size=48, num_hidden_layers=2, num_attention_heads=3, image_size=64, num_labels=7
     )
@@ -228,7 +262,9 @@ def test_transformers_bit_gives_the_same_logits_here(torch, transformers, tmp_pa
 
 
 def test_transformers_pooler_is_the_pre_logits_layer(torch, transformers, tmp_path):
-    config = transformers.ViTConfig(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, image_size=64)
+    config = transformers.ViTConfig(
+        hidden_size=48, num_hidden_layers=2, num_attention_heads=3, image_size=64
+    )
     theirs = randomise(torch, transformers.ViTModel(config))
     theirs.save_pretrained(tmp_path)
     ours = vit_jax.load_model(tmp_path, say=str)
@@ -249,7 +285,7 @@ OURS = {
         "ViT-Ti/16 MAE": dict(depth=2, pooling="gap", cls_token=True, fc_norm=True, image_size=64),
         "ViT-Ti/16 map": dict(depth=2, pooling="map", image_size=64, gelu="erf", qk_norm=True),
         "ViT-Ti/16 registers": dict(depth=2, registers=4, layer_scale=0.1, image_size=64),
-        "ViT-Ti/16 swiglu": dict(mlp="swiglu", hidden=200, image_size=64, depth=2),
+        "ViT-Ti/16 swiglu": dict(mlp="swiglu", mlp_dim=200, image_size=64, depth=2),
         "R26+ViT-S/32": dict(resnet_epsilons="timm"),
         "R+ViT-Ti/16": dict(depth=2, resnet_epsilons="timm", image_size=160),
     },
@@ -263,7 +299,9 @@ OURS = {
 }
 
 
-@pytest.mark.parametrize(("library", "case"), [(lib, case) for lib, cases in OURS.items() for case in cases])
+@pytest.mark.parametrize(
+    ("library", "case"), [(lib, case) for lib, cases in OURS.items() for case in cases]
+)
 def test_our_vits_give_the_same_logits_there(library, case, torch, request, tmp_path):
     there = request.getfixturevalue(library)
     name, arguments = case.split()[0], OURS[library][case]
@@ -272,13 +310,18 @@ def test_our_vits_give_the_same_logits_there(library, case, torch, request, tmp_
     if library == "timm":
         theirs = there.create_model(f"local-dir:{folder}", pretrained=True)
     else:
-        kind = dict(token="DeiTForImageClassification", heads="DeiTForImageClassificationWithTeacher")
+        kind = dict(
+            token="DeiTForImageClassification", heads="DeiTForImageClassificationWithTeacher"
+        )
         kind = kind.get(arguments.get("distillation"), "ViTForImageClassification")
         theirs, info = getattr(there, kind).from_pretrained(folder, output_loading_info=True)
         assert not info["missing_keys"] and not info["unexpected_keys"]
     images = random_images(ours)
     np.testing.assert_allclose(
-        logits_of(ours, images), torch_logits(torch, theirs, ours.normalize(images)), rtol=0, atol=TOLERANCE
+        logits_of(ours, images),
+        torch_logits(torch, theirs, ours.normalize(images)),
+        rtol=0,
+        atol=TOLERANCE,
     )
 
 

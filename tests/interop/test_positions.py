@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 import vit_jax
 from vit_jax.errors import UserError
-from vit_jax.interop.checkpoint import Checkpoint, fit, skeleton
-from vit_jax.interop.positions import resize_patches, resize_positions
+from vit_jax.interop.adapting import fit
+from vit_jax.interop.checkpoint import Checkpoint, skeleton
 from vit_jax.models.position import sincos2d
+from vit_jax.models.resize import resize_patches, resize_positions
 
 SIDES = st.tuples(st.integers(1, 12), st.integers(1, 12))
 
@@ -26,7 +27,9 @@ def plane(grid, prefix):
 @settings(max_examples=100, deadline=None)
 @given(old=SIDES, new=SIDES, prefix=st.integers(0, 2))
 def test_special_rows_are_kept_and_the_grid_has_its_size(old, new, prefix):
-    table = np.random.default_rng(0).normal(size=(1, prefix + old[0] * old[1], 3)).astype(np.float32)
+    table = (
+        np.random.default_rng(0).normal(size=(1, prefix + old[0] * old[1], 3)).astype(np.float32)
+    )
     resized = resize_positions(table, old, new, prefix)
     assert resized.shape == (1, prefix + new[0] * new[1], 3)
     np.testing.assert_array_equal(resized[:, :prefix], table[:, :prefix])
@@ -38,7 +41,9 @@ def test_special_rows_are_kept_and_the_grid_has_its_size(old, new, prefix):
     new=st.tuples(st.integers(2, 12), st.integers(2, 12)),
 )
 def test_a_linear_table_stays_linear_from_corner_to_corner(old, new):
-    np.testing.assert_allclose(resize_positions(plane(old, 1), old, new, 1), plane(new, 1), atol=1e-6)
+    np.testing.assert_allclose(
+        resize_positions(plane(old, 1), old, new, 1), plane(new, 1), atol=1e-6
+    )
 
 
 def test_between_patches_values_are_interpolated():
@@ -52,10 +57,14 @@ def test_the_same_grid_is_left_as_it_is():
     np.testing.assert_array_equal(resize_positions(table, (3, 4), (3, 4), 1), table)
 
 
-@pytest.mark.parametrize("sides", [(7, 5), (5, 7), (4, 16), (37, 16), (16, 37), (3, 1), (1, 3)], ids=str)
+@pytest.mark.parametrize(
+    "sides", [(7, 5), (5, 7), (4, 16), (37, 16), (16, 37), (3, 1), (1, 3)], ids=str
+)
 @pytest.mark.parametrize("kind", ["bicubic", "bicubic_offset", "bicubic_antialias"])
 def test_tables_are_resized_as_pytorch_resizes_pictures(kind, sides, torch):
-    """Of which the three libraries make use; DINO's code adds 0.1 to the sides and gives the scale."""
+    """Of which the three libraries make use; DINO's code adds 0.1 to the sides and gives the
+    scale.
+    """
     old, new = (sides[0], 6), (sides[1], 9)
     table = np.random.default_rng(0).normal(size=(1, 1 + old[0] * old[1], 3)).astype(np.float32)
     picture = torch.from_numpy(table[:, 1:].reshape(1, *old, 3).transpose(0, 3, 1, 2).copy())
@@ -81,16 +90,20 @@ def test_an_enlarged_patch_keeps_its_embedding(torch):
 
 
 def test_a_smaller_patch_has_the_embedding_nearest_to_that_of_the_large_one(torch):
-    """By FlexiViT's own formula: one pseudo-inverse of the resize of whole patches, written as a matrix."""
+    """By FlexiViT's own formula: one pseudo-inverse of the resize of whole patches, written as a
+    matrix.
+    """
     kernel = np.random.default_rng(0).normal(size=(8, 8, 3, 4))
     units = torch.eye(64, dtype=torch.float64).reshape(64, 1, 8, 8)
-    resize = torch.nn.functional.interpolate(units, (5, 5), mode="bilinear").numpy().reshape(64, 25).T
+    resize = (
+        torch.nn.functional.interpolate(units, (5, 5), mode="bilinear").numpy().reshape(64, 25).T
+    )
     expected = np.linalg.pinv(resize.T) @ kernel.reshape(64, -1)
     np.testing.assert_allclose(resize_patches(kernel, 5, 5).reshape(25, -1), expected, atol=1e-5)
 
 
 def test_a_model_is_loaded_for_patches_of_another_size(tmp_path):
-    arguments = dict(dim=32, depth=1, hidden=48, heads=2, image_size=64, num_classes=3)
+    arguments = dict(dim=32, depth=1, mlp_dim=48, heads=2, image_size=64, num_classes=3)
     model = random_model("ViT-Ti/16", **arguments)
     file = write(model, tmp_path / "model.npz", "google", "ViT-Ti/16", **arguments)
     said = []
@@ -99,7 +112,9 @@ def test_a_model_is_loaded_for_patches_of_another_size(tmp_path):
     images = np.random.default_rng(0).uniform(-1, 1, (2, 64, 64, 3)).astype(np.float32)
     # Each patch enlarged by itself, the whole has the logits that it had.
     patches = images.reshape(2, 4, 16, 4, 16, 3).transpose(0, 1, 3, 2, 4, 5).reshape(-1, 16, 16, 3)
-    large = np.stack([cv2.resize(patch, (32, 32), interpolation=cv2.INTER_LINEAR) for patch in patches])
+    large = np.stack(
+        [cv2.resize(patch, (32, 32), interpolation=cv2.INTER_LINEAR) for patch in patches]
+    )
     large = large.reshape(2, 4, 4, 32, 32, 3).transpose(0, 1, 3, 2, 4, 5).reshape(2, 128, 128, 3)
     np.testing.assert_allclose(loaded(large), model(images), atol=1e-4)
 
@@ -107,7 +122,7 @@ def test_a_model_is_loaded_for_patches_of_another_size(tmp_path):
 @pytest.fixture(scope="module")
 def of_patches(tmp_path_factory):
     """A file of a model with patches of 16 pixels."""
-    arguments = dict(dim=32, depth=1, hidden=48, heads=2, image_size=64, num_classes=3)
+    arguments = dict(dim=32, depth=1, mlp_dim=48, heads=2, image_size=64, num_classes=3)
     file = tmp_path_factory.mktemp("patches") / "model.npz"
     return write(random_model("ViT-Ti/16", **arguments), file, "google", "ViT-Ti/16", **arguments)
 
@@ -116,13 +131,22 @@ def of_patches(tmp_path_factory):
 def test_smaller_patches_are_said_to_be_an_approximation(side, of_patches):
     said = []
     vit_jax.load_model(of_patches, patch_size=side, image_size=4 * side, say=said.append)
-    words = f"resized: patch_embedding/kernel 16x16 -> {side}x{side}, an approximation, as patches shrink"
+    words = (
+        f"resized: patch_embedding/kernel 16x16 -> {side}x{side}, an approximation, as patches "
+        "shrink"
+    )
     assert words in said
 
 
 @pytest.mark.parametrize(
     ("side", "words"),
-    [(0, "patch_size"), (-8, "patch_size"), (7.5, "patch_size"), ("8", "patch_size"), (7, "patch size 7")],
+    [
+        (0, "patch_size"),
+        (-8, "patch_size"),
+        (7.5, "patch_size"),
+        ("8", "patch_size"),
+        (7, "patch size 7"),
+    ],
 )
 def test_patches_that_cannot_be_are_refused(side, words, of_patches):
     with pytest.raises(UserError, match=words):
@@ -137,24 +161,29 @@ def test_a_model_without_patches_names_what_it_has():
 
 def checkpoint_of(name, **arguments):
     """Ones in place of all parameters, and the shapes of these."""
-    model, values = described(name, **arguments)
-    shapes = skeleton(model, values)[1]
-    return Checkpoint("here", "nowhere", model, values, shapes, lambda path: np.ones(shapes[path]), [])
+    options = described(name, **arguments)
+    shapes = skeleton(options)[1]
+    return Checkpoint("here", "nowhere", options, shapes, lambda path: np.ones(shapes[path]), [])
 
 
 @pytest.mark.parametrize(
     "position, table, shape",
-    [("bias", "bias_table", (11 * 11 + 3, 2)), ("relative", "relative_embedding", (2 * 36 - 1 + 3, 8))],
+    [
+        ("bias", "bias_table", (11 * 11 + 3, 2)),
+        ("relative", "relative_embedding", (2 * 36 - 1 + 3, 8)),
+    ],
 )
 def test_tables_by_offset_follow_the_grid(position, table, shape):
-    sizes = dict(num_classes=5, dim=16, depth=1, hidden=24, heads=2, position=position)
+    sizes = dict(num_classes=5, dim=16, depth=1, mlp_dim=24, heads=2, position=position)
     checkpoint = checkpoint_of("ViT-Ti/16", image_size=64, **sizes)
     _, sources, done = fit(checkpoint, dict(image_size=96))
     path = f"blocks/00/attention/{table}"
     assert done.resized == [f"{path} 4x4 -> 6x6"]
     np.testing.assert_allclose(sources[path](), np.ones(shape), atol=1e-5)
-    with pytest.raises(UserError, match="rows, but the tokens asked for need"):
+    with pytest.raises(UserError, match="rows, but the tokens of the requested model need"):
         fit(checkpoint, dict(image_size=96, pooling="gap"))[1][path]()
+    with pytest.raises(UserError, match=r"but the requested model has \["):
+        fit(checkpoint, dict(pooling="gap"))  # The same grid without the class token.
     # Of the same shape, and yet another table.
     wide = checkpoint_of("ViT-Ti/16", image_size=(32, 80), **sizes)
     assert fit(wide, dict(image_size=(80, 32)))[2].resized == [f"{path} 2x5 -> 5x2"]
@@ -162,8 +191,12 @@ def test_tables_by_offset_follow_the_grid(position, table, shape):
 
 @pytest.mark.parametrize("size", [64, 96])
 def test_one_table_of_all_layers_becomes_each_layers_own(size, tmp_path):
-    arguments = dict(dim=16, depth=2, hidden=24, heads=2, image_size=64, num_classes=3, position="bias")
-    arguments |= dict(position_at="shared", gelu="erf", pooling="gap", cls_token=True, qkv_bias="qv")
+    arguments = dict(
+        dim=16, depth=2, mlp_dim=24, heads=2, image_size=64, num_classes=3, position="bias"
+    )
+    arguments |= dict(
+        position_at="shared", gelu="erf", pooling="gap", cls_token=True, qkv_bias="qv"
+    )
     model = random_model("ViT-Ti/16", **arguments)
     folder = write(model, tmp_path / "model", "timm", "ViT-Ti/16", **arguments)
     one, said = vit_jax.load_model(folder, image_size=size, say=str), []
@@ -188,7 +221,7 @@ def test_tables_of_axial_attention_follow_the_lines():
 @pytest.mark.one_variant
 @pytest.mark.parametrize("size", [96, 32, (32, 96), (80, 48)])
 def test_a_model_is_loaded_for_images_of_another_size(size, tmp_path):
-    arguments = dict(dim=32, depth=1, hidden=48, heads=2, image_size=64, num_classes=3)
+    arguments = dict(dim=32, depth=1, mlp_dim=48, heads=2, image_size=64, num_classes=3)
     model = random_model("ViT-Ti/16", **arguments)
     file = write(model, tmp_path / "model.npz", "google", "ViT-Ti/16", **arguments)
     loaded = vit_jax.load_model(file, image_size=size, say=str)
@@ -202,7 +235,7 @@ def test_a_model_is_loaded_for_images_of_another_size(size, tmp_path):
 
 
 def test_a_model_without_class_token_drops_its_row(tmp_path):
-    arguments = dict(dim=32, depth=1, hidden=48, heads=2, image_size=64, num_classes=3)
+    arguments = dict(dim=32, depth=1, mlp_dim=48, heads=2, image_size=64, num_classes=3)
     model = random_model("ViT-Ti/16", **arguments)
     file = write(model, tmp_path / "model.npz", "google", "ViT-Ti/16", **arguments)
     said = []
@@ -213,7 +246,7 @@ def test_a_model_without_class_token_drops_its_row(tmp_path):
 
 
 def test_a_distilled_model_without_its_token_keeps_the_class_tokens_row(tmp_path):
-    arguments = dict(dim=32, depth=1, hidden=48, heads=2, image_size=64, num_classes=3)
+    arguments = dict(dim=32, depth=1, mlp_dim=48, heads=2, image_size=64, num_classes=3)
     model = random_model("ViT-Ti/16", distillation="heads", **arguments)
     write(model, tmp_path / "model", "timm", "ViT-Ti/16", distillation="heads", **arguments)
     loaded = vit_jax.load_model(tmp_path / "model", distillation="none", say=str)
@@ -223,14 +256,14 @@ def test_a_distilled_model_without_its_token_keeps_the_class_tokens_row(tmp_path
 
 def test_fixed_positions_become_a_table_to_learn_from_and_a_new_norm_starts_as_one():
     # As in a masked autoencoder's fine-tuning.
-    sizes = dict(num_classes=0, dim=16, depth=1, hidden=24, heads=2)
+    sizes = dict(num_classes=0, dim=16, depth=1, mlp_dim=24, heads=2)
     checkpoint = checkpoint_of("ViT-Ti/16", image_size=64, position="sincos2d", **sizes)
     changes = dict(num_classes=5, pooling="gap", cls_token=True, fc_norm=True, position="1d")
     fitted, sources, done = fit(checkpoint, changes)
     table = sources["position_embedding/table"]()
     np.testing.assert_array_equal(table[0, 0], np.zeros(16))
     np.testing.assert_array_equal(table[0, 1:], sincos2d((4, 4), 16, "sincos2d"))
-    assert sources.keys() == skeleton(checkpoint.model, fitted)[1].keys()
+    assert sources.keys() == skeleton(fitted)[1].keys()
     assert (sources["fc_norm/scale"]() == 1).all() and not sources["fc_norm/bias"]().any()
     assert done.dropped == ["norm/bias", "norm/scale"]
     assert done.fresh[:2] == ["fc_norm/bias [16], zero", "fc_norm/scale [16], one"]

@@ -1,4 +1,6 @@
-"""From a file on disk to probabilities: the same as the source library's own way from the same file."""
+"""From a file on disk to probabilities: the same as the source library's own way from the same
+file.
+"""
 
 import json
 from pathlib import Path
@@ -7,11 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vit_jax.checkpoint_crop import checkpoint_crop
 from vit_jax.data.image_files import find_images
 from vit_jax.evaluation.features import extractor_of, likeliest
+from vit_jax.interop.open import open_checkpoint
 from vit_jax.load import build_model
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.runs.workdir import checkpoint_crop, open_any
 
 CLASSES = 10
 EXACT = 1e-3  # What a probability may differ by.
@@ -24,7 +27,11 @@ TINY = dict(embed_dim=48, depth=2, num_heads=3)
 SWIN = dict(embed_dim=24, depths=(2, 2), num_heads=(2, 4))
 # Architecture, its arguments, and what timm's `pretrained_cfg` says.
 TIMM = {
-    "AugReg": ("vit_tiny_patch16_224", dict(img_size=96), HALF | dict(interpolation="bicubic", crop_pct=0.9)),
+    "AugReg": (
+        "vit_tiny_patch16_224",
+        dict(img_size=96),
+        HALF | dict(interpolation="bicubic", crop_pct=0.9),
+    ),
     "DeiT": (
         "deit_tiny_distilled_patch16_224",
         dict(img_size=96),
@@ -106,13 +113,23 @@ TRANSFORMERS = {
         "Swin",
         dict(image_size=96, embed_dim=24, depths=[2, 2], num_heads=[2, 4], window_size=6),
         "ViTImageProcessor",
-        dict(size=SQUARE, resample=3, image_mean=list(IMAGENET["mean"]), image_std=list(IMAGENET["std"])),
+        dict(
+            size=SQUARE,
+            resample=3,
+            image_mean=list(IMAGENET["mean"]),
+            image_std=list(IMAGENET["std"]),
+        ),
     ),
     "Swin V2": (
         "Swinv2",
         dict(image_size=96, embed_dim=24, depths=[2, 2], num_heads=[2, 4], window_size=6),
         "ViTImageProcessor",
-        dict(size=SQUARE, resample=3, image_mean=list(IMAGENET["mean"]), image_std=list(IMAGENET["std"])),
+        dict(
+            size=SQUARE,
+            resample=3,
+            image_mean=list(IMAGENET["mean"]),
+            image_std=list(IMAGENET["std"]),
+        ),
     ),
     "ConvNeXt V2 of 384 pixels, whole": (
         "ConvNextV2",
@@ -143,7 +160,9 @@ def photographs(tmp_path_factory) -> list[Path]:
 
 
 def drawn(torch, model, images):
-    """The model with every parameter random, the head so that the logits of each image spread over 3."""
+    """The model with every parameter random, the head so that the logits of each image spread over
+    3.
+    """
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -153,7 +172,9 @@ def drawn(torch, model, images):
             else:
                 p.copy_(1.5 * torch.randn(p.shape, generator=generator) / p[0].numel() ** 0.5)
         model.eval()
-        spread = min(float(logits.max() - logits.min()) for logits in probabilities(torch, model, images)[1])
+        spread = min(
+            float(logits.max() - logits.min()) for logits in probabilities(torch, model, images)[1]
+        )
         for name, p in model.named_parameters():
             if ("head" in name and "norm" not in name) or "classifier" in name:
                 p.mul_(3.01 / spread)
@@ -170,11 +191,13 @@ def probabilities(torch, model, images):
 
 def ours(folder: Path, paths: list[Path], mode: str) -> np.ndarray:
     """What `predict` computes of files, in the classes' order."""
-    checkpoint = open_any(folder)
+    checkpoint = open_checkpoint(folder)
     model = build_model(checkpoint, say=str)
     crop = checkpoint_crop(checkpoint, model.image_size, mode)
     mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
-    extractor, params = extractor_of(model, mesh, crop, compute=likeliest(CLASSES), batch_size=len(paths))
+    extractor, params = extractor_of(
+        model, mesh, crop, compute=likeliest(CLASSES), batch_size=len(paths)
+    )
     (found,) = extractor.stream(params, find_images([*map(str, paths)]))
     chances, classes = found["values"]
     return np.take_along_axis(chances, classes.argsort(axis=1), axis=1)[found["mask"]]
@@ -190,7 +213,9 @@ def compare(folder: Path, paths: list[Path], wanted: np.ndarray, record_property
 
 
 @pytest.mark.parametrize("case", TIMM)
-def test_timm_gives_the_same_probabilities(case, torch, timm, photographs, tmp_path, record_property):
+def test_timm_gives_the_same_probabilities(
+    case, torch, timm, photographs, tmp_path, record_property
+):
     name, arguments, said = TIMM[case]
     size = arguments.get("img_size", 96)  # A ConvNeXt takes any.
     arguments = TINY | arguments if name.startswith(("vit", "deit")) else arguments

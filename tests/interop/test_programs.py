@@ -1,4 +1,6 @@
-"""Metadata of exported programs, by which a server without this package prepares images and names classes."""
+"""Metadata of exported programs, by which a server without this package prepares images and names
+classes.
+"""
 
 import json
 
@@ -12,11 +14,19 @@ from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.programs import metadata_file, metadata_of, write_onnx, write_stablehlo
 
 NAMES = ("cat", "dög", "bird, small")
-VALUES = dict(dim=16, depth=1, hidden=32, heads=2, image_size=32, patch_size=8, num_classes=3)
-STATISTICS = dict(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))
+VALUES = dict(dim=16, depth=1, mlp_dim=32, heads=2, image_size=32, patch_size=8, num_classes=3)
+STATISTICS = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 # Values that are texts; ONNX has the others as JSON.
-TEXTS = {"input_dtype", "input_layout", "channels", "resize", "crop", "interpolation", "normalization"}
+TEXTS = {
+    "input_dtype",
+    "input_layout",
+    "channels",
+    "resize",
+    "crop",
+    "interpolation",
+    "normalization",
+}
 TEXTS |= {"probabilities"}
 
 
@@ -42,11 +52,17 @@ def prepared(image: Image.Image, facts: dict) -> np.ndarray:
         scale = facts["resize_to"] / min(image.size)
         columns, rows = (int(side * scale) for side in image.size)
     assert facts["antialias"] and facts["crop"] == "center" and facts["channels"] == "RGB"
-    resized = image.resize((columns, rows), getattr(Image.Resampling, facts["interpolation"].upper()))
+    resized = image.resize(
+        (columns, rows), getattr(Image.Resampling, facts["interpolation"].upper())
+    )
     left, top = round((columns - width) / 2), round((rows - height) / 2)
     pixels = np.asarray(resized.crop((left, top, left + width, top + height)))
     low, high = facts["input_range"]
-    return (pixels / 255 * (high - low) + low).round(6 if high == 1 else 0).astype(facts["input_dtype"])[None]
+    return (
+        (pixels / 255 * (high - low) + low)
+        .round(6 if high == 1 else 0)
+        .astype(facts["input_dtype"])[None]
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
@@ -67,8 +83,10 @@ def test_onnx_says_how_images_are_prepared_and_what_the_classes_are(model, tmp_p
         for name, text in texts.items()
         if not name.startswith("Image.")
     }
-    assert read["mean"] == [*STATISTICS["mean"]] and read["std"] == [*STATISTICS["deviation"]]
-    image = Image.fromarray(np.random.default_rng(1).integers(256, size=(60, 90, 3), dtype=np.uint8))
+    assert read["mean"] == [*STATISTICS["mean"]] and read["std"] == [*STATISTICS["std"]]
+    image = Image.fromarray(
+        np.random.default_rng(1).integers(256, size=(60, 90, 3), dtype=np.uint8)
+    )
     (logits,) = session.run(None, {"images": prepared(image, read)})
     chances = np.exp(logits[0]) / np.exp(logits[0]).sum()
     (expected,) = model.predict(image, top=3)

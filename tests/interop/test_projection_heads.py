@@ -13,11 +13,12 @@ from test_mae_decoder import convert
 
 import vit_jax
 from tests.system.test_interface import small
+from tests.training.objectives.small import dotted
 from vit_jax.config import base_config, check
 from vit_jax.errors import UserError
+from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.torch_files import unpack
 from vit_jax.runs.assemble import assemble
-from vit_jax.runs.workdir import open_any
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")]
 
@@ -27,7 +28,9 @@ SIZES = {"head_hidden": HIDDEN, "bottleneck": NECK, "prototypes": COUNT}
 
 @pytest.fixture
 def make_head(torch):
-    """Makes a head as the authors', of random parameters and lengths of prototypes that are 1 or not."""
+    """Makes a head as the authors', of random parameters and lengths of prototypes that are 1 or
+    not.
+    """
 
     def make(count, ones=True, hidden=HIDDEN, neck=NECK):
         layers = [torch.nn.Linear(DIM, hidden), torch.nn.GELU(), torch.nn.Linear(hidden, hidden)]
@@ -73,10 +76,9 @@ def started(checkpoint, **values):
             "data.test_resize": 32,
             "model.name": "",
             "optimizer.warmup_steps": 0,
-            "objective.name": "dino",
             "finetune.checkpoint": str(checkpoint),
         }
-        | {f"objective.{key}": x for key, x in SIZES.items()}
+        | dotted("dino", **SIZES)
         | values
     )
     check(config)
@@ -115,14 +117,16 @@ def test_run_starts_with_the_heads_and_the_centre_of_dinos_full_checkpoint(
     centre = torch.randn(1, COUNT)
     moments = {"state": {0: {"step": 3, "exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 0.1}]}
     content |= {"dino_loss": {"center": centre}, "optimizer": moments, "epoch": 100}
-    content["args"] = argparse.Namespace(arch="vit_small", out_dim=COUNT, global_crops_scale=(0.4, 1.0))
+    content["args"] = argparse.Namespace(
+        arch="vit_small", out_dim=COUNT, global_crops_scale=(0.4, 1.0)
+    )
     torch.save(content, tmp_path / "full.pth")
     printed = convert(f"{tmp_path / 'full.pth'}@{which}", tmp_path / "ours")
     parameters = sum(x.numel() for x in heads[which].parameters()) - ones * COUNT
     assert "kept, of pre-training: head, centre" in printed and "left out" not in printed
     assert f"kept: dino's own parameters, {parameters:,}, with centre" in printed
     lengths = "one" if ones else "learned"
-    parts = started(tmp_path / "ours", **{"objective.prototype_lengths": lengths})
+    parts = started(tmp_path / "ours", **{"dino.prototype_lengths": lengths})
     assert parts.origin.found[-1] == f"kept: dino's own parameters, {parameters:,}, with centre"
     state = first_state(parts)
     wanted = said(torch, heads[which], features())
@@ -133,18 +137,24 @@ def test_run_starts_with_the_heads_and_the_centre_of_dinos_full_checkpoint(
     np.testing.assert_array_equal(state["memory"]["teacher"]["cls"], cls)
 
 
-PATCHES = {"objective.patch_weight": 1.0}
-TWO = PATCHES | {"objective.patch_prototypes": PATCH_COUNT, "objective.patch_bottleneck": 8}
+PATCHES = {"dino.patch_weight": 1.0}
+TWO = PATCHES | {"dino.patch_prototypes": PATCH_COUNT, "dino.patch_bottleneck": 8}
 
 
 def in_chunks(tensors: dict) -> dict:
     """The names that DINOv2's training gives to blocks, two in each chunk."""
-    return {re.sub(r"blocks\.(\d)", r"blocks.0.\1", name): tensor for name, tensor in tensors.items()}
+    return {
+        re.sub(r"blocks\.(\d)", r"blocks.0.\1", name): tensor for name, tensor in tensors.items()
+    }
 
 
-def test_run_starts_with_both_heads_and_the_mask_of_dinov2s_teacher(torch, backbone, make_head, tmp_path):
+def test_run_starts_with_both_heads_and_the_mask_of_dinov2s_teacher(
+    torch, backbone, make_head, tmp_path
+):
     heads = {"dino_head": make_head(COUNT), "ibot_head": make_head(PATCH_COUNT, neck=8)}
-    teacher = in_chunks(tensors_of(backbone, "backbone.")) | {"backbone.mask_token": torch.randn(1, DIM)}
+    teacher = in_chunks(tensors_of(backbone, "backbone.")) | {
+        "backbone.mask_token": torch.randn(1, DIM)
+    }
     for name, head in heads.items():
         teacher |= tensors_of(head, f"{name}.")
     torch.save({"teacher": teacher}, tmp_path / "teacher_checkpoint.pth")
@@ -168,19 +178,27 @@ def test_run_starts_with_ibots_head_of_one_mlp(shared, torch, backbone, make_hea
     second = COUNT if shared else PATCH_COUNT
     centres = {"center": torch.randn(1, COUNT), "center2": torch.randn(1, 1, second)}
     teacher = {"backbone.cls_token": torch.zeros(1)}
-    torch.save({"student": student, "teacher": teacher, "ibot_loss": centres}, tmp_path / "ibot.pth")
+    torch.save(
+        {"student": student, "teacher": teacher, "ibot_loss": centres}, tmp_path / "ibot.pth"
+    )
     convert(f"{tmp_path / 'ibot.pth'}@student", tmp_path / "ours")
     parts = started(
-        tmp_path / "ours", **PATCHES, **({} if shared else {"objective.patch_prototypes": PATCH_COUNT})
+        tmp_path / "ours",
+        **PATCHES,
+        **({} if shared else {"dino.patch_prototypes": PATCH_COUNT}),
     )
     state = first_state(parts)
     objective = objective_of(parts, state["extra"]["objective"])
     assert_says(objective.head, said(torch, head, features()))
-    assert_says(objective.patch_head or objective.head, said(torch, head, features(), "last_layer2"))
+    assert_says(
+        objective.patch_head or objective.head, said(torch, head, features(), "last_layer2")
+    )
     np.testing.assert_array_equal(state["memory"]["patch_centre"], centres["center2"][0, 0].numpy())
 
 
-def test_heads_that_are_not_read_are_named_and_the_backbone_is_read(torch, backbone, make_head, tmp_path):
+def test_heads_that_are_not_read_are_named_and_the_backbone_is_read(
+    torch, backbone, make_head, tmp_path
+):
     teacher = tensors_of(backbone, "backbone.") | tensors_of(make_head(COUNT), "head.")
     teacher["head.mlp.1.running_mean"] = torch.ones(HIDDEN)
     torch.save({"teacher": teacher}, tmp_path / "normed.pth")
@@ -188,14 +206,19 @@ def test_heads_that_are_not_read_are_named_and_the_backbone_is_read(torch, backb
     words = "the heads are not read: head is not an MLP of three layers with prototypes behind it"
     assert notes[0].startswith(words) and "head.mlp.1.running_mean" in notes[0]
     assert "left out, of pre-training alone: head" in notes
-    assert open_any(tmp_path).objective is None
+    assert open_checkpoint(tmp_path).objective is None
 
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory) -> Path:
     """That of a run with two heads."""
-    values = {"name": "dino", "patch_weight": 1.0, "patch_prototypes": PATCH_COUNT, "patch_bottleneck": 8}
-    config = small(**{f"objective.{key}": x for key, x in (SIZES | values).items()})
+    values = {
+        "name": "dino",
+        "patch_weight": 1.0,
+        "patch_prototypes": PATCH_COUNT,
+        "patch_bottleneck": 8,
+    }
+    config = small(**dotted(**SIZES, **values))
     config.update_from_flattened_dict({"steps": 2, "evaluate_every": 2})
     vit_jax.train(config, tmp_path_factory.mktemp("dino") / "run")
     return tmp_path_factory.getbasetemp() / "dino0" / "run"
@@ -229,16 +252,24 @@ def test_heads_of_a_run_go_to_a_folder_and_on_to_the_bit(library, workdir, tmp_p
     assert not any("left out" in line for line in lines)
 
 
-def test_new_run_starts_with_the_teachers_heads_and_a_run_of_other_masks_says_what_it_leaves(workdir):
+def test_new_run_starts_with_the_teachers_heads_and_a_run_of_other_masks_says_what_it_leaves(
+    workdir,
+):
     parts = started(workdir, **OF_RUN)
-    state, held = first_state(parts), open_any(workdir).objective
-    jax.tree.map(np.testing.assert_array_equal, state["memory"]["teacher_head"], state["extra"]["objective"])
+    state, held = first_state(parts), open_checkpoint(workdir).objective
+    jax.tree.map(
+        np.testing.assert_array_equal, state["memory"]["teacher_head"], state["extra"]["objective"]
+    )
     path = "head/layers/0/kernel"
     np.testing.assert_array_equal(
         held.sources({path: (16, HIDDEN)})[path](),
         state["memory"]["teacher_head"]["head"]["layers"]["0"]["kernel"],
     )
-    of_patches = "objective.patch_weight", "objective.patch_prototypes", "objective.patch_bottleneck"
+    of_patches = (
+        "dino.patch_weight",
+        "dino.patch_prototypes",
+        "dino.patch_bottleneck",
+    )
     without = {key: value for key, value in OF_RUN.items() if key not in of_patches}
     found = started(workdir, **without).origin.found
     assert [line for line in found if line.startswith("dropped")] == [
@@ -250,13 +281,13 @@ def test_new_run_starts_with_the_teachers_heads_and_a_run_of_other_masks_says_wh
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"objective.prototypes": 30}, "for config.objective.prototypes=20: set that, or"),
-        ({"objective.bottleneck": 6}, "for config.objective.bottleneck=12: set that, or"),
+        ({"dino.prototypes": 30}, "for config.dino.prototypes=20: set that, or"),
+        ({"dino.bottleneck": 6}, "for config.dino.bottleneck=12: set that, or"),
         (
-            {"objective.prototype_lengths": "free"},
-            "for config.objective.prototype_lengths='one': set that, or",
+            {"dino.prototype_lengths": "free"},
+            "for config.dino.prototype_lengths='one': set that, or",
         ),
-        ({"objective.patch_prototypes": None}, "has dino's patch_head, and the run has none;"),
+        ({"dino.patch_prototypes": None}, "has dino's patch_head, and the run has none;"),
     ],
 )
 def test_other_heads_are_refused_or_drawn_anew(values, words, workdir):
@@ -270,8 +301,8 @@ def test_other_heads_are_refused_or_drawn_anew(values, words, workdir):
 def test_a_format_without_a_place_for_heads_is_named(workdir, tmp_path):
     lines = []
     vit_jax.save_model(workdir, tmp_path / "ours.npz", position="1d", say=lines.append)
-    assert "left out, for want of a place: dino's own parameters" in lines
-    assert open_any(tmp_path / "ours.npz").objective is None
+    assert "not saved, as the format cannot store them: dino's own parameters" in lines
+    assert open_checkpoint(tmp_path / "ours.npz").objective is None
 
 
 def test_damaged_heads_are_refused(workdir, tmp_path):
@@ -286,5 +317,7 @@ def test_other_libraries_pass_over_the_heads(timm, transformers, workdir, tmp_pa
     for library in ("timm", "transformers"):
         vit_jax.save_model(workdir, tmp_path / library, library=library, position="1d", gelu="erf")
     assert timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).num_features == 16
-    _, info = transformers.AutoModel.from_pretrained(tmp_path / "transformers", output_loading_info=True)
+    _, info = transformers.AutoModel.from_pretrained(
+        tmp_path / "transformers", output_loading_info=True
+    )
     assert not info["unexpected_keys"]

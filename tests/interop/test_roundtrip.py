@@ -1,5 +1,6 @@
 """What is written is read back bit for bit, in every format."""
 
+import dataclasses
 import json
 import os
 import re
@@ -11,12 +12,12 @@ from helpers import described, params_of, random_images, random_model, write
 
 import vit_jax
 from vit_jax.errors import UserError
-from vit_jax.interop.checkpoint import save
+from vit_jax.interop.writing import save
 from vit_jax.models import parse_name
 from vit_jax.save import library_of
 
 FEW = dict(num_classes=3)
-VIT = FEW | dict(dim=64, depth=2, hidden=96, heads=2)
+VIT = FEW | dict(dim=64, depth=2, mlp_dim=96, heads=2)
 
 
 def small(name: str) -> dict:
@@ -27,16 +28,22 @@ def small(name: str) -> dict:
         window = values["window"]
         each = {} if isinstance(window, int) else dict(window=window[-2:])
         size = 8 * (window if isinstance(window, int) else window[0])
-        return FEW | former | each | dict(dim=32, blocks=(2, 1), stage_heads=(2, 4), image_size=size)
+        return (
+            FEW | former | each | dict(dim=32, blocks=(2, 1), stage_heads=(2, 4), image_size=size)
+        )
     patch = int(name.rsplit("/")[-1]) if "/" in name else 32
     if name.startswith("BiT"):
         return FEW | dict(resnet_blocks=(1, 2, 1, 1), resnet_width=1, image_size=64)
-    blocks = dict(resnet_blocks=(1, 2, 1, 1)[: 4 if patch == 32 else 3]) if name.startswith("R50") else {}
+    blocks = (
+        dict(resnet_blocks=(1, 2, 1, 1)[: 4 if patch == 32 else 3])
+        if name.startswith("R50")
+        else {}
+    )
     return VIT | blocks | dict(image_size=4 * patch)
 
 
 GOOGLE = [name for name in vit_jax.MODELS if re.match("(R.*)?ViT|BiT", name)]
-DINO = dict(dim=64, depth=1, hidden=256, heads=2, layer_scale=1.0, gelu="erf", pooling="cls_gap")
+DINO = dict(dim=64, depth=1, mlp_dim=256, heads=2, layer_scale=1.0, gelu="erf", pooling="cls_gap")
 CONVNEXT = FEW | dict(image_size=32, blocks=(1, 1, 2, 1), widths=(16, 24, 32, 40))
 SWIN = [name for name in vit_jax.MODELS if name.startswith("Swin")]
 TIMM = [name for name in GOOGLE if name.startswith("ViT")] + ["R+ViT-Ti/16", "R26+ViT-S/32", *SWIN]
@@ -100,8 +107,16 @@ CASES = [
     ),
     ("google", "BiT-R26x1/4", FEW | dict(image_size=16, resnet_stem="small")),
     ("google", "BiT-R14x1/8", FEW | dict(image_size=64)),
-    ("transformers", "BiT-R14x3", FEW | dict(image_size=32, resnet_blocks=(1,), resnet_width=3 / 2)),
-    ("timm", "Swin-T", small("Swin-T") | dict(num_classes=0, channels=1, patch_size=2, image_size=(30, 50))),
+    (
+        "transformers",
+        "BiT-R14x3",
+        FEW | dict(image_size=32, resnet_blocks=(1,), resnet_width=3 / 2),
+    ),
+    (
+        "timm",
+        "Swin-T",
+        small("Swin-T") | dict(num_classes=0, channels=1, patch_size=2, image_size=(30, 50)),
+    ),
     ("timm", "SwinV2-T/w8", small("SwinV2-T/w8") | dict(num_classes=0, image_size=(40, 52))),
     ("transformers", "Swin-T", small("Swin-T") | dict(num_classes=0, position="1d")),
     ("transformers", "SwinV2-T/w8", small("SwinV2-T/w8") | dict(num_classes=0, channels=5)),
@@ -123,12 +138,16 @@ CASES = [
     ("timm", "ConvNeXtV2-Atto", FEW | dict(image_size=32)),
     ("transformers", "ConvNeXt-T", CONVNEXT | dict(head_epsilon=1e-12)),
     *(
-        ("transformers", "ViT-Ti/14", VIT | dict(image_size=56, gelu="erf", layer_scale=1.0) | options)
+        (
+            "transformers",
+            "ViT-Ti/14",
+            VIT | dict(image_size=56, gelu="erf", layer_scale=1.0) | options,
+        )
         for options in (
-            dict(pooling="cls_gap", hidden=128),
-            dict(pooling="cls_gap", hidden=128, registers=4),
-            dict(num_classes=0, hidden=256),
-            dict(num_classes=0, mlp="swiglu", hidden=176),
+            dict(pooling="cls_gap", mlp_dim=128),
+            dict(pooling="cls_gap", mlp_dim=128, registers=4),
+            dict(num_classes=0, mlp_dim=256),
+            dict(num_classes=0, mlp="swiglu", mlp_dim=176),
         )
     ),
     *(("transformers", "ViT-Ti/16", VIT | dict(image_size=64) | options) for options in LATER),
@@ -178,7 +197,12 @@ def test_read_after_write_is_bit_identical(library, name, arguments, tmp_path):
         ("timm", "R26+ViT-S/32", dict(resnet_stem="small"), "no resnet_stem='small'"),
         ("transformers", "ViT-Ti/16", DINO | dict(pooling="gap"), "DINOv2 has no pooling='gap'"),
         ("transformers", "ViT-Ti/16", DINO | dict(gelu="tanh"), "DINOv2 has no gelu='tanh'"),
-        ("transformers", "ViT-Ti/16", DINO | dict(hidden=100), "DINOv2 of width 64 has no MLP of 100"),
+        (
+            "transformers",
+            "ViT-Ti/16",
+            DINO | dict(mlp_dim=100),
+            "DINOv2 of width 64 has no MLP of 100",
+        ),
         ("transformers", "ViT-Ti/16", DINOV3 | dict(num_classes=3), "DINOv3 has no num_classes=3"),
         ("transformers", "ViT-Ti/16", DINOV3 | dict(pooling="gap"), "DINOv3 has no pooling='gap'"),
         ("transformers", "ViT-Ti/16", BEIT | dict(pooling="gap"), "BEiT has no cls_token=False"),
@@ -190,13 +214,28 @@ def test_read_after_write_is_bit_identical(library, name, arguments, tmp_path):
             BEIT | dict(position="1d", position_at="every"),
             "no position_at='every'",
         ),
-        ("transformers", "ViT-Ti/16", BEIT | dict(image_size=(32, 64)), "square images, not for 32x64"),
+        (
+            "transformers",
+            "ViT-Ti/16",
+            BEIT | dict(image_size=(32, 64)),
+            "square images, not for 32x64",
+        ),
         ("transformers", "ViT-Ti/16", CLIP | dict(layer_scale=0.1), "CLIP has no layer_scale=0.1"),
-        ("transformers", "ViT-Ti/16", CLIP | dict(image_size=(32, 64)), "square images, not for 32x64"),
+        (
+            "transformers",
+            "ViT-Ti/16",
+            CLIP | dict(image_size=(32, 64)),
+            "square images, not for 32x64",
+        ),
         ("transformers", "ViT-Ti/16", CLIP | dict(pooling="gap"), "CLIP has no cls_token=False"),
         ("transformers", "ViT-Ti/16", dict(position="sincos2d_mae"), "ViTMAE has no num_classes=3"),
         ("transformers", "ViT-Ti/16", dict(pooling="map"), "SigLIP has no num_classes=3"),
-        ("transformers", "ViT-Ti/16", DINOV3 | dict(layer_scale=None), "DINOv3 has no layer_scale=None"),
+        (
+            "transformers",
+            "ViT-Ti/16",
+            DINOV3 | dict(layer_scale=None),
+            "DINOv3 has no layer_scale=None",
+        ),
         ("transformers", "ConvNeXt-T", dict(stem="tiered"), "ConvNeXt has no stem='tiered'"),
         ("timm", "ConvNeXt-T", dict(head_epsilon=1e-12), "ConvNeXt has no head_epsilon=1e-12"),
         ("transformers", "BiT-R26x1/2", {}, "norms of 32 groups, and none of resnet_width=0.5"),
@@ -208,7 +247,7 @@ def test_what_a_library_has_not_is_refused(library, name, arguments, words, tmp_
     arguments = FEW | dict(image_size=32) | other | arguments
     with pytest.raises(UserError, match=words):
         # It is refused before any parameter is looked at.
-        save(tmp_path / "model", library, *described(name, **arguments), dict().get)
+        save(tmp_path / "model", library, described(name, **arguments), dict().get)
 
 
 @pytest.mark.parametrize("case", ["vit_b16", "r50_vit_b16"])
@@ -217,13 +256,17 @@ def test_names_in_npz_are_those_of_the_published_files(case):
     from vit_jax.interop import google
     from vit_jax.interop.checkpoint import skeleton
     from vit_jax.interop.layout import entries
+    from vit_jax.models import family_of
 
     published = json.loads((Path(__file__).parent / "golden" / f"{case}_names.json").read_text())
     name = dict(vit_b16="ViT-B/16", r50_vit_b16="R50+ViT-B/16")[case]
-    model, values = described(name, num_classes=21_843, pre_logits=True)
+    options = described(name, num_classes=21_843, pre_logits=True)
+    values = dataclasses.asdict(options)
     written = {}
     for entry in entries(
-        google.LIBRARY.format_of(model, values).rules(values), skeleton(model, values)[1], "Google's npz"
+        google.LIBRARY.format_of(family_of(options).model, values).rules(values),
+        skeleton(options)[1],
+        "Google's npz",
     ):
         written |= entry.their_shapes()
     assert {key: list(shape) for key, shape in written.items()} == published
@@ -246,13 +289,13 @@ def test_names_in_npz_are_those_of_the_published_files(case):
     ],
 )
 def test_a_folder_is_of_the_library_that_has_the_model(name, arguments, library):
-    model, values = described(name, **FEW | dict(image_size=32) | arguments)
-    assert library_of(Path("folder"), model, values) == library
+    options = described(name, **FEW | dict(image_size=32) | arguments)
+    assert library_of(Path("folder"), options) == library
 
 
 def test_a_hybrid_is_refused_as_a_vit(tmp_path):
     with pytest.raises(UserError, match="^Transformers' ViT has no resnet_blocks="):
-        save(tmp_path / "out", "transformers", *described("R26+ViT-S/32", image_size=64), dict().get)
+        save(tmp_path / "out", "transformers", described("R26+ViT-S/32", image_size=64), dict().get)
 
 
 @pytest.mark.parametrize("library", ["google", "timm", "transformers"])

@@ -15,7 +15,7 @@ from helpers import (
 
 import vit_jax
 from vit_jax.errors import UserError
-from vit_jax.interop.checkpoint import save
+from vit_jax.interop.writing import save
 
 TOLERANCE = 5e-5  # Relative to the largest logit.
 SMALL = dict(embed_dim=32, depths=(2, 2), num_heads=(2, 4))
@@ -56,7 +56,10 @@ def test_timm_swin_gives_the_same_logits_here(case, torch, timm, tmp_path):
 
 TRANSFORMERS = {
     "Swin": ("Swin", dict(image_size=56, window_size=7)),
-    "Swin with positions": ("Swin", dict(image_size=32, window_size=4, use_absolute_embeddings=True)),
+    "Swin with positions": (
+        "Swin",
+        dict(image_size=32, window_size=4, use_absolute_embeddings=True),
+    ),
     "Swin V2": ("Swinv2", dict(image_size=64, window_size=4, pretrained_window_sizes=[0, 0])),
     "Swin V2, other windows before": (
         "Swinv2",
@@ -109,7 +112,9 @@ def test_tables_are_resized_as_pytorch_interpolates(torch, tmp_path):
     for path, table in params_of(model).items():
         if path.endswith("bias_table"):
             theirs = torch.nn.functional.interpolate(
-                torch.from_numpy(np.array(table)).permute(2, 0, 1)[None], size=(23, 23), mode="bicubic"
+                torch.from_numpy(np.array(table)).permute(2, 0, 1)[None],
+                size=(23, 23),
+                mode="bicubic",
             )
             np.testing.assert_allclose(wider[path], theirs[0].permute(1, 2, 0), atol=1e-6)
         else:
@@ -120,7 +125,9 @@ def test_positions_of_patches_are_resized_as_pytorch_interpolates(torch, tmp_pat
     arguments = OURS | dict(image_size=56, position="1d")
     model = random_model("Swin-T", **arguments)
     folder = write(model, tmp_path / "model", "transformers", "Swin-T", **arguments)
-    found = params_of(vit_jax.load_model(folder, say=str, image_size=112))["position_embedding/table"]
+    found = params_of(vit_jax.load_model(folder, say=str, image_size=112))[
+        "position_embedding/table"
+    ]
     table = np.array(params_of(model)["position_embedding/table"]).reshape(1, 14, 14, -1)
     theirs = torch.nn.functional.interpolate(
         torch.from_numpy(table).permute(0, 3, 1, 2), size=(28, 28), mode="bicubic"
@@ -147,14 +154,22 @@ def test_swin_of_another_kind_is_refused_by_name(torch, timm, tmp_path):
         ),
         ("transformers", dict(window=(7, 14)), "one window for all stages"),
         ("transformers", dict(image_size=28), "otherwise on a map of 4x4 places, stage 2's"),
-        ("transformers", dict(image_size=(28, 56), blocks=(2,), stage_heads=(2,)), "on a map of 7x14"),
-        ("transformers", dict(version=2, position="1d", image_size=56), "Swin V2 has no position='1d'"),
+        (
+            "transformers",
+            dict(image_size=(28, 56), blocks=(2,), stage_heads=(2,)),
+            "on a map of 7x14",
+        ),
+        (
+            "transformers",
+            dict(version=2, position="1d", image_size=56),
+            "Swin V2 has no position='1d'",
+        ),
     ],
 )
 def test_swin_that_a_library_has_not_is_refused(library, options, words, tmp_path):
     arguments = OURS | dict(image_size=112) | options
     with pytest.raises(UserError, match=words):
-        save(tmp_path / "model", library, *described("Swin-T", **arguments), dict().get)
+        save(tmp_path / "model", library, described("Swin-T", **arguments), dict().get)
 
 
 def test_tensors_of_a_second_version_alone_do_not_say_their_windows(tmp_path):
@@ -171,7 +186,7 @@ def test_tensors_of_a_first_version_say_their_windows(tmp_path):
     model = random_model("Swin-T", **arguments)
     folder = write(model, tmp_path / "model", "timm", "Swin-T", **arguments)
     (folder / "config.json").unlink()
-    assert vit_jax.load_model(folder, say=str).window == 7
+    assert vit_jax.load_model(folder, say=str).options.window == 7
 
 
 def test_config_that_contradicts_a_swins_tensors_is_refused(tmp_path):

@@ -21,17 +21,32 @@ from vit_jax.interop.torch_files import unpack
 
 
 def convert(source, destination, *options):
-    command = [sys.executable, "-m", "vit_jax.convert", str(source), str(destination), "--to=timm", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "vit_jax.convert",
+        str(source),
+        str(destination),
+        "--to=timm",
+        *options,
+    ]
     return subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
 
 
 def test_model_of_a_pth_file_gives_the_authors_outputs(torch, timm, tmp_path):
-    """DINOv2 with registers as its authors save it: names, masks and positions other than timm's."""
-    name, sizes = "vit_small_patch14_reg4_dinov2", dict(embed_dim=128, depth=2, num_heads=2, img_size=56)
+    """DINOv2 with registers as its authors save it: names, masks and positions other than
+    timm's.
+    """
+    name, sizes = (
+        "vit_small_patch14_reg4_dinov2",
+        dict(embed_dim=128, depth=2, num_heads=2, img_size=56),
+    )
     theirs = randomise(torch, timm.create_model(name, **sizes))
     saved = dict(theirs.state_dict())
     saved["register_tokens"] = saved.pop("reg_token")
-    first = torch.full((1, 1, 128), 0.3)  # The class token's own position, which timm adds to the token.
+    first = torch.full(
+        (1, 1, 128), 0.3
+    )  # The class token's own position, which timm adds to the token.
     saved["pos_embed"] = torch.cat([first, saved["pos_embed"]], dim=1)
     saved["cls_token"] = saved["cls_token"] - first
     saved["mask_token"] = torch.ones(1, 128)
@@ -39,7 +54,7 @@ def test_model_of_a_pth_file_gives_the_authors_outputs(torch, timm, tmp_path):
     done = convert(tmp_path / "dinov2.pth", tmp_path / "folder")
     assert done.returncode == 0, done.stderr
     assert "left out, of pre-training alone: mask_token" in done.stdout
-    assert "assumed: pixels by the mean and deviation `imagenet`, a crop of 7/8" in done.stdout
+    assert "assumed: pixels by the mean and std `imagenet`, a crop of 7/8" in done.stdout
     ours = vit_jax.load_model(tmp_path / "folder", say=str)
     assert ours.mean == (0.485, 0.456, 0.406)
     images = random_images(ours)
@@ -64,13 +79,19 @@ def authors_of_dinov3(torch, state, grid):
 
 
 def authors_of_eva02(torch, state, grid):
-    """Tensors by the names of EVA-02's authors, with what pre-training alone needs and tables of angles."""
+    """Tensors by the names of EVA-02's authors, with what pre-training alone needs and tables of
+    angles.
+    """
     saved = {"mask_token": torch.ones(1, 1, 128), "lm_head.weight": torch.ones(2, 128)}
     places = torch.arange(grid) / grid * 16
-    turns = torch.outer(places, 10_000 ** (-torch.arange(0, 32, 2) / 32)).repeat_interleave(2, dim=1)
+    turns = torch.outer(places, 10_000 ** (-torch.arange(0, 32, 2) / 32)).repeat_interleave(
+        2, dim=1
+    )
     both = (turns[:, None].expand(-1, grid, -1), turns[None].expand(grid, -1, -1))
     angles = torch.cat(both, dim=-1)
-    if "blocks.0.attn.q_proj.weight" in state:  # Files of fine-tuned models have the places in one line.
+    if (
+        "blocks.0.attn.q_proj.weight" in state
+    ):  # Files of fine-tuned models have the places in one line.
         angles = angles.reshape(-1, 64)
     for start in ("", "blocks.0.attn."):
         saved |= {f"{start}rope.freqs_cos": angles.cos(), f"{start}rope.freqs_sin": angles.sin()}
@@ -105,7 +126,11 @@ def authors_of_convnext(torch, state, grid):
     for name, x in state.items():
         name = re.sub(r"^stem\.", "downsample_layers.0.", name).replace(".blocks.", ".")
         name = re.sub(r"^stages\.(\d)\.downsample\.", r"downsample_layers.\1.", name)
-        name = name.replace("conv_dw", "dwconv").replace("mlp.fc", "pwconv").replace("head.norm", "norm")
+        name = (
+            name.replace("conv_dw", "dwconv")
+            .replace("mlp.fc", "pwconv")
+            .replace("head.norm", "norm")
+        )
         if "mlp.grn" in name:
             name = name.replace("mlp.grn.weight", "grn.gamma").replace("mlp.grn.bias", "grn.beta")
             x = x[None, None, None]
@@ -141,19 +166,41 @@ def authors_of_fcmae(torch, state, grid):
 
 def authors_of_swin(torch, state, grid):
     """Tensors with those that follow from the sizes, and merges at the end of a stage."""
-    saved = {"layers.0.blocks.0.attn.relative_position_index": torch.zeros(16, 16, dtype=torch.int64)}
+    saved = {
+        "layers.0.blocks.0.attn.relative_position_index": torch.zeros(16, 16, dtype=torch.int64)
+    }
     for name, x in state.items():
-        name = re.sub(r"^layers\.(\d)\.down", lambda found: f"layers.{int(found[1]) - 1}.down", name)
+        name = re.sub(
+            r"^layers\.(\d)\.down", lambda found: f"layers.{int(found[1]) - 1}.down", name
+        )
         saved[name.replace("head.fc", "head")] = x
     return saved
 
 
 SMALL = dict(embed_dim=128, depth=2, num_heads=2, img_size=64)
 AUTHORS = [
-    ("vit_base_patch16_dinov3_qkvb", dict(global_pool="token"), authors_of_dinov3, None, "imagenet"),
-    ("vit_base_patch16_dinov3", dict(global_pool="token"), authors_of_dinov3, "satellite", "satellite"),
+    (
+        "vit_base_patch16_dinov3_qkvb",
+        dict(global_pool="token"),
+        authors_of_dinov3,
+        None,
+        "imagenet",
+    ),
+    (
+        "vit_base_patch16_dinov3",
+        dict(global_pool="token"),
+        authors_of_dinov3,
+        "satellite",
+        "satellite",
+    ),
     ("eva02_base_patch14_448", dict(img_size=56), authors_of_eva02, None, "clip"),
-    ("eva02_small_patch14_224", dict(img_size=56, use_fc_norm=False), authors_of_eva02, None, "clip"),
+    (
+        "eva02_small_patch14_224",
+        dict(img_size=56, use_fc_norm=False),
+        authors_of_eva02,
+        None,
+        "clip",
+    ),
     (
         "eva_giant_patch14_224",
         dict(embed_dim=1408, depth=1, num_heads=16, img_size=28),
@@ -177,9 +224,11 @@ def test_later_models_of_their_authors_give_timms_outputs(
     size = sizes["img_size"]
     saved = rename(torch, dict(theirs.state_dict()), size // theirs.patch_embed.patch_size[0])
     torch.save({"model": saved}, tmp_path / "x.pth")
-    done = convert(tmp_path / "x.pth", tmp_path / "folder", *([f"--pixels={pixels}"] if pixels else []))
+    done = convert(
+        tmp_path / "x.pth", tmp_path / "folder", *([f"--pixels={pixels}"] if pixels else [])
+    )
     assert done.returncode == 0, done.stderr
-    assert f"assumed: pixels by the mean and deviation `{seen}`, a crop of 7/8" in done.stdout
+    assert f"assumed: pixels by the mean and std `{seen}`, a crop of 7/8" in done.stdout
     ours = vit_jax.load_model(tmp_path / "folder", image_size=size, say=str)
     assert np.allclose(ours.mean, PIXELS[seen]["mean"])
     images = random_images(ours)
@@ -197,7 +246,9 @@ CONVNEXTS = [
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes", "rename"), [case[1:] for case in CONVNEXTS], ids=[case[0] for case in CONVNEXTS]
+    ("name", "sizes", "rename"),
+    [case[1:] for case in CONVNEXTS],
+    ids=[case[0] for case in CONVNEXTS],
 )
 def test_convnexts_of_their_authors_give_timms_outputs(name, sizes, rename, torch, timm, tmp_path):
     theirs = randomise(torch, timm.create_model(name, **STAGES | sizes))
@@ -207,7 +258,9 @@ def test_convnexts_of_their_authors_give_timms_outputs(name, sizes, rename, torc
     folder = tmp_path / "folder"
     folder.mkdir()
     _, notes = unpack(str(tmp_path / "x.pth"), folder)
-    assert ("new: the last norm, ones and zeros, which this pre-training has none of" in notes) == new
+    assert (
+        "new: the last norm, ones and zeros, which this pre-training has none of" in notes
+    ) == new
     left = [note.split(": ")[1] for note in notes if note.startswith("left out")]
     assert left == (["decoder", "mask_token", "pred", "proj"] if new else [])
     ours = vit_jax.load_model(folder, image_size=64, say=str)
@@ -261,12 +314,17 @@ def test_a_swin_for_large_images_sees_them_whole_and_squeezed(torch, timm, tmp_p
     torch.save(authors_of_swin(torch, dict(state), 0), tmp_path / "x.pth")
     _, notes = unpack(str(tmp_path / "x.pth"), tmp_path)
     assert notes[-1].endswith("`imagenet`, all of the image, squeezed, bicubic")
-    assert json.loads((tmp_path / "config.json").read_text())["pretrained_cfg"]["crop_mode"] == "squash"
+    assert (
+        json.loads((tmp_path / "config.json").read_text())["pretrained_cfg"]["crop_mode"]
+        == "squash"
+    )
 
 
 @pytest.mark.parametrize("table", [None, "zeros"])
 def test_a_swin_v2_whose_file_does_not_say_its_windows_is_refused(table, torch, timm, tmp_path):
-    model = timm.create_model("swinv2_tiny_window8_256", **WINDOWS | dict(img_size=64, window_size=4))
+    model = timm.create_model(
+        "swinv2_tiny_window8_256", **WINDOWS | dict(img_size=64, window_size=4)
+    )
     saved = authors_of_swin(torch, dict(model.state_dict()), 0)
     words = "a Swin V2 without its relative_coords_table does not say how large its windows are"
     if table:
@@ -298,12 +356,18 @@ def test_what_such_a_file_leaves_open_is_asked_for(torch, timm, tmp_path):
         return str(error.value)
 
     words = refused("beit_base_patch16_224", {}, authors_of_beit)
-    assert words.endswith("no file of this kind says: --pixels=half (BEiT), --pixels=imagenet (BEiT v2)")
+    assert words.endswith(
+        "no file of this kind says: --pixels=half (BEiT), --pixels=imagenet (BEiT v2)"
+    )
     other = {"rope_embed.periods": torch.arange(16.0)}
-    words = refused("vit_base_patch16_dinov3_qkvb", dict(global_pool="token"), authors_of_dinov3, **other)
+    words = refused(
+        "vit_base_patch16_dinov3_qkvb", dict(global_pool="token"), authors_of_dinov3, **other
+    )
     assert words.endswith("its positions (periods) are not those of the published models")
     words = refused("eva_giant_patch14_224", dict(img_size=56), as_they_are)
-    assert words.endswith("nothing says how many heads an EVA of width 128 without rotary positions has")
+    assert words.endswith(
+        "nothing says how many heads an EVA of width 128 without rotary positions has"
+    )
 
 
 @pytest.fixture
@@ -323,7 +387,9 @@ def teacher_and_student(torch, timm, tmp_path):
 
 def test_one_of_several_networks_is_named_by_its_key(teacher_and_student, tmp_path):
     file, models = teacher_and_student
-    with pytest.raises(UserError, match="asked for by their key, FILE@KEY; there are: teacher, student"):
+    with pytest.raises(
+        UserError, match="asked for by their key, FILE@KEY; there are: teacher, student"
+    ):
         unpack(str(file), tmp_path)
     for name, start in (("teacher", "backbone."), ("student", "module.backbone.")):
         folder = tmp_path / name
@@ -335,7 +401,11 @@ def test_one_of_several_networks_is_named_by_its_key(teacher_and_student, tmp_pa
 
 
 WRAPPED = {  # File, the key to ask for, and the content by a state dict.
-    "lightning": ("epoch=3.ckpt", "", lambda x: {"state_dict": {f"model.{k}": v for k, v in x.items()}}),
+    "lightning": (
+        "epoch=3.ckpt",
+        "",
+        lambda x: {"state_dict": {f"model.{k}": v for k, v in x.items()}},
+    ),
     "timm's trainer": (
         "model_best.pth.tar",
         "@state_dict_ema",
@@ -362,15 +432,25 @@ def test_files_of_trainers_are_read(case, torch, timm, tmp_path):
 
 def test_pytorch_model_bin_keeps_the_files_beside_it(torch, transformers, tmp_path):
     config = transformers.ViTConfig(
-        image_size=32, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64
+        image_size=32,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
     )
     theirs = transformers.ViTForImageClassification(config).eval()
     theirs.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
-    torch.save({name: torch.from_numpy(x) for name, x in saved.items()}, tmp_path / "pytorch_model.bin")
-    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "ViTImageProcessor"}')
+    torch.save(
+        {name: torch.from_numpy(x) for name, x in saved.items()}, tmp_path / "pytorch_model.bin"
+    )
+    (tmp_path / "preprocessor_config.json").write_text(
+        '{"image_processor_type": "ViTImageProcessor"}'
+    )
     (tmp_path / "folder").mkdir()
-    ours = vit_jax.load_model(unpack(str(tmp_path / "pytorch_model.bin"), tmp_path / "folder")[0], say=str)
+    ours = vit_jax.load_model(
+        unpack(str(tmp_path / "pytorch_model.bin"), tmp_path / "folder")[0], say=str
+    )
     images = random_images(ours)
     seen = torch.from_numpy(np.array(ours.normalize(images)).transpose(0, 3, 1, 2).copy())
     np.testing.assert_allclose(logits_of(ours, images), theirs(seen).logits.detach(), atol=2e-6)
@@ -388,7 +468,9 @@ class Trap:
 
 
 def test_nothing_but_tensors_is_unpickled(torch, tmp_path):
-    torch.save({"model": {"x": torch.ones(1)}, "trap": Trap(tmp_path / "sprung")}, tmp_path / "trap.pth")
+    torch.save(
+        {"model": {"x": torch.ones(1)}, "trap": Trap(tmp_path / "sprung")}, tmp_path / "trap.pth"
+    )
     inside = argparse.Namespace(lr=1, trap=Trap(tmp_path / "sprung"))
     torch.save({"model": {"x": torch.ones(1)}, "args": inside}, tmp_path / "args.pth")
     torch.save({"model": {"x": torch.ones(1)}, "seed": Fraction(1, 2)}, tmp_path / "object.pth")
@@ -409,7 +491,9 @@ def test_what_cannot_be_read_is_one_line(torch, tmp_path):
     }
     for name, words in cases.items():
         done = convert(tmp_path / name, tmp_path / "folder")
-        assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, done.stderr
+        assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, (
+            done.stderr
+        )
         assert not (tmp_path / "folder").exists()
 
 

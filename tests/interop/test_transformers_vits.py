@@ -9,14 +9,16 @@ from safetensors.numpy import load_file, save_file
 
 import vit_jax
 from vit_jax.errors import UserError
+from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.transformers import transformers_beit, transformers_dinov3
-from vit_jax.runs.workdir import open_any
 
 TOLERANCE = 2e-6  # Of the largest value, as both are summed in float64 there.
 SIZES = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=80)
 SIZES |= dict(image_size=32, patch_size=8)
 WHOLE = ("CLIPConfig", "SiglipConfig")
-TEXT = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=9)
+TEXT = dict(
+    hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=9
+)
 TEXT |= dict(bos_token_id=0, eos_token_id=1)
 
 # Model, its config, and what is chosen in it.
@@ -30,9 +32,19 @@ CASES = {
     "DINOv3 without biases": (
         "DINOv3ViTModel",
         "DINOv3ViTConfig",
-        dict(query_bias=False, value_bias=False, proj_bias=False, mlp_bias=False, pos_embed_rescale=None),
+        dict(
+            query_bias=False,
+            value_bias=False,
+            proj_bias=False,
+            mlp_bias=False,
+            pos_embed_rescale=None,
+        ),
     ),
-    "BEiT": ("BeitForImageClassification", "BeitConfig", dict(use_relative_position_bias=True, num_labels=7)),
+    "BEiT": (
+        "BeitForImageClassification",
+        "BeitConfig",
+        dict(use_relative_position_bias=True, num_labels=7),
+    ),
     "BEiT, class token": (
         "BeitModel",
         "BeitConfig",
@@ -65,7 +77,9 @@ CASES = {
 
 
 def fixed_positions(side: int, dim: int) -> np.ndarray:
-    """The table of masked autoencoders' authors: zeros, then each place's waves by column and by row."""
+    """The table of masked autoencoders' authors: zeros, then each place's waves by column and by
+    row.
+    """
     frequencies = 10_000.0 ** (-np.arange(dim // 4) / (dim // 4))
     table = [np.zeros(dim)]
     for place in range(side**2):
@@ -105,7 +119,9 @@ def output(torch, theirs, images, **options) -> np.ndarray:
 
 
 def assert_alike(ours, images, wanted):
-    np.testing.assert_allclose(logits_of(ours, images), wanted, rtol=0, atol=TOLERANCE * np.abs(wanted).max())
+    np.testing.assert_allclose(
+        logits_of(ours, images), wanted, rtol=0, atol=TOLERANCE * np.abs(wanted).max()
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -159,7 +175,10 @@ def test_at_another_size_it_gives_the_same_here(case, size, torch, drawn):
 @pytest.mark.parametrize(
     ("case", "name"),
     [
-        ("BEiT", "beit.encoder.layer.0.attention.attention.relative_position_bias.relative_position_index"),
+        (
+            "BEiT",
+            "beit.encoder.layer.0.attention.attention.relative_position_bias.relative_position_index",
+        ),
         ("CLIP", "embeddings.position_ids"),
     ],
 )
@@ -175,19 +194,21 @@ def test_whole_numbers_that_older_versions_keep_are_left_out(case, name, drawn):
     [
         ("CLIP, whole", "assumed: the model of images alone, of two"),
         ("SigLIP, whole", "assumed: the model of images alone, of two"),
-        ("MAE, whole", "beside it mae's own parameters"),
+        ("MAE, whole", "with mae's own parameters"),
     ],
 )
 def test_what_is_not_of_the_model_of_images_is_said(case, words, drawn):
     _, folder = drawn(*CASES[case])
-    assert words in open_any(folder).describe()
+    assert words in open_checkpoint(folder).describe()
 
 
 def test_the_encoder_of_masked_image_modelling_is_read(torch, drawn):
     options = dict(use_shared_relative_position_bias=True, use_mask_token=True, vocab_size=11)
     theirs, folder = drawn("BeitForMaskedImageModeling", "BeitConfig", options)
     ours = vit_jax.load_model(folder, say=str)
-    assert "assumed: the encoder alone, without its prediction" in open_any(folder).describe()
+    assert (
+        "assumed: the encoder alone, without its prediction" in open_checkpoint(folder).describe()
+    )
     images = random_images(ours)
     pixels = np.float64(ours.normalize(images)).transpose(0, 3, 1, 2)
     places = np.float64(ours.features(images, dense=True)).reshape(len(images), 16, -1)
@@ -195,19 +216,21 @@ def test_the_encoder_of_masked_image_modelling_is_read(torch, drawn):
         wanted = theirs.double()(torch.from_numpy(pixels)).logits.numpy()
         found = theirs.lm_head(torch.from_numpy(places)).numpy()
     np.testing.assert_allclose(found, wanted, atol=2e-5 * np.abs(wanted).max())
-    _, folder = drawn("BeitForMaskedImageModeling", "BeitConfig", options | dict(use_mean_pooling=False))
+    _, folder = drawn(
+        "BeitForMaskedImageModeling", "BeitConfig", options | dict(use_mean_pooling=False)
+    )
     with pytest.raises(UserError, match="normalises twice"):
         vit_jax.load_model(folder, say=str)
 
 
 def test_positions_are_fixed_only_where_they_are_maes(torch, drawn):
     theirs, folder = drawn(*CASES["MAE"])
-    assert vit_jax.load_model(folder, say=str).position == "sincos2d_mae"
+    assert vit_jax.load_model(folder, say=str).options.position == "sincos2d_mae"
     theirs.embeddings.position_embeddings.data[0, 3, 5] += 0.1
     theirs.save_pretrained(folder)
     ours = vit_jax.load_model(folder, say=str)
     images = random_images(ours)
-    assert ours.position == "1d"
+    assert ours.options.position == "1d"
     assert_alike(ours, images, output(torch, theirs, ours.normalize(images)))
 
 
@@ -215,7 +238,10 @@ def test_pixels_that_no_patch_reads_are_left_out_and_that_is_said(torch, drawn):
     """As of 384 pixels and patches of 14, of which some published ones are."""
     theirs, folder = drawn(*CASES["SigLIP"][:2], dict(image_size=35))
     ours = vit_jax.load_model(folder, say=str)
-    assert "images of 32x32 pixels, as patches of 8 do not divide 35x35" in open_any(folder).describe()
+    assert (
+        "images of 32x32 pixels, as patches of 8 do not divide 35x35"
+        in open_checkpoint(folder).describe()
+    )
     images = np.random.default_rng(0).uniform(-1, 1, (2, 35, 35, 3)).astype(np.float32)
     assert_alike(ours, images[:, :32, :32], output(torch, theirs, images))
 
@@ -237,14 +263,19 @@ def test_a_head_with_biases_is_no_projection(drawn, tmp_path):
         (
             "BEiT",
             dict(use_shared_relative_position_bias=True),
-            "with use_relative_position_bias and use_shared_relative_position_bias together is not read",
+            "with use_relative_position_bias and use_shared_relative_position_bias together is "
+            "not read",
         ),
         (
             "BEiT",
             dict(use_absolute_position_embeddings=True),
             "use_absolute_position_embeddings and .* together",
         ),
-        ("BEiT", dict(image_size=(32, 48)), "BEiT has positions for square images, not for 32x48 pixels"),
+        (
+            "BEiT",
+            dict(image_size=(32, 48)),
+            "BEiT has positions for square images, not for 32x48 pixels",
+        ),
         ("CLIP", dict(hidden_act="relu"), "the activation 'relu' is not read"),
         ("SigLIP", dict(vision_use_head=False), "vision_use_head=False is not read"),
         ("DINOv3", dict(value_bias=False), r"query, key, value \(True, False, False\) is not read"),
@@ -258,7 +289,8 @@ def test_what_would_compute_otherwise_is_refused(case, options, message, drawn):
 
 
 @pytest.mark.parametrize(
-    ("config", "ours"), [("BeitConfig", transformers_beit), ("DINOv3ViTConfig", transformers_dinov3)]
+    ("config", "ours"),
+    [("BeitConfig", transformers_beit), ("DINOv3ViTConfig", transformers_dinov3)],
 )
 def test_the_defaults_are_those_of_transformers(config, ours, transformers):
     theirs = getattr(transformers, config)().to_dict()

@@ -11,11 +11,11 @@ import vit_jax
 from tests.interop import write_accuracies, write_weights
 from vit_jax import load
 from vit_jax.errors import UserError
+from vit_jax.interop.open import open_checkpoint
 from vit_jax.models import parse_name
 from vit_jax.published.data_sets import DATA_SETS
 from vit_jax.published.unheld import refuse_unheld
 from vit_jax.published.weights import ACCURACIES, all_weights, checkpoint_of, find_weights
-from vit_jax.runs.workdir import open_any
 
 
 def test_every_line_is_of_timms_registry(timm):
@@ -27,7 +27,7 @@ def test_every_line_is_of_timms_registry(timm):
         kind = dict(short_side="center", square="squash")[weights.kind]
         seen = (weights.crop, kind, weights.interpolation.removesuffix("_antialias"))
         assert seen == (about.crop_pct, about.crop_mode, about.interpolation), weights
-        for ours, theirs in ((weights.mean, about.mean), (weights.deviation, about.std)):
+        for ours, theirs in ((weights.mean, about.mean), (weights.std, about.std)):
             assert np.array_equal(np.broadcast_to(ours, 3), theirs), weights
 
 
@@ -47,12 +47,18 @@ def test_data_are_those_that_the_tags_name():
 
 def test_a_card_says_what_was_trained_and_how_images_are_prepared():
     large = str(find_weights("ViT-B/16", "vit_base_patch16_384.augreg_in21k_ft_in1k"))
-    assert "trained on ImageNet-21k then ImageNet-1k, sees the centre square, bicubic, mean 0.5" in large
+    assert (
+        "trained on ImageNet-21k then ImageNet-1k, sees the centre square, bicubic, mean 0.5"
+        in large
+    )
     squeezed = str(find_weights("ConvNeXt-B", "fb_in22k_ft_in1k_384"))
     assert (
-        "sees all of the image squeezed, bicubic, mean 0.485 0.456 0.406, deviation 0.229 0.224" in squeezed
+        "sees all of the image squeezed, bicubic, mean 0.485 0.456 0.406, std 0.229 0.224"
+        in squeezed
     )
-    assert "sees the centre, 0.9 of the short side, bicubic" in str(find_weights("ViT-B/16", "dino"))
+    assert "sees the centre, 0.9 of the short side, bicubic" in str(
+        find_weights("ViT-B/16", "dino")
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,41 +66,60 @@ def test_a_card_says_what_was_trained_and_how_images_are_prepared():
     [
         (dict(crop_pct=1.0), None),
         (dict(crop_pct=0.9), "crop 0.9, there 1.0"),
-        (dict(crop_pct=1.0, crop_mode="squash", mean=[0, 0, 0]), "kind square, there short_side; mean "),
+        (
+            dict(crop_pct=1.0, crop_mode="squash", mean=[0, 0, 0]),
+            "kind square, there short_side; mean ",
+        ),
     ],
 )
-def test_files_that_prepare_images_otherwise_than_the_registry_hold(said, words, monkeypatch, tmp_path):
+def test_files_that_prepare_images_otherwise_than_the_registry_hold(
+    said, words, monkeypatch, tmp_path
+):
     weights = find_weights("DINOv2-S/14", "vit_small_patch14_dinov2.lvd142m")
-    sizes = dict(dim=64, depth=1, hidden=96, heads=1, patch_size=8, image_size=16, num_classes=0)
-    folder = write(random_model("ViT-B/16", **sizes), tmp_path / "dino", "timm", "ViT-B/16", **sizes)
+    sizes = dict(dim=64, depth=1, mlp_dim=96, heads=1, patch_size=8, image_size=16, num_classes=0)
+    folder = write(
+        random_model("ViT-B/16", **sizes), tmp_path / "dino", "timm", "ViT-B/16", **sizes
+    )
     config = json.loads((folder / "config.json").read_text())
-    config["pretrained_cfg"] |= dict(mean=weights.mean, std=weights.deviation, interpolation="bicubic") | said
+    config["pretrained_cfg"] |= (
+        dict(mean=weights.mean, std=weights.std, interpolation="bicubic") | said
+    )
     (folder / "config.json").write_text(json.dumps(config))
-    monkeypatch.setattr(load, "open_any", lambda source, size: open_any(folder))
+    monkeypatch.setattr(load, "open_checkpoint", lambda source, size: open_checkpoint(folder))
     lines = []
     model = vit_jax.load_model("DINOv2-S/14", pretrained="lvd142m", say=lines.append)
-    found = [line for line in lines if "its own files, which hold, prepare images otherwise" in line]
+    found = [
+        line for line in lines if "preprocessing is used, which differs from the registry's" in line
+    ]
     assert len(found) == bool(words) and (not words or words in found[0])
     assert np.allclose(model.mean, said.get("mean", weights.mean))
 
 
 def test_what_was_trained_with_quick_gelu_says_so(timm):
-    quick = {weights.repository for weights in all_weights() if weights.arguments == dict(gelu="quick")}
+    quick = {
+        weights.repository for weights in all_weights() if weights.arguments == dict(gelu="quick")
+    }
     assert quick == {*write_weights.quick_repositories(timm).values()} and len(quick) > 15
 
 
 def test_clips_of_openais_have_their_name_and_their_gelu(monkeypatch, tmp_path):
     """Of timm's files, which say exact GELU."""
-    sizes = dict(dim=64, depth=1, hidden=96, heads=1, patch_size=8, image_size=16, num_classes=0)
+    sizes = dict(dim=64, depth=1, mlp_dim=96, heads=1, patch_size=8, image_size=16, num_classes=0)
     sizes |= dict(stem_norm="tokens", gelu="erf", norm_epsilon=1e-5)
-    folder = write(random_model("ViT-B/16", **sizes), tmp_path / "clip", "timm", "ViT-B/16", **sizes)
+    folder = write(
+        random_model("ViT-B/16", **sizes), tmp_path / "clip", "timm", "ViT-B/16", **sizes
+    )
     asked = []
-    monkeypatch.setattr(load, "open_any", lambda source, size: asked.append(source) or open_any(folder))
+    monkeypatch.setattr(
+        load,
+        "open_checkpoint",
+        lambda source, size: asked.append(source) or open_checkpoint(folder),
+    )
     for name, tag in (("CLIP-B/16", "openai"), ("OpenCLIP-G/14", "metaclip_2pt5b")):
         model = vit_jax.load_model(name, pretrained=tag, say=str)
-        assert model.about.arguments["gelu"] == "quick" and "quick GELU" in str(model)
+        assert model.options.gelu == "quick" and "quick GELU" in str(model)
     assert asked[0] == "hf://timm/vit_base_patch16_clip_224.openai"
-    assert vit_jax.load_model(name, pretrained=tag, say=str, gelu="erf").about.arguments["gelu"] == "erf"
+    assert vit_jax.load_model(name, pretrained=tag, say=str, gelu="erf").options.gelu == "erf"
     with pytest.raises(
         UserError, match="hf://timm/vit_base_patch16_clip_224.openai with --config.model.gelu=qu"
     ):
@@ -110,7 +135,12 @@ def test_every_name_makes_a_model_and_no_repository_is_listed_twice():
 @pytest.mark.one_variant
 @pytest.mark.parametrize(
     "architecture",
-    ["vit_small_patch16_dinov3", "beit_base_patch16_224", "convnext_tiny", "swin_tiny_patch4_window7_224"],
+    [
+        "vit_small_patch16_dinov3",
+        "beit_base_patch16_224",
+        "convnext_tiny",
+        "swin_tiny_patch4_window7_224",
+    ],
 )
 def test_names_are_those_that_the_architectures_are_read_as(architecture, torch, timm):
     listed = {x.model for x in all_weights() if x.repository.startswith(f"timm/{architecture}.")}
@@ -133,8 +163,16 @@ def test_weights_are_found_by_tag_and_by_repository():
 @pytest.mark.parametrize(
     ("model", "tag", "words"),
     [
-        ("ViT-B/16", "augreg_in21k_ft_in1k", r"several weights .*_patch16_224\.augreg.*_patch16_384\.augreg"),
-        ("ConvNeXt-Femto", "d1_in1k", r"several weights .*convnext_femto\.d1.*convnext_femto_ols\.d1"),
+        (
+            "ViT-B/16",
+            "augreg_in21k_ft_in1k",
+            r"several weights .*_patch16_224\.augreg.*_patch16_384\.augreg",
+        ),
+        (
+            "ConvNeXt-Femto",
+            "d1_in1k",
+            r"several weights .*convnext_femto\.d1.*convnext_femto_ols\.d1",
+        ),
         ("ViT-B/16", "augreg_in12k", "ViT-B/16 has no weights 'augreg_in12k'; did you mean"),
         ("ViT-B/17", "augreg_in21k", "no published weights of 'ViT-B/17' are known; did you mean"),
     ],
@@ -149,13 +187,18 @@ def test_every_classifier_of_imagenet_and_every_dino_has_a_published_accuracy():
     for weights in all_weights():
         found = {accuracy.what for accuracy in weights.accuracies}
         if weights.tag in teachers:
-            assert found in ({"ImageNet k-NN", "ImageNet linear"}, {"ImageNet-ReaL linear"}), weights
+            assert found in ({"ImageNet k-NN", "ImageNet linear"}, {"ImageNet-ReaL linear"}), (
+                weights
+            )
         else:
             assert found == ({"ImageNet top-1"} if weights.classes == 1000 else set()), weights
 
 
 def test_every_accuracy_is_of_known_weights_and_names_its_source():
-    groups, known = json.loads(ACCURACIES.read_text()), {weights.repository for weights in all_weights()}
+    groups, known = (
+        json.loads(ACCURACIES.read_text()),
+        {weights.repository for weights in all_weights()},
+    )
     assert {name for group in groups for name in group["figures"]} <= known
     assert ACCURACIES.read_text() == write_accuracies.written(groups)
     for accuracy in (accuracy for weights in all_weights() for accuracy in weights.accuracies):
@@ -182,11 +225,20 @@ def test_timms_part_is_made_of_its_table(tmp_path):
     ("name", "words"),
     [
         ("PE-core-G/14", "the MLP of its attention pooling has another width .*"),
-        ("vit_pe_core_gigantic_patch14_448", "the MLP of its attention pooling has another width .*"),
+        (
+            "vit_pe_core_gigantic_patch14_448",
+            "the MLP of its attention pooling has another width .*",
+        ),
         ("Sapiens2-B/16", "several of its heads share keys and values"),
         ("vit_base_patch16_sapiens2", "several of its heads share keys and values"),
-        ("timm/vit_dwee_patch16_reg1_gap_256.sbb_nadamuon_in1k", "its layers are of differential attention"),
-        ("vit_dpwee_patch16_reg1_gap_256", "its layers are parallel branches with differential attention"),
+        (
+            "timm/vit_dwee_patch16_reg1_gap_256.sbb_nadamuon_in1k",
+            "its layers are of differential attention",
+        ),
+        (
+            "vit_dpwee_patch16_reg1_gap_256",
+            "its layers are parallel branches with differential attention",
+        ),
         ("vit_pwee_patch16_reg1_gap_256", "its layers are parallel branches"),
         ("vit_base_patch16_18x2_224", "its layers are parallel branches"),
     ],
@@ -209,7 +261,9 @@ def test_nothing_that_is_held_is_refused_by_its_name():
 def test_weights_are_listed_by_tag_and_by_repository():
     deits = vit_jax.list_models("*deit*", pretrained=True)
     assert {weights.repository.split("/")[1][:4] for weights in deits} == {"deit"}
-    assert {weights.tag for weights in vit_jax.list_models("lvd1689m", pretrained=True)} == {"lvd1689m"}
+    assert {weights.tag for weights in vit_jax.list_models("lvd1689m", pretrained=True)} == {
+        "lvd1689m"
+    }
 
 
 def test_a_listed_name_without_a_tag_is_told_of_pretrained():
@@ -223,7 +277,7 @@ def test_weights_are_listed_by_pattern():
     listed = vit_jax.list_models("DINOv3-*", pretrained=True)
     assert {weights.model for weights in listed} > {"DINOv3-S/16", "DINOv3-L/16"}
     assert "timm/vit_small_patch16_dinov3.lvd1689m  256 pixels, no head, licence" in repr(listed)
-    assert "deviation 0.229 0.224 0.225, ImageNet-ReaL linear 87.0 %\n" in repr(listed)
+    assert "std 0.229 0.224 0.225, ImageNet-ReaL linear 87.0 %\n" in repr(listed)
     (swin,) = vit_jax.list_models("Swin-B", pretrained=True)[:1]
     assert f"224 pixels, 1,000 classes, licence {swin.licence}, trained on ImageNet-" in str(swin)
     assert str(swin).endswith(f"0.225, ImageNet top-1 {swin.accuracies[0].percent} % at 224 pixels")

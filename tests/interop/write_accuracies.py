@@ -1,7 +1,8 @@
-"""Writes timm's part of `vit_jax/published/accuracies.json`: python -m tests.interop.write_accuracies CSV
+"""Writes timm's part of `vit_jax/published/accuracies.json`: python -m
+tests.interop.write_accuracies CSV
 
-CSV is `results/results-imagenet.csv` of huggingface/pytorch-image-models; of it the weights of `weights.tsv`
-are kept. What other authors say of theirs is left as it is.
+CSV is `results/results-imagenet.csv` of huggingface/pytorch-image-models; of it the weights of
+`weights.tsv` are kept. What other authors say of theirs is left as it is.
 """
 
 import csv
@@ -16,7 +17,9 @@ def figures_of(table: Path) -> dict[str, list]:
     """Per cent, pixels and crop by repository, of those weights that the table has."""
     with table.open() as file:
         rows = {f"timm/{row['model']}": row for row in csv.DictReader(file)}
-    repositories = sorted(weights.repository for weights in all_weights() if weights.repository in rows)
+    repositories = sorted(
+        weights.repository for weights in all_weights() if weights.repository in rows
+    )
     found = {name: rows[name] for name in repositories}
     return {
         name: [float(row["top1"]), int(row["img_size"]), float(row["crop_pct"])]
@@ -29,7 +32,9 @@ def written(groups: list[dict]) -> str:
     parts = []
     for group in groups:
         about = "".join(f'  "{key}": {json.dumps(group[key])},\n' for key in ("source", "what"))
-        lines = ",\n".join(f'   "{name}": {json.dumps(values)}' for name, values in group["figures"].items())
+        lines = ",\n".join(
+            f'   "{name}": {json.dumps(values)}' for name, values in group["figures"].items()
+        )
         parts.append(f'{{\n{about}  "figures": {{\n{lines}\n  }}\n }}')
     return "[\n " + ",\n ".join(parts) + "\n]\n"
 

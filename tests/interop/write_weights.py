@@ -1,10 +1,11 @@
 """Writes `vit_jax/published/weights.tsv` of timm's registry: python -m tests.interop.write_weights
 
-A line is a repository of timm's on the Hugging Face Hub: our name of the model, timm's tag of the weights,
-the repository, the images' side in pixels, the classes (0: none), the data, what the model sees of an image,
-the licence, and the GELU that the weights were trained with where the repository means another one (else
-`-`): of a CLIP that was trained with quick GELU timm has two names and one repository, which bears the name
-of exact GELU.
+A line is a repository of timm's on the Hugging Face Hub: our name of the model, timm's tag of the
+weights, the repository, the images' side in pixels, the classes (0: none), the data, what the model
+sees of an image, the licence, and the GELU that the weights were trained with where the repository
+means another one (else
+`-`): of a CLIP that was trained with quick GELU timm has two names and one repository, which bears
+the name of exact GELU.
 """
 
 import re
@@ -14,14 +15,16 @@ import numpy as np
 from tests.conftest import name_missing_operators
 from tests.interop.coverage_page import BIT, MODULES
 from vit_jax.errors import UserError
-from vit_jax.interop.checkpoint import complete, model_name
+from vit_jax.interop.checkpoint import model_name
 from vit_jax.interop.preprocessing import of_timm
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.timm import LIBRARY
 from vit_jax.models import parse_name
+from vit_jax.options.model import make_options
 from vit_jax.published.weights import FILE, HEADER
 
-# The data by the words of timm's tags, which stand in the order of training. Most other words are of recipes.
+# The data by the words of timm's tags, which stand in the order of training. Most other words are
+# of recipes.
 DATA = {
     "in1k": "ImageNet-1k",
     "in12k": "ImageNet-12k",
@@ -80,7 +83,9 @@ def data_of(architecture: str, tag: str) -> str:
     Raises:
       ValueError: the tag is of another kind than those that are known.
     """
-    found = [data for pattern, data in FIRST.items() if re.fullmatch(pattern, f"{architecture}.{tag}")]
+    found = [
+        data for pattern, data in FIRST.items() if re.fullmatch(pattern, f"{architecture}.{tag}")
+    ]
     found += [DATA[word] for word in _WORDS.findall(tag)]
     if not found:
         raise ValueError(f"{architecture}.{tag} does not say on which data it was trained")
@@ -90,7 +95,9 @@ def data_of(architecture: str, tag: str) -> str:
 
 
 def our_name(timm, torch, architecture: str) -> str | None:
-    """Our name of an architecture of timm's, by what its tensors and its name say; None if it is not read."""
+    """Our name of an architecture of timm's, by what its tensors and its name say; None if it is
+    not read.
+    """
     with torch.device("meta"):
         model = timm.create_model(architecture)
     tensors = {
@@ -105,7 +112,7 @@ def our_name(timm, torch, architecture: str) -> str | None:
         tensors, config = LIBRARY.prepare(None, tensors, config)
         form = LIBRARY.read_format(config, tensors)
         values, _ = form.arguments(form.rename(tensors, config), config, None)
-        name = model_name(form.model, complete(form.model, values))
+        name = model_name(make_options(form.model.options_type, values))
         # The one family whose models are another's in all but their training.
         return name.replace("BEiT-", "BEiTv2-") if architecture.startswith("beitv2_") else name
     except UserError:
@@ -121,9 +128,13 @@ def is_name(text: str | None) -> bool:
 
 
 def quick_repositories(timm) -> dict[str, str]:
-    """The repositories of CLIPs that were trained with quick GELU, by timm's full names of these models."""
+    """The repositories of CLIPs that were trained with quick GELU, by timm's full names of these
+    models.
+    """
     found = {}
-    for full in timm.list_models("vit_*_clip_quickgelu_*", module="vision_transformer", pretrained=True):
+    for full in timm.list_models(
+        "vit_*_clip_quickgelu_*", module="vision_transformer", pretrained=True
+    ):
         repository = timm.get_pretrained_cfg(full).hf_hub_id
         if repository == f"timm/{full.replace('_quickgelu', '')}":
             found[full] = repository
@@ -131,11 +142,13 @@ def quick_repositories(timm) -> dict[str, str]:
 
 
 def about_weights(about, architecture: str) -> tuple:
-    """What the registry says of weights: from the images' side to the deviation, as the file has it."""
+    """What the registry says of weights: from the images' side to the std, as the file has
+    it.
+    """
     pixels, seen = of_timm(about.to_dict(), 3)
-    mean, deviation = (
+    mean, std = (
         " ".join(map(str, values if len(set(values)) > 1 else values[:1]))
-        for values in (pixels["mean"], pixels["deviation"])
+        for values in (pixels["mean"], pixels["std"])
     )
     shown = float(seen.share), seen.kind, seen.interpolation
     return (
@@ -144,7 +157,7 @@ def about_weights(about, architecture: str) -> tuple:
         data_of(architecture, about.tag),
         *shown,
         mean,
-        deviation,
+        std,
     )
 
 
@@ -161,7 +174,9 @@ def lines(timm, torch) -> list[tuple]:
             if not (own or full in quick) or about.hf_hub_filename:
                 continue  # Not in timm's own form, or another's weights under its name.
             if full in quick and tag != "openai":
-                architecture = architecture.replace("_quickgelu", "")  # OpenAI's alone have a name of ours.
+                architecture = architecture.replace(
+                    "_quickgelu", ""
+                )  # OpenAI's alone have a name of ours.
             if architecture not in names:
                 names[architecture] = our_name(timm, torch, architecture)
             if is_name(name := names[architecture]):

@@ -1,4 +1,5 @@
-"""The models once more, slowly, in NumPy float64: one image, one head and one pair of tokens at a time.
+"""The models once more, slowly, in NumPy float64: one image, one head and one pair of tokens at a
+time.
 
 Written from the papers, with nothing of `vit_jax.models` but the names of its parameters. What an
 option asks for must be among them: the reference takes the same arguments as the model, and a
@@ -16,7 +17,7 @@ from scipy.special import erf
 from vit_jax.models import abstract, count_parameters, model_factory
 
 # A grid of 2x3 patches.
-TINY = dict(image_size=(8, 12), num_classes=5, patch_size=4, dim=16, depth=2, hidden=24, heads=4)
+TINY = dict(image_size=(8, 12), num_classes=5, patch_size=4, dim=16, depth=2, mlp_dim=24, heads=4)
 
 
 HURRIED = {"xla_backend_optimization_level": 0}  # These models cost more to compile than to run.
@@ -48,7 +49,9 @@ def random_model(name: str = "ViT-Ti/4", **arguments) -> nnx.Module:
 
 
 def random_images(count: int, height: int, width: int, channels: int = 3) -> np.ndarray:
-    return np.random.default_rng(1).uniform(-1, 1, (count, height, width, channels)).astype(np.float32)
+    return (
+        np.random.default_rng(1).uniform(-1, 1, (count, height, width, channels)).astype(np.float32)
+    )
 
 
 def parameters(model: nnx.Module) -> dict:
@@ -84,7 +87,9 @@ def assert_vit_equals_reference(**overrides):
 
 
 def assert_vit_gradients_equal_differences(**overrides):
-    """Gradients of `TINY` with other arguments are the slopes of `vit`, in a direction of each parameter."""
+    """Gradients of `TINY` with other arguments are the slopes of `vit`, in a direction of each
+    parameter.
+    """
     arguments = TINY | overrides
     model, image = random_model(**arguments), random_images(1, *arguments["image_size"])
     graphdef, params = nnx.split(model)
@@ -105,7 +110,9 @@ def assert_vit_gradients_equal_differences(**overrides):
             ends.append(vit(moved, np.float64(image[0]), **arguments) @ weights)
         names = tuple(key.key for key in path)
         slope = np.sum(np.float64(found[names][...]) * direction)
-        np.testing.assert_allclose(slope, (ends[0] - ends[1]) / 2e-5, atol=2e-4 * largest, err_msg=str(names))
+        np.testing.assert_allclose(
+            slope, (ends[0] - ends[1]) / 2e-5, atol=2e-4 * largest, err_msg=str(names)
+        )
 
 
 # Layers.
@@ -124,7 +131,9 @@ def layer_norm(x, p, epsilon=1e-6):
 
 
 def group_norm(x, p, epsilon):
-    """32 groups of neighbouring channels, but none of one channel; statistics over the whole of one image."""
+    """32 groups of neighbouring channels, but none of one channel; statistics over the whole of one
+    image.
+    """
     parts = np.split(x, 32 if x.shape[-1] >= 64 else x.shape[-1] // 2, axis=-1)
     groups = [(part - part.mean()) / np.sqrt(part.var() + epsilon) for part in parts]
     return np.concatenate(groups, axis=-1) * p["scale"] + p["bias"]
@@ -171,7 +180,9 @@ def position_table(p, kind, special, rows, columns, dim):
             else:
                 last = dim // 4 - (kind == "sincos2d")
                 rates = [10_000 ** (-i / last) for i in range(dim // 4)]
-                waves = [[f(at * w) for w in rates] for at in (column, row) for f in (np.sin, np.cos)]
+                waves = [
+                    [f(at * w) for w in rates] for at in (column, row) for f in (np.sin, np.cos)
+                ]
                 patches.append(np.concatenate(waves))
     if kind == "2d" and special:
         return np.concatenate([p["special_table"], patches])
@@ -179,7 +190,9 @@ def position_table(p, kind, special, rows, columns, dim):
 
 
 def relative_row(query, key, special, patches):
-    """Row of the table of relative positions: one for each difference of patches, three for other tokens."""
+    """Row of the table of relative positions: one for each difference of patches, three for other
+    tokens.
+    """
     inside = range(special, special + patches)
     if query in inside and key in inside:
         return query - key + patches - 1
@@ -236,7 +249,9 @@ def angles_of(kind, row, column, rows, columns, unit, first, width):
 
 
 def self_attention(x, p, *, epsilon=1e-6, relative=None, bias=None, turn=None):
-    """`relative(query, key)` and `bias` are rows of the tables; `turn(token, head, vector)` turns."""
+    """`relative(query, key)` and `bias` are rows of the tables; `turn(token, head, vector)`
+    turns.
+    """
     biases = p["qkv"].get("bias")
     if biases is None:
         biases = np.zeros(p["qkv"]["kernel"].shape[1:])
@@ -249,7 +264,9 @@ def self_attention(x, p, *, epsilon=1e-6, relative=None, bias=None, turn=None):
             query = layer_norm(query, p["query_norm"], epsilon)
             key = layer_norm(key, p["key_norm"], epsilon)
         if turn:
-            query, key = (np.array([turn(i, head, v) for i, v in enumerate(y)]) for y in (query, key))
+            query, key = (
+                np.array([turn(i, head, v) for i, v in enumerate(y)]) for y in (query, key)
+            )
         scores = np.zeros((len(x), len(x)))
         for i in range(len(x)):
             for j in range(len(x)):
@@ -272,7 +289,8 @@ def attention_pooling(x, p, gelu, epsilon):
     for head, out in enumerate(p["out"]["kernel"]):
         query = p["probe"][0, 0] @ p["query"]["kernel"][:, head] + p["query"]["bias"][head]
         key, value = (
-            x @ p["key_value"]["kernel"][:, i, head] + p["key_value"]["bias"][i, head] for i in (0, 1)
+            x @ p["key_value"]["kernel"][:, i, head] + p["key_value"]["bias"][i, head]
+            for i in (0, 1)
         )
         total = total + softmax(key @ query / np.sqrt(len(query))) @ value @ out
     return total + feed_forward(layer_norm(total, p["norm"], epsilon), p["mlp"], "gelu", gelu)
@@ -309,7 +327,9 @@ def vit(
     **_,
 ) -> np.ndarray:
     """Logits of one image; the arguments are the model's."""
-    features = image if resnet_blocks is None else hybrid_trunk(params["resnet"], image, resnet_stem)
+    features = (
+        image if resnet_blocks is None else hybrid_trunk(params["resnet"], image, resnet_stem)
+    )
     rows, columns = features.shape[0] // patch_size, features.shape[1] // patch_size
     patches = windows(features, patch_size, patch_size).reshape(rows * columns, -1)
     kernel = params["patch_embedding"]["kernel"].reshape(-1, dim)
@@ -376,7 +396,9 @@ def vit(
         if attention == "axial":
             grid = x.reshape(rows, columns, dim)
             grid = np.stack([block(grid[row], p["row"]) for row in range(rows)])
-            grid = np.stack([block(grid[:, column], p["column"]) for column in range(columns)], axis=1)
+            grid = np.stack(
+                [block(grid[:, column], p["column"]) for column in range(columns)], axis=1
+            )
             x = grid.reshape(-1, dim)
         else:
             x = block(x, p)
@@ -412,14 +434,19 @@ def windows(x, size, stride):
     rows, columns = ((side - size) // stride + 1 for side in x.shape[:2])
     return np.array(
         [
-            [x[r * stride : r * stride + size, c * stride : c * stride + size] for c in range(columns)]
+            [
+                x[r * stride : r * stride + size, c * stride : c * stride + size]
+                for c in range(columns)
+            ]
             for r in range(rows)
         ]
     )
 
 
 def pad_same(x, size, stride, value=0.0):
-    """So that ceil(side / stride) windows fit; where the padding is odd, the far side has one more."""
+    """So that ceil(side / stride) windows fit; where the padding is odd, the far side has one
+    more.
+    """
     pads = []
     for side in x.shape[:2]:
         total = max(0, (-(-side // stride) - 1) * stride + size - side)
@@ -449,7 +476,9 @@ def hybrid_trunk(params, image, stem="large"):
     def norm(x, p):
         return group_norm(x, p, 1e-6)
 
-    x = relu(norm(hybrid_conv(image, params["root"], 2 if stem == "large" else 1), params["root_norm"]))
+    x = relu(
+        norm(hybrid_conv(image, params["root"], 2 if stem == "large" else 1), params["root_norm"])
+    )
     if stem == "large":
         x = windows(pad_same(x, 3, 2, -np.inf), 3, 2).max((2, 3))
     for stage, units in sorted(params.get("stages", {}).items()):
@@ -475,7 +504,9 @@ def bit_norm(x, p):
 
 
 def bit(params, image, *, num_classes, resnet_stem="large", axial=False, **_):
-    """Section 3.1: activation before the convolution, padding alike on both sides, a pool among zeros."""
+    """Section 3.1: activation before the convolution, padding alike on both sides, a pool among
+    zeros.
+    """
     resnet = params["resnet"]
     if resnet_stem == "large":
         x = windows(pad_both(bit_conv(image, resnet["root"], 2), 1), 3, 2).max((2, 3))
@@ -494,7 +525,9 @@ def bit(params, image, *, num_classes, resnet_stem="large", axial=False, **_):
 
 
 def axial_attention(x, p, stride):
-    """Attention within each column, then within each row; then means of `stride` by `stride` places."""
+    """Attention within each column, then within each row; then means of `stride` by `stride`
+    places.
+    """
     x = axis_attention(x.swapaxes(0, 1), p["column"]).swapaxes(0, 1)
     x = axis_attention(x, p["row"])
     return windows(x, stride, stride).mean((2, 3))
@@ -503,7 +536,8 @@ def axial_attention(x, p, stride):
 def axis_attention(x, p, heads=8):
     """Attention within each line of `[lines, length, width]`: 8 heads, learned relative positions.
 
-    A head's `width / 8` values come after its queries and keys, of half that; so do the relative ones.
+    A head's `width / 8` values come after its queries and keys, of half that; so do the relative
+    ones.
     """
     lines, length, width = x.shape
     x = bit_norm(bit_conv(x, p["qkv"]), p["norm"])
@@ -516,9 +550,12 @@ def axis_attention(x, p, heads=8):
             query, key, value = (of_head[:, part] for part in parts)
             for q in range(length):
                 near = [p["relative_embedding"][q - k + length - 1] for k in range(length)]
-                to_query, to_key, to_value = (np.array([row[part] for row in near]) for part in parts)
+                to_query, to_key, to_value = (
+                    np.array([row[part] for row in near]) for part in parts
+                )
                 scores = [
-                    query[q] @ key[k] + query[q] @ to_query[k] + key[k] @ to_key[k] for k in range(length)
+                    query[q] @ key[k] + query[q] @ to_query[k] + key[k] @ to_key[k]
+                    for k in range(length)
                 ]
                 mixed = softmax(np.array(scores) / np.sqrt(size // 2)) @ (value + to_value)
                 result[line, q, size * head : size * (head + 1)] = mixed

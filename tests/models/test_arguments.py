@@ -1,45 +1,64 @@
-"""Each argument of a model is of its type and within its bounds, or one line says what it must be."""
+"""Each argument of a model is of its type and within its bounds, or one line says what it must
+be.
+"""
 
-import inspect
+import dataclasses
+import functools
+import pickle
 
 import numpy as np
 import pytest
 
 import vit_jax
-from vit_jax.arguments import ARGUMENTS
 from vit_jax.errors import UserError
 from vit_jax.models import FAMILIES, abstract, known_arguments, model_factory
+from vit_jax.models.convnext import ConvNeXt
 from vit_jax.models.resnet import BiT
 from vit_jax.models.vit import ViT
+from vit_jax.options.model import ConvNeXtOptions
+from vit_jax.options.option import options_of
 
 SMALL = {
-    "ViT-Ti/16": dict(dim=16, depth=1, hidden=16, heads=2, image_size=32, num_classes=3),
+    "ViT-Ti/16": dict(dim=16, depth=1, mlp_dim=16, heads=2, image_size=32, num_classes=3),
     "BiT-R50x1": dict(resnet_blocks=(1,), image_size=32, num_classes=3),
 }
 ARGUMENTS_OF = {
-    name: inspect.signature(model.__init__).parameters.keys() - {"self", "rngs"}
-    for name, model in (("ViT-Ti/16", ViT), ("BiT-R50x1", BiT))
+    name: known_arguments(model) for name, model in (("ViT-Ti/16", ViT), ("BiT-R50x1", BiT))
 }
 
 
-def test_every_argument_has_a_rule():
-    for family in FAMILIES:
-        assert known_arguments(family.model) <= (ARGUMENTS | family.model.arguments).keys()
+def test_every_argument_has_a_rule_and_a_line_of_documentation():
+    for kind in (family.model.options_type for family in FAMILIES):
+        fields = dataclasses.fields(kind)
+        assert {field.name for field in fields} == options_of(kind).keys()
+        assert all(f"\n  {field.name}: " in kind.__doc__ for field in fields)
+
+
+def test_equal_arguments_are_equal_options():
+    sizes = dict(num_classes=3, widths=[8, 16], blocks=[1, 1])
+    one = ConvNeXtOptions(image_size=32, mean=[0.5, 0.5, 0.5], **sizes)
+    other = ConvNeXtOptions(image_size=(32, 32), mean=0.5, **sizes)
+    assert one == other and hash(one) == hash(other)
+    assert (one.image_size, one.widths, one.mean) == ((32, 32), (8, 16), 0.5)
+    model = abstract(functools.partial(ConvNeXt, one))
+    assert pickle.loads(pickle.dumps(model)).options == one
 
 
 HOSTILE = (-1, float("nan"), float("inf"), 10**30, "x", b"x", [], (), {}, (0, 0), (32,), object())
-# Of these, what an argument may be: finite numbers, one for all channels, units of a stage, a root alone.
+# Of these, what an argument may be: finite numbers, one for all channels, units of a stage, a root
+# alone.
 FINE = {
     "head_bias": (-1, 10**30),
     "layer_scale": (-1, 10**30),
     "mean": (-1, 10**30, (32,)),
-    "deviation": (10**30, (32,)),
+    "std": (10**30, (32,)),
     "resnet_blocks": ((32,), (), []),
 }
 
 
 @pytest.mark.parametrize(
-    ("name", "argument"), [(name, argument) for name in SMALL for argument in sorted(ARGUMENTS_OF[name])]
+    ("name", "argument"),
+    [(name, argument) for name in SMALL for argument in sorted(ARGUMENTS_OF[name])],
 )
 def test_hostile_value_is_one_line(name, argument):
     for value in HOSTILE:
@@ -70,7 +89,9 @@ def test_argument_out_of_its_bounds_is_named(changes, words):
 
 
 def test_numbers_of_numpy_are_numbers():
-    model = vit_jax.create_model("ViT-Ti/16", **(SMALL["ViT-Ti/16"] | dict(num_classes=np.int64(4))))
+    model = vit_jax.create_model(
+        "ViT-Ti/16", **(SMALL["ViT-Ti/16"] | dict(num_classes=np.int64(4)))
+    )
     assert model.num_classes == 4
 
 

@@ -1,4 +1,6 @@
-"""Attention as for a CPU and a TPU, and a last layer that computes what is read, beside the plain path."""
+"""Attention as for a CPU and a TPU, and a last layer that computes what is read, beside the plain
+path.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +31,9 @@ def traced(function, platform: str):
 def arrays() -> list[np.ndarray]:
     """Queries, keys, values, and a gradient of what comes out."""
     random = np.random.default_rng(0)
-    return [random.normal(size=(BATCH, TOKENS, HEADS, HEAD_DIM)).astype(np.float32) for _ in range(4)]
+    return [
+        random.normal(size=(BATCH, TOKENS, HEADS, HEAD_DIM)).astype(np.float32) for _ in range(4)
+    ]
 
 
 def plain(query, key, value, bias=0.0):
@@ -44,7 +48,9 @@ def plain_gradients(query, key, value, gradient):
     """In float64, by the softmax's derivative p (g - sum(p g))."""
     _, weights = plain(query, key, value)
     of_weights = np.einsum("bqhd,bkhd->bhqk", gradient, value, dtype=np.float64)
-    of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdims=True)) / np.sqrt(HEAD_DIM)
+    of_scores = (
+        weights * (of_weights - (weights * of_weights).sum(-1, keepdims=True)) / np.sqrt(HEAD_DIM)
+    )
     return (
         np.einsum("bhqk,bkhd->bqhd", of_scores, key),
         np.einsum("bhqk,bqhd->bkhd", of_scores, query),
@@ -54,7 +60,9 @@ def plain_gradients(query, key, value, gradient):
 
 @everywhere
 def test_attention_is_the_plain_one(arrays, platform):
-    np.testing.assert_allclose(traced(attend, platform)(*arrays[:3]), plain(*arrays[:3])[0], atol=1e-6)
+    np.testing.assert_allclose(
+        traced(attend, platform)(*arrays[:3]), plain(*arrays[:3])[0], atol=1e-6
+    )
 
 
 @everywhere
@@ -108,7 +116,9 @@ def test_tokens_that_nobody_reads_do_not_change_the_logits(options, scan, images
     model.head.kernel[...] = jax.random.normal(jax.random.key(2), model.head.kernel.shape)
     graphdef, params = nnx.split(model)
     read, every = (
-        jax.jit(lambda params, whole=whole: nnx.merge(graphdef, params)(images, whole=whole))(params)
+        jax.jit(lambda params, whole=whole: nnx.merge(graphdef, params)(images, whole=whole))(
+            params
+        )
         for whole in (False, True)
     )
     np.testing.assert_allclose(read, every, rtol=1e-5, atol=1e-5)

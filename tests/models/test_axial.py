@@ -1,4 +1,6 @@
-"""Attention along rows and columns, of a ViT and of a ResNet, against plain loops (appendix D.6)."""
+"""Attention along rows and columns, of a ViT and of a ResNet, against plain loops (appendix
+D.6).
+"""
 
 import numpy as np
 import pytest
@@ -30,7 +32,9 @@ def test_axial_vit_equals_a_plain_forward_pass(overrides):
 
 
 def test_axial_vit_looks_along_rows_before_columns():
-    """A change of one patch stays in its row for the first half of a layer and is everywhere after it."""
+    """A change of one patch stays in its row for the first half of a layer and is everywhere after
+    it.
+    """
     block = random_model(**TINY, attention="axial", pooling="gap").blocks["00"]
     x = np.random.default_rng(2).normal(size=(1, 6, 16)).astype(np.float32)
     changed = x.copy()
@@ -70,12 +74,16 @@ def test_axial_resnet_replaces_only_its_3x3_convolutions():
     more = 0
     for stage, units in enumerate((3, 4, 6, 3)):
         middle, length = 64 * 2**stage, 56 // 2**stage
-        lengths = [56 if stage == 0 else 2 * length] + [length] * (units - 1)  # The first halves its input.
+        lengths = [56 if stage == 0 else 2 * length] + [length] * (
+            units - 1
+        )  # The first halves its input.
         more += sum(2 * axis(middle, length) - 9 * middle**2 for length in lengths)
     assert count("AxialResNet50", 0) - count("BiT-R50x1", 0) == more
 
 
 @pytest.mark.parametrize("image_size", [(36, 64), (32, 60)])
 def test_axial_resnet_names_the_sizes_it_can_halve(image_size):
-    with pytest.raises(UserError, match=f"multiples of 8 pixels, not {image_size[0]}x{image_size[1]}"):
+    with pytest.raises(
+        UserError, match=f"multiples of 8 pixels, not {image_size[0]}x{image_size[1]}"
+    ):
         vit_jax.create_model("BiT-R50x1", **(RESNET | dict(image_size=image_size)))

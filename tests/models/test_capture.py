@@ -9,7 +9,7 @@ from flax import nnx
 from vit_jax.errors import UserError
 from vit_jax.models import create_model
 
-SMALL = dict(num_classes=5, image_size=(8, 12), dim=16, depth=3, hidden=32, heads=2)
+SMALL = dict(num_classes=5, image_size=(8, 12), dim=16, depth=3, mlp_dim=32, heads=2)
 VARIANTS = {
     "plain": {},
     "scanned": dict(scan=True),
@@ -57,7 +57,9 @@ def test_captured_attention_is_what_the_layer_attends_with():
     _, _, value = block.attention.project(block.norm1(x))
     attended = np.einsum("bhqk,bkhd->bqhd", found["attention"][1], value)
     x = x + block.attention.out(jnp.asarray(attended))
-    np.testing.assert_allclose(x + block.mlp(block.norm2(x)), found["tokens"][2], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        x + block.mlp(block.norm2(x)), found["tokens"][2], rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.slow
@@ -72,9 +74,15 @@ def test_axial_lines_are_captured_rows_before_columns():
 def test_capturing_works_in_a_compiled_function():
     model, images = setup()
     graphdef, params = nnx.split(model)
-    compiled = jax.jit(lambda params, images: nnx.merge(graphdef, params)(images, capture=("attention",)))
-    for (_, eager), (_, jitted) in [(model(images, capture=("attention",)), compiled(params, images))]:
-        np.testing.assert_allclose(jitted["attention"][2], eager["attention"][2], rtol=1e-5, atol=1e-6)
+    compiled = jax.jit(
+        lambda params, images: nnx.merge(graphdef, params)(images, capture=("attention",))
+    )
+    for (_, eager), (_, jitted) in [
+        (model(images, capture=("attention",)), compiled(params, images))
+    ]:
+        np.testing.assert_allclose(
+            jitted["attention"][2], eager["attention"][2], rtol=1e-5, atol=1e-6
+        )
 
 
 def test_nothing_is_computed_for_what_is_not_asked():
@@ -82,7 +90,9 @@ def test_nothing_is_computed_for_what_is_not_asked():
     graphdef, params = nnx.split(model)
 
     def program(**options):
-        return str(jax.make_jaxpr(lambda p, x: nnx.merge(graphdef, p)(x, **options))(params, images))
+        return str(
+            jax.make_jaxpr(lambda p, x: nnx.merge(graphdef, p)(x, **options))(params, images)
+        )
 
     plain = program(whole=True)
     program(capture=("attention",))
@@ -92,5 +102,7 @@ def test_nothing_is_computed_for_what_is_not_asked():
 
 def test_unknown_name_is_said():
     model, images = setup()
-    with pytest.raises(UserError, match="'atention' cannot be captured; there are: attention, tokens"):
+    with pytest.raises(
+        UserError, match="'atention' cannot be captured; there are: attention, tokens"
+    ):
         model(images, capture=("atention",))

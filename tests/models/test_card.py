@@ -34,7 +34,10 @@ def test_a_name_that_is_not_listed_is_found_by_itself():
 def test_a_card_counts_each_layer(name):
     model = abstract(model_factory(name, num_classes=1000, image_size=224, scan=False))
     card = vit_jax.model_card(name)
-    assert (card.parameters, card.multiply_adds) == (count_parameters(model), count_multiply_adds(model))
+    assert (card.parameters, card.multiply_adds) == (
+        count_parameters(model),
+        count_multiply_adds(model),
+    )
 
 
 def test_listed_models_print_as_one_line_each():
@@ -60,12 +63,15 @@ def test_a_model_that_is_not_listed_is_shown_as_computed():
 
 def test_card_of_a_resnet_says_nothing_of_tokens():
     line = str(vit_jax.model_card("BiT-R50x1", num_classes=0, image_size=(64, 96)))
-    words = "BiT-R50x1 23.50 M parameters 0.45 GFLOPs (multiply-adds) at 64x96 Kolesnikov et al., 2020 (BiT)"
+    words = (
+        "BiT-R50x1 23.50 M parameters 0.45 GFLOPs (multiply-adds) at 64x96 Kolesnikov et al., "
+        "2020 (BiT)"
+    )
     assert " ".join(line.split()) == words
 
 
-# At 224 pixels: without a head, with a linear head for 1000 classes, with one for 21,843 (a hybrid's
-# after the hidden tanh layer).
+# At 224 pixels: without a head, with a linear head for 1000 classes, with one for 21,843 (a
+# hybrid's after the hidden tanh layer).
 COUNTS = {
     "R50+ViT-B/32": (110_176_832, 110_945_832, 127_564_691),
     "R50+ViT-B/16": (97_890_112, 98_659_112, 115_277_971),
@@ -135,7 +141,9 @@ def test_multiply_adds_of_a_scan_are_of_all_its_turns():
             conv = super().__call__
             return jax.lax.scan(lambda total, _: (total + conv(x).sum(), None), 0.0, length=5)[0]
 
-    assert count_multiply_adds(Repeated(nnx.Rngs(0))) == 5 * count_multiply_adds(OneConvolution(nnx.Rngs(0)))
+    assert count_multiply_adds(Repeated(nnx.Rngs(0))) == 5 * count_multiply_adds(
+        OneConvolution(nnx.Rngs(0))
+    )
 
 
 @pytest.mark.parametrize(
@@ -190,8 +198,8 @@ def test_unknown_name_is_answered_with_the_nearest(name, answer):
     assert str(error.value).startswith(f"unknown model {name!r} (model.name); {answer}")
 
 
-# At 224 pixels, for 1000 classes: multiply-adds in billions, by the papers of Swin (Liu et al., 2021),
-# ConvNeXt (Liu et al., 2022) and ConvNeXt V2 (Woo et al., 2023).
+# At 224 pixels, for 1000 classes: multiply-adds in billions, by the papers of Swin (Liu et al.,
+# 2021), ConvNeXt (Liu et al., 2022) and ConvNeXt V2 (Woo et al., 2023).
 BILLIONS = {"Swin-T": 4.5, "Swin-S": 8.7, "Swin-B": 15.4, "Swin-L": 34.5}
 BILLIONS |= {
     "ConvNeXt-T": 4.5,
@@ -200,17 +208,28 @@ BILLIONS |= {
     "ConvNeXt-L": 34.4,
     "ConvNeXt-XL": 60.9,
 }
-BILLIONS |= {"ConvNeXtV2-Atto": 0.55, "ConvNeXtV2-Femto": 0.78, "ConvNeXtV2-Pico": 1.37, "ConvNeXtV2-H": 115}
-# At these pixels: EVA-02 (Fang et al., 2024), Swin V2 (Liu et al., 2022), and without classes DINOv3 (Simeoni
-# et al., 2025), who count multiplications and additions.
+BILLIONS |= {
+    "ConvNeXtV2-Atto": 0.55,
+    "ConvNeXtV2-Femto": 0.78,
+    "ConvNeXtV2-Pico": 1.37,
+    "ConvNeXtV2-H": 115,
+}
+# At these pixels: EVA-02 (Fang et al., 2024), Swin V2 (Liu et al., 2022), and without classes
+# DINOv3 (Simeoni et al., 2025), who count multiplications and additions.
 LARGER = {"EVA02-B/14": (448, 107), "EVA02-L/14": (448, 362), "SwinV2-B/w8": (256, 20.3)}
-LARGER |= {"DINOv3-B/16": (256, 47 / 2), "DINOv3-L/16": (256, 163 / 2), "DINOv3-7B/16": (256, 3550 / 2)}
+LARGER |= {
+    "DINOv3-B/16": (256, 47 / 2),
+    "DINOv3-L/16": (256, 163 / 2),
+    "DINOv3-7B/16": (256, 3550 / 2),
+}
 
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("name", [*BILLIONS, *LARGER])
 def test_multiply_adds_are_the_published(name):
-    """Within 2 %: ours of ConvNeXts are up to 1.4 % less, since taps that fall on padding are not counted."""
+    """Within 2 %: ours of ConvNeXts are up to 1.4 % less, since taps that fall on padding are not
+    counted.
+    """
     size, billions = LARGER[name] if name in LARGER else (224, BILLIONS[name])
     classes = 0 if name.startswith("DINOv3") else 1000
     counted = vit_jax.model_card(name, num_classes=classes, image_size=size).multiply_adds

@@ -1,4 +1,6 @@
-"""ConvNeXt, both versions, against a plain NumPy forward pass, and gradients against its differences."""
+"""ConvNeXt, both versions, against a plain NumPy forward pass, and gradients against its
+differences.
+"""
 
 import jax
 import numpy as np
@@ -19,14 +21,17 @@ CASES = {
     "overlapping": dict(stem="overlapping", norm_first=True),
     "tiered": dict(stem="tiered", widths=(32, 12), head_hidden=7),
     "deviation norms": dict(centred_norm=False, stem="activated", norm_epsilon=1e-3),
-    "other means": dict(mean=(0.4, 0.5, 0.6), deviation=0.25),
+    "other means": dict(mean=(0.4, 0.5, 0.6), std=0.25),
     "no head": dict(num_classes=0),
 }
 
 
 def convolve(x, p, side, stride, pad):
     seen = reference.windows(reference.pad_both(x, pad), side, stride)
-    return seen.reshape(*seen.shape[:2], -1) @ p["kernel"].reshape(-1, p["kernel"].shape[-1]) + p["bias"]
+    return (
+        seen.reshape(*seen.shape[:2], -1) @ p["kernel"].reshape(-1, p["kernel"].shape[-1])
+        + p["bias"]
+    )
 
 
 def depthwise(x, p):
@@ -35,7 +40,9 @@ def depthwise(x, p):
 
 
 def response_norm(x, p):
-    strength = np.array([[[np.sqrt((x[..., channel] ** 2).sum()) for channel in range(x.shape[-1])]]])
+    strength = np.array(
+        [[[np.sqrt((x[..., channel] ** 2).sum()) for channel in range(x.shape[-1])]]]
+    )
     return p["scale"] * x * (strength / (strength.mean() + 1e-6)) + p["bias"] + x
 
 
@@ -66,10 +73,10 @@ def convnext(
     norm_epsilon=1e-6,
     head_epsilon=None,
     mean=0.5,
-    deviation=0.5,
+    std=0.5,
     **_,
 ):
-    x = ((image + 1) / 2 - np.array(mean)) / np.array(deviation)
+    x = ((image + 1) / 2 - np.array(mean)) / np.array(std)
     if stem == "patches":
         x = convolve(x, p["stem"]["0"], 4, 4, 0)
     else:
@@ -83,7 +90,11 @@ def convnext(
         for name in sorted(stage.keys() - {"norm", "downsample"}):
             x = block(x, stage[name], gelu, norm_epsilon)
     last = head_epsilon or norm_epsilon
-    x = norm(x, p["norm"], last).mean((0, 1)) if norm_first else norm(x.mean((0, 1)), p["norm"], last)
+    x = (
+        norm(x, p["norm"], last).mean((0, 1))
+        if norm_first
+        else norm(x.mean((0, 1)), p["norm"], last)
+    )
     x = reference.activate(linear(x, p["pre_logits"]), gelu) if head_hidden else x
     return linear(x, p["head"]) if num_classes else x
 
@@ -110,7 +121,9 @@ def test_gradients_are_the_slopes_of_a_plain_forward_pass(case):
         direction = generator.normal(size=leaf.shape)
 
         def logits(step, path=path, direction=direction):
-            moved = jax.tree.map_with_path(lambda at, x: x + step * direction if at == path else x, exact)
+            moved = jax.tree.map_with_path(
+                lambda at, x: x + step * direction if at == path else x, exact
+            )
             return convnext(moved, image, **arguments).sum()
 
         slope = (logits(1e-4) - logits(-1e-4)) / 2e-4
@@ -121,10 +134,20 @@ def test_gradients_are_the_slopes_of_a_plain_forward_pass(case):
         np.testing.assert_allclose(expected, slope, rtol=2e-3, atol=1e-3, err_msg=str(path))
 
 
-# Of 1,000 classes (2201.03545, table 12; 2301.00808, table 10), rounded there to a tenth of a million.
+# Of 1,000 classes (2201.03545, table 12; 2301.00808, table 10), rounded there to a tenth of a
+# million.
 PUBLISHED = {"ConvNeXt-T": 28_589_128, "ConvNeXt-S": 50_223_688, "ConvNeXt-B": 88_591_464}
 PUBLISHED |= {"ConvNeXt-L": 197_767_336, "ConvNeXt-XL": 350_196_968}
-ROUNDED = {"Atto": 3.7, "Femto": 5.2, "Pico": 9.1, "Nano": 15.6, "T": 28.6, "B": 89, "L": 198, "H": 660}
+ROUNDED = {
+    "Atto": 3.7,
+    "Femto": 5.2,
+    "Pico": 9.1,
+    "Nano": 15.6,
+    "T": 28.6,
+    "B": 89,
+    "L": 198,
+    "H": 660,
+}
 
 
 def test_parameters_are_the_publications():
@@ -147,7 +170,9 @@ def layers_of(name):
 
 
 def test_layers_of_large_models_are_groups_of_three_blocks():
-    """As the authors number them, less one: the stem 0, stages 1 and 2, nine of stage 3, stage 4 is 12."""
+    """As the authors number them, less one: the stem 0, stages 1 and 2, nine of stage 3, stage 4 is
+    12.
+    """
     layer = layers_of("ConvNeXt-B")
     numbers = {
         "stem/0/kernel": -1,
@@ -187,7 +212,9 @@ def test_dense_features_are_of_every_stage():
 
 
 def test_stochastic_depth_rises_to_its_rate():
-    """Of the last of three blocks an image keeps the branch with chance 1/2, of the first always."""
+    """Of the last of three blocks an image keeps the branch with chance 1/2, of the first
+    always.
+    """
     model = random_model("ConvNeXt-T", **TINY | dict(stochastic_depth=0.5, image_size=8))
     images = np.repeat(random_images(1, 8, 8), 400, 0)
     logits = forward(model, images, seed=0)
@@ -202,7 +229,10 @@ def test_stochastic_depth_rises_to_its_rate():
     ("overrides", "message"),
     [
         (dict(image_size=7), "images of 7x7 pixels are too small for 2 stages: use 8 or more"),
-        (dict(widths=(8,)), "model.blocks has 2 stages and model.widths 1: each stage needs its width"),
+        (
+            dict(widths=(8,)),
+            "model.blocks has 2 stages and model.widths 1: each stage needs its width",
+        ),
         (dict(blocks=()), r"blocks is \(\) and must be a tuple of blocks"),
         (dict(stem="large"), "stem is 'large' and must be patches or overlapping or tiered"),
         (dict(head_hidden=0), "head_hidden is 0 and must be"),

@@ -15,7 +15,7 @@ CASES = {
     "two stages": {},
     "one stage": dict(blocks=(2,), widths=(8,)),
     "three stages": dict(blocks=(1, 1, 1), widths=(8, 8, 16)),
-    "pixels otherwise": dict(mean=(0.4, 0.5, 0.6), deviation=0.25),
+    "pixels otherwise": dict(mean=(0.4, 0.5, 0.6), std=0.25),
     "no head": dict(num_classes=0),
 }
 
@@ -23,7 +23,10 @@ CASES = {
 def convolve(x, p):
     side = p["kernel"].shape[0]
     seen = reference.windows(reference.pad_both(x, side // 2), side, 1)
-    return seen.reshape(*seen.shape[:2], -1) @ p["kernel"].reshape(-1, p["kernel"].shape[-1]) + p["bias"]
+    return (
+        seen.reshape(*seen.shape[:2], -1) @ p["kernel"].reshape(-1, p["kernel"].shape[-1])
+        + p["bias"]
+    )
 
 
 def block(x, p, gain):
@@ -33,9 +36,9 @@ def block(x, p, gain):
     return (convolve(x, p["shortcut"]) if "shortcut" in p else x) + gain * branch
 
 
-def encode(p, image, *, blocks, mean=-0.125, deviation=1.25, **_):
+def encode(p, image, *, blocks, mean=-0.125, std=1.25, **_):
     """The last stage's activated features of one image, float64."""
-    x = convolve(((image + 1) / 2 - np.array(mean)) / np.array(deviation), p["stem"])
+    x = convolve(((image + 1) / 2 - np.array(mean)) / np.array(std), p["stem"])
     for stage, count in enumerate(blocks):
         if stage:
             x = x.reshape(x.shape[0] // 2, 2, x.shape[1] // 2, 2, -1).max((1, 3))
@@ -52,16 +55,25 @@ def test_forward_pass_and_codes_are_the_papers(case):
     for image, found in zip(images, np.asarray(model(images)), strict=True):
         features = encode(p, image.astype(np.float64), **arguments)
         pooled = features.mean((0, 1))
-        np.testing.assert_allclose(found, linear(pooled, p["head"]) if "head" in p else pooled, rtol=2e-4)
+        np.testing.assert_allclose(
+            found, linear(pooled, p["head"]) if "head" in p else pooled, rtol=2e-4
+        )
         if "head" in p:
             expected = linear(features, p["head"])
-            np.testing.assert_allclose(model.code_scores(image[None])[0], expected, rtol=1e-3, atol=1e-3)
-            np.testing.assert_array_equal(model.codes(image[None])[0], expected.argmax(-1).reshape(-1))
+            np.testing.assert_allclose(
+                model.code_scores(image[None])[0], expected, rtol=1e-3, atol=1e-3
+            )
+            np.testing.assert_array_equal(
+                model.codes(image[None])[0], expected.argmax(-1).reshape(-1)
+            )
 
 
 def test_openais_encoder_has_its_number_of_parameters():
     # Counted of its own code, vocabulary of 8,192 and all.
-    assert count_parameters(abstract(model_factory("DVAE", num_classes=8192, image_size=112))) == 53_786_240
+    assert (
+        count_parameters(abstract(model_factory("DVAE", num_classes=8192, image_size=112)))
+        == 53_786_240
+    )
 
 
 def test_pixels_are_mapped_as_openais():
@@ -71,9 +83,13 @@ def test_pixels_are_mapped_as_openais():
 
 
 def test_codes_of_images_of_any_size_that_the_stride_divides():
-    model = create_model("DVAE", num_classes=5, image_size=16, blocks=(1, 1, 1, 1), widths=(8, 8, 8, 8))
+    model = create_model(
+        "DVAE", num_classes=5, image_size=16, blocks=(1, 1, 1, 1), widths=(8, 8, 8, 8)
+    )
     assert (model.code_stride, model.code_grid) == (8, (2, 2))
-    codes = jax.jit(lambda model, images: model.codes(images))(model, np.zeros((2, 24, 8, 3), np.uint8))
+    codes = jax.jit(lambda model, images: model.codes(images))(
+        model, np.zeros((2, 24, 8, 3), np.uint8)
+    )
     assert codes.shape == (2, 3) and codes.dtype == np.int32
     with pytest.raises(UserError, match="20x16 pixels do not divide into places of 8x8"):
         model.codes(np.zeros((2, 20, 16, 3), np.uint8))
@@ -82,7 +98,10 @@ def test_codes_of_images_of_any_size_that_the_stride_divides():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (dict(image_size=18), "images of 18x18 pixels do not divide into places of 8x8: take multiples of 8"),
+        (
+            dict(image_size=18),
+            "images of 18x18 pixels do not divide into places of 8x8: take multiples of 8",
+        ),
         (dict(widths=(8, 8)), r"model.blocks has 4 stages and model.widths 2"),
         (dict(widths=(8, 8, 8, 10)), r"widths is .* must be a tuple of multiples of 4"),
     ],
@@ -94,4 +113,6 @@ def test_arguments_that_make_no_encoder_are_refused(arguments, words):
 
 def test_names_spell_what_is_not_openais():
     family = family_of(abstract(model_factory("DVAE", num_classes=0, image_size=8)))
-    assert family.spell(dict(blocks=(1, 1), widths=[8, 16])) == "DVAE (blocks (1, 1), widths (8, 16))"
+    assert (
+        family.spell(dict(blocks=(1, 1), widths=[8, 16])) == "DVAE (blocks (1, 1), widths (8, 16))"
+    )

@@ -71,7 +71,11 @@ def test_multiply_adds_are_the_convolutions_on_every_device():
     x, kernel, gradient = random_case((2, 9, 6, 3), (7, 7))
 
     def counted(function):
-        return traced_multiply_adds(lambda *given: jax.vjp(function, *given[:2])[1](given[2]), *arguments)
+        return traced_multiply_adds(
+            lambda *given: jax.vjp(function, *given[:2])[1](given[2]), *arguments
+        )
 
     arguments = x, kernel, gradient
-    assert counted(depthwise) == counted(convolve) > 2 * traced_multiply_adds(convolve, x, kernel) > 0
+    assert (
+        counted(depthwise) == counted(convolve) > 2 * traced_multiply_adds(convolve, x, kernel) > 0
+    )

@@ -24,7 +24,9 @@ def test_the_share_of_zeros_is_the_rate_and_the_rest_keeps_the_mean(rate):
 @pytest.mark.parametrize("rate", [0.1, np.float32(0.1)])
 def test_bfloat16_stays_so_and_is_enlarged_by_the_rate_to_its_rounding(rate):
     x = jnp.full((64, 4, 4), 3.0, jnp.bfloat16)
-    dropped = drop(x, jnp.asarray(rate) if isinstance(rate, np.floating) else rate, nnx.Rngs(dropout=0))
+    dropped = drop(
+        x, jnp.asarray(rate) if isinstance(rate, np.floating) else rate, nnx.Rngs(dropout=0)
+    )
     assert dropped.dtype == jnp.bfloat16
     assert set(np.unique(dropped.astype(np.float32))) == {0, float(jnp.bfloat16(3 / 0.9))}
 

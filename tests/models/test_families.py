@@ -45,7 +45,9 @@ def test_nothing_but_models_and_libraries_asks_for_a_family():
     assert not asks
 
 
-@pytest.mark.parametrize(("family", "name"), EVERY, ids=lambda x: x if isinstance(x, str) else x.name)
+@pytest.mark.parametrize(
+    ("family", "name"), EVERY, ids=lambda x: x if isinstance(x, str) else x.name
+)
 def test_a_name_is_of_one_family_which_spells_it_back(family, name):
     assert [other for other in FAMILIES if other.parse(name) is not None] == [family]
     model = small(name)
@@ -63,7 +65,9 @@ def test_features_are_what_enters_the_head(family):
     model = create_model(family.names[0], **dict(num_classes=3) | family.smallest(values))
     head = np.random.default_rng(0).normal(size=model.head.kernel.shape).astype(np.float32)
     model.head.kernel[...] = jnp.asarray(head)
-    images = np.random.default_rng(1).integers(0, 256, (2, *model.image_size, model.channels), np.uint8)
+    images = np.random.default_rng(1).integers(
+        0, 256, (2, *model.image_size, model.channels), np.uint8
+    )
     np.testing.assert_allclose(model(images), np.asarray(model.features(images)) @ head, atol=1e-4)
 
 

@@ -1,4 +1,6 @@
-"""First values of tokens, positions, masks and prototypes: as distributed as in the authors' code."""
+"""First values of tokens, positions, masks and prototypes: as distributed as in the authors'
+code.
+"""
 
 import jax
 import numpy as np
@@ -13,20 +15,24 @@ from vit_jax.training.objectives.eva import EVA
 from vit_jax.training.objectives.prototypes import PrototypeHead
 
 
-def cut_normal(deviation):
+def cut_normal(std):
     """`trunc_normal_(x, std=s, a=-s, b=s)`, as BEiT and EVA call it."""
-    return stats.truncnorm(-1, 1, scale=deviation)
+    return stats.truncnorm(-1, 1, scale=std)
 
 
 # The distributions of the class token and of the positions, and where each is written.
 AUTHORS = {
-    # vision_transformer.py:161-162 of DINO; timm's `trunc_normal_` cuts at -2 and 2, 100 deviations away.
+    # vision_transformer.py:161-162 of DINO; timm's `trunc_normal_` cuts at -2 and 2, 100 deviations
+    # away.
     "deit": (stats.norm(scale=0.02), stats.norm(scale=0.02)),
     "dinov2": (stats.norm(scale=1e-6), stats.norm(scale=0.02)),  # vision_transformer.py:174-175
     "beit": (cut_normal(0.02), cut_normal(0.02)),  # modeling_pretrain.py:71-72
     "eva": (cut_normal(0.015), cut_normal(0.015)),  # modeling_pretrain.py:75-76 and 172
     "eva02": (cut_normal(0.02), cut_normal(0.02)),  # modeling_pretrain.py:115-117
-    "vqkd": (stats.norm(scale=0.02), stats.norm(scale=0.02)),  # modeling_finetune.py:307-308 of BEiT v2
+    "vqkd": (
+        stats.norm(scale=0.02),
+        stats.norm(scale=0.02),
+    ),  # modeling_finetune.py:307-308 of BEiT v2
 }
 
 
@@ -39,8 +45,10 @@ def assert_drawn_from(values, distribution):
 @pytest.mark.parametrize("name", AUTHORS)
 def test_class_token_and_positions_start_as_the_authors(name):
     token, positions = AUTHORS[name]
-    shape = dict(dim=512, depth=1, hidden=8, heads=1, registers=1)
-    model = vit_jax.create_model("ViT-S/16", num_classes=0, image_size=64, initialization=name, **shape)
+    shape = dict(dim=512, depth=1, mlp_dim=8, heads=1, registers=1)
+    model = vit_jax.create_model(
+        "ViT-S/16", num_classes=0, image_size=64, initialization=name, **shape
+    )
     assert_drawn_from(model.cls[...], token)
     assert_drawn_from(model.position_embedding.table[...], positions)
     assert_drawn_from(model.register_tokens[...], token)
@@ -48,8 +56,10 @@ def test_class_token_and_positions_start_as_the_authors(name):
 
 @pytest.mark.parametrize("name", ["flax", "mae", "deit3"])
 def test_a_token_whose_position_starts_it_is_zero(name):
-    shape = dict(dim=16, depth=1, hidden=8, heads=1)
-    model = vit_jax.create_model("ViT-S/16", num_classes=0, image_size=32, initialization=name, **shape)
+    shape = dict(dim=16, depth=1, mlp_dim=8, heads=1)
+    model = vit_jax.create_model(
+        "ViT-S/16", num_classes=0, image_size=32, initialization=name, **shape
+    )
     assert not np.any(model.cls[...]) and np.any(model.position_embedding.table[...])
 
 
@@ -63,20 +73,21 @@ def test_eva_g_starts_at_three_quarters_of_beits_deviation():
 
 @pytest.mark.parametrize("name", ["beit", "eva", "eva02"])
 def test_mask_and_heads_start_as_the_model(name):
-    shape = dict(dim=512, depth=1, hidden=8, heads=1, pooling="gap", cls_token=True)
+    shape = dict(dim=512, depth=1, mlp_dim=8, heads=1, pooling="gap", cls_token=True)
     values = dict(num_classes=0, image_size=64, initialization=name, **shape)
     model = abstract(model_factory("ViT-S/16", **values))
     token = AUTHORS[name][0]
     scheme = model.stack.scheme
     made = dict(of_head=True, gradient=1.0, rngs=nnx.Rngs(0), head_init=scheme.dense)
-    assert_drawn_from(EVA(model, 64, None, **made).mask[...], token)
-    beit = BEiT(model, 64, None, rngs=nnx.Rngs(0))
+    assert_drawn_from(EVA(model, 64, 0.5, **made).mask[...], token)
+    beit = BEiT(model, 64, 0.5, rngs=nnx.Rngs(0))
     assert_drawn_from(beit.mask[...], token)
 
 
 @pytest.mark.parametrize("lengths", ["one", "learned", "free"])
 def test_prototypes_start_as_pytorchs_layer_or_as_dinov3s(lengths):
-    # DINO and DINOv2 make the last layer after they have drawn the others; DINOv3 draws it with them.
+    # DINO and DINOv2 make the last layer after they have drawn the others; DINOv3 draws it with
+    # them.
     limit = 256**-0.5
     authors = stats.norm(scale=0.02) if lengths == "free" else stats.uniform(-limit, 2 * limit)
     head = PrototypeHead(16, 16, 256, 128, lengths, rngs=nnx.Rngs(0))
@@ -86,5 +97,7 @@ def test_prototypes_start_as_pytorchs_layer_or_as_dinov3s(lengths):
 def test_prototypes_are_distributed_as_a_layer_of_pytorch(torch):
     torch.manual_seed(0)
     theirs = torch.nn.Linear(256, 128, bias=False).weight.detach().numpy().ravel()
-    ours = np.asarray(PrototypeHead(16, 16, 256, 128, "one", rngs=nnx.Rngs(0)).prototypes[...]).ravel()
+    ours = np.asarray(
+        PrototypeHead(16, 16, 256, 128, "one", rngs=nnx.Rngs(0)).prototypes[...]
+    ).ravel()
     assert stats.ks_2samp(ours, theirs).pvalue > 1e-3

@@ -1,4 +1,6 @@
-"""GELU and its gradient are those of the normal distribution, in each type that models compute in."""
+"""GELU and its gradient are those of the normal distribution, in each type that models compute
+in.
+"""
 
 import math
 

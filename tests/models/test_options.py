@@ -1,4 +1,6 @@
-"""The options of later papers against a plain forward pass; what they cost; what does not fit together."""
+"""The options of later papers against a plain forward pass; what they cost; what does not fit
+together.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,10 +18,10 @@ from reference import (
 )
 
 import vit_jax
-from vit_jax.arguments import ARGUMENTS
 from vit_jax.errors import UserError
 from vit_jax.models.attention import attend
 from vit_jax.models.vit import ViT
+from vit_jax.options.option import options_of
 
 ALL = dict(
     position="2d",
@@ -81,7 +83,14 @@ def test_options_equal_a_plain_forward_pass(overrides):
 @pytest.mark.parametrize(
     "overrides",
     [
-        dict(position="bias", qkv_bias="qv", layer_scale=0.1, pooling="gap", cls_token=True, fc_norm=True),
+        dict(
+            position="bias",
+            qkv_bias="qv",
+            layer_scale=0.1,
+            pooling="gap",
+            cls_token=True,
+            fc_norm=True,
+        ),
         dict(rope="eva02", heads=2, rope_grid=(5, 4), mlp="swiglu", sub_norm="both", qkv_bias="qv"),
         dict(rope="dinov3", heads=2, position="none", registers=2, qkv_bias="none", norm="rms"),
         dict(rope="mixed", heads=2, norm_at="after", stem_norm="tokens", gelu="quick", bias=False),
@@ -250,7 +259,11 @@ def test_distilled_parameter_count_is_deits(name, image_size, parameters):
         ("ViT-S/14", 22_056_576, dict(dim=384)),
         ("ViT-B/14", 86_580_480, dict(dim=768)),
         ("ViT-L/14", 304_368_640, dict(dim=1024)),
-        ("ViT-g/14", 1_136_486_912, dict(dim=1536, hidden=4096, heads=24, mlp="swiglu", registers=4)),
+        (
+            "ViT-g/14",
+            1_136_486_912,
+            dict(dim=1536, mlp_dim=4096, heads=24, mlp="swiglu", registers=4),
+        ),
     ],
 )
 def test_layer_scale_parameter_count_is_dinov2s(name, parameters, overrides):
@@ -258,7 +271,9 @@ def test_layer_scale_parameter_count_is_dinov2s(name, parameters, overrides):
     assert count(name, 0, 518, layer_scale=1e-5, **overrides) == parameters - mask_token
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("ViT-g/14", 1_036_448_384), ("ViT-G/14", 1_881_132_416)])
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("ViT-g/14", 1_036_448_384), ("ViT-G/14", 1_881_132_416)]
+)
 def test_parameter_count_with_attention_pooling_is_scaling_vits(name, parameters):
     assert count(name, 0, pooling="map") == parameters
 
@@ -288,25 +303,49 @@ def test_tokens_are_counted(overrides, tokens):
         (dict(attention="axial"), "axial.*needs model.pooling='gap' or 'map'"),
         (dict(attention="axial", pooling="gap", registers=1), "axial.*no registers"),
         (dict(attention="axial", pooling="gap", rope="eva02"), "axial.*without rope"),
-        (dict(attention="axial", pooling="gap", position="none"), "axial.*'1d', '2d' or 'sincos2d'"),
-        (dict(attention="axial", pooling="gap", position="relative"), "axial.*'1d', '2d' or 'sincos2d'"),
+        (
+            dict(attention="axial", pooling="gap", position="none"),
+            "axial.*'1d', '2d' or 'sincos2d'",
+        ),
+        (
+            dict(attention="axial", pooling="gap", position="relative"),
+            "axial.*'1d', '2d' or 'sincos2d'",
+        ),
         (dict(attention="axial", pooling="gap", cls_token=True), "axial.*no class token"),
         (dict(attention="axial", pooling="cls_gap"), "axial.*no class token"),
         (dict(pooling="cls_gap", cls_token=True), "'cls_gap' has one anyway"),
         (dict(pooling="cls_gap", fc_norm=True), "pooling='cls_gap' reads two vectors"),
         (dict(pooling="cls_gap", distillation="token"), "distillation needs the class token"),
-        (dict(cls_token=True), "cls_token is for model.pooling='gap' and 'map'; 'cls' has one anyway"),
+        (
+            dict(cls_token=True),
+            "cls_token is for model.pooling='gap' and 'map'; 'cls' has one anyway",
+        ),
         (dict(fc_norm=True, distillation="heads"), "fc_norm normalises one vector"),
-        (dict(distillation="token", pooling="gap"), "distillation needs the class token.*pooling='cls'"),
-        (dict(distillation="heads", pooling="map"), "distillation needs the class token.*pooling='cls'"),
+        (
+            dict(distillation="token", pooling="gap"),
+            "distillation needs the class token.*pooling='cls'",
+        ),
+        (
+            dict(distillation="heads", pooling="map"),
+            "distillation needs the class token.*pooling='cls'",
+        ),
         *(
             (dict(position=position, position_at=at), f"position_at='{at}' is for .*'1d', '2d'")
             for position in ("none", "relative", "sincos2d")
             for at in ("every", "shared")
         ),
-        (dict(position="2d", dim=18, heads=2), "position='2d' needs a width divisible by 4, not 18"),
-        (dict(position="sincos2d", dim=18, heads=2), "'sincos2d' needs a width divisible by 4, not 18"),
-        (dict(attention="axial", pooling="gap", position="bias"), "axial.*'1d', '2d' or 'sincos2d'"),
+        (
+            dict(position="2d", dim=18, heads=2),
+            "position='2d' needs a width divisible by 4, not 18",
+        ),
+        (
+            dict(position="sincos2d", dim=18, heads=2),
+            "'sincos2d' needs a width divisible by 4, not 18",
+        ),
+        (
+            dict(attention="axial", pooling="gap", position="bias"),
+            "axial.*'1d', '2d' or 'sincos2d'",
+        ),
         (dict(rope="dinov3", rope_grid=(2, 3)), "rope_grid is for model.rope='eva02' and 'pe'"),
         (dict(rope="mixed", rope_rescale=2.0), "rope_rescale is for model.rope=eva02.*not 'mixed'"),
         (dict(fc_norm=True, final_norm=False), "fc_norm says where the final norm is"),
@@ -322,7 +361,7 @@ def test_options_that_do_not_fit_are_named(overrides, message):
         vit_jax.create_model("ViT-Ti/4", **(TINY | overrides))
 
 
-RULES = ARGUMENTS | ViT.arguments
+RULES = {name: declared.rule for name, declared in options_of(ViT.options_type).items()}
 CHOICES = {name: rule.words.split(" or ") for name, rule in RULES.items() if rule.kind is str}
 
 
@@ -339,7 +378,11 @@ def test_unknown_value_is_answered_with_the_known(option):
     [
         ("BiT-R50x1", dict(pooling="gap"), "BiT-R50x1 has no argument 'pooling'.*model.pooling"),
         ("ViT-B/16", dict(axial=True), "ViT-B/16 has no argument 'axial'.*model.axial"),
-        ("ViT-B/16", dict(register=4), "ViT-B/16 has no argument 'register'.*did you mean 'registers'"),
+        (
+            "ViT-B/16",
+            dict(register=4),
+            "ViT-B/16 has no argument 'register'.*did you mean 'registers'",
+        ),
         ("ViT-B/16", dict(rngs=None), "ViT-B/16 has no argument 'rngs'"),
     ],
     ids=str,

@@ -1,4 +1,6 @@
-"""Every model takes uint8 or floats in [-1, 1] and normalises them itself; anything else is one line."""
+"""Every model takes uint8 or floats in [-1, 1] and normalises them itself; anything else is one
+line.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,7 @@ from PIL import Image
 from vit_jax import create_model
 from vit_jax.errors import UserError
 
-IMAGENET = dict(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))
+IMAGENET = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 MODELS = {
     "ViT": ("ViT-mu/16", dict(image_size=32)),
     "hybrid": ("R+ViT-Ti/16", dict(image_size=32, depth=1)),
@@ -45,7 +47,7 @@ def test_uint8_and_floats_of_the_same_pixels_give_the_same(kind, statistics):
 @pytest.mark.parametrize("kind", MODELS)
 def test_mean_and_deviation_are_those_of_the_pixels_that_the_first_layer_sees(kind):
     images = pixels()
-    seen = (images / 255 - np.array(IMAGENET["mean"])) / np.array(IMAGENET["deviation"])
+    seen = (images / 255 - np.array(IMAGENET["mean"])) / np.array(IMAGENET["std"])
     usual, own = made(kind), made(kind, **IMAGENET)  # Of the same seed.
     np.testing.assert_allclose(own.normalize(images), seen, atol=2e-6)
     wanted = forward(usual)(seen.astype(np.float32))
@@ -68,16 +70,16 @@ def test_bfloat16_images_are_floats():
 
 
 def test_one_channel_may_have_its_own_mean():
-    model = made("ViT", channels=1, mean=0.1307, deviation=(0.3081,))
+    model = made("ViT", channels=1, mean=0.1307, std=(0.3081,))
     images = pixels(channels=1)
     np.testing.assert_allclose(model.normalize(images), (images / 255 - 0.1307) / 0.3081, atol=2e-6)
 
 
 def test_one_number_is_of_all_channels():
     images = pixels()
-    wanted = made("ViT", mean=(0.4,) * 3, deviation=(0.2,) * 3).normalize(images)
-    for mean, deviation in [(0.4, 0.2), ((0.4,), (0.2,)), ([0.4], [0.2])]:
-        np.testing.assert_array_equal(made("ViT", mean=mean, deviation=deviation).normalize(images), wanted)
+    wanted = made("ViT", mean=(0.4,) * 3, std=(0.2,) * 3).normalize(images)
+    for mean, std in [(0.4, 0.2), ((0.4,), (0.2,)), ([0.4], [0.2])]:
+        np.testing.assert_array_equal(made("ViT", mean=mean, std=std).normalize(images), wanted)
 
 
 SHAPES = [(2, 33, 32, 3), (2, 64, 64, 3), (2, 32, 32, 1), (32, 32, 3), (2, 3, 32, 32)]
@@ -87,7 +89,9 @@ SHAPES = [(2, 33, 32, 3), (2, 64, 64, 3), (2, 32, 32, 1), (32, 32, 3), (2, 3, 32
 @pytest.mark.parametrize("shape", SHAPES)
 def test_images_of_another_shape_are_refused_in_one_line(kind, shape):
     model = made(kind)
-    with pytest.raises(UserError, match=r"takes images \[batch, 32, 32, 3\], not \[" + str(shape[0])):
+    with pytest.raises(
+        UserError, match=r"takes images \[batch, 32, 32, 3\], not \[" + str(shape[0])
+    ):
         model(np.zeros(shape, np.uint8))
     if kind == "ViT":
         with pytest.raises(UserError, match=r"takes images \[batch, 32, 32, 3\]"):
@@ -108,6 +112,15 @@ def test_an_axial_bit_takes_its_own_size_only():
         model(np.zeros((2, 40, 32, 3), np.uint8))
 
 
+def test_a_traced_function_may_have_images_of_its_own():
+    model, images = made("ViT"), jnp.full((2, 32, 32, 3), -0.5)
+    logits = jax.jit(lambda bias: model(images) + bias)(0.0)
+    np.testing.assert_allclose(logits, model(images), atol=1e-5)
+    wrong = images + 2.5
+    with pytest.raises(UserError, match="not from 2 to 2"):
+        jax.jit(lambda bias: model(wrong) + bias)(0.0)
+
+
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("dtype", [np.int32, bool, np.complex64])
 def test_numbers_that_are_no_pixels_are_refused(kind, dtype):
@@ -123,10 +136,10 @@ def test_numbers_that_are_no_pixels_are_refused(kind, dtype):
         dict(mean="0.5"),
         dict(mean=float("nan")),
         dict(mean=True),
-        dict(deviation=0),
-        dict(deviation=(0.2, -0.1, 0.2)),
-        dict(deviation=float("inf")),
-        dict(deviation=None),
+        dict(std=0),
+        dict(std=(0.2, -0.1, 0.2)),
+        dict(std=float("inf")),
+        dict(std=None),
     ],
 )
 @pytest.mark.parametrize("kind", ["ViT", "BiT"])
@@ -138,7 +151,12 @@ def test_a_mean_or_deviation_that_is_none_is_refused(kind, values):
 def test_lists_and_pils_images_are_taken_as_arrays_are():
     model, images = made("ViT", num_classes=3), pixels()
     wanted, pictures = model(images), [Image.fromarray(image) for image in images]
-    for given in (images.tolist(), [*images], tuple(pictures), [jnp.asarray(image) for image in images]):
+    for given in (
+        images.tolist(),
+        [*images],
+        tuple(pictures),
+        [jnp.asarray(image) for image in images],
+    ):
         np.testing.assert_array_equal(model(given), wanted)
     np.testing.assert_array_equal(model(pictures[0]), model(images[:1]))
     np.testing.assert_array_equal(model.features(pictures), model.features(images))
@@ -163,8 +181,18 @@ def test_lists_and_pils_images_are_taken_as_arrays_are():
         ),
         ([], r"takes images \[batch, 32, 32, 3\], not \[0\]"),
         ([[[[300, 0, 0]] * 32] * 32], "uint8, or of floats in .-1, 1., not int"),
+        (
+            np.zeros((0, 32, 32, 3), np.uint8),
+            r"takes images \[batch, 32, 32, 3\], not \[0, 32, 32, 3\]",
+        ),
+        ("photo.jpg", "as arrays of uint8, .* not str; model.predict reads files"),
+        (["photo.jpg"], "takes images|as arrays"),
+        ([None], "as arrays of uint8, .* not object"),
+        (None, "as arrays of uint8, .* not NoneType"),
+        ({"image": np.zeros((1, 32, 32, 3))}, "as arrays of uint8, .* not dict"),
     ],
 )
-def test_lists_that_are_no_images_are_a_line(images, words):
-    with pytest.raises(UserError, match=words):
+def test_what_is_no_batch_of_images_is_a_line(images, words):
+    with pytest.raises(UserError, match=words) as caught:
         made("ViT")(images)
+    assert "\n" not in str(caught.value)

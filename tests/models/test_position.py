@@ -9,13 +9,17 @@ from scipy import interpolate, stats
 
 from vit_jax.models.position import BiasLayout, draw_scale
 
-ROPE = dict(position="none", rope="eva02", heads=2)  # Heads of 8: two angles for a row, two for a column.
+ROPE = dict(
+    position="none", rope="eva02", heads=2
+)  # Heads of 8: two angles for a row, two for a column.
 
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("registers", [0, 2])
 @pytest.mark.parametrize("pooling", ["cls", "gap"])
-@pytest.mark.parametrize("position", ["none", "1d", "2d", "relative", "bias", "sincos2d", "sincos2d_mae"])
+@pytest.mark.parametrize(
+    "position", ["none", "1d", "2d", "relative", "bias", "sincos2d", "sincos2d_mae"]
+)
 def test_positions_equal_a_plain_forward_pass(position, pooling, registers):
     assert_vit_equals_reference(position=position, pooling=pooling, registers=registers)
 
@@ -26,7 +30,9 @@ def test_positions_equal_a_plain_forward_pass(position, pooling, registers):
     ("position", "position_at"),
     [("1d", "every"), ("2d", "every"), ("1d", "shared"), ("2d", "shared"), ("bias", "shared")],
 )
-def test_positions_of_all_layers_equal_a_plain_forward_pass(position, position_at, pooling, registers):
+def test_positions_of_all_layers_equal_a_plain_forward_pass(
+    position, position_at, pooling, registers
+):
     assert_vit_equals_reference(
         position=position, position_at=position_at, pooling=pooling, registers=registers
     )
@@ -62,7 +68,8 @@ def test_rope_stands_beside_learned_positions():
 def test_rope_grid_is_the_models_own_without_another():
     images = random_images(2, 8, 12)
     own, same, other = (
-        forward(random_model(**(TINY | ROPE), rope_grid=grid), images) for grid in (None, (2, 3), (4, 6))
+        forward(random_model(**(TINY | ROPE), rope_grid=grid), images)
+        for grid in (None, (2, 3), (4, 6))
     )
     np.testing.assert_array_equal(own, same)
     assert not np.allclose(own, other, atol=1e-3)
@@ -83,11 +90,16 @@ def test_only_training_stretches_coordinates():
 
 
 def test_biases_are_resized_by_a_spline_through_the_old_ones():
-    """BEiT's own rule, written with another of SciPy's splines and with the series' sums in a loop."""
+    """BEiT's own rule, written with another of SciPy's splines and with the series' sums in a
+    loop.
+    """
     layout, table = BiasLayout((4, 5), 1, 0), np.random.default_rng(0).normal(size=(7 * 9 + 3, 2))
     resized = np.asarray(layout.resized(jnp.asarray(table, jnp.float32), (6, 7)))
     axes = []
-    for old, reach in ((3, 5), (4, 6)):  # A ratio of which the sums of so many steps reach the new end.
+    for old, reach in (
+        (3, 5),
+        (4, 6),
+    ):  # A ratio of which the sums of so many steps reach the new end.
         low, high = 1.01, 1.5
         for _ in range(60):
             ratio = (low + high) / 2
@@ -133,4 +145,6 @@ def test_positions_have_as_many_parameters_as_they_say(overrides, more):
 
 @pytest.mark.parametrize(("pre_logits", "parameters"), [(False, 21_974_632), (True, 22_122_472)])
 def test_fixed_positions_are_no_parameters(pre_logits, parameters):
-    assert count("ViT-S/16", position="sincos2d", pooling="gap", pre_logits=pre_logits) == parameters
+    assert (
+        count("ViT-S/16", position="sincos2d", pooling="gap", pre_logits=pre_logits) == parameters
+    )

@@ -9,11 +9,11 @@ import pytest
 from flax import nnx
 
 from vit_jax.errors import UserError
-from vit_jax.interop.positions import resize_axis, resize_positions
 from vit_jax.models import create_model
 from vit_jax.models.position import RelativeLayout
+from vit_jax.models.resize import resize_axis, resize_positions
 
-TINY = dict(num_classes=3, dim=16, depth=2, hidden=16, heads=2)
+TINY = dict(num_classes=3, dim=16, depth=2, mlp_dim=16, heads=2)
 
 
 def random_positions(model):
@@ -53,8 +53,12 @@ def test_learned_table_is_resized_by_the_rule_that_the_model_has(kind):
 def test_rows_and_columns_are_resized_as_for_a_checkpoint():
     model = random_positions(create_model("ViT-Ti/8", image_size=(32, 24), position="2d", **TINY))
     other = model.resized((40, 48)).position_embedding
-    np.testing.assert_allclose(other.x, resize_axis(model.position_embedding.x, 6), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(other.y, resize_axis(model.position_embedding.y, 5), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        other.x, resize_axis(model.position_embedding.x, 6), rtol=1e-5, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        other.y, resize_axis(model.position_embedding.y, 5), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.slow
@@ -75,7 +79,9 @@ def test_gradients_of_crops_of_two_sizes_reach_the_one_table():
     whole, crops, both = (gradient(params, share) for share in (0.0, 1.0, 0.5))
     for tree in (whole, crops):
         table = np.asarray(tree["position_embedding"]["table"][...])[0]
-        assert (np.abs(table[[0, 1, 4, 13, 16]]).max(axis=1) > 0).all()  # The class token and the corners.
+        assert (
+            np.abs(table[[0, 1, 4, 13, 16]]).max(axis=1) > 0
+        ).all()  # The class token and the corners.
     mean = jax.tree.map(lambda a, b: (a + b) / 2, whole, crops)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), both, mean)
 
@@ -108,7 +114,10 @@ def test_a_resized_model_computes_what_one_of_that_size_does(options):
 def test_axial_attention_is_resized_with_its_tables(torch):
     values = dict(num_classes=0, resnet_blocks=(1, 1), resnet_width=1 / 4)
     model = create_model("AxialResNet50", image_size=32, **values)
-    resized, made = model.resized((64, 48)), create_model("AxialResNet50", image_size=(64, 48), **values)
+    resized, made = (
+        model.resized((64, 48)),
+        create_model("AxialResNet50", image_size=(64, 48), **values),
+    )
     nnx.update(made, nnx.state(resized))
     images = np.random.default_rng(0).integers(0, 256, (2, 64, 48, 3), np.uint8)
     np.testing.assert_array_equal(resized.features(images), made.features(images))
@@ -127,7 +136,9 @@ def enlarged(torch, table, rows, columns):
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [((4, 3), (6, 2)), ((2, 5), (5, 2)), ((3, 3), (1, 1)), ((1, 4), (3, 4))], ids=str
+    ("old", "new"),
+    [((4, 3), (6, 2)), ((2, 5), (5, 2)), ((3, 3), (1, 1)), ((1, 4), (3, 4))],
+    ids=str,
 )
 def test_relative_positions_are_resized_by_rows_and_columns(old, new, torch):
     layout = RelativeLayout(old, 1, 0)

@@ -75,7 +75,10 @@ def test_norms_have_32_groups_or_groups_of_two_channels(width, groups):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (dict(resnet_width=5 / 4), r"32 groups of a norm do not divide 80 channels.*model\.resnet_width"),
+        (
+            dict(resnet_width=5 / 4),
+            r"32 groups of a norm do not divide 80 channels.*model\.resnet_width",
+        ),
         (dict(resnet_width=1 / 64), r"resnet_width is 0\.015625 and must be a multiple of 1/32"),
         (dict(resnet_width=0.3), r"resnet_width is 0\.3 and must be a multiple of 1/32"),
         (dict(resnet_width=1 / 8, axial=True), "16 channels or a multiple, not 8"),
@@ -117,9 +120,18 @@ def test_fresh_units_of_a_hybrid_are_their_shortcuts():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (dict(resnet_blocks=(1, 1), patch_size=1, image_size=(32, 60)), "the hybrid's stride 8 .* 32x60"),
-        (dict(resnet_blocks=(1, 1), patch_size=4, image_size=(32, 48)), "the hybrid's stride 32 .* 32x48"),
-        (dict(resnet_blocks=(), patch_size=2, image_size=(36, 64)), "the hybrid's stride 8 .* 36x64"),
+        (
+            dict(resnet_blocks=(1, 1), patch_size=1, image_size=(32, 60)),
+            "the hybrid's stride 8 .* 32x60",
+        ),
+        (
+            dict(resnet_blocks=(1, 1), patch_size=4, image_size=(32, 48)),
+            "the hybrid's stride 32 .* 32x48",
+        ),
+        (
+            dict(resnet_blocks=(), patch_size=2, image_size=(36, 64)),
+            "the hybrid's stride 8 .* 36x64",
+        ),
     ],
     ids=str,
 )

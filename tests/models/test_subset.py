@@ -1,4 +1,6 @@
-"""Stochastic depth that computes a branch only for the images that keep it, against loops over images."""
+"""Stochastic depth that computes a branch only for the images that keep it, against loops over
+images.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +60,9 @@ def test_mean_over_draws_is_the_full_branch():
     x, draws = random_tokens(16), 4000
     keys = jax.random.split(jax.random.key(0), draws)
     found = jax.vmap(lambda key: add_for_subset(x, jnp.sin, 0.4, nnx.Rngs(dropout=key)))(keys)
-    np.testing.assert_allclose(found.mean(axis=0), x + np.sin(x), atol=4.5 * np.sqrt(3 / 5) / np.sqrt(draws))
+    np.testing.assert_allclose(
+        found.mean(axis=0), x + np.sin(x), atol=4.5 * np.sqrt(3 / 5) / np.sqrt(draws)
+    )
 
 
 def test_branch_sees_the_images_that_are_kept_and_no_others():
@@ -75,7 +79,9 @@ def test_branch_sees_the_images_that_are_kept_and_no_others():
 
 def test_rate_that_drops_no_image_of_a_group_is_the_plain_sum():
     x = random_tokens(32)
-    np.testing.assert_array_equal(add_for_subset(x, jnp.sin, 0.01, nnx.Rngs(dropout=0)), x + jnp.sin(x))
+    np.testing.assert_array_equal(
+        add_for_subset(x, jnp.sin, 0.01, nnx.Rngs(dropout=0)), x + jnp.sin(x)
+    )
 
 
 @pytest.mark.one_variant
@@ -133,7 +139,9 @@ def test_evaluation_computes_every_image():
 
 def test_layer_that_computes_no_more_than_is_read_leaves_out_the_same_images():
     block, x = random_model(**TINY, **SUBSET).blocks["01"], random_tokens(16)
-    some, whole = jax.jit(lambda x: [block(x, nnx.Rngs(dropout=0), read=read) for read in (1, None)])(x)
+    some, whole = jax.jit(
+        lambda x: [block(x, nnx.Rngs(dropout=0), read=read) for read in (1, None)]
+    )(x)
     np.testing.assert_allclose(some, whole[:, :1], rtol=1e-4, atol=1e-5)
 
 

@@ -24,9 +24,16 @@ from vit_jax.models import create_model, family_of, model_factory
 from vit_jax.models.position import spread_offsets
 from vit_jax.models.swin import log_offsets, shifted_regions, windows
 
-# Maps of 7x9 and 4x5 patches, which windows of 3 do not divide; the second has odd columns behind it.
+# Maps of 7x9 and 4x5 patches, which windows of 3 do not divide; the second has odd columns behind
+# it.
 TINY = dict(
-    image_size=(14, 18), num_classes=3, patch_size=2, dim=8, blocks=(2, 2), stage_heads=(2, 4), window=3
+    image_size=(14, 18),
+    num_classes=3,
+    patch_size=2,
+    dim=8,
+    blocks=(2, 2),
+    stage_heads=(2, 4),
+    window=3,
 )
 SHORT = dict(blocks=(2,), stage_heads=(2,))
 CASES = {
@@ -45,8 +52,13 @@ CASES = {
 
 
 def attend(x, p, window, shifted, version, former):
-    """Window attention of one image's map, one window, one head and one pair of places at a time."""
-    shift = [side // 2 if shifted and size > side else 0 for size, side in zip(x.shape, window, strict=False)]
+    """Window attention of one image's map, one window, one head and one pair of places at a
+    time.
+    """
+    shift = [
+        side // 2 if shifted and size > side else 0
+        for size, side in zip(x.shape, window, strict=False)
+    ]
     height, width, dim = x.shape
     kernel, heads = p["qkv"]["kernel"], p["qkv"]["kernel"].shape[2]
     bias = p["qkv"]["bias"]
@@ -60,7 +72,8 @@ def attend(x, p, window, shifted, version, former):
             # Whether a place came around the border, along each axis that is shifted.
             around = [
                 tuple(
-                    s > 0 and at >= size - s for at, size, s in zip(place, moved.shape, shift, strict=False)
+                    s > 0 and at >= size - s
+                    for at, size, s in zip(place, moved.shape, shift, strict=False)
                 )
                 for place in places
             ]
@@ -69,7 +82,10 @@ def attend(x, p, window, shifted, version, former):
             for head in range(heads):
                 q, k, v = (tokens @ kernel[:, part, head] + bias[part, head] for part in range(3))
                 if version == 2:
-                    q, k = (y / np.maximum(np.linalg.norm(y, axis=1, keepdims=True), 1e-12) for y in (q, k))
+                    q, k = (
+                        y / np.maximum(np.linalg.norm(y, axis=1, keepdims=True), 1e-12)
+                        for y in (q, k)
+                    )
                     scores = q @ k.T * np.exp(min(p["logit_scale"][head], math.log(100)))
                 else:
                     scores = q @ k.T / np.sqrt(q.shape[1])
@@ -91,9 +107,12 @@ def bias_of(p, offset, head, window, version, former):
     if version == 1:
         return p["bias_table"][offset[0] + window[0] - 1, offset[1] + window[1] - 1, head]
     parts = [
-        8 * d / max(1, side - 1) for d, side in zip(offset, (former,) * 2 if former else window, strict=True)
+        8 * d / max(1, side - 1)
+        for d, side in zip(offset, (former,) * 2 if former else window, strict=True)
     ]
-    logs = np.array([math.copysign(math.log2(1 + abs(part)) / math.log2(8), part) for part in parts])
+    logs = np.array(
+        [math.copysign(math.log2(1 + abs(part)) / math.log2(8), part) for part in parts]
+    )
     mlp = p["bias_mlp"]
     hidden = np.maximum(0, linear(logs, mlp["fc1"]))
     return 16 / (1 + np.exp(-hidden @ mlp["fc2"]["kernel"][:, head]))
@@ -152,7 +171,9 @@ def test_swin_equals_a_plain_forward_pass(case):
 
 
 @pytest.mark.one_variant
-@pytest.mark.parametrize("case", ["padded, shifted", "V2: padded, shifted", "V2: other windows before"])
+@pytest.mark.parametrize(
+    "case", ["padded, shifted", "V2: padded, shifted", "V2: other windows before"]
+)
 def test_gradients_equal_finite_differences_of_a_plain_forward_pass(case):
     arguments = TINY | CASES[case] | dict(image_size=(10, 8), blocks=(2, 1))
     model = random_model("Swin-T", **arguments)
@@ -162,9 +183,15 @@ def test_gradients_equal_finite_differences_of_a_plain_forward_pass(case):
 
     @jax.jit
     def gradient(params):
-        return jax.grad(lambda params: nnx.merge(graphdef, params)(image)[0] @ jnp.asarray(weights))(params)
+        return jax.grad(
+            lambda params: nnx.merge(graphdef, params)(image)[0] @ jnp.asarray(weights)
+        )(params)
 
-    found, plain, rng = nnx.to_pure_dict(gradient(params)), parameters(model), np.random.default_rng(2)
+    found, plain, rng = (
+        nnx.to_pure_dict(gradient(params)),
+        parameters(model),
+        np.random.default_rng(2),
+    )
     largest = max(np.linalg.norm(x) for x in jax.tree.leaves(found))
     for path, x in jax.tree.leaves_with_path(plain):
         names = [key.key for key in path]
@@ -179,7 +206,10 @@ def test_gradients_equal_finite_differences_of_a_plain_forward_pass(case):
             ends.append(swin(moved, np.float64(image[0]), **arguments) @ weights)
         expected = (ends[0] - ends[1]) / 2e-5
         np.testing.assert_allclose(
-            np.sum(np.float64(leaf) * direction), expected, atol=2e-4 * largest, err_msg="/".join(names)
+            np.sum(np.float64(leaf) * direction),
+            expected,
+            atol=2e-4 * largest,
+            err_msg="/".join(names),
         )
 
 
@@ -267,7 +297,9 @@ def test_what_is_recomputed_is_the_same(version):
         for remat in ("none", "full")
     )
     np.testing.assert_allclose(plain, again, atol=1e-5)
-    assert not np.allclose(plain, forward(random_model("Swin-T", **arguments), images, seed=4), atol=1e-3)
+    assert not np.allclose(
+        plain, forward(random_model("Swin-T", **arguments), images, seed=4), atol=1e-3
+    )
 
 
 def test_attention_of_each_window_is_captured():
@@ -289,7 +321,9 @@ def test_attention_of_each_window_is_captured():
 
 
 def test_what_is_attended_to_lies_where_it_is():
-    """Of a map of 7x9 in windows of 3, whose second block is shifted by 1 and filled up with zeros."""
+    """Of a map of 7x9 in windows of 3, whose second block is shifted by 1 and filled up with
+    zeros.
+    """
     model = random_model("Swin-T", **TINY)
     _, found = model(random_images(1, *TINY["image_size"]), capture=("attention", "attended"))
     for block, shift in ((0, 0), (1, 1)):
@@ -324,7 +358,10 @@ def test_a_swin_is_resized_where_its_windows_stay():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(image_size=15), "patch size 2 does not divide the image of 15x15 pixels; use .* 14 or 16"),
+        (
+            dict(image_size=15),
+            "patch size 2 does not divide the image of 15x15 pixels; use .* 14 or 16",
+        ),
         (dict(blocks=(2,)), "model.stage_heads has 2 stages, and model.blocks 1"),
         (dict(version=2, pretrained_windows=(4,)), "model.pretrained_windows has 1 stages"),
         (dict(pretrained_windows=(4, 4)), "is for model.version=2"),
@@ -340,7 +377,9 @@ def test_arguments_that_make_no_swin_are_refused(changes, words):
         model_factory("Swin-T", **TINY | changes)(rngs=nnx.Rngs(0))
 
 
-@pytest.mark.parametrize("name", ["SwinV2-T", "Swin-X", "Swin-T/w0", "Swin-B/w12to16", "SwinV2-B/w7to14"])
+@pytest.mark.parametrize(
+    "name", ["SwinV2-T", "Swin-X", "Swin-T/w0", "Swin-B/w12to16", "SwinV2-B/w7to14"]
+)
 def test_name_that_says_too_little_or_too_much_is_none(name):
     with pytest.raises(UserError, match="unknown model"):
         model_factory(name, num_classes=3, image_size=224)

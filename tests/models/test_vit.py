@@ -14,11 +14,13 @@ from vit_jax.models import count_multiply_adds, model_factory
 from vit_jax.models.vit import ViT
 from vit_jax.models.vit_names import SIZES
 
-TINY = dict(image_size=(8, 12), num_classes=5, patch_size=4, dim=16, depth=2, hidden=24, heads=4)
+TINY = dict(image_size=(8, 12), num_classes=5, patch_size=4, dim=16, depth=2, mlp_dim=24, heads=4)
 
 
 @functools.cache
-def card(name: str, num_classes: int = 1000, image_size: int = 224, **overrides) -> vit_jax.ModelCard:
+def card(
+    name: str, num_classes: int = 1000, image_size: int = 224, **overrides
+) -> vit_jax.ModelCard:
     return vit_jax.model_card(name, num_classes=num_classes, image_size=image_size, **overrides)
 
 
@@ -54,7 +56,8 @@ TRUNKS = {
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize(
-    ("name", "num_classes"), [(name, 1000) for name in TRUNKS] + [("ViT-B/16", 21_843), ("ViT-S/32", 18_291)]
+    ("name", "num_classes"),
+    [(name, 1000) for name in TRUNKS] + [("ViT-B/16", 21_843), ("ViT-S/32", 18_291)],
 )
 def test_parameter_count_is_the_papers(name, num_classes):
     dim = SIZES[name[4:].split("/")[0]]["dim"]
@@ -152,7 +155,9 @@ def random_model(**overrides) -> ViT:
 
 
 def reference(params: dict, images: np.ndarray, patch: int, pooling: str, erf: bool) -> np.ndarray:
-    """The equations of section 3.1 in float64, one head and one token at a time where that is plainest."""
+    """The equations of section 3.1 in float64, one head and one token at a time where that is
+    plainest.
+    """
     from scipy.special import erf as error_function
 
     def norm(x, p):
@@ -180,7 +185,10 @@ def reference(params: dict, images: np.ndarray, patch: int, pooling: str, erf: b
             y, attention = norm(x, block["norm1"]), block["attention"]
             total = attention["out"]["bias"]
             for head in range(attention["out"]["kernel"].shape[0]):
-                kernels, biases = attention["qkv"]["kernel"][:, :, head], attention["qkv"]["bias"][:, head]
+                kernels, biases = (
+                    attention["qkv"]["kernel"][:, :, head],
+                    attention["qkv"]["bias"][:, head],
+                )
                 query, key, value = (y @ kernels[:, i] + biases[i] for i in range(3))
                 scores = np.exp(query @ key.T / np.sqrt(query.shape[-1]))
                 weights = scores / scores.sum(-1, keepdims=True)
@@ -279,7 +287,9 @@ def test_initial_values_are_those_of_the_authors():
     assert np.std(block.mlp.fc1.bias[...]) == pytest.approx(1e-6, rel=0.1)
     assert np.std(model.patch_embedding.kernel[...]) == pytest.approx(np.sqrt(1 / 768), rel=0.01)
     # A normal cut at two deviations, brought back to the variance that it lost.
-    assert np.abs(model.patch_embedding.kernel[...]).max() == pytest.approx(2.2737 / np.sqrt(768), rel=1e-3)
+    assert np.abs(model.patch_embedding.kernel[...]).max() == pytest.approx(
+        2.2737 / np.sqrt(768), rel=1e-3
+    )
     assert abs(np.mean(block.mlp.fc2.kernel[...])) < 5 * limit / np.sqrt(3 * 1536 * 384)
 
 
@@ -295,7 +305,9 @@ def test_initial_values_can_be_those_of_masked_autoencoders():
         (model.patch_embedding.bias, np.sqrt(1 / 768)),
     ):
         values = np.asarray(kernel[...])
-        assert np.abs(values).max() == pytest.approx(limit, rel=0.02) and np.abs(values).max() <= limit
+        assert (
+            np.abs(values).max() == pytest.approx(limit, rel=0.02) and np.abs(values).max() <= limit
+        )
         assert np.std(values) == pytest.approx(limit / np.sqrt(3), rel=0.1)
     assert not np.any(block.mlp.fc1.bias[...]) and not np.any(block.mlp.fc2.bias[...])
 
@@ -303,7 +315,11 @@ def test_initial_values_can_be_those_of_masked_autoencoders():
 def test_initial_values_can_be_those_of_vqkd():
     model = vit_jax.create_model("ViT-S/16", num_classes=10, initialization="vqkd")
     block = model.blocks["05"]
-    for kernel, divided in ((block.attention.qkv, 1), (block.attention.out, 12), (block.mlp.fc2, 12)):
+    for kernel, divided in (
+        (block.attention.qkv, 1),
+        (block.attention.out, 12),
+        (block.mlp.fc2, 12),
+    ):
         assert np.std(kernel.kernel[...]) == pytest.approx(0.02 / np.sqrt(divided), rel=0.01)
     assert np.std(model.patch_embedding.kernel[...]) == pytest.approx(np.sqrt(1 / 768 / 3), rel=0.1)
 
@@ -321,16 +337,22 @@ def test_initial_values_can_be_deits():
 
 @pytest.mark.parametrize("layer", [0, 11])
 def test_initial_values_can_be_beits(layer):
-    block = vit_jax.create_model("BEiT-B/16", num_classes=10, initialization="beit").blocks[f"{layer:02d}"]
+    block = vit_jax.create_model("BEiT-B/16", num_classes=10, initialization="beit").blocks[
+        f"{layer:02d}"
+    ]
     truncated = 0.5396  # Of a normal distribution that is cut at its deviation.
     for kernel in (block.attention.qkv.kernel, block.mlp.fc1.kernel):
         assert np.std(kernel[...]) == pytest.approx(0.02 * truncated, rel=0.01)
         assert np.abs(kernel[...]).max() <= 0.02
     for kernel in (block.attention.out.kernel, block.mlp.fc2.kernel):
-        assert np.std(kernel[...]) == pytest.approx(0.02 * truncated / np.sqrt(2 * (layer + 1)), rel=0.01)
+        assert np.std(kernel[...]) == pytest.approx(
+            0.02 * truncated / np.sqrt(2 * (layer + 1)), rel=0.01
+        )
 
 
-@pytest.mark.parametrize(("name", "factor"), [("EVA02-S/14", 1.0), ("EVA02-B/14", np.sqrt(np.log(24)))])
+@pytest.mark.parametrize(
+    ("name", "factor"), [("EVA02-S/14", 1.0), ("EVA02-B/14", np.sqrt(np.log(24)))]
+)
 def test_initial_values_can_be_those_of_eva02(name, factor):
     """Where branches are normalised within, all but the kernels of queries and keys are larger."""
     model = vit_jax.create_model(name, num_classes=10, initialization="eva02")
@@ -346,7 +368,9 @@ def test_initial_values_can_be_those_of_eva02(name, factor):
         (block.mlp.fc1.kernel, dim, hidden),
         (block.mlp.fc2.kernel, hidden, dim),
     ):
-        assert np.std(kernel[...]) == pytest.approx(factor * np.sqrt(2 / (inputs + outputs)), rel=0.01)
+        assert np.std(kernel[...]) == pytest.approx(
+            factor * np.sqrt(2 / (inputs + outputs)), rel=0.01
+        )
     patches = np.asarray(model.patch_embedding.kernel[...])
     assert np.abs(patches).max() == pytest.approx(np.sqrt(6 / (588 + dim)), rel=0.01)
 
@@ -354,7 +378,9 @@ def test_initial_values_can_be_those_of_eva02(name, factor):
 def test_no_two_parameters_begin_alike():
     model = vit_jax.create_model("ViT-Ti/4", **TINY)
     kernels = [
-        getattr(block.mlp, name).kernel[...] for block in model.blocks.values() for name in ("fc1", "fc2")
+        getattr(block.mlp, name).kernel[...]
+        for block in model.blocks.values()
+        for name in ("fc1", "fc2")
     ]
     first = {float(kernel[0, 0]) for kernel in kernels}
     assert len(first) == len(kernels)
@@ -363,7 +389,9 @@ def test_no_two_parameters_begin_alike():
 def test_a_compiled_initialisation_gives_the_values_of_one_that_is_not():
     build = model_factory("ViT-Ti/4", **TINY)
     eager = nnx.state(build(rngs=nnx.Rngs(0)))
-    jax.tree.map(np.testing.assert_array_equal, eager, jax.jit(lambda: nnx.state(build(rngs=nnx.Rngs(0))))())
+    jax.tree.map(
+        np.testing.assert_array_equal, eager, jax.jit(lambda: nnx.state(build(rngs=nnx.Rngs(0))))()
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,20 +3,23 @@
 import pytest
 
 import vit_jax
-from vit_jax.interop.checkpoint import complete, model_name
+from vit_jax.interop.checkpoint import model_name
 from vit_jax.models import abstract, count_parameters, model_factory, parse_name
-from vit_jax.models.vit import ViT
 from vit_jax.models.vit_names import FOLLOWERS
+from vit_jax.options.model import ViTOptions, make_options
 
 NAMES = [f"{follower.family}-{name}" for follower in FOLLOWERS for name in follower.models]
 
 
 def count(name, image_size, num_classes):
-    return count_parameters(abstract(model_factory(name, num_classes=num_classes, image_size=image_size)))
+    return count_parameters(
+        abstract(model_factory(name, num_classes=num_classes, image_size=image_size))
+    )
 
 
-# Name, image size, classes, parameters as published, and how many of these the model here does not have: mask
-# tokens (DINOv2, v3), the keys' biases, which are zero, or local crops' norm (DINOv3), projections (CLIP).
+# Name, image size, classes, parameters as published, and how many of these the model here does not
+# have: mask tokens (DINOv2, v3), the keys' biases, which are zero, or local crops' norm (DINOv3),
+# projections (CLIP).
 PUBLISHED = [
     ("DINOv2-S/14", 518, 0, 22_056_576, 384),
     ("DINOv2-B/14", 518, 0, 86_580_480, 768),
@@ -107,7 +110,10 @@ def test_parameter_count_is_of_timms_model(name, torch, timm):
         model = timm.create_model(TIMM[name], num_classes=0)
     # There the class token beside registers has no position of its own.
     fewer = model.embed_dim if "reg4" in name else 0
-    assert count(name, model.patch_embed.img_size, 0) == sum(x.numel() for x in model.parameters()) + fewer
+    assert (
+        count(name, model.patch_embed.img_size, 0)
+        == sum(x.numel() for x in model.parameters()) + fewer
+    )
 
 
 @pytest.mark.one_variant
@@ -121,16 +127,19 @@ def test_parameter_count_is_of_timms_model(name, torch, timm):
 )
 def test_multiply_adds_are_the_model_cards(name, image_size, gmac):
     card = vit_jax.model_card(name, num_classes=1000, image_size=image_size)
-    assert card.multiply_adds / 1e9 == pytest.approx(gmac, rel=3e-3)  # They count rotations and norms too.
+    assert card.multiply_adds / 1e9 == pytest.approx(
+        gmac, rel=3e-3
+    )  # They count rotations and norms too.
 
 
 def spelled(name, **changes):
-    return model_name(ViT, complete(ViT, parse_name(name)[1] | dict(image_size=64, num_classes=3) | changes))
+    values = parse_name(name)[1] | dict(image_size=64, num_classes=3) | changes
+    return model_name(make_options(ViTOptions, values))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_fine_tuning_keeps_the_name(name):
-    changes = dict(num_classes=7, mean=(0.4, 0.5, 0.6), deviation=0.3, stochastic_depth=0.1)
+    changes = dict(num_classes=7, mean=(0.4, 0.5, 0.6), std=0.3, stochastic_depth=0.1)
     assert spelled(name, **changes) == name.replace("BEiTv2", "BEiT")
 
 

@@ -1,4 +1,6 @@
-"""Writes `vit_jax/published/cards.json`, what lists of models show: python -m tests.models.write_cards"""
+"""Writes `vit_jax/published/cards.json`, what lists of models show: python -m
+tests.models.write_cards
+"""
 
 import json
 

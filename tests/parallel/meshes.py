@@ -1,7 +1,9 @@
-"""Losses of models on meshes of 8 devices: python -m tests.parallel.meshes "ViT: fsdp" "hybrid: all" ...
+"""Losses of models on meshes of 8 devices: python -m tests.parallel.meshes "ViT: fsdp" "hybrid:
+all" ...
 
 Run by test_meshes.py in a process of its own, since the number of devices is fixed when JAX starts.
-Prints JSON: for each case the losses, what share of the state a device holds, and how often it asks others.
+Prints JSON: for each case the losses, what share of the state a device holds, and how often it asks
+others.
 """
 
 import json
@@ -14,6 +16,7 @@ import jax
 import numpy as np
 
 import vit_jax
+from tests.training.objectives.small import set_objective
 from tests.training.objectives.test_beitv2 import write_tokeniser
 from vit_jax.config import base_config
 from vit_jax.parallel.mesh import make_mesh, to_devices
@@ -21,11 +24,23 @@ from vit_jax.runs.frozen_model import open_frozen
 from vit_jax.training.objectives import objective_of
 from vit_jax.training.program import abstract_batch, make_program
 
-MESHES = {"one": (1, 1, 1), "data": (8, 1, 1), "fsdp": (1, 8, 1), "all": (2, 2, 2), "tensor": (1, 1, 8)}
-VIT = dict(name="ViT-Ti/4", dim=64, depth=2, hidden=256, heads=8)
+MESHES = {
+    "one": (1, 1, 1),
+    "data": (8, 1, 1),
+    "fsdp": (1, 8, 1),
+    "all": (2, 2, 2),
+    "tensor": (1, 1, 8),
+}
+VIT = dict(name="ViT-Ti/4", dim=64, depth=2, mlp_dim=256, heads=8)
 # Maps of 8x8 and 4x4, of which the first is shifted, and padded.
 SWIN = dict(
-    dim=64, blocks=(2, 1), stage_heads=(8, 8), window=3, patch_size=2, dropout=0.1, stochastic_depth=0.2
+    dim=64,
+    blocks=(2, 1),
+    stage_heads=(8, 8),
+    window=3,
+    patch_size=2,
+    dropout=0.1,
+    stochastic_depth=0.2,
 )
 DROPOUT = VIT | dict(dropout=0.1, stochastic_depth=0.2, pre_logits=True)
 CONVNEXT = dict(name="ConvNeXt-T", blocks=(1, 2), widths=(32, 128), stochastic_depth=0.2)
@@ -40,8 +55,10 @@ MODELS = {
     "ViT, subset": DROPOUT | dict(depth_by="subset", stochastic_depth=0.4, uniform_depth=True),
     "relative ViT": VIT | dict(position="relative", qk_norm=True, rope="eva02"),
     "pooling ViT": VIT | dict(pooling="map", mlp="swiglu", registers=2),
-    "later ViT": VIT | dict(position="bias", rope="dinov3", rope_rescale=2.0, qkv_bias="qv", sub_norm="both"),
-    "learned rope": VIT | dict(rope="mixed", norm="rms", norm_at="after", bias=False, stem_norm="tokens"),
+    "later ViT": VIT
+    | dict(position="bias", rope="dinov3", rope_rescale=2.0, qkv_bias="qv", sub_norm="both"),
+    "learned rope": VIT
+    | dict(rope="mixed", norm="rms", norm_at="after", bias=False, stem_norm="tokens"),
     "Axial-ViT": VIT | dict(name="Axial-ViT-Ti/4"),
     "hybrid": VIT | dict(name="R50+ViT-Ti/16", resnet_blocks=(1, 1)),
     "BiT": dict(name="BiT-R50x1", resnet_blocks=(1, 1), remat="full"),
@@ -85,18 +102,22 @@ OBJECTIVES = {
 BATCH, STEPS, CLASSES = 16, 3, 5
 
 
-def train(model: str, mesh_shape: tuple[int, int, int], batch_size: int = BATCH, **optimizer) -> dict:
-    """Losses of the first steps, the share of the parameters and moments on the first device, and how
-    often forward and backward pass ask other devices for what these have."""
+def train(
+    model: str, mesh_shape: tuple[int, int, int], batch_size: int = BATCH, **optimizer
+) -> dict:
+    """Losses of the first steps, the share of the parameters and moments on the first device, and
+    how often forward and backward pass ask other devices for what these have.
+    """
     config = base_config()
     config.batch_size = batch_size
     config.model.update(MODELS[model])
     if optimizer.get("name") == "lamb":  # It goes by the length of what it changes.
-        config.model.head_deviation = 0.02
+        config.model.head_std = 0.02
     config.data.image_size = 32 if re.search("16|BiT", config.model.name) else 16
     config.mesh.update(dict(zip(("data", "fsdp", "tensor"), mesh_shape, strict=True)))
     objective = OBJECTIVES.get(model, {})
-    config.objective.update(objective)
+    if objective:
+        set_objective(config, **objective)
     labels = objective_of(config).labels
     if not objective:
         config.augment.update(dict(mixup=0.5, erasing=0.3))
@@ -106,7 +127,9 @@ def train(model: str, mesh_shape: tuple[int, int, int], batch_size: int = BATCH,
         frozen = None
         if model in ("distillation", "EVA", "BEiT", "VQ-KD"):
             values = (CODES | dict(num_classes=64)) if model == "BEiT" else VIT
-            config.objective.teacher = make_teacher(values, config.data.image_size, Path(folder) / "teacher")
+            config.objective.teacher = make_teacher(
+                values, config.data.image_size, Path(folder) / "teacher"
+            )
             frozen = open_frozen(config)
         if model == "BEiT v2":
             config.objective.teacher = write_tokeniser(Path(folder) / "tokeniser")
@@ -147,5 +170,7 @@ if __name__ == "__main__":
     results = {}
     for case in sys.argv[1:]:
         model, mesh, *optimizer = case.split(": ", 2)
-        results[case] = train(model, MESHES[mesh], **json.loads(optimizer[0] if optimizer else "{}"))
+        results[case] = train(
+            model, MESHES[mesh], **json.loads(optimizer[0] if optimizer else "{}")
+        )
     print(json.dumps(results))

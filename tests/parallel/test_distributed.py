@@ -28,7 +28,9 @@ def test_all_gpus_of_a_slurm_node_can_be_given_to_its_process(monkeypatch):
 
 
 def test_nothing_around_is_said():
-    with pytest.raises(UserError, match="no Cloud TPU, GKE or SLURM here; give --coordinator=HOST:PORT"):
+    with pytest.raises(
+        UserError, match="no Cloud TPU, GKE or SLURM here; give --coordinator=HOST:PORT"
+    ):
         detect(1)
 
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-# An intermediate array of 256 MB, as a step has many; its pages are 4 kB. Without the barrier the compiler of
-# JAX 0.12 makes one loop of both operations, and there is no such array.
+# An intermediate array of 256 MB, as a step has many; its pages are 4 kB. Without the barrier the
+# compiler of JAX 0.12 makes one loop of both operations, and there is no such array.
 STEPS = """
 import resource
 import jax, jax.numpy as jnp
@@ -26,7 +26,9 @@ def new_pages(setting: str, steps: int) -> list[int]:
     """Of each step, that the system gives."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "GLIBC_TUNABLES": ""}
     code = STEPS.replace("KEEP", setting).replace("COUNT", str(steps))
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
     return [*map(int, result.stdout.split())]
 
 

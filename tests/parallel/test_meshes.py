@@ -16,9 +16,9 @@ from tests.conftest import FAST_COMPILE
 from tests.parallel.meshes import MESHES, MODELS
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, model_factory
+from vit_jax.options.optimizer import OPTIMIZERS
 from vit_jax.parallel.mesh import check_batch, make_mesh
 from vit_jax.parallel.sharding import parameter_shardings, path_name
-from vit_jax.training.directions import DIRECTIONS
 
 EIGHT = {
     "XLA_FLAGS": f"{FAST_COMPILE} --xla_force_host_platform_device_count=8",
@@ -82,7 +82,10 @@ def test_relaxed_codes_are_the_same_on_one_device_and_on_eight():
 
 @pytest.mark.slow
 def test_branches_of_a_subset_are_the_same_on_any_mesh_and_ask_no_other_device():
-    values = json.dumps(dict(batch_size=256)), json.dumps(dict(batch_size=256, sum_gradients="float32_once"))
+    values = (
+        json.dumps(dict(batch_size=256)),
+        json.dumps(dict(batch_size=256, sum_gradients="float32_once")),
+    )
     one, data, everything, once = losses(
         *(f"ViT, subset: {mesh}: {values[0]}" for mesh in ("one", "data", "all")),
         f"ViT, subset: data: {values[1]}",
@@ -120,7 +123,9 @@ def test_a_swin_on_a_mesh_of_all_axes_has_the_losses_of_one_device(name):
 @pytest.mark.slow
 def test_fsdp_and_tensor_divide_parameters_and_moments(results):
     assert results["ViT: data"]["share"] == 1
-    assert results["ViT, dots: fsdp"]["share"] < 0.5  # What is smaller than 16,384 elements is copied.
+    assert (
+        results["ViT, dots: fsdp"]["share"] < 0.5
+    )  # What is smaller than 16,384 elements is copied.
     assert results["ViT scanned, full: all"]["share"] < 0.4
 
 
@@ -136,14 +141,18 @@ def test_every_model_on_every_mesh(model):
 
 @pytest.mark.slow
 def test_every_optimizer_on_a_mesh_of_all_axes():
-    values = {name: json.dumps(dict(name=name, moment_dtype="bfloat16")) for name in DIRECTIONS}
-    found = losses(*(f"shallow ViT: {mesh}: {each}" for each in values.values() for mesh in ("one", "all")))
+    values = {name: json.dumps(dict(name=name, moment_dtype="bfloat16")) for name in OPTIMIZERS}
+    found = losses(
+        *(f"shallow ViT: {mesh}: {each}" for each in values.values() for mesh in ("one", "all"))
+    )
     for name, each in values.items():
         every, one = found[f"shallow ViT: all: {each}"], found[f"shallow ViT: one: {each}"]
         np.testing.assert_allclose(every["losses"], one["losses"], rtol=1e-3, err_msg=name)
 
 
-def places(name: str, data: int = 1, fsdp: int = 1, tensor: int = 1, num_classes: int = 21_843) -> dict:
+def places(
+    name: str, data: int = 1, fsdp: int = 1, tensor: int = 1, num_classes: int = 21_843
+) -> dict:
     """Where the parameters of a model would live, by path."""
     mesh = AbstractMesh((data, fsdp, tensor), ("data", "fsdp", "tensor"))
     model = abstract(model_factory(name, num_classes=num_classes, image_size=224))
@@ -164,7 +173,8 @@ def test_large_arrays_of_the_papers_models_are_divided(name):
 
 def test_heads_that_tensor_does_not_divide_are_named():
     with pytest.raises(
-        UserError, match=r"mesh.tensor = 2 .* axis 0 .* blocks/00/attention/out/kernel \[3, 64, 192\]"
+        UserError,
+        match=r"mesh.tensor = 2 .* axis 0 .* blocks/00/attention/out/kernel \[3, 64, 192\]",
     ):
         places("ViT-Ti/16", tensor=2)
 
@@ -176,7 +186,11 @@ def test_large_array_that_fsdp_does_not_divide_is_named():
 
 @pytest.mark.parametrize(
     "sizes",
-    [dict(data=3, fsdp=1, tensor=1), dict(data=None, fsdp=3, tensor=1), dict(data=None, fsdp=None, tensor=1)],
+    [
+        dict(data=3, fsdp=1, tensor=1),
+        dict(data=None, fsdp=3, tensor=1),
+        dict(data=None, fsdp=None, tensor=1),
+    ],
 )
 def test_mesh_that_does_not_make_up_the_devices_is_refused(sizes):
     with pytest.raises(UserError, match="does not make up 1 device"):

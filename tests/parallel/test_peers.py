@@ -67,14 +67,20 @@ def test_processes_that_finish_leave_with_zero():
 
 
 def test_the_leaders_value_reaches_all():
-    what = "assert peers.share('seed', index + 7, 5) == 7; peers.barrier('seed', 5); peers.barrier('seed', 5)"
+    what = (
+        "assert peers.share('seed', index + 7, 5) == 7; peers.barrier('seed', 5); "
+        "peers.barrier('seed', 5)"
+    )
     assert together(what, count=3) == [(0, "")] * 3
 
 
 def test_values_that_differ_are_named_by_the_leader():
     what = "peers.agree('the config', {'seed': 0, 'batch_size': 32 * (index + 1), 'crop': (1, 2)})"
     leader, follower = together(what)
-    line = f"process 1 ({HERE}): the config differs from process 0 ({HERE}): batch_size is 64, there 32"
+    line = (
+        f"process 1 ({HERE}): the config differs from process 0 ({HERE}): batch_size is 64, there "
+        "32"
+    )
     assert leader == (2, f"error: {line}\n")
     assert follower == (2, "")
 
@@ -115,7 +121,10 @@ os.kill(os.getpid(), 9)
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_process_that_stands_still_is_named(frozen):
     port = free_port()
-    pair = [start(port, index, "print('up', flush=True); time.sleep(1000)", silence=5) for index in range(2)]
+    pair = [
+        start(port, index, "print('up', flush=True); time.sleep(1000)", silence=5)
+        for index in range(2)
+    ]
     try:
         for process in pair:
             process.stdout.readline()
@@ -155,13 +164,18 @@ def test_fault_is_named_and_its_traceback_is_where_it_was():
 
 @pytest.mark.slow
 def test_death_explains_the_faults_that_follow():
-    what = "if index == 1: os.kill(os.getpid(), 9)\nraise ValueError('Gloo: Connection closed by peer')"
+    what = (
+        "if index == 1: os.kill(os.getpid(), 9)\n"
+        "raise ValueError('Gloo: Connection closed by peer')"
+    )
     assert together(what)[0] == (1, f"error: process 1 ({HERE}) died; {AGAIN}\n")
 
 
 @pytest.mark.slow
 def test_barrier_names_who_did_not_come():
-    leader, _, late = together("if index < 2: peers.barrier('saved', 10)\ntime.sleep(1000)", count=3)
+    leader, _, late = together(
+        "if index < 2: peers.barrier('saved', 10)\ntime.sleep(1000)", count=3
+    )
     assert leader == (
         2,
         f"error: process 2 ({HERE}) did not come to the barrier 'saved' within 10 s; {AGAIN}\n",
@@ -183,7 +197,9 @@ def test_coordinator_that_cannot_be_reached_is_named():
     port = free_port()
     ((code, line),) = results([start(port, 1, connect=1)])
     assert code == 2
-    assert line.startswith(f"error: no coordinator at localhost:{port} after 1 s (--connect_seconds): ")
+    assert line.startswith(
+        f"error: no coordinator at localhost:{port} after 1 s (--connect_seconds): "
+    )
     assert line.count("\n") == 1
 
 
@@ -192,7 +208,8 @@ def test_process_that_is_started_twice_is_named():
     leader, *others = results([start(port, index, count=3) for index in (0, 1, 1)])
     assert leader[0] == 2
     assert leader[1] == (
-        f"error: process 1 ({HERE}) was started a second time, on {HERE}; give each its own --process\n"
+        f"error: process 1 ({HERE}) was started a second time, on {HERE}; give each its own "
+        "--process\n"
     )
     assert others == [(2, ""), (2, "")]
 
@@ -201,7 +218,10 @@ def test_different_numbers_of_processes_are_named():
     port = free_port()
     leader, follower = results([start(port, 0, count=2), start(port, 1, count=3)])
     assert leader[0] == 2
-    assert f"process 1 ({HERE}) was started with --processes=3 and process 0 ({HERE}) with" in leader[1]
+    assert (
+        f"process 1 ({HERE}) was started with --processes=3 and process 0 ({HERE}) with"
+        in leader[1]
+    )
     assert follower == (2, "")
 
 

@@ -37,7 +37,7 @@ def small(**changes):
     """
     config = load("quickstart")
     config.model.pooling = "gap"
-    config.model.update(dict(dim=128, depth=2, hidden=256, heads=2, dtype="bfloat16"))
+    config.model.update(dict(dim=128, depth=2, mlp_dim=256, heads=2, dtype="bfloat16"))
     config.batch_size, config.steps, config.optimizer.warmup_steps = 64, 10, 1
     return choices.changed(config, changes)
 
@@ -75,9 +75,12 @@ def test_plan_of_a_small_model_holds_together():
     parameters = 4 * found.job.parameters
     assert found.fits and found.memory.parameters == parameters
     assert 2 * parameters <= found.memory.optimizer < 2.01 * parameters
-    # The first layer's gradient with respect to the image is not wanted: a little less than three passes.
+    # The first layer's gradient with respect to the image is not wanted: a little less than three
+    # passes.
     assert 0.9 < found.flops / found.job.flops < 1.05
-    assert found.collectives["all-reduce"] >= 2 * found.job.parameters  # Gradients, in bfloat16 or float32.
+    assert (
+        found.collectives["all-reduce"] >= 2 * found.job.parameters
+    )  # Gradients, in bfloat16 or float32.
     assert 0 < found.mfu < 1 and found.step_seconds > 0
     assert {"Attention", "Mlp", "optimizer"} <= found.parts.keys()
     assert sum(found.parts.values()) == pytest.approx(found.step_seconds)
@@ -109,7 +112,7 @@ def test_fsdp_divides_the_state_and_gathers_it():
 @needs_compiler
 @pytest.mark.slow
 def test_a_program_too_large_is_said_to_be_and_a_change_that_fits_is_found():
-    config = small(**{"model.hidden": 2**20, "model.depth": 6})  # 18 GiB of state.
+    config = small(**{"model.mlp_dim": 2**20, "model.depth": 6})  # 18 GiB of state.
     failed = plan(config)
     assert not failed.fits and failed.memory.total > WHERE.chip.memory_bytes
     assert "does not fit" in table(failed)
@@ -124,7 +127,9 @@ def test_a_program_too_large_is_said_to_be_and_a_change_that_fits_is_found():
 @pytest.mark.slow
 @needs_compiler
 def test_a_program_that_was_compiled_before_is_not_compiled_again():
-    first, second = (compile_step(small(), WHERE, 10, make_workload(small(), None).steps) for _ in range(2))
+    first, second = (
+        compile_step(small(), WHERE, 10, make_workload(small(), None).steps) for _ in range(2)
+    )
     assert second.cached and second.memory == first.memory and second.operations == first.operations
 
 

@@ -38,7 +38,10 @@ def test_images_and_classes_of_an_unknown_data_set_are_asked_for():
         data_set_size(config_of("/data/pets", source="folder"), None)
     with pytest.raises(UserError, match=r"--config\.data\.num_classes=N"):
         data_set_size(config_of("/data/pets", source="folder"), 5000)
-    assert data_set_size(config_of("/data/pets", source="folder", num_classes=37), 5000) == (5000, 37)
+    assert data_set_size(config_of("/data/pets", source="folder", num_classes=37), 5000) == (
+        5000,
+        37,
+    )
 
 
 def test_images_and_classes_of_a_folder_are_counted(tmp_path):
@@ -69,9 +72,12 @@ def test_prices_that_cannot_be_read_are_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("chip", "topology", "there_are"), [("v9", "2x2", "v5e"), ("v5e", "3x3", "4x4"), ("v4", None, "2x2x1")]
+    ("chip", "topology", "there_are"),
+    [("v9", "2x2", "v5e"), ("v5e", "3x3", "4x4"), ("v4", None, "2x2x1")],
 )
-def test_slices_that_there_are_not_are_answered_with_those_that_there_are(chip, topology, there_are):
+def test_slices_that_there_are_not_are_answered_with_those_that_there_are(
+    chip, topology, there_are
+):
     with pytest.raises(UserError, match=there_are):
         find_slice(chip, topology)
 

@@ -135,15 +135,25 @@ def test_an_operation_belongs_to_the_part_that_it_was_traced_in(operations):
     ("line", "products"),
     [
         # 3x3 over 4x4 with a border of one: 10 of 12 taps along each axis meet an input.
-        ("bf16[2,4,4,6] bf16[3,3,6,8] bf16[2,4,4,8] size=3x3_pad=1_1x1_1 b01f_01io->b01f", 2 * 100 * 6 * 8),
+        (
+            "bf16[2,4,4,6] bf16[3,3,6,8] bf16[2,4,4,8] size=3x3_pad=1_1x1_1 b01f_01io->b01f",
+            2 * 100 * 6 * 8,
+        ),
         # A product in a batch of 5, as TPUs write it: one tap for each.
-        ("bf16[5,4,6] bf16[5,6,8] bf16[5,4,8] size=5_stride=4_lhs_dilate=5 0bf_0io->0bf", 5 * 4 * 6 * 8),
+        (
+            "bf16[5,4,6] bf16[5,6,8] bf16[5,4,8] size=5_stride=4_lhs_dilate=5 0bf_0io->0bf",
+            5 * 4 * 6 * 8,
+        ),
         ("bf16[4,6] bf16[6,8] bf16[4,8] - bf_io->bf", 4 * 6 * 8),
     ],
 )
 def test_products_are_counted_where_they_meet_an_input(line, products):
     left, right, out, window, labels = line.split()
-    window = "" if window == "-" else f"window={{{window.replace('_', ' ', 1).replace('_lhs', ' lhs')}}}, "
+    window = (
+        ""
+        if window == "-"
+        else f"window={{{window.replace('_', ' ', 1).replace('_lhs', ' lhs')}}}, "
+    )
     module = f"""ENTRY %main (a: {left}, b: {right}) -> {out} {{
   %a = {left}{{0}} parameter(0)
   %b = {right}{{0}} parameter(1)

@@ -26,7 +26,11 @@ def test_a_roofline_takes_no_less_than_the_peak():
 
 
 def test_memory_grows_with_the_images_of_a_device_and_less_is_kept_by_computing_anew():
-    few, many, anew = plan(), plan(batch_size=256), plan(**{"batch_size": 256, "model.remat": "full"})
+    few, many, anew = (
+        plan(),
+        plan(batch_size=256),
+        plan(**{"batch_size": 256, "model.remat": "full"}),
+    )
     assert many.memory.temporaries > 2 * few.memory.temporaries
     assert anew.memory.temporaries < many.memory.temporaries
     assert anew.flops > 1.2 * many.flops
@@ -73,14 +77,19 @@ def test_a_gpu_is_known_by_its_name_and_another_is_not_taken_for_it(kind, peak):
 
 @pytest.mark.parametrize(
     ("changes", "line"),
-    [({"batch_size": 60}, "batch size 60 does not divide"), ({"mesh.data": 3}, "does not make up 8")],
+    [
+        ({"batch_size": 60}, "batch size 60 does not divide"),
+        ({"mesh.data": 3}, "does not make up 8"),
+    ],
 )
 def test_what_the_devices_cannot_divide_is_one_line(changes, line):
     with pytest.raises(UserError, match=line):
         plan(**changes)
 
 
-@pytest.mark.parametrize("name", ["RTX 4090", "rtx4090", "rtx-4090", "NVIDIA GeForce RTX 4090", "Rtx_4090"])
+@pytest.mark.parametrize(
+    "name", ["RTX 4090", "rtx4090", "rtx-4090", "NVIDIA GeForce RTX 4090", "Rtx_4090"]
+)
 def test_a_chip_has_any_spelling_and_is_one_device_where_nothing_is_said(name):
     found = find_machine(name, None)
     assert (found.chip.name, found.devices) == ("rtx4090", 1)

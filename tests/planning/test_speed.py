@@ -1,4 +1,6 @@
-"""The program that a TPU would run has not become slower or larger than what docs/performance.md reports."""
+"""The program that a TPU would run has not become slower or larger than what docs/measurements.md
+reports.
+"""
 
 import importlib.metadata
 import importlib.util
@@ -11,10 +13,12 @@ from vit_jax.planning.hlo import total
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"'),
+    pytest.mark.skipif(
+        importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"'
+    ),
 ]
-# Of one of the layers alike, the last layer and all around them; jax 0.10.2, libtpu 0.0.52. Other versions
-# of the compiler give other figures.
+# Of one of the layers alike, the last layer and all around them; jax 0.10.2, libtpu 0.0.52. Other
+# versions of the compiler give other figures.
 VERSIONS = {"jax": "0.10.2", "libtpu": "0.0.52"}
 CYCLES, TEMPORARIES, SENT = 20_052_271, 456_907_776, 32_923_560
 

@@ -25,10 +25,17 @@ def ask(path="/", body=b"", host="localhost", kind="", most=4, taken=0, **option
       taken: places that others have.
     """
     limits = Limits(upload=10**8, pixels=10**6, seconds=100)
-    served = Service(ENGINE, None, Metrics([1, 4]), limits, {}, "<p>The page", most, threads=1, **options)
+    served = Service(
+        ENGINE, None, Metrics([1, 4]), limits, {}, "<p>The page", most, threads=1, **options
+    )
     headers = [(b"host", host.encode()), (b"content-type", kind.encode())]
     scope = {"type": "http", "method": "POST" if body else "GET", "path": path, "headers": headers}
-    scope |= {"http_version": "1.1", "scheme": "http", "query_string": b"", "raw_path": path.encode()}
+    scope |= {
+        "http_version": "1.1",
+        "scheme": "http",
+        "query_string": b"",
+        "raw_path": path.encode(),
+    }
     sent = []
 
     async def receive():
@@ -71,7 +78,9 @@ def test_a_strangers_domain_is_no_name_of_the_server(host, right):
 
 def test_requests_to_another_name_are_refused_and_all_answers_have_the_headers():
     status, headers, text = ask(host="evil.example")
-    assert status == 421 and "'evil.example'" in json.loads(text)["error"] and "--hosts=NAME" in text
+    assert (
+        status == 421 and "'evil.example'" in json.loads(text)["error"] and "--hosts=NAME" in text
+    )
     assert headers["content-security-policy"] == "frame-ancestors 'none'"
     status, headers, text = ask(host="evil.example", hosts=["evil.example"])
     assert (status, text) == (200, "<p>The page")
@@ -99,7 +108,9 @@ def test_json_of_many_values_is_not_parsed(monkeypatch, value):
         raise AssertionError
 
     monkeypatch.setattr(service.json, "loads", parsed)
-    status, _, text = ask("/predict", b'{"images": [' + b",".join([value.encode()] * 100_000), kind=JSON)
+    status, _, text = ask(
+        "/predict", b'{"images": [' + b",".join([value.encode()] * 100_000), kind=JSON
+    )
     assert status == 400 and "the JSON must be" in text
 
 

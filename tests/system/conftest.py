@@ -28,7 +28,7 @@ SMALL = (
     "--config=configs/quickstart.py",
     "--config.model.dim=16",
     "--config.model.depth=1",
-    "--config.model.hidden=32",
+    "--config.model.mlp_dim=32",
     "--config.model.heads=2",
     "--config.model.dropout=0.1",
     "--config.batch_size=32",
@@ -52,7 +52,9 @@ def free_port() -> int:
 
 
 class Runner:
-    """Starts `python -m vit_jax.main`; compiled programs are shared by all the tests of all workers."""
+    """Starts `python -m vit_jax.main`; compiled programs are shared by all the tests of all
+    workers.
+    """
 
     def __init__(self, cache: Path):
         self.environment = os.environ | {
@@ -76,7 +78,9 @@ class Runner:
             text=True,
         )
 
-    def killed(self, *arguments, workdir: Path, when: Callable[[], bool], **options) -> subprocess.Popen:
+    def killed(
+        self, *arguments, workdir: Path, when: Callable[[], bool], **options
+    ) -> subprocess.Popen:
         """A run on `workdir` that was killed as soon as `when()` was true.
 
         On a busy machine a run may end before this process looks again: then it starts anew.
@@ -109,7 +113,9 @@ class Runner:
     def __call__(
         self, *arguments, module="vit_jax.main", cwd=ROOT, **environment
     ) -> subprocess.CompletedProcess:
-        """The command's exit code and what it printed; it is forked from a process that has its imports."""
+        """The command's exit code and what it printed; it is forked from a process that has its
+        imports.
+        """
         if environment or not module.startswith("vit_jax."):  # Some of it is read at imports.
             process = self.start(*arguments, module=module, cwd=cwd, **environment)
             try:
@@ -122,7 +128,11 @@ class Runner:
         with tempfile.TemporaryDirectory() as folder:
             out, err = Path(folder, "out"), Path(folder, "err")
             request = dict(
-                module=module, arguments=[*map(str, arguments)], cwd=str(cwd), out=str(out), err=str(err)
+                module=module,
+                arguments=[*map(str, arguments)],
+                cwd=str(cwd),
+                out=str(out),
+                err=str(err),
             )
             print(json.dumps(request), file=self.preloaded.stdin, flush=True)
             answer = json.loads(self.preloaded.stdout.readline())
@@ -134,7 +144,9 @@ class Runner:
 @pytest.fixture(scope="session")
 def run(tmp_path_factory) -> Iterator[Runner]:
     base = tmp_path_factory.getbasetemp()
-    session = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # Each worker has a folder in it.
+    session = (
+        base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    )  # Each worker has a folder in it.
     runner = Runner(session / "cache")
     yield runner
     runner.close()

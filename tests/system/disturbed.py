@@ -1,7 +1,7 @@
 """The training command with a disturbance, DISTURBANCE: test_resume.py starts it.
 
-hang: the data source stands still after 12 batches. pipe: before the first, as a pipe does that nobody
-writes into. memory: after 12 batches 4 TB are asked for.
+hang: the data source stands still after 12 batches. pipe: before the first, as a pipe does that
+nobody writes into. memory: after 12 batches 4 TB are asked for.
 terminate: SIGTERM comes in the middle of an evaluation.
 """
 
@@ -51,5 +51,7 @@ if __name__ == "__main__":
     if disturb := in_training.get(os.environ["DISTURBANCE"]):
         assemble.training_batches = lambda *args, **keys: disturb(training_batches(*args, **keys))
     else:
-        evaluator.evaluation_batches = lambda *args, **keys: terminate(evaluation_batches(*args, **keys))
+        evaluator.evaluation_batches = lambda *args, **keys: terminate(
+            evaluation_batches(*args, **keys)
+        )
     command.run(main.main)

@@ -1,10 +1,11 @@
 """Gives every config value hostile ones: python -m tests.system.fuzz --out=DIR
 
-Each case is a run of `vit_jax.main` in a process of its own, with one value of the config replaced by a
-negative or huge number, zero, nan, infinity, a word, nothing or an empty tuple. It must be refused in one
-line with exit code 2, or end well. A traceback, another exit code, or no end within --seconds is a fault.
-The table of outcomes is printed; `DIR/cases.jsonl` has a line for each case, and a second start goes on after
-the last of them. `--keys=data` tries the values whose names begin so.
+Each case is a run of `vit_jax.main` in a process of its own, with one value of the config replaced
+by a negative or huge number, zero, nan, infinity, a word, nothing or an empty tuple. It must be
+refused in one line with exit code 2, or end well. A traceback, another exit code, or no end within
+--seconds is a fault. The table of outcomes is printed; `DIR/cases.jsonl` has a line for each case,
+and a second start goes on after the last of them. `--keys=data` tries the values whose names begin
+so.
 """
 
 import argparse
@@ -54,14 +55,25 @@ BESIDE = {
     "data.num_classes": ("data.source=synthetic",),
     "augment.": ("augment.mixup=0.2",),
     "finetune.lora_rank": ("finetune.train=lora",),
-    "objective.": ("objective.name=mae", "objective.decoder_dim=16", "objective.decoder_depth=1"),
-    "objective.target": ("objective.name=masked_patch",),
+    "mae.": ("objective.name=mae", "mae.decoder_dim=16", "mae.decoder_depth=1"),
+    "masked_patch.target": ("objective.name=masked_patch",),
     "optimizer.average_from": ("optimizer.average=0.9",),
-    "fewshot.": ("fewshot.every=2", "fewshot.sets=('digits:',)", "fewshot.shots=(1,)", "fewshot.seeds=(0,)"),
+    "fewshot.": (
+        "fewshot.every=2",
+        "fewshot.sets=('digits:',)",
+        "fewshot.shots=(1,)",
+        "fewshot.seeds=(0,)",
+    ),
     "knn.": ("knn.every=2", "knn.sets=('digits:',)"),
 }
-OBJECTIVE = ("objective.decoder_heads=2",)
-SHORT = ("steps=2", "optimizer.warmup_steps=1", "log_every=1", "checkpoint.every=2", "evaluate_every=2")
+OBJECTIVE = ("mae.decoder_heads=2",)
+SHORT = (
+    "steps=2",
+    "optimizer.warmup_steps=1",
+    "log_every=1",
+    "checkpoint.every=2",
+    "evaluate_every=2",
+)
 
 
 def cases(prefix: str) -> list[tuple[str, str]]:
@@ -82,7 +94,12 @@ def arguments(key: str, text: str, workdir: Path) -> list[str]:
         given = [flag for flag in SMALL if "model." not in flag]
     else:
         given = [*SMALL]
-    return [*given, f"--workdir={workdir}", *(f"--config.{one}" for one in beside), f"--config.{key}={text}"]
+    return [
+        *given,
+        f"--workdir={workdir}",
+        *(f"--config.{one}" for one in beside),
+        f"--config.{key}={text}",
+    ]
 
 
 def run_case(given: list[str], output: str) -> None:
@@ -117,7 +134,9 @@ def try_case(context, folder: Path, key: str, text: str, seconds: float) -> dict
     own = folder / str(time.monotonic_ns())
     own.mkdir()
     started, output = time.monotonic(), own / "output"
-    process = context.Process(target=run_case, args=(arguments(key, text, own / "run"), str(output)))
+    process = context.Process(
+        target=run_case, args=(arguments(key, text, own / "run"), str(output))
+    )
     process.start()
     process.join(seconds)
     if process.exitcode is None:  # A long run, 10^9 steps say, stops at a signal.
@@ -131,7 +150,10 @@ def try_case(context, folder: Path, key: str, text: str, seconds: float) -> dict
     shutil.rmtree(own, ignore_errors=True)
     last = said.rstrip().splitlines()[-1][:300] if said.strip() else ""
     row = dict(
-        key=key, text=text[:40], outcome=outcome(code, said), seconds=round(time.monotonic() - started, 1)
+        key=key,
+        text=text[:40],
+        outcome=outcome(code, said),
+        seconds=round(time.monotonic() - started, 1),
     )
     return row | dict(last=last)
 
@@ -141,9 +163,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--keys", default="", help="only values whose names begin so")
     parser.add_argument(
-        "--seconds", type=float, default=180, help="after which a case gets SIGTERM; 60 more, and it hangs"
+        "--seconds",
+        type=float,
+        default=180,
+        help="after which a case gets SIGTERM; 60 more, and it hangs",
     )
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1)), help="cases at once")
+    parser.add_argument(
+        "--jobs", type=int, default=max(1, (os.cpu_count() or 1)), help="cases at once"
+    )
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": FAST_COMPILE, "PYTHONPATH": str(ROOT)}
@@ -173,7 +200,9 @@ def main() -> None:
             if number % 25 == 0:
                 rest = (time.monotonic() - began) / number * (len(left) - number)
                 print(f"{number} of {len(left)} cases, {rest / 60:.0f} min left", flush=True)
-    counts = collections.Counter(row["outcome"] for row in rows if row["key"].startswith(given.keys))
+    counts = collections.Counter(
+        row["outcome"] for row in rows if row["key"].startswith(given.keys)
+    )
     for name, count in counts.most_common():
         print(f"{count:6,} {name}")
     sys.exit(1 if counts.keys() - {"refused", "ran"} else 0)

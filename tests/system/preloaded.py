@@ -1,7 +1,8 @@
-"""A process that has imported what commands import, and forks one process for each command that a test runs.
+"""A process that has imported what commands import, and forks one process for each command that a
+test runs.
 
-`python -m MODULE` spends seconds on imports; a fork of this process has them already. It then runs the module
-as `python -m` does, from its flags to the end of the interpreter.
+`python -m MODULE` spends seconds on imports; a fork of this process has them already. It then runs
+the module as `python -m` does, from its flags to the end of the interpreter.
 
 Requests and answers are lines of JSON on standard input and output.
 """

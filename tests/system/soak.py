@@ -1,10 +1,10 @@
 """Kills one training run again and again: python -m tests.system.soak --kills=50 --out=DIR
 
-A run of two processes over loopback is killed (SIGKILL, one process or all) at random moments of its
-start, its steps and its checkpoints, and started again, until it has been killed so often; then it
-may end. Every image is a class of its own, so the labels that the steps are given say which images
-training saw. Two such runs are made: one always with two processes, whose parameters must be those of
-a run that nobody disturbed, and one whose number of processes changes between 1, 2 and 4.
+A run of two processes over loopback is killed (SIGKILL, one process or all) at random moments of
+its start, its steps and its checkpoints, and started again, until it has been killed so often; then
+it may end. Every image is a class of its own, so the labels that the steps are given say which
+images training saw. Two such runs are made: one always with two processes, whose parameters must be
+those of a run that nobody disturbed, and one whose number of processes changes between 1, 2 and 4.
 """
 
 import argparse
@@ -49,7 +49,9 @@ class Soak:
         began, startup = time.monotonic(), 10.0
         while len(self.rows) < self.kills:
             usual = not self.starts or self.random.random() < 0.5
-            processes = self._start(self.counts[0] if usual else self.random.choice(self.counts), pace=0.05)
+            processes = self._start(
+                self.counts[0] if usual else self.random.choice(self.counts), pace=0.05
+            )
             try:
                 startup = self._kill_at_random(processes, startup)
             finally:
@@ -58,8 +60,9 @@ class Soak:
             left = (time.monotonic() - began) / len(self.rows) * (self.kills - len(self.rows))
             row = self.rows[-1]
             self.say(
-                f"kill {len(self.rows)}/{self.kills}: {row['killed']} of {row['processes']} processes, "
-                f"{row['moment']}, at step {row['step']}/{self.steps}; {left / 60:.0f} min left"
+                f"kill {len(self.rows)}/{self.kills}: {row['killed']} of {row['processes']} "
+                f"processes, {row['moment']}, at step {row['step']}/{self.steps}; {left / 60:.0f} "
+                "min left"
             )
         last = self._start(self.counts[0], pace=0.0)
         assert [process.wait(600) for process in last] == [0] * len(last), self._log()
@@ -70,7 +73,9 @@ class Soak:
             "seconds": round(time.monotonic() - began),
             "moments": collections.Counter(row["moment"] for row in self.rows),
             "processes": collections.Counter(row["processes"] for row in self.rows),
-            "slowest_end_of_the_others_seconds": max(row["others_ended_seconds"] for row in self.rows),
+            "slowest_end_of_the_others_seconds": max(
+                row["others_ended_seconds"] for row in self.rows
+            ),
             "steps_made": sum(len(whole_lines(records[0])) for records in self.starts),
             "epochs_with_every_image_once": self.epochs_seen_once(),
         }
@@ -89,7 +94,8 @@ class Soak:
         seen = {}
         for records in self.starts:
             parts = [
-                {int(line.split()[0]): line.split()[1:] for line in whole_lines(path)} for path in records
+                {int(line.split()[0]): line.split()[1:] for line in whole_lines(path)}
+                for path in records
             ]
             for step in set().union(*parts):
                 # A step that not all began was not finished: a later start makes it again.
@@ -131,12 +137,16 @@ class Soak:
         return processes
 
     def _kill_at_random(self, processes: list[subprocess.Popen], startup: float) -> float:
-        """Waits for a random moment, kills, and returns how long a start takes to its second step."""
+        """Waits for a random moment, kills, and returns how long a start takes to its second
+        step.
+        """
         began = time.monotonic()
         kind = self.random.choices(["starting", "training", "saving"], [3, 5, 2])[0]
         if kind == "starting":
             # Fewer processes start sooner: no more steps than between other kills.
-            self._wait(processes, self.random.uniform(0, startup), lambda: self._begun() > 4 * SAVE_EVERY)
+            self._wait(
+                processes, self.random.uniform(0, startup), lambda: self._begun() > 4 * SAVE_EVERY
+            )
         else:
             self._wait_for_steps(processes, 2)  # The first is noted before it is compiled.
             startup = time.monotonic() - began
@@ -148,8 +158,11 @@ class Soak:
                 self._wait(processes, 20, writing)
                 self._wait(processes, self.random.uniform(0, 0.1), lambda: not writing())
         for process in processes:
-            assert process.poll() is None, f"process ended by itself with {process.returncode}: {self._log()}"
-        # Of a process that is not connected yet nobody knows that it died: the others would wait for it.
+            assert process.poll() is None, (
+                f"process ended by itself with {process.returncode}: {self._log()}"
+            )
+        # Of a process that is not connected yet nobody knows that it died: the others would wait
+        # for it.
         every = kind == "starting" or self.random.random() < 0.5
         victims = processes if every else [self.random.choice(processes)]
         for process in victims:
@@ -161,7 +174,11 @@ class Soak:
         self.rows.append(
             {
                 # The first step is compiled yet.
-                "moment": "starting" if len(begun) < 2 else "training" if kind == "starting" else kind,
+                "moment": "starting"
+                if len(begun) < 2
+                else "training"
+                if kind == "starting"
+                else kind,
                 "step": int(begun[-1].split()[0]) if begun else 0,
                 "processes": len(processes),
                 "killed": len(victims),
@@ -175,11 +192,15 @@ class Soak:
         return max(len(whole_lines(record)) for record in self.starts[-1])
 
     def _wait_for_steps(self, processes: list[subprocess.Popen], steps: int) -> None:
-        self._wait(processes, 300, lambda: all(len(whole_lines(r)) >= steps for r in self.starts[-1]))
+        self._wait(
+            processes, 300, lambda: all(len(whole_lines(r)) >= steps for r in self.starts[-1])
+        )
 
     def _wait(self, processes: list[subprocess.Popen], seconds: float, reached) -> None:
         until = time.monotonic() + seconds
-        while time.monotonic() < until and not reached() and all(p.poll() is None for p in processes):
+        while (
+            time.monotonic() < until and not reached() and all(p.poll() is None for p in processes)
+        ):
             time.sleep(0.002)
 
     def _log(self) -> str:
@@ -203,11 +224,15 @@ def whole_lines(path: Path) -> list[str]:
 
 
 def same_parameters(one: Path, other: Path) -> bool:
-    return all(np.array_equal(a, b) for a, b in zip(parameters(one), parameters(other), strict=True))
+    return all(
+        np.array_equal(a, b) for a, b in zip(parameters(one), parameters(other), strict=True)
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=50, help="of each of the two runs")
     parser.add_argument("--out", type=Path, required=True, help="new folder")
     parser.add_argument("--seed", type=int, default=0)
@@ -216,14 +241,18 @@ def main() -> None:
     results = {}
     for name, counts in {"two processes": (2,), "1, 2 or 4 processes": (2, 1, 4)}.items():
         print(f"{name}:", flush=True)
-        soak = Soak(out / name.replace(",", "").replace(" ", "_"), chosen.kills, counts, chosen.seed)
+        soak = Soak(
+            out / name.replace(",", "").replace(" ", "_"), chosen.kills, counts, chosen.seed
+        )
         results[name] = soak.run()
         if len(counts) == 1:
             same = same_parameters(soak.workdir, soak.undisturbed())
             results[name]["parameters_as_undisturbed"] = same
         (out / "soak.json").write_text(json.dumps(results, indent=2) + "\n")
     for key in results["two processes"]:
-        values = [str(dict(v) if isinstance(v := r.get(key, ""), dict) else v) for r in results.values()]
+        values = [
+            str(dict(v) if isinstance(v := r.get(key, ""), dict) else v) for r in results.values()
+        ]
         print(f"{key:36}" + "".join(f"{value:60}" for value in values))
     whole = all(r["epochs_with_every_image_once"] == r["epochs"] for r in results.values())
     sys.exit(0 if whole and results["two processes"]["parameters_as_undisturbed"] else 1)

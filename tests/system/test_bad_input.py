@@ -52,7 +52,9 @@ def test_wrong_value_is_named_and_nothing_is_made(run, tmp_path, argument, names
 def test_step_that_cannot_fit_is_refused_before_it_is_compiled(run, tmp_path):
     large = ("--config.batch_size=10000000", "--config.model.dim=256", "--config.model.depth=8")
     line = fails(run, *SMALL, *large, f"--workdir={tmp_path / 'run'}")
-    assert re.match(r"error: a step needs [\d,.]+ GiB .* at least, and each of 1 device\(s\) .* has ", line)
+    assert re.match(
+        r"error: a step needs [\d,.]+ GiB .* at least, and each of 1 device\(s\) .* has ", line
+    )
     assert re.search(r"this should fit: --config\.batch_size=\d+$", line)
     assert not (tmp_path / "run").exists()
 
@@ -70,12 +72,16 @@ def test_want_of_memory_in_the_run_is_one_line_that_says_what_should_fit(run, tm
     _, err = process.communicate(timeout=HANG)
     assert process.returncode == 2 and "Traceback" not in err
     assert re.search(
-        r"^error: out of memory \(cpu, .* GiB\): 3,725\.3 GiB were asked for; this should fit: --config", err
+        r"^error: out of memory \(cpu, .* GiB\): 3,725\.3 GiB were asked for; this should fit: --config",
+        err,
     )
 
 
 def test_want_of_memory_in_any_command_is_one_line():
-    code = "import jax; from vit_jax import command; command.run(lambda _: jax.numpy.zeros((10**6, 10**6)))"
+    code = (
+        "import jax; from vit_jax import command; command.run(lambda _: jax.numpy.zeros((10**6, "
+        "10**6)))"
+    )
     process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 2
     (line,) = process.stderr.splitlines()
@@ -92,7 +98,9 @@ def test_bucket_is_refused_where_a_command_writes_to_a_folder(run):
 
 
 def test_missing_config_file_is_named(run, tmp_path):
-    assert "configs/nope.py" in fails(run, "--config=configs/nope.py", f"--workdir={tmp_path / 'run'}")
+    assert "configs/nope.py" in fails(
+        run, "--config=configs/nope.py", f"--workdir={tmp_path / 'run'}"
+    )
 
 
 BASE = "from vit_jax.config import base_config\n"
@@ -103,16 +111,28 @@ BASE = "from vit_jax.config import base_config\n"
     ("text", "line"),
     [
         ("def get_config(argument=None)\n    pass", "config.py, line 1: expected ':'"),
-        ("import colleagues\n", "config.py, line 1: ModuleNotFoundError: No module named 'colleagues'"),
-        ("config = 1", "config.py has no function get_config, which returns the config"),
-        ("def get_config():\n    return None", "config.py: get_config returns NoneType, not a config"),
-        ("def get_config():\n    return 1 / 0", "config.py, line 2: ZeroDivisionError: division by zero"),
         (
-            f"{BASE}def get_config():\n    config = base_config()\n    config.optimizer.rate = 3\n",
-            "config.py, line 4: unknown config key 'optimizer.rate'; in config.optimizer: did you mean ",
+            "import colleagues\n",
+            "config.py, line 1: ModuleNotFoundError: No module named 'colleagues'",
+        ),
+        ("config = 1", "config.py has no function get_config, which returns the config"),
+        (
+            "def get_config():\n    return None",
+            "config.py: get_config returns NoneType, not a config",
         ),
         (
-            f"{BASE}def get_config():\n    config = base_config()\n    config.batch_size = 'many'\n",
+            "def get_config():\n    return 1 / 0",
+            "config.py, line 2: ZeroDivisionError: division by zero",
+        ),
+        (
+            f"{BASE}def get_config():\n    config = base_config()\n    config.optimizer.rate = 3\n",
+            "config.py, line 4: unknown config key 'optimizer.rate'; in config.optimizer: did "
+            "you mean ",
+        ),
+        (
+            f"{BASE}def get_config():\n"
+            "    config = base_config()\n"
+            "    config.batch_size = 'many'\n",
             "config.py, line 4: config.batch_size is 'many' and must be a whole number from 1 to",
         ),
     ],
@@ -212,7 +232,9 @@ def test_folder_without_permission_is_named(tmp_path):
 
 def test_class_that_only_the_test_split_has_is_named(run, tmp_path):
     data = make_folder(tmp_path / "data", {"train": ["cat", "dog"], "test": ["cat", "fox"]})
-    assert "classes that training lacks: fox" in fails(run, *folder_arguments(data, tmp_path / "run"))
+    assert "classes that training lacks: fox" in fails(
+        run, *folder_arguments(data, tmp_path / "run")
+    )
 
 
 def test_unreadable_images_are_named_counted_and_skipped(run, tmp_path):

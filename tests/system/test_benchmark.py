@@ -1,6 +1,7 @@
 """Benchmarks that show others' code beside ours."""
 
 import importlib.util
+import json
 import textwrap
 
 import jax
@@ -62,12 +63,16 @@ def rows(printed: str) -> dict[str, list[str]]:
 def test_a_checkout_is_timed_beside_ours_and_an_absent_one_is_a_row_that_says_how_to_get_it(
     checkouts, capsys
 ):
-    bench_train.measure(**TINY, against=["vision_transformer", "big_vision"], checkouts=str(checkouts))
+    bench_train.measure(
+        **TINY, against=["vision_transformer", "big_vision"], checkouts=str(checkouts)
+    )
     table = rows(capsys.readouterr().out)
     ours, theirs = (
         float(table[name][2].replace(",", "")) for name in ("ViT-mu/16 32", "big_vision, unrolled")
     )
-    assert float(table["big_vision, unrolled"][5]) == pytest.approx(ours / theirs, rel=0.02, abs=0.01)
+    assert float(table["big_vision, unrolled"][5]) == pytest.approx(
+        ours / theirs, rel=0.02, abs=0.01
+    )
     assert (
         "git clone https://github.com/google-research/vision_transformer"
         in (table["vision_transformer: skipped"][0])
@@ -85,10 +90,13 @@ def test_a_step_that_leaves_out_images_first_computes_less(capsys):
 
 def test_packed_crops_have_the_tokens_of_passes_for_each_size():
     model = vit_jax.create_model(
-        "ViT-Ti/16", num_classes=0, image_size=64, dim=32, depth=2, hidden=48, heads=2
+        "ViT-Ti/16", num_classes=0, image_size=64, dim=32, depth=2, mlp_dim=48, heads=2
     )
     random = np.random.default_rng(0)
-    crops = [random.integers(256, size=(2 * size // 16, size, size, 3), dtype=np.uint8) for size in (64, 32)]
+    crops = [
+        random.integers(256, size=(2 * size // 16, size, size, 3), dtype=np.uint8)
+        for size in (64, 32)
+    ]
     for one, other in zip(
         bench_crops.pass_by_pass(model, crops), bench_crops.packed(model, crops), strict=True
     ):
@@ -104,7 +112,9 @@ def test_parts_of_a_step_are_functions_that_there_are(part):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"')
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"'
+)
 def test_a_checkout_is_compiled_for_tpus_beside_ours(run, checkouts):
     result = run(
         "tpu",
@@ -123,6 +133,47 @@ def test_a_checkout_is_compiled_for_tpus_beside_ours(run, checkouts):
         assert float(table[f"big_vision, {option}"][6]) > 1
 
 
+@pytest.mark.slow
+def test_figures_of_a_gpu_are_kept_as_they_come(run, tmp_path):
+    """Here of a CPU: the device is in the first row."""
+    sizes = ("--images=2", "--image_size=32")
+    result = run(
+        "gpu",
+        "--models=ViT-mu/16",
+        *sizes,
+        f"--out={tmp_path / 'figures'}",
+        module="vit_jax.benchmark",
+    )
+    assert result.returncode == 0, result.stderr
+    kept = [
+        json.loads(line) for line in (tmp_path / "figures" / "gpu.jsonl").read_text().splitlines()
+    ]
+    assert [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")] == kept
+    assert [row["what"] for row in kept] == [
+        "machine",
+        "train",
+        *["parity"] * 6,
+        "attention",
+        "attention",
+    ]
+    assert kept[0]["device"] == "cpu" and not any("error" in row for row in kept)
+    trained, reference, sixteen_bits = kept[1:4]
+    for name, speed in trained["images_per_second"].items():
+        assert speed == pytest.approx(2000 / np.median(trained["milliseconds"][name]), rel=0.01)
+    # PyTorch here may be one whose torchvision does not import, and then the row says so.
+    assert ("timm" in trained["images_per_second"]) != ("error" in trained["facts"]["timm"])
+    assert set(reference["relative_errors"].values()) == {0}
+    assert 1e-4 < sixteen_bits["relative_errors"]["logits"] < 0.05
+
+
+def test_a_part_that_there_is_not_is_named(run):
+    result = run("gpu", "--parts=machin", module="vit_jax.benchmark")
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith(
+        "error: unknown part 'machin' (--parts); did you mean "
+    )
+
+
 def test_a_folder_that_is_not_the_checkout_is_named(tmp_path):
     (tmp_path / "big_vision").mkdir()
     with pytest.raises(UserError, match="vit.py: it is not the checkout"):
@@ -132,7 +183,9 @@ def test_a_folder_that_is_not_the_checkout_is_named(tmp_path):
 def test_unknown_peer_is_one_line(run):
     result = run("train", "--against=nobody", module="vit_jax.benchmark")
     assert result.returncode == 2
-    assert result.stderr.splitlines()[-1].startswith("error: unknown 'nobody' (--against); there are: ")
+    assert result.stderr.splitlines()[-1].startswith(
+        "error: unknown 'nobody' (--against); there are: "
+    )
 
 
 def test_inference_is_a_row_for_each_image_size_and_a_plot(tmp_path, capsys):
@@ -178,7 +231,9 @@ def test_onnxruntime_runs_timms_model_beside_ours(capsys):
         pytest.importorskip(name)
     values = dict(models=["ViT-Ti/16"], images=2, image_sizes=[32], turns=1, seconds=0)
     bench_inference.measure(**values, against=["onnxruntime", "timm"])
-    others = [name for name in rows(capsys.readouterr().out) if name.endswith("vit_tiny_patch16_224")]
+    others = [
+        name for name in rows(capsys.readouterr().out) if name.endswith("vit_tiny_patch16_224")
+    ]
     assert [name.split()[0] for name in others] == ["onnxruntime", "timm"]
 
 

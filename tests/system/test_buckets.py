@@ -96,10 +96,17 @@ def test_bucket_that_may_not_be_used_is_one_line(run, kind):
     if kind == "gs":
         storage = FakeStorage("pods")
         storage.closed = True
-        variables = {"STORAGE_EMULATOR_HOST": storage.endpoint, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
+        variables = {
+            "STORAGE_EMULATOR_HOST": storage.endpoint,
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+        }
     else:
         variables = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_SHARED_CREDENTIALS_FILE": "/nowhere"}
-        variables |= {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_CONFIG_FILE": "/nowhere"}
+        variables |= {
+            "AWS_ACCESS_KEY_ID": "",
+            "AWS_SECRET_ACCESS_KEY": "",
+            "AWS_CONFIG_FILE": "/nowhere",
+        }
     result = run(*SMALL, f"--workdir={kind}://pods/run", **variables)
     assert result.returncode == 2
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]

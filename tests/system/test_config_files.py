@@ -1,4 +1,6 @@
-"""Configs are found in every folder: those that come with an installed package, and the user's own."""
+"""Configs are found in every folder: those that come with an installed package, and the user's
+own.
+"""
 
 import os
 import subprocess

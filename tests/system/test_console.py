@@ -10,7 +10,11 @@ import pytest
 from tests.system.conftest import ROOT
 from vit_jax.commands import COMMANDS
 
-MODULES = {path.stem for path in (ROOT / "vit_jax").glob("*.py") if "\n    command.run(" in path.read_text()}
+MODULES = {
+    path.stem
+    for path in (ROOT / "vit_jax").glob("*.py")
+    if "\n    command.run(" in path.read_text()
+}
 
 
 @pytest.fixture
@@ -36,7 +40,9 @@ def test_no_library_is_imported_for_the_list():
         "import sys; sys.argv = ['vit-jax', '--help']; from vit_jax.__main__ import main; main();"
         "sys.exit(bool({'jax', 'numpy', 'absl'} & {*sys.modules}))"
     )
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True).returncode == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +83,9 @@ def test_googles_package_of_the_same_name_is_named(run, tmp_path):
     path = os.pathsep.join([str(ROOT), str(tmp_path)])
     result = run("bsh", module="vit_jax.completion", PYTHONPATH=path)
     warning, error = result.stderr.splitlines()
-    assert warning.startswith(f"warning: {theirs.parent} is google-research/vision_transformer's package")
+    assert warning.startswith(
+        f"warning: {theirs.parent} is google-research/vision_transformer's package"
+    )
     assert error == "error: there is no completion for 'bsh'; did you mean 'bash'?"
 
 
@@ -91,12 +99,16 @@ def test_googles_package_of_the_same_name_is_named(run, tmp_path):
         (("train", "--workdir", "=", "vit_l"), set()),
         (("report", "--"), {"--out", "--serve", "--port"}),
         (("plan", "--c"), {"--config", "--chip"}),
-        (("train", "--config.optimizer.beta"), {"--config.optimizer.beta1", "--config.optimizer.beta2"}),
+        (
+            ("train", "--config.optimizer.beta"),
+            {"--config.optimizer.beta1", "--config.optimizer.beta2"},
+        ),
     ],
 )
 def test_bash_completes_commands_flags_and_configs(start, words, completed):
     shown = (
-        f"COMP_WORDS=(vit-jax {' '.join(words)}); COMP_CWORD={len(words)}; _vit_jax; echo ${{COMPREPLY[@]}}"
+        f"COMP_WORDS=(vit-jax {' '.join(words)}); COMP_CWORD={len(words)}; _vit_jax; echo "
+        f"${{COMPREPLY[@]}}"
     )
     script = start("completion", "bash").stdout + shown
     answer = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
@@ -111,12 +123,17 @@ def test_bash_completes_commands_flags_and_configs(start, words, completed):
         (("pre",), {"predict", "prepare", "pretrain"}),
         (("train", "--config=vit_l16"), {"vit_l16_i1k", "vit_l16_i21k", "vit_l16_jft"}),
         (("report", "--"), {"--out", "--serve", "--port"}),
-        (("train", "--config.optimizer.beta"), {"--config.optimizer.beta1", "--config.optimizer.beta2"}),
+        (
+            ("train", "--config.optimizer.beta"),
+            {"--config.optimizer.beta1", "--config.optimizer.beta2"},
+        ),
         (("train", "--workdir=vit_l"), {"files of vit_l"}),
     ],
 )
 def test_zsh_completes_commands_flags_and_configs(start, words, completed):
-    """The script itself, with its shell's parts written out that say what is typed, and what fits it."""
+    """The script itself, with its shell's parts written out that say what is typed, and what fits
+    it.
+    """
     shell = f"""
         compset() {{ PREFIX=${{PREFIX#*=}} }}
         compadd() {{ while [[ $1 != -- ]]; do shift; done; shift; print -l -- ${{(M)@:#$PREFIX*}} }}

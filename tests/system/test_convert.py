@@ -11,9 +11,10 @@ from flax import nnx
 from PIL import Image
 
 import vit_jax
+from vit_jax.checkpoint_crop import checkpoint_crop
 from vit_jax.data.sources.digits import digits
+from vit_jax.interop.open import open_checkpoint
 from vit_jax.load import build_model
-from vit_jax.runs.workdir import checkpoint_crop, open_any
 
 pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
 
@@ -24,7 +25,9 @@ def convert(run):
 
 
 def parameters(source) -> list[np.ndarray]:
-    return jax.tree.leaves(nnx.to_pure_dict(nnx.state(vit_jax.load_model(source, say=str), nnx.Param)))
+    return jax.tree.leaves(
+        nnx.to_pure_dict(nnx.state(vit_jax.load_model(source, say=str), nnx.Param))
+    )
 
 
 def test_a_run_goes_to_every_library_and_comes_back(finished, convert, tmp_path):
@@ -36,7 +39,9 @@ def test_a_run_goes_to_every_library_and_comes_back(finished, convert, tmp_path)
     source = finished
     for library, destination in there.items():
         done = convert(
-            source, destination, *(["--to=timm", "--probabilities=sigmoid"] if library == "timm" else [])
+            source,
+            destination,
+            *(["--to=timm", "--probabilities=sigmoid"] if library == "timm" else []),
         )
         assert done.returncode == 0, done.stderr
         assert "read back, it is the same bit for bit" in done.stdout.splitlines()[-1]
@@ -67,10 +72,14 @@ def test_transformers_own_pipeline_answers_with_the_runs_class_names(
     done = convert(tmp_path / "run", tmp_path / "folder", "--to=transformers")
     assert done.returncode == 0, done.stderr
     image = digits("test")[3].image
-    image = Image.fromarray(image.repeat(2, axis=0).repeat(2, axis=1))  # Half the pixels are averaged again.
-    answer = transformers.pipeline("image-classification", str(tmp_path / "folder"), top_k=10)(image)
+    image = Image.fromarray(
+        image.repeat(2, axis=0).repeat(2, axis=1)
+    )  # Half the pixels are averaged again.
+    answer = transformers.pipeline("image-classification", str(tmp_path / "folder"), top_k=10)(
+        image
+    )
     assert sorted(one["label"] for one in answer) == sorted(names)
-    checkpoint = open_any(tmp_path / "run")
+    checkpoint = open_checkpoint(tmp_path / "run")
     crop = dataclasses.replace(checkpoint_crop(checkpoint, 16), interpolation="bilinear_antialias")
     model = build_model(checkpoint, say=str)
     chances = np.asarray(jax.nn.softmax(model(crop(np.asarray(image))[None])))[0]
@@ -86,9 +95,12 @@ def test_class_names_go_to_other_libraries_and_come_back(library, finished, conv
     done = convert(finished, tmp_path / "folder", f"--to={library}")
     assert done.returncode == 0, done.stderr
     assert "note: not written: interpolation 'bilinear': there bilinear, smoothed" in done.stdout
-    assert open_any(tmp_path / "folder").class_names == tuple("0123456789")
+    assert open_checkpoint(tmp_path / "folder").class_names == tuple("0123456789")
     done = convert(tmp_path / "folder", tmp_path / "fewer", f"--to={library}", "--num_classes=3")
-    assert open_any(tmp_path / "fewer").class_names in ((), ("LABEL_0", "LABEL_1", "LABEL_2"))
+    assert open_checkpoint(tmp_path / "fewer").class_names in (
+        (),
+        ("LABEL_0", "LABEL_1", "LABEL_2"),
+    )
 
 
 @pytest.mark.one_variant
@@ -102,11 +114,16 @@ def test_class_names_go_to_other_libraries_and_come_back(library, finished, conv
         (("{tmp}/none", "{tmp}/out"), "there is no"),
         (("{run}", "{tmp}/out", "--image_size=big"), "--image_size=big is neither"),
         (("{run}", "{tmp}/out", "--to=keras"), "keras"),
-        (("{run}", "{tmp}/out", "--image_size=15"), "patch size 4 does not divide the image of 15x15"),
+        (
+            ("{run}", "{tmp}/out", "--image_size=15"),
+            "patch size 4 does not divide the image of 15x15",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(arguments, message, finished, convert, tmp_path):
     done = convert(*(part.format(run=finished, tmp=tmp_path) for part in arguments))
     assert done.returncode == 2
-    assert message in done.stderr and done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+    assert (
+        message in done.stderr and done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+    )
     assert list(tmp_path.iterdir()) == []

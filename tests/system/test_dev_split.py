@@ -50,7 +50,9 @@ def test_best_checkpoint_is_that_of_the_dev_images(chosen):
     workdir, _, _ = chosen
     dev = rows_of(workdir, "dev")
     best = max(dev, key=lambda step: (dev[step]["dev/accuracy"], step))
-    kept = sorted(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit())
+    kept = sorted(
+        int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit()
+    )
     assert kept == sorted({best, 40})
     with Checkpoints(workdir / "checkpoints", None) as checkpoints:
         assert checkpoints.best == best

@@ -1,4 +1,6 @@
-"""Suites on the checkpoint of a small run, by the real command: what is missing is a row, and comes later."""
+"""Suites on the checkpoint of a small run, by the real command: what is missing is a row, and comes
+later.
+"""
 
 import json
 from pathlib import Path
@@ -15,7 +17,9 @@ pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for sec
 def kitti(number: int) -> dict:
     """A vehicle 5, 15, or 25 m away, or none."""
     vehicle = dict(type=number % 3, bbox=BOX, location=np.float32([0, 0, 5 + 10 * (number % 4)]))
-    rest = dict(truncated=0.0, occluded=0, alpha=0.0, dimensions=np.zeros(3, np.float32), rotation_y=0.0)
+    rest = dict(
+        truncated=0.0, occluded=0, alpha=0.0, dimensions=np.zeros(3, np.float32), rotation_y=0.0
+    )
     return dict(objects=[vehicle | rest] if number % 4 < 3 else [])
 
 
@@ -33,7 +37,9 @@ class Evaluated(NamedTuple):
 
 @pytest.fixture(scope="module")
 def evaluated(run, finished, tmp_path_factory) -> Evaluated:
-    """All suites with one task of VTAB prepared; another data set only after the first start was killed."""
+    """All suites with one task of VTAB prepared; another data set only after the first start was
+    killed.
+    """
     folder = tmp_path_factory.mktemp("evaluated")
     prepare("kitti:3.*.*", folder / "tfds", {"train": 810, "validation": 205, "test": 30}, kitti)
     arguments = (
@@ -70,7 +76,10 @@ def evaluated(run, finished, tmp_path_factory) -> Evaluated:
 @pytest.mark.slow
 def test_vtab_trains_on_a_tasks_thousand_images(evaluated):
     (workdir,) = (evaluated.folder / "trained").glob("kitti-dist-*")
-    assert json.loads((workdir / "manifest.json").read_text())["images"] == {"train": 1000, "test": 30}
+    assert json.loads((workdir / "manifest.json").read_text())["images"] == {
+        "train": 1000,
+        "test": 30,
+    }
     config = json.loads((workdir / "config.json").read_text())
     assert (config["data"]["crop"], config["data"]["flip"]) == ("none", True)
     assert "4 classes" in (workdir / "log.txt").read_text()
@@ -127,7 +136,9 @@ def test_neighbours_and_probe_have_figures_of_what_is_there(evaluated):
         assert evaluated.rows[suite, f"eurosat, {kind}"]["images"] == 30
     assert evaluated.rows["knn", "digits, 100-NN"]["accuracy"] > 0.2
     too_many = evaluated.rows["knn", "eurosat, 100-NN"]
-    assert too_many["note"] == "eurosat has 30 training images: ask for no more neighbours than that"
+    assert (
+        too_many["note"] == "eurosat has 30 training images: ask for no more neighbours than that"
+    )
 
 
 def test_table_and_picture_are_there_and_the_table_is_printed(evaluated):

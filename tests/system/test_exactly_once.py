@@ -33,8 +33,12 @@ with open(sys.argv[7], "a", buffering=1) as log:
 """
 
 
-def read(folder, first_step: int, steps: int, processes: int, kill_after: int | None) -> dict[int, list[int]]:
-    """What the processes saw in each step that all of them finished, as a checkpoint would have it."""
+def read(
+    folder, first_step: int, steps: int, processes: int, kill_after: int | None
+) -> dict[int, list[int]]:
+    """What the processes saw in each step that all of them finished, as a checkpoint would have
+    it.
+    """
     logs = [folder / f"{first_step}-{i}-of-{processes}" for i in range(processes)]
     running = [
         subprocess.Popen(

@@ -29,7 +29,9 @@ assert not any(name.startswith(("vit_jax", "flax")) for name in sys.modules)
 def export(run, source, file, *flags):
     command = [sys.executable, "-m", "vit_jax.export", str(source), str(file), *flags]
     environment = run.environment | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=HANG)
+    return subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=HANG
+    )
 
 
 @pytest.mark.slow
@@ -60,11 +62,16 @@ def test_onnx_gives_the_models_logits_from_uint8_images(run, finished, tmp_path)
     result = export(run, finished, tmp_path / "m.onnx", "--uint8")
     assert result.returncode == 0, result.stderr
     model = vit_jax.load_model(finished, say=str)
-    assert "it wants of each image: the short side to 16, the centre 16x16, bilinear\n" in result.stdout
+    assert (
+        "it wants of each image: the short side to 16, the centre 16x16, bilinear\n"
+        in result.stdout
+    )
     assert "probabilities of the classes: the logits' softmax\n" in result.stdout
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
     metadata = session.get_modelmeta().custom_metadata_map
-    facts = {name: metadata[name] for name in ("input_range", "image_size", "resize_to", "interpolation")}
+    facts = {
+        name: metadata[name] for name in ("input_range", "image_size", "resize_to", "interpolation")
+    }
     assert facts == dict(
         input_range="[0, 255]", image_size="[16, 16]", resize_to="16", interpolation="bilinear"
     )
@@ -91,7 +98,9 @@ def test_file_that_exists_or_is_of_no_format_or_folder_is_refused(run, finished,
 
 @pytest.fixture(scope="module")
 def half(run, tmp_path_factory):
-    """The workdir of a run in bfloat16, as configs/finetune.py's are, with what helps training alone."""
+    """The workdir of a run in bfloat16, as configs/finetune.py's are, with what helps training
+    alone.
+    """
     workdir = tmp_path_factory.mktemp("half") / "run"
     flags = ("dtype=bfloat16", "scan=True", "remat=full")
     result = run(*SMALL, *(f"--config.model.{flag}" for flag in flags), f"--workdir={workdir}")
@@ -120,7 +129,9 @@ def served(file, images):
 def test_model_trained_in_bfloat16_is_written_in_float32_or_as_asked(
     run, half, tmp_path, name, dtype, tolerance
 ):
-    result = export(run, half, tmp_path / name, *([] if dtype == "float32" else [f"--dtype={dtype}"]))
+    result = export(
+        run, half, tmp_path / name, *([] if dtype == "float32" else [f"--dtype={dtype}"])
+    )
     assert result.returncode == 0, result.stderr
     assert f"to logits, in {dtype}; differs from the model in float32 by" in result.stdout
     images = np.random.default_rng(0).uniform(-1, 1, (4, 16, 16, 3)).astype(np.float32)
@@ -143,14 +154,16 @@ def test_load_model_says_that_a_model_computes_in_bfloat16(half):
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_program_normalises_by_the_models_own_mean_and_deviation(run, tmp_path, dtype):
-    statistics = dict(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))
-    values = dict(dim=16, depth=1, hidden=32, heads=2, image_size=16, patch_size=4, num_classes=0)
+    statistics = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    values = dict(dim=16, depth=1, mlp_dim=32, heads=2, image_size=16, patch_size=4, num_classes=0)
     model = vit_jax.create_model("ViT-Ti/16", **values, **statistics)
     file, arguments = tmp_path / "m.onnx", programs.any_batch((16, 16, 3), np.dtype(dtype))
-    written = interop_onnx.convert(programs.function_of(model), arguments, ("images", "logits"), 2**30)
+    written = interop_onnx.convert(
+        programs.function_of(model), arguments, ("images", "logits"), 2**30
+    )
     file.write_bytes(written.SerializeToString())
     images = np.random.default_rng(0).integers(256, size=(2, 16, 16, 3), dtype=np.uint8)
-    normal = (images / 255 - statistics["mean"]) / statistics["deviation"]
+    normal = (images / 255 - statistics["mean"]) / statistics["std"]
     plain = vit_jax.create_model("ViT-Ti/16", **values)
     pixels = images if dtype == np.uint8 else (images / 127.5 - 1).astype(dtype)
     expected = jax.jit(plain)(normal.astype(np.float32))  # Compiled, it takes floats of any range.
@@ -166,7 +179,7 @@ def test_onnx_in_bfloat16_is_refused_with_what_to_do(run, half, tmp_path):
 
 @pytest.mark.parametrize("name, dtype", [("m.stablehlo", "bfloat16"), ("m.onnx", "float16")])
 def test_features_are_float32_whatever_computes_them(tmp_path, name, dtype):
-    values = dict(dim=16, depth=1, hidden=32, heads=2, image_size=16, patch_size=4, num_classes=0)
+    values = dict(dim=16, depth=1, mlp_dim=32, heads=2, image_size=16, patch_size=4, num_classes=0)
     model = vit_jax.create_model("ViT-Ti/16", dtype=dtype, **values)
     write = programs.write_onnx if name.endswith("onnx") else programs.write_stablehlo
     run = write(model, tmp_path / name, (16, 16, 3), np.dtype(np.uint8))
@@ -188,7 +201,9 @@ def test_run_in_bfloat16_is_converted_with_its_parameters_as_they_are(run, half,
 @pytest.mark.parametrize("write", ["write_stablehlo", "write_onnx"])
 def test_more_parameters_than_a_file_holds_are_refused(tmp_path, monkeypatch, write):
     monkeypatch.setattr(programs, "MOST_BYTES", 10_000)
-    values = dict(dim=16, depth=1, hidden=32, heads=2, image_size=16, patch_size=4, num_classes=1_000)
+    values = dict(
+        dim=16, depth=1, mlp_dim=32, heads=2, image_size=16, patch_size=4, num_classes=1_000
+    )
     model = vit_jax.create_model("ViT-Ti/16", **values)
     with pytest.raises(vit_jax.UserError, match="its parameters take .* GB.* --dtype=.*float16"):
         getattr(programs, write)(model, tmp_path / "m", (16, 16, 3), np.dtype(np.uint8))

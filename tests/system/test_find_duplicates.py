@@ -19,5 +19,6 @@ def test_page_and_table_are_written_and_not_replaced_unasked(run, tmp_path):
     assert "In several splits" in (tmp_path / "out" / "duplicates.html").read_text()
     again = run(*flags, module="vit_jax.find_duplicates")
     assert (
-        again.returncode == 2 and "duplicates.html exists; give --overwrite or another --out" in again.stderr
+        again.returncode == 2
+        and "duplicates.html exists; give --overwrite or another --out" in again.stderr
     )

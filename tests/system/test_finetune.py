@@ -11,9 +11,10 @@ from flax import nnx
 
 import vit_jax
 from tests.interop.helpers import random_model, write
+from vit_jax.checkpoint_crop import checkpoint_crop
 from vit_jax.config import from_json
+from vit_jax.interop.open import open_checkpoint
 from vit_jax.runs.evaluator import test_crop as evaluation_crop
-from vit_jax.runs.workdir import checkpoint_crop, open_any
 
 # From the checkpoint of `finished`, at twice its resolution.
 FINETUNE = (
@@ -44,7 +45,9 @@ def tuned(run, finished, tmp_path_factory):
     """The folder of a run with low-rank changes and an average, and what it printed."""
     workdir = tmp_path_factory.mktemp("tuned") / "run"
     options = ("--config.finetune.train=lora", "--config.optimizer.average=0.9")
-    result = run(*FINETUNE, *options, f"--config.finetune.checkpoint={finished}", f"--workdir={workdir}")
+    result = run(
+        *FINETUNE, *options, f"--config.finetune.checkpoint={finished}", f"--workdir={workdir}"
+    )
     assert result.returncode == 0, result.stderr
     return workdir, result.stdout
 
@@ -56,7 +59,9 @@ def test_run_starts_from_the_checkpoint_with_a_new_head_and_resized_positions(tu
     assert "head/kernel [16, 10] -> [16, 10], zero" in printed
     old, new = arrays(finished), arrays(workdir)
     np.testing.assert_array_equal(new["blocks/00/mlp/fc1/kernel"], old["blocks/00/mlp/fc1/kernel"])
-    assert not np.array_equal(new["blocks/00/attention/qkv/kernel"], old["blocks/00/attention/qkv/kernel"])
+    assert not np.array_equal(
+        new["blocks/00/attention/qkv/kernel"], old["blocks/00/attention/qkv/kernel"]
+    )
     assert not np.array_equal(new["head/kernel"], old["head/kernel"])
 
 
@@ -64,10 +69,12 @@ def test_a_run_is_shown_to_others_as_it_evaluates_itself(tuned, finished):
     for workdir, kind in ((tuned[0], "square"), (finished, "short_side")):
         config = from_json((workdir / "config.json").read_text())
         size = config.data.image_size
-        crop = checkpoint_crop(open_any(workdir), size)
+        crop = checkpoint_crop(open_checkpoint(workdir), size)
         assert crop == dataclasses.replace(evaluation_crop(config), size=(size, size))
         assert crop.kind == kind
-    assert json.loads((tuned[0] / "manifest.json").read_text())["interpolation"] == crop.interpolation
+    assert (
+        json.loads((tuned[0] / "manifest.json").read_text())["interpolation"] == crop.interpolation
+    )
 
 
 def test_model_that_is_loaded_is_the_one_that_was_evaluated(tuned):
@@ -108,8 +115,11 @@ def test_fine_tuning_that_was_stopped_ends_with_the_same_bits(tuned, run, finish
     [
         (["--config.model.name=ViT-B/16"], "config.model.name means ViT-B/16, but .* is ViT-16x1"),
         (["--config.finetune.checkpoint=nowhere"], "there is no .*/nowhere"),
-        (["--config.data.train_split=train[:0%]"], r"the split 'train\[:0%\]' of 1437 images is empty"),
-        (["--config.model.dim=32"], "but the model asked for has"),
+        (
+            ["--config.data.train_split=train[:0%]"],
+            r"the split 'train\[:0%\]' of 1437 images is empty",
+        ),
+        (["--config.model.dim=32"], "but the requested model has"),
     ],
 )
 def test_checkpoint_or_split_that_does_not_fit_is_one_line(flags, words, finished, tmp_path):
@@ -131,9 +141,16 @@ def test_checkpoint_or_split_that_does_not_fit_is_one_line(flags, words, finishe
 
 def test_sweep_has_the_rates_of_resnets_where_the_checkpoint_is_one(run, tmp_path):
     small = dict(image_size=32, num_classes=2, resnet_blocks=(1, 1))
-    model = write(random_model("BiT-R50x1", **small), tmp_path / "model.npz", "google", "BiT-R50x1", **small)
-    config = "--config=configs/finetune.py:dataset=imagenet2012", f"--config.finetune.checkpoint={model}"
-    listed = run(*config, f"--workdir={tmp_path / 'sweep'}", "--list", module="vit_jax.sweep").stdout
+    model = write(
+        random_model("BiT-R50x1", **small), tmp_path / "model.npz", "google", "BiT-R50x1", **small
+    )
+    config = (
+        "--config=configs/finetune.py:dataset=imagenet2012",
+        f"--config.finetune.checkpoint={model}",
+    )
+    listed = run(
+        *config, f"--workdir={tmp_path / 'sweep'}", "--list", module="vit_jax.sweep"
+    ).stdout
     assert re.findall(r"--only=rate-(\S+)", listed) == ["0.003", "0.01", "0.03", "0.06"]
 
 
@@ -160,10 +177,15 @@ def test_sweep_keeps_what_finished_and_trains_at_the_best_rate(run, finished, tm
     accuracies = [figures(folder / f"seed-{seed}")["test/accuracy"] for seed in (3, 4)]
     assert f"{np.mean(accuracies):.2%} ± {100 * np.std(accuracies, ddof=1):.2f}" in process.stdout
     config = json.loads((folder / "seed-3" / "config.json").read_text())
-    assert config["optimizer"]["learning_rate"] == 0.01 and config["data"]["train_split"] == "train[:80%]"
+    assert (
+        config["optimizer"]["learning_rate"] == 0.01
+        and config["data"]["train_split"] == "train[:80%]"
+    )
     config = json.loads((folder / "rate-0.01" / "config.json").read_text())
     assert config["data"]["train_split"] == "train[:80%][:90%]"
-    assert config["data"]["test_split"] == "train[:80%][90%:]" and config["data"]["dev_split"] is None
+    assert (
+        config["data"]["test_split"] == "train[:80%][90%:]" and config["data"]["dev_split"] is None
+    )
     assert (folder / "results.png").stat().st_size > 5000
     times = {path: path.stat().st_mtime_ns for path in folder.glob("*/report.html")}
     assert len(times) == 3

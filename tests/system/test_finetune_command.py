@@ -1,4 +1,6 @@
-"""`vit-jax finetune PHOTOS`: one command from a folder to a model that is no worse than its linear probe."""
+"""`vit-jax finetune PHOTOS`: one command from a folder to a model that is no worse than its linear
+probe.
+"""
 
 import json
 
@@ -63,7 +65,9 @@ def test_what_is_kept_is_the_best_on_the_dev_images_of_the_probe_and_all_later_s
     dev = {row["step"]: row["dev/accuracy"] for row in rows(workdir) if "dev/accuracy" in row}
     assert [*dev] == [*range(0, max(dev) + 1, 4)] and len(dev) > 2
     (last,) = [row for row in rows(workdir) if "test/accuracy" in row and row["step"] > 0]
-    kept = json.loads((workdir / "checkpoints" / str(last["step"]) / "metrics" / "metrics").read_text())
+    kept = json.loads(
+        (workdir / "checkpoints" / str(last["step"]) / "metrics" / "metrics").read_text()
+    )
     assert dev[kept["kept/step"]] == max(dev.values()) == kept["accuracy"]
     model = vit_jax.load_model(workdir)
     assert model.num_classes == 10
@@ -97,7 +101,9 @@ def test_a_killed_run_ends_with_the_same_bits(run, tuned, tmp_path):
 def test_a_run_stops_early_where_nothing_gets_better(run, finished, photos, tmp_path):
     options = ("--config.optimizer.learning_rate=0.3", "--config.early_stopping=2")
     workdir = tmp_path / "run"
-    result = run(photos, f"--from={finished}", f"--workdir={workdir}", *FEW, *options, module=MODULE)
+    result = run(
+        photos, f"--from={finished}", f"--workdir={workdir}", *FEW, *options, module=MODULE
+    )
     assert result.returncode == 0, result.stderr
     assert "none was better in 2 evaluations" in result.stdout
     assert max(row["step"] for row in rows(workdir)) < 24
@@ -122,7 +128,13 @@ def test_the_report_has_the_probe_beside_what_is_kept(tuned):
 
 
 def test_a_program_makes_the_same_run(tuned, finished, photos, tmp_path):
-    values = {"data.workers": 0, "batch_size": 32, "steps": 24, "evaluate_every": 4, "checkpoint.every": 4}
+    values = {
+        "data.workers": 0,
+        "batch_size": 32,
+        "steps": 24,
+        "evaluate_every": 4,
+        "checkpoint.every": 4,
+    }
     done = vit_jax.finetune(photos, finished, tmp_path / "run", values=values)
     for one, other in zip(parameters(tuned[0]), parameters(done.workdir), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)

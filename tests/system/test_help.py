@@ -27,15 +27,24 @@ def test_help_lists_every_value_and_one_section_of_them(run):
     everything = run("--helpfull").stdout
     assert all(f"\n  --config.{key}=" in everything for key in VALUES)
     short = run("--help", "--config=configs/quickstart.py").stdout
-    assert short.count("\n") < 60 and "--config.batch_size=128" in short and "--helpfull lists all" in short
+    assert (
+        short.count("\n") < 60
+        and "--config.batch_size=128" in short
+        and "--helpfull lists all" in short
+    )
     section = run("--help=optimizer").stdout
-    assert "--config.optimizer.beta1=0.9\n      Decay of the first moment" in section
+    assert "--config.optimizer.beta1=0.9\n      Decay rate of the first moment" in section
     assert "--config.data" not in section
     result = run("--help=optimiser")
-    assert (result.returncode, result.stdout) == (2, "") and "did you mean 'optimizer'" in result.stderr
+    assert (result.returncode, result.stdout) == (
+        2,
+        "",
+    ) and "did you mean 'optimizer'" in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [("main", "--help"), ("completion", "bash"), ("__main__", "--help")])
+@pytest.mark.parametrize(
+    "arguments", [("main", "--help"), ("completion", "bash"), ("__main__", "--help")]
+)
 def test_output_that_nobody_reads_ends_a_command_in_silence(arguments):
     """As with `| head`, which closes the pipe."""
     read, write = os.pipe()

@@ -14,11 +14,12 @@ from PIL import Image
 from sklearn.metrics import balanced_accuracy_score, f1_score
 
 import vit_jax
+from vit_jax.checkpoint_crop import checkpoint_crop
 from vit_jax.command import read_config
 from vit_jax.data.sources import handed_in
 from vit_jax.data.sources.digits import digits
+from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.preprocessing import Preprocessing
-from vit_jax.runs.workdir import checkpoint_crop, open_any
 from vit_jax.training.objectives.objective import EVALUATION, Loss, Objective
 
 TRAIN, TEST = digits("train"), digits("test")
@@ -32,7 +33,7 @@ def small(**values):
     """The quickstart's config, of three steps of a model of one layer."""
     config = read_config("configs/quickstart.py").copy_and_resolve_references().unlock()
     config.update(dict(steps=3, batch_size=16, log_every=1, evaluate_every=3))
-    config.model.update(dict(dim=16, depth=1, hidden=16, heads=2))
+    config.model.update(dict(dim=16, depth=1, mlp_dim=16, heads=2))
     config.update_from_flattened_dict({"optimizer.warmup_steps": 1, "checkpoint.every": 1} | values)
     return config.lock()
 
@@ -76,7 +77,9 @@ class Rows(Pairs):
 
 
 class Tensors(Pairs):
-    """A data set of torch's tensors, as its ToTensor makes them: floats in [0, 1], channels first."""
+    """A data set of torch's tensors, as its ToTensor makes them: floats in [0, 1], channels
+    first.
+    """
 
     def __getitem__(self, index):
         torch = pytest.importorskip("torch")
@@ -109,7 +112,11 @@ def several_labels(tmp_path_factory):
     images, digit = arrays(TRAIN)
     labels = [[str(k), "odd" if k % 2 else "even"] for k in digit.tolist()]
     workdir = tmp_path_factory.mktemp("run") / "several"
-    settings = {"loss.name": "sigmoid", "data.train_split": "train[:32]", "data.test_split": "train[32:]"}
+    settings = {
+        "loss.name": "sigmoid",
+        "data.train_split": "train[:32]",
+        "data.test_split": "train[32:]",
+    }
     vit_jax.train(small(**settings), workdir, train=(images, labels))
     return workdir
 
@@ -125,7 +132,9 @@ def test_classes_trained_by_themselves_are_predicted_by_themselves(several_label
     expected = sigmoids(several_labels, images)
     assert expected.sum(axis=1).max() > 2  # No distribution over the classes.
     model = vit_jax.load_model(several_labels, say=str)
-    folders = [vit_jax.save_model(model, tmp_path / form, library=form, say=str) for form in LIBRARIES]
+    folders = [
+        vit_jax.save_model(model, tmp_path / form, library=form, say=str) for form in LIBRARIES
+    ]
     lowest = float(np.median(expected))
     for loaded in (model, *(vit_jax.load_model(folder, say=str) for folder in folders)):
         everything = loaded.predict(images, top=12)
@@ -174,11 +183,11 @@ def test_transformers_pipeline_answers_by_the_sigmoid_of_each_class(
 
 @pytest.fixture(scope="module")
 def coloured(tmp_path_factory):
-    """A folder of a random model with a mean and deviation of each channel."""
+    """A folder of a random model with a mean and std of each channel."""
     model = vit_jax.create_model(
         TINY,
-        **dict(num_classes=5, image_size=16, dim=16, depth=1, heads=2, hidden=16, head_deviation=1.0),
-        **dict(mean=(0.4, 0.5, 0.6), deviation=(0.2, 0.2, 0.2)),
+        **dict(num_classes=5, image_size=16, dim=16, depth=1, heads=2, mlp_dim=16, head_std=1.0),
+        **dict(mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.2)),
     )
     model.about.preprocessing = Preprocessing("square", 1.0, "bicubic")
     folder = tmp_path_factory.mktemp("coloured") / "model"
@@ -190,9 +199,10 @@ def test_floats_are_checked_for_their_range(coloured):
     images = np.float32(NOISE)
     expected = model(NOISE)
     np.testing.assert_allclose(model(images / 127.5 - 1), expected, atol=1e-5)
-    standardised = (images / 255 - np.float32(model.mean)) / np.float32(model.deviation)
-    for wrong in (images, standardised, images * np.nan):
-        with pytest.raises(vit_jax.UserError, match=r"floats in \[-1, 1\], not from"):
+    standardised = (images / 255 - np.float32(model.mean)) / np.float32(model.std)
+    partly = np.where(np.arange(images.size).reshape(images.shape) == 7, np.nan, images / 127.5 - 1)
+    for wrong in (images, standardised, images * np.nan, partly):
+        with pytest.raises(vit_jax.UserError, match=r"floats in \[-1, 1\], not (from|NaN)"):
             model(wrong)
     with pytest.warns(UserWarning, match=r"give 2 \* images - 1, or uint8"):
         model(images / 255)
@@ -203,10 +213,9 @@ def test_floats_are_checked_for_their_range(coloured):
 
 @pytest.mark.parametrize("channels", [1, 12])
 def test_a_stem_for_other_channels_sees_alike_channels_alike(coloured, channels):
-    theirs = vit_jax.load_model(coloured, say=str)
     ours = vit_jax.load_model(coloured, channels=channels, say=str)
-    assert ours.mean == pytest.approx(0.5) and ours.deviation == pytest.approx(0.2)
-    theirs.mean = ours.mean
+    assert ours.mean == pytest.approx(0.5) and ours.std == pytest.approx(0.2)
+    theirs = vit_jax.load_model(coloured, mean=ours.mean, say=str)
     grey = NOISE[..., :1]
     logits = np.asarray(theirs(grey.repeat(3, axis=-1)))
     np.testing.assert_allclose(ours(grey.repeat(channels, axis=-1)), logits, atol=1e-4)
@@ -223,10 +232,15 @@ def test_predict_of_other_channels_resizes_each_and_reads_files_in_grey(coloured
     assert one.predict(tmp_path / "x.png")[0].probabilities == one.predict(grey)[0].probabilities
     large = np.random.default_rng(1).integers(256, size=(40, 30, 12), dtype=np.uint8)
     parts = [np.asarray(Image.fromarray(large[..., k])) for k in range(12)]
-    crop = checkpoint_crop(open_any(coloured), 16)
-    seen = np.stack([crop(np.repeat(part[..., None], 3, axis=-1))[..., 0] for part in parts], axis=-1)
+    crop = checkpoint_crop(open_checkpoint(coloured), 16)
+    seen = np.stack(
+        [crop(np.repeat(part[..., None], 3, axis=-1))[..., 0] for part in parts], axis=-1
+    )
     assert twelve.predict(large)[0].probabilities == twelve.predict(seen)[0].probabilities
-    for wrong, words in ((tmp_path / "x.png", "not a PosixPath"), (NOISE, r"not uint8 \[16, 16, 3\]")):
+    for wrong, words in (
+        (tmp_path / "x.png", "not a PosixPath"),
+        (NOISE, r"not uint8 \[16, 16, 3\]"),
+    ):
         with pytest.raises(vit_jax.UserError, match=f"takes images of 12 channels: .*{words}"):
             twelve.predict(wrong)
 
@@ -236,7 +250,9 @@ def test_a_stem_for_other_channels_is_timms(coloured, channels, timm, torch):
     from timm.models import adapt_input_conv
 
     kernel = vit_jax.load_model(coloured, say=str).pixel_kernel[...]
-    theirs = adapt_input_conv(channels, torch.from_numpy(np.array(kernel).transpose(3, 2, 0, 1).copy()))
+    theirs = adapt_input_conv(
+        channels, torch.from_numpy(np.array(kernel).transpose(3, 2, 0, 1).copy())
+    )
     ours = vit_jax.load_model(coloured, channels=channels, say=str).pixel_kernel[...]
     np.testing.assert_allclose(ours, theirs.numpy().transpose(2, 3, 1, 0), atol=1e-6)
 
@@ -251,7 +267,9 @@ def test_a_stem_for_other_channels_is_timms(coloured, channels, timm, torch):
     ],
 )
 def test_type_of_problem_is_the_kind_of_probabilities(said, classes, expected, tmp_path):
-    model = vit_jax.create_model(TINY, num_classes=classes, image_size=8, dim=8, depth=1, heads=1, hidden=8)
+    model = vit_jax.create_model(
+        TINY, num_classes=classes, image_size=8, dim=8, depth=1, heads=1, mlp_dim=8
+    )
     folder = vit_jax.save_model(model, tmp_path / "model", library="transformers", say=str)
     config = json.loads((folder / "config.json").read_text())
     config.pop("problem_type", None)
@@ -292,8 +310,13 @@ def test_a_run_goes_on_with_the_same_data_and_no_other(tmp_path, of_arrays):
     assert raised.value is stopped
     other = images.copy()
     other[7] += 1
-    for train, what in (((other, labels), "content of images"), ((images, labels[::-1].copy()), "labels")):
-        with pytest.raises(vit_jax.UserError, match=rf"a run of other data \(training: other {what}"):
+    for train, what in (
+        ((other, labels), "content of images"),
+        ((images, labels[::-1].copy()), "labels"),
+    ):
+        with pytest.raises(
+            vit_jax.UserError, match=rf"a run of other data \(training: other {what}"
+        ):
             vit_jax.train(small(), tmp_path / "run", **data | {"train": train})
     rows, figures = losses(tmp_path / "run", **data)
     assert min(rows) > 1  # It went on.
@@ -306,7 +329,9 @@ class Stopped(Exception):
 
 
 def stopped_and_continued(workdir, **handed_in):
-    """A run that is stopped after its second step, and goes on: the losses and figures from there."""
+    """A run that is stopped after its second step, and goes on: the losses and figures from
+    there.
+    """
 
     def stop(step, row):
         if step == 2:
@@ -327,7 +352,7 @@ DATA = dict(train=arrays(TRAIN), test=arrays(TEST))
 
 
 def model_of(num_classes=10, **values):
-    sizes = dict(dim=24, depth=1, hidden=16, heads=2, pooling="gap") | values
+    sizes = dict(dim=24, depth=1, mlp_dim=16, heads=2, pooling="gap") | values
     return vit_jax.create_model("ViT-Ti/8", num_classes=num_classes, image_size=16, **sizes)
 
 
@@ -339,7 +364,9 @@ def test_a_run_starts_from_a_model_that_is_handed_in(tmp_path, of_arrays):
     figures = vit_jax.train(config, tmp_path / "run", model=model, **DATA)
     assert figures == of_arrays[2]  # It was trained no further.
     vit_jax.train(small(), tmp_path / "trained", model=model, **DATA)
-    np.testing.assert_array_equal(model(TEST.images[:4].repeat(2, 1).repeat(2, 2)), logits)  # Left as it was.
+    np.testing.assert_array_equal(
+        model(TEST.images[:4].repeat(2, 1).repeat(2, 2)), logits
+    )  # Left as it was.
 
 
 @pytest.mark.slow
@@ -347,7 +374,7 @@ def test_a_run_of_a_model_that_is_handed_in_goes_on_with_it_and_no_other(tmp_pat
     undisturbed = losses(tmp_path / "whole", model=model_of(), **DATA)
     continued = stopped_and_continued(tmp_path / "run", model=model_of(), **DATA)
     assert_continues(undisturbed, continued)
-    assert vit_jax.load_model(tmp_path / "run", say=str).about.arguments["pooling"] == "gap"
+    assert vit_jax.load_model(tmp_path / "run", say=str).options.pooling == "gap"
     for model, what in ((model_of(head_bias=-1.0), "parameters"), (model_of(heads=1), "heads")):
         with pytest.raises(vit_jax.UserError, match=f"a run of other model .*{what}"):
             vit_jax.train(small(), tmp_path / "run", model=model, **DATA)
@@ -365,7 +392,7 @@ def test_a_model_of_other_classes_is_refused(tmp_path):
 
 
 class Brier(Objective):
-    """The squared error of the probabilities, and a memory of the parameters that is judged."""
+    """The squared error of the probabilities, and a memory of the parameters that is evaluated."""
 
     labels = True
     metrics = {"squared": "number"}
@@ -375,17 +402,17 @@ class Brier(Objective):
         return cls()
 
     @staticmethod
-    def judged(config):
+    def eval_params(config):
         return "slow"
 
-    def first_memory(self, params):
+    def initial_state(self, params):
         return {"slow": params}
 
-    def remember(self, memory, params, seen, update):
+    def update_state(self, memory, params, seen, update):
         return {"slow": jax.tree.map(lambda old, new: (old + new) / 2, memory["slow"], params)}
 
-    def __call__(self, model, batch, now=EVALUATION):
-        chances = jax.nn.softmax(model(batch["image"], now.rngs))
+    def __call__(self, model, batch, context=EVALUATION):
+        chances = jax.nn.softmax(model(batch["image"], context.rngs))
         wanted = jax.nn.one_hot(batch["labels"][:, 0], chances.shape[-1])
         error = jax.numpy.square(chances - wanted).sum(-1)
         return Loss(error, {"squared": error})
@@ -400,7 +427,9 @@ def test_an_objective_that_is_handed_in_trains_and_goes_on(tmp_path):
     model = vit_jax.load_model(tmp_path / "run", say=str)
     chances = np.array(jax.nn.softmax(model(np.stack([image_of(x) for x in arrays(TEST)[0]]))))
     errors = np.square(chances - np.eye(10)[arrays(TEST)[1]]).sum(-1)
-    assert errors.mean() == pytest.approx(figures["loss"], abs=1e-5)  # It has the parameters of the memory.
+    assert errors.mean() == pytest.approx(
+        figures["loss"], abs=1e-5
+    )  # It has the parameters of the memory.
 
 
 def image_of(pixels):
@@ -413,7 +442,9 @@ def test_an_objective_is_known_to_the_call_alone_that_it_was_handed_to(tmp_path)
     config = small(**{"objective.name": "Brier"})
     with pytest.raises(vit_jax.UserError, match="objective.name is 'Brier' and must be"):
         vit_jax.train(config, tmp_path / "run", **DATA)
-    with pytest.raises(vit_jax.UserError, match="another config .*objective.name: Brier -> classification"):
+    with pytest.raises(
+        vit_jax.UserError, match="another config .*objective.name: Brier -> classification"
+    ):
         vit_jax.train(small(), tmp_path / "run", **DATA)
 
 
@@ -474,6 +505,10 @@ IMAGES, LABELS = arrays(TRAIN, 4)
         ((IMAGES.astype(np.float32), LABELS), r"goes beyond \[0, 1\]"),
         ((IMAGES.astype(np.int32), LABELS), "is of int32"),
         ((np.moveaxis(IMAGES, -1, 1)[:, :2], LABELS), "must be .images, height, width, channels"),
+        (
+            IMAGES[0, ..., :2],
+            "2, and must be .images, height, width, channels. with 1, 3 or 4 channels",
+        ),
         ((IMAGES, LABELS.astype(np.float32)), "not a number or a name"),
         ((IMAGES, LABELS + 2**40), "outside"),
         ({"train": Pairs(TRAIN)}, "hand in one"),
@@ -539,9 +574,13 @@ def test_images_may_be_handed_in_any_way(of_arrays, tmp_path):
 
 def test_an_image_with_its_channels_first_is_refused(of_arrays):
     model = vit_jax.load_model(of_arrays[0], say=str)
-    (alone,), (of_jax,) = (model.predict(image) for image in (TEST.images[0], jnp.asarray(TEST.images[0])))
+    (alone,), (of_jax,) = (
+        model.predict(image) for image in (TEST.images[0], jnp.asarray(TEST.images[0]))
+    )
     assert of_jax == alone
-    with pytest.raises(vit_jax.UserError, match="3 grey images, or one with its channels first; give"):
+    with pytest.raises(
+        vit_jax.UserError, match="3 grey images, or one with its channels first; give"
+    ):
         model.predict(TEST.images[0].transpose(2, 0, 1))
 
 
@@ -560,7 +599,9 @@ def test_a_saved_model_predicts_the_same(of_arrays, tmp_path):
         assert vit_jax.save_model(model, path) == path
         saved = vit_jax.load_model(path, say=str)
         np.testing.assert_array_equal(saved(images), model(images))
-    assert vit_jax.load_model(tmp_path / "folder", say=str).about.class_names == tuple(Pairs.classes)
+    assert vit_jax.load_model(tmp_path / "folder", say=str).about.class_names == tuple(
+        Pairs.classes
+    )
     with pytest.raises(vit_jax.UserError, match="exists"):
         vit_jax.save_model(model, tmp_path / "folder")
 
@@ -583,7 +624,9 @@ def test_dir_shows_the_public_names():
     assert all(getattr(vit_jax, name) is not None for name in vit_jax.__all__)
 
 
-def test_run_on_unequal_classes_reports_balanced_accuracy_and_classes_never_predicted(tmp_path, capsys):
+def test_run_on_unequal_classes_reports_balanced_accuracy_and_classes_never_predicted(
+    tmp_path, capsys
+):
     test = arrays(TEST, 200)
     kept = np.flatnonzero((test[1] == 3) | (np.arange(200) % 4 == 0))  # More threes than others.
     test = test[0][kept], test[1][kept]
@@ -600,5 +643,7 @@ def test_run_on_unequal_classes_reports_balanced_accuracy_and_classes_never_pred
     log = (tmp_path / "run/log.txt").read_text()
     assert f"test balanced accuracy {found['balanced_accuracy']:.2%} | test macro F1" in log
     counts = np.bincount(labels)
-    never = [f"{label} (0 of {counts[label]})" for label in np.unique(labels) if label not in answer]
+    never = [
+        f"{label} (0 of {counts[label]})" for label in np.unique(labels) if label not in answer
+    ]
     assert never and f"note: never predicted in the test images: {', '.join(never)}" in log

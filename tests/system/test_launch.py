@@ -137,7 +137,9 @@ def test_preempted_slice_is_asked_for_again_until_the_run_is_finished(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     assert "finished" in result.stdout
     words = ("create", "delete", "scp", "pip install", "vit_jax.main", "report.html")
-    done = [next(word for word in words if word in call) for call in calls if "describe" not in call]
+    done = [
+        next(word for word in words if word in call) for call in calls if "describe" not in call
+    ]
     again = ["create", "scp", "pip install", "vit_jax.main"]
     assert done == [*again, "delete", *again, "report.html"]
     training = next(call for call in calls if "vit_jax.main" in call)
@@ -161,7 +163,12 @@ def test_gke_manifest_is_a_job_set_of_valid_jobs():
     assert manifest["spec"].keys() == {"failurePolicy", "replicatedJobs"}
     (replicated,) = manifest["spec"]["replicatedJobs"]
     assert replicated.keys() == {"name", "replicas", "template"}
-    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "slice"}, **replicated["template"]}
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "slice"},
+        **replicated["template"],
+    }
     kubernetes_validate.validate(job, "1.34", strict=True)
 
 

@@ -7,28 +7,33 @@ import numpy as np
 import pytest
 
 import vit_jax
+from tests.training.objectives.small import dotted
 from vit_jax.config import base_config
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import params_of
-from vit_jax.runs.workdir import claim, saved_run, settled_config
+from vit_jax.runs.workdir import FORMAT, claim, saved_run
 
 CONSTANT = {"optimizer.schedule": "constant"}
 
 
 def claimed(workdir, steps: int, **values) -> None:
-    """Claims the workdir for a run of `steps` steps, adds a checkpoint of step 1, and releases it."""
+    """Claims the workdir for a run of `steps` steps, adds a checkpoint of step 1, and releases
+    it.
+    """
     config = base_config()
     config.update_from_flattened_dict({"steps": steps} | values)
-    config, _ = settled_config(workdir, config)
-    with claim(workdir, config, {"steps": steps, "model": {}, "format": 2, "cores": 7}, say=print):
+    with claim(
+        workdir, config, {"steps": steps, "model": {}, "format": FORMAT, "cores": 7}, say=print
+    ):
         (workdir / "checkpoints" / "1").mkdir(parents=True, exist_ok=True)
 
 
 # DINOv3's: the temperature warms up in steps, and the teacher's momentum stays.
-DINO = {"objective.name": "dino", "objective.teacher_temperature_steps": 3}
-DINO |= {"objective.teacher_momentum": 0.99, "objective.teacher_momentum_end": 0.99}
-SMALL_HEAD = {"objective.head_hidden": 16, "objective.prototypes": 12}
-OF_NO_LENGTH = {name: {"objective.name": name} for name in ("classification", "masked_patch", "mae", "fcmae")}
+DINO = dotted("dino", teacher_temperature_steps=3, teacher_momentum=0.99, teacher_momentum_end=0.99)
+SMALL_HEAD = {"dino.head_hidden": 16, "dino.prototypes": 12}
+OF_NO_LENGTH = {
+    name: {"objective.name": name} for name in ("classification", "masked_patch", "mae", "fcmae")
+}
 OF_NO_LENGTH |= {"distillation": {"objective.name": "distillation"}, "dino": DINO}
 
 
@@ -42,18 +47,6 @@ def test_a_run_of_a_constant_rate_may_be_made_longer(tmp_path, capsys, objective
     assert (saved.config.steps, saved.manifest["steps"], saved.manifest["cores"]) == (30, 30, 7)
     claimed(tmp_path / "run", 30, **values)
     assert "longer" not in capsys.readouterr().out
-
-
-def test_what_a_longer_run_began_with_stays_in_the_words_of_its_format(tmp_path):
-    claimed(tmp_path / "run", 20, **CONSTANT)
-    config, manifest = (tmp_path / "run" / name for name in ("config.json", "manifest.json"))
-    old = json.loads(config.read_text())
-    del old["data"]["background"]
-    config.write_text(json.dumps(old))
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 1}))
-    claimed(tmp_path / "run", 30, **CONSTANT)
-    assert json.loads(config.read_text()) == old | {"steps": 30}
-    assert json.loads(manifest.read_text())["format"] == 1
 
 
 @pytest.mark.parametrize(
@@ -77,7 +70,9 @@ def test_a_run_that_sees_its_length_keeps_it(tmp_path, steps, values):
 
 def test_a_longer_run_is_otherwise_the_same(tmp_path):
     claimed(tmp_path / "run", 20, **CONSTANT)
-    with pytest.raises(UserError, match=r"\(seed: 0 -> 1; steps: 20 -> 30\); give .* started with$"):
+    with pytest.raises(
+        UserError, match=r"\(seed: 0 -> 1; steps: 20 -> 30\); give .* started with$"
+    ):
         claimed(tmp_path / "run", 30, seed=1, **CONSTANT)
 
 
@@ -88,7 +83,7 @@ def test_a_run_that_is_made_longer_ends_with_the_bits_of_one_that_began_so(tmp_p
         for steps in lengths:
             config = base_config()
             config.update(dict(batch_size=32, steps=steps, evaluate_every=2, log_every=1))
-            config.model.update(dict(name="ViT-Ti/4", dim=32, depth=1, hidden=64, heads=2))
+            config.model.update(dict(name="ViT-Ti/4", dim=32, depth=1, mlp_dim=64, heads=2))
             config.data.update(dict(source="digits", image_size=8, test_resize=8, workers=0))
             config.optimizer.update(dict(schedule="constant", warmup_steps=3))
             config.update_from_flattened_dict(values)
@@ -102,5 +97,7 @@ def test_a_run_that_is_made_longer_ends_with_the_bits_of_one_that_began_so(tmp_p
         [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         for name in ("whole", "longer")
     )
-    losses = [[row["train/loss"] for row in rows if "train/loss" in row] for rows in (before, after)]
+    losses = [
+        [row["train/loss"] for row in rows if "train/loss" in row] for rows in (before, after)
+    ]
     assert losses[0] == losses[1] and len(losses[0]) == 7

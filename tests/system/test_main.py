@@ -20,7 +20,14 @@ def losses(workdir):
 
 def test_run_leaves_what_the_readme_names(finished):
     names = {path.name for path in finished.iterdir()}
-    assert {"config.json", "manifest.json", "checkpoints", "metrics.jsonl", "log.txt", "report.html"} <= names
+    assert {
+        "config.json",
+        "manifest.json",
+        "checkpoints",
+        "metrics.jsonl",
+        "log.txt",
+        "report.html",
+    } <= names
     assert any(name.startswith("events.out.tfevents.") for name in names)
 
 
@@ -56,7 +63,7 @@ def test_model_loads_from_the_workdir_alone(finished):
 # Arrays large enough to be divided, and programs that compile fast.
 WIDE = (
     *SMALL,
-    *("--config.model.dim=64", "--config.model.hidden=256", "--config.model.heads=2"),
+    *("--config.model.dim=64", "--config.model.mlp_dim=256", "--config.model.heads=2"),
     *("--config.log_every=1", "--config.steps=8", "--config.evaluate_every=8"),
 )
 
@@ -90,7 +97,10 @@ def test_two_processes_of_four_devices_give_the_losses_of_one_device(run, one_de
 def test_eight_devices_give_the_losses_of_one_which_goes_on_for_them(run, one_device, tmp_path):
     eight = {"XLA_FLAGS": f"{FAST_COMPILE} --xla_force_host_platform_device_count=8"}
     first = (*WIDE, "--config.checkpoint.every=5")
-    checkpoints, mesh = tmp_path / "run" / "checkpoints", ("--config.mesh.fsdp=2", "--config.mesh.tensor=2")
+    checkpoints, mesh = (
+        tmp_path / "run" / "checkpoints",
+        ("--config.mesh.fsdp=2", "--config.mesh.tensor=2"),
+    )
     run.killed(*first, *mesh, workdir=tmp_path / "run", when=(checkpoints / "5").exists, **eight)
     result = run(*first, f"--workdir={tmp_path / 'run'}")
     # Another checkpoint, of the last step, is there where the process was not killed at once.
@@ -100,7 +110,12 @@ def test_eight_devices_give_the_losses_of_one_which_goes_on_for_them(run, one_de
 
 @pytest.mark.slow
 def test_micro_batches_train_and_their_steps_are_traced(run, tmp_path):
-    arguments = (*SMALL, "--config.micro_batches=4", "--config.steps=8", "--config.profile=steps:3-4")
+    arguments = (
+        *SMALL,
+        "--config.micro_batches=4",
+        "--config.steps=8",
+        "--config.profile=steps:3-4",
+    )
     result = run(*arguments, f"--workdir={tmp_path / 'run'}")
     assert result.returncode == 0, result.stderr
     assert f"trace of steps 3 to 4: xprof {tmp_path / 'run' / 'profile'}" in result.stdout
@@ -114,13 +129,17 @@ def test_time_and_goodput_are_in_the_metrics(finished):
     seconds = {key: value for key, value in last.items() if key.startswith("time/")}
     assert set(seconds) == {f"time/{kind}" for kind in KINDS}
     assert last["goodput"] == pytest.approx(seconds["time/train"] / sum(seconds.values()), abs=1e-3)
-    assert first["time/start"] == last["time/start"] > 0 and first["time/train"] < last["time/train"]
+    assert (
+        first["time/start"] == last["time/start"] > 0 and first["time/train"] < last["time/train"]
+    )
     assert re.search(r"goodput [\d.]+% of \d+ s; ", (finished / "log.txt").read_text())
 
 
 @pytest.mark.slow
 def test_training_imports_no_tensorflow(run, tmp_path):
-    result = run(*SMALL, "--config.steps=8", f"--workdir={tmp_path / 'run'}", PYTHONPROFILEIMPORTTIME="1")
+    result = run(
+        *SMALL, "--config.steps=8", f"--workdir={tmp_path / 'run'}", PYTHONPROFILEIMPORTTIME="1"
+    )
     assert result.returncode == 0
     assert "tensorboard" in result.stderr
     assert not re.search(r"\| +tensorflow$", result.stderr, re.MULTILINE)

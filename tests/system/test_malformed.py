@@ -36,12 +36,17 @@ def test_run_on_damaged_images_ends_well_and_names_them(run, tmp_path):
     lines = re.findall(
         r"unreadable image skipped \((\d+)\): (\S+)", (tmp_path / "run" / "log.txt").read_text()
     )
-    tested = [(int(count), name) for count, name in lines if name.startswith(str(tmp_path / "test"))]
-    # Evaluation sees every image; what is broken beyond doubt must be among those that it names, once.
+    tested = [
+        (int(count), name) for count, name in lines if name.startswith(str(tmp_path / "test"))
+    ]
+    # Evaluation sees every image; what is broken beyond doubt must be among those that it names,
+    # once.
     names = [name.rsplit("/", 1)[1] for _, name in tested]
     assert len(set(names)) == len(names)
     assert {case.name for case in corpus() if case.expected is UNREADABLE} <= set(names)
     assert not any(name.startswith("good") for name in names)
-    assert not {case.name for case in corpus() if isinstance(case.expected, np.ndarray)} & set(names)
+    assert not {case.name for case in corpus() if isinstance(case.expected, np.ndarray)} & set(
+        names
+    )
     assert [count for count, _ in tested] == list(range(1, len(tested) + 1))
     assert not re.search("PIL|Traceback|libjpeg", result.stderr)

@@ -20,7 +20,10 @@ PROMISES = {
     "finetune": "assert accuracy > 0.6 and figures['images'] == confusion.sum()",
     "inspect": "assert similarity.shape == (4,) * 4 and distances.shape == (3, 4) and len(seen) == 6",
     "self_supervised": "assert accuracy > 0.6 and (nearest[:, 0] == range(6)).all()",
-    "scaling": "assert own['exponent'] > 0 and all(abs(accuracies[n] - recorded[n]) < 0.2 for n in recorded)",
+    "scaling": (
+        "assert own['exponent'] > 0 and all(abs(accuracies[n] - recorded[n]) < 0.2 for n in "
+        "recorded)"
+    ),
 }
 
 
@@ -34,7 +37,12 @@ def code(notebook: Path) -> list[str]:
 def test_notebook_runs_from_start_to_end(notebook, run, tmp_path):
     script = tmp_path / "notebook.py"
     script.write_text("\n\n".join([*code(notebook), PROMISES[notebook.stem]]))
-    own = {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "MPLBACKEND": "agg", "XLA_FLAGS": SOME_SPEED}
+    own = {
+        "PYTHONPATH": str(ROOT),
+        "TMPDIR": str(tmp_path),
+        "MPLBACKEND": "agg",
+        "XLA_FLAGS": SOME_SPEED,
+    }
     process = subprocess.run(
         [sys.executable, script],
         cwd=tmp_path,
@@ -55,7 +63,8 @@ def test_outputs_are_of_the_cells_as_they_are(notebook):
     book = json.loads(notebook.read_text())
     cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
     assert (
-        book["metadata"]["vit_jax"]["ran"] == hashlib.sha256("\n\n".join(code(notebook)).encode()).hexdigest()
+        book["metadata"]["vit_jax"]["ran"]
+        == hashlib.sha256("\n\n".join(code(notebook)).encode()).hexdigest()
     ), "python notebooks/run.py runs it anew"
     outputs = [output for cell in cells for output in cell["outputs"]]
     assert not [output for output in outputs if output["output_type"] == "error"]
@@ -74,8 +83,12 @@ def test_the_first_cell_of_all_is_one():
         ("https://host/another.whl", "https://host/another.whl"),
     ],
 )
-def test_first_cell_installs_its_version_from_a_wheel_beside_it_or_from_where(where, installed, tmp_path):
-    """In a process that has no vit_jax, beside a checkout, whose folder of that name is no package."""
+def test_first_cell_installs_its_version_from_a_wheel_beside_it_or_from_where(
+    where, installed, tmp_path
+):
+    """In a process that has no vit_jax, beside a checkout, whose folder of that name is no
+    package.
+    """
     for version in ("0.0.9", "0.1.0"):
         (tmp_path / f"vit_jax-{version}-py3-none-any.whl").write_bytes(b"")
     (tmp_path / "vit_jax").mkdir()
@@ -85,7 +98,11 @@ def test_first_cell_installs_its_version_from_a_wheel_beside_it_or_from_where(wh
     script.write_text(f"import subprocess\n{caught}{cell}")
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, "-S", script], cwd=tmp_path, env=environment, capture_output=True, text=True
+        [sys.executable, "-S", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.stdout == f"runs --quiet {installed}\n", done.stderr
 

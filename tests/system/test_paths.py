@@ -23,7 +23,14 @@ def there(finished, tmp_path, monkeypatch):
 
 
 NAMES = (
-    *("runs/one", "runs/one/", "./runs/../runs/one", "runs/one@best", "runs/one@40", "runs/one/@40"),
+    *(
+        "runs/one",
+        "runs/one/",
+        "./runs/../runs/one",
+        "runs/one@best",
+        "runs/one@40",
+        "runs/one/@40",
+    ),
     *("~/runs/one", "~/runs/one@best", "link", "link@40"),
 )
 

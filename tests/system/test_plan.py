@@ -10,7 +10,9 @@ from tests.system.test_bad_input import fails
 TINY = ("--config=configs/quickstart.py", "--config.model.depth=1", "--config.model.dim=32")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"')
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"'
+)
 def test_plan_prints_a_table_and_writes_json(run, tmp_path):
     flags = *TINY, "--chip=v5e", "--topology=2x2", f"--json={tmp_path / 'plan.json'}"
     result = run(*flags, module="vit_jax.plan")

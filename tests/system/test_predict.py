@@ -22,7 +22,9 @@ from vit_jax.data.sources.digits import digits
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Ten test digits in two folders, one cut out, one of an odd name, and files that are not read."""
+    """Ten test digits in two folders, one cut out, one of an odd name, and files that are not
+    read.
+    """
     folder = tmp_path_factory.mktemp("images")
     source = digits("test")
     (folder / "more").mkdir()
@@ -41,7 +43,13 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def predict(run, finished, no_tensorflow):
     def predict(*arguments, **options):
-        command = [sys.executable, "-m", "vit_jax.predict", f"--checkpoint={finished}", *map(str, arguments)]
+        command = [
+            sys.executable,
+            "-m",
+            "vit_jax.predict",
+            f"--checkpoint={finished}",
+            *map(str, arguments),
+        ]
         environment = run.environment | {"PYTHONPATH": no_tensorflow.python_path}
         return subprocess.run(
             command, env=environment, cwd=ROOT, capture_output=True, timeout=HANG, **options
@@ -73,7 +81,9 @@ def test_probabilities_are_the_models_own(lines, finished):
         assert [p["class"] for p in predictions] == [
             str(label) for label in np.argsort(-wanted, kind="stable")
         ]
-        np.testing.assert_allclose([p["probability"] for p in predictions], -np.sort(-wanted), rtol=1e-4)
+        np.testing.assert_allclose(
+            [p["probability"] for p in predictions], -np.sort(-wanted), rtol=1e-4
+        )
 
 
 @pytest.mark.slow
@@ -100,7 +110,10 @@ def test_what_is_no_image_is_named_and_changes_the_exit_code(lines, folder):
     _, process = lines
     assert process.returncode == 3
     said = process.stderr.decode()
-    assert f"unreadable image skipped (1): {folder / 'broken.jpg'} (not one of the formats JPEG" in said
+    assert (
+        f"unreadable image skipped (1): {folder / 'broken.jpg'} (not one of the formats JPEG"
+        in said
+    )
     assert "note: left out: 1 .tif images (unsupported format), 1 .txt files" in said
 
 
@@ -131,8 +144,12 @@ def test_features_are_written_with_their_paths(predict, folder, finished, tmp_pa
     np.testing.assert_array_equal(table["features"], features)
     model = vit_jax.load_model(finished, say=str)
     model.head = None
-    batch = np.stack([TestCrop(16, "short_side", 16)(np.asarray(Image.open(path))) for path in images])
-    np.testing.assert_allclose(features, model(batch.astype(np.float32) / 127.5 - 1), rtol=1e-4, atol=1e-5)
+    batch = np.stack(
+        [TestCrop(16, "short_side", 16)(np.asarray(Image.open(path))) for path in images]
+    )
+    np.testing.assert_allclose(
+        features, model(batch.astype(np.float32) / 127.5 - 1), rtol=1e-4, atol=1e-5
+    )
     again = predict(f"--embed={tmp_path / 'f.parquet'}", folder)
     assert again.returncode == 2 and "f.parquet exists; give --overwrite" in again.stderr.decode()
 

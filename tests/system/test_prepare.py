@@ -1,4 +1,6 @@
-"""`python -m vit_jax.prepare`, as a user starts it: killed, on several processes, on a full disk, by Beam."""
+"""`python -m vit_jax.prepare`, as a user starts it: killed, on several processes, on a full disk,
+by Beam.
+"""
 
 import contextlib
 import importlib.util
@@ -26,7 +28,9 @@ IMAGES = 300
 
 @pytest.fixture(scope="session")
 def prepare(run):
-    return lambda *arguments, **environment: run(*arguments, module="vit_jax.prepare", **environment)
+    return lambda *arguments, **environment: run(
+        *arguments, module="vit_jax.prepare", **environment
+    )
 
 
 @pytest.fixture(scope="session")
@@ -103,7 +107,15 @@ def interrupt(run, out: Path, source: Path, blow: int) -> tuple[int, str, str]:
 
 def blow_at_first_shard(run, out: Path, source: Path, blow: int) -> tuple[int, str, str]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "vit_jax.prepare", source, f"--out={out}", *ARGUMENTS, "--workers=2"],
+        [
+            sys.executable,
+            "-m",
+            "vit_jax.prepare",
+            source,
+            f"--out={out}",
+            *ARGUMENTS,
+            "--workers=2",
+        ],
         cwd=ROOT,
         env=run.environment,
         stdout=subprocess.PIPE,
@@ -125,7 +137,9 @@ def blow_at_first_shard(run, out: Path, source: Path, blow: int) -> tuple[int, s
     return process.returncode, *said
 
 
-def test_killed_and_started_again_it_writes_the_same_bytes(run, prepare, source, undisturbed, tmp_path):
+def test_killed_and_started_again_it_writes_the_same_bytes(
+    run, prepare, source, undisturbed, tmp_path
+):
     interrupt(run, tmp_path, source, signal.SIGKILL)
     folder = tmp_path / "pets" / "1.0.0"
     finished = list(folder.glob("*-of-00012"))
@@ -174,12 +188,21 @@ def test_full_disk_is_named_and_what_is_done_stays(prepare, source, undisturbed,
             ("{tmp}", "--out={tmp}/out"),
             "{tmp} is empty or no data set: it must hold images, a folder for each class",
         ),
-        (("{source}", "--out={tmp}/out", "--kind=cifar"), "unknown --kind=cifar; there are: folder"),
-        (("{source}", "--out={tmp}/out", "--kind=webdataset"), "holds nothing of the kind 'webdataset'"),
+        (
+            ("{source}", "--out={tmp}/out", "--kind=cifar"),
+            "unknown --kind=cifar; there are: csv, folder",
+        ),
+        (
+            ("{source}", "--out={tmp}/out", "--kind=webdataset"),
+            "holds nothing of the kind 'webdataset'",
+        ),
         (("{source}", "--out={tmp}/out", "--shots=1,x"), "--shots=1,x: give numbers"),
         (("{source}", "--out={tmp}/out", "--name=7"), "'7' is no name for a data set"),
         (("{source}", "--out={tmp}/out", "--limit=0"), "limit"),
-        (("{source}", "--out={tmp}/out", "--retrieve_for=x"), "--retrieve_for needs --embeddings=CHECKPOINT"),
+        (
+            ("{source}", "--out={tmp}/out", "--retrieve_for=x"),
+            "--retrieve_for needs --embeddings=CHECKPOINT",
+        ),
         (("{source}", "--out={file}"), "--out: {file} is a file"),
     ],
 )
@@ -205,17 +228,24 @@ def test_folder_without_permission_is_named(source, run, tmp_path):
         folder.chmod(0o755)
     (copy / "train" / "b").chmod(0)
     arguments = [sys.executable, "-c", code, copy, f"--out={tmp_path / 'out'}", "--workers=1"]
-    result = subprocess.run(arguments, cwd=ROOT, env=run.environment, capture_output=True, text=True)
+    result = subprocess.run(
+        arguments, cwd=ROOT, env=run.environment, capture_output=True, text=True
+    )
     (copy / "train" / "b").chmod(0o755)
     assert f"no permission to read {copy / 'train' / 'b'}" in fails(result)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("apache_beam") is None, reason="Apache Beam is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("apache_beam") is None, reason="Apache Beam is not installed"
+)
 def test_beam_writes_the_same_bytes(prepare, source, undisturbed, tmp_path):
     result = prepare(source, f"--out={tmp_path}", *ARGUMENTS, "--workers=1", "--beam=DirectRunner")
     assert result.returncode == 0, result.stderr
     assert shards(tmp_path) == shards(undisturbed[0])
     result = prepare(source, f"--out={tmp_path}", "--name=x", "--beam=NoRunner")
     assert result.returncode == 2
-    assert result.stderr.splitlines()[-1] == "error: --beam=NoRunner: Unexpected pipeline runner: NoRunner"
+    assert (
+        result.stderr.splitlines()[-1]
+        == "error: --beam=NoRunner: Unexpected pipeline runner: NoRunner"
+    )

@@ -18,10 +18,10 @@ SMALL_MAE = (
     *SMALL,
     "--config.model.position=sincos2d",
     "--config.objective.name=mae",
-    "--config.objective.mask_ratio=0.75",
-    "--config.objective.decoder_dim=16",
-    "--config.objective.decoder_depth=1",
-    "--config.objective.decoder_heads=2",
+    "--config.mae.mask_ratio=0.75",
+    "--config.mae.decoder_dim=16",
+    "--config.mae.decoder_depth=1",
+    "--config.mae.decoder_heads=2",
 )
 
 
@@ -58,7 +58,11 @@ def test_reconstructions_of_every_evaluation_are_in_the_report(pretrained):
         png = (workdir / "reconstructions" / f"{step}.png").read_bytes()
         assert base64.b64encode(png).decode() in html
     pixels = np.asarray(Image.open(workdir / "reconstructions" / "40.png"))
-    assert pixels.shape == (3 * 68, 6 * 68, 3)  # Three rows of six, 16 pixels shown as 64 in a frame.
+    assert pixels.shape == (
+        3 * 68,
+        6 * 68,
+        3,
+    )  # Three rows of six, 16 pixels shown as 64 in a frame.
     original, visible, predicted = np.split(pixels, 3)
     shares = [(original == other).all(-1).mean() for other in (visible, predicted)]
     assert all(0.25 <= share < 0.45 for share in shares), shares
@@ -68,13 +72,21 @@ def test_reconstructions_of_every_evaluation_are_in_the_report(pretrained):
 def test_pretraining_goes_on_from_a_run_with_its_decoder(run, pretrained, tmp_path):
     """By the loss of the same test images, of which the same patches are hidden."""
     workdir, printed = pretrained
-    still = "--config.steps=1", "--config.optimizer.warmup_steps=0", "--config.optimizer.learning_rate=1e-12"
+    still = (
+        "--config.steps=1",
+        "--config.optimizer.warmup_steps=0",
+        "--config.optimizer.learning_rate=1e-12",
+    )
     go_on = *SMALL_MAE, *still, f"--config.finetune.checkpoint={workdir}", "--config.model.name="
     losses = {}
     for start in ("kept", "new"):
-        result = run(*go_on, f"--config.finetune.objective={start}", f"--workdir={tmp_path / start}")
+        result = run(
+            *go_on, f"--config.finetune.objective={start}", f"--workdir={tmp_path / start}"
+        )
         assert result.returncode == 0, result.stderr
-        assert re.search(f"^from     {start}: mae's own parameters, [a-z0-9,]+$", result.stdout, re.MULTILINE)
+        assert re.search(
+            f"^from     {start}: mae's own parameters, [a-z0-9,]+$", result.stdout, re.MULTILINE
+        )
         losses[start] = float(re.search(r"test loss ([0-9.]+)", result.stdout)[1])
     final = float(re.findall(r"test loss ([0-9.]+)", printed)[-1])
     assert losses["kept"] == pytest.approx(final, abs=1e-4)
@@ -101,7 +113,13 @@ def test_fine_tuning_starts_from_it_without_another_step(run, pretrained, tmp_pa
 
 
 def test_features_of_it_are_evaluated_as_any_others(run, pretrained, tmp_path):
-    arguments = "--suite=fewshot", "--set=digits:", "--shots=1", "--seeds=0", f"--out={tmp_path / 'out'}"
+    arguments = (
+        "--suite=fewshot",
+        "--set=digits:",
+        "--shots=1",
+        "--seeds=0",
+        f"--out={tmp_path / 'out'}",
+    )
     result = run(*arguments, f"--checkpoint={pretrained[0]}", module="vit_jax.evaluate")
     assert result.returncode == 0, result.stderr
     (row,) = json.loads((tmp_path / "out" / "results.json").read_text())["rows"]
@@ -122,7 +140,11 @@ def test_images_need_no_folders_of_classes(run, tmp_path):
     photographs(tmp_path / "data" / "test" / "deeper", 8)
     photographs(tmp_path / "data" / "train" / ".thumbnails", 40)
     data = "--config.data.source=folder", f"--config.data.path={tmp_path / 'data'}"
-    few = "--config.steps=2", "--config.optimizer.warmup_steps=1", "--config.objective.name=masked_patch"
+    few = (
+        "--config.steps=2",
+        "--config.optimizer.warmup_steps=1",
+        "--config.objective.name=masked_patch",
+    )
     result = run(*SMALL, *data, *few, f"--workdir={tmp_path / 'run'}")
     assert result.returncode == 0, result.stderr
     assert "40 images to train, 8 to test\n" in result.stdout

@@ -1,4 +1,6 @@
-"""`vit-jax pretrain PHOTOS`: one command from a folder without labels to a checkpoint for `finetune`."""
+"""`vit-jax pretrain PHOTOS`: one command from a folder without labels to a checkpoint for
+`finetune`.
+"""
 
 import re
 
@@ -13,8 +15,8 @@ FEW = (
     "--config.data.workers=0",
     "--config.batch_size=16",
     "--config.steps=4",
-    "--config.objective.head_hidden=32",
-    "--config.objective.bottleneck=16",
+    "--config.dino.head_hidden=32",
+    "--config.dino.bottleneck=16",
 )
 
 
@@ -37,14 +39,20 @@ def test_a_folder_is_trained_on_without_labels_and_fine_tuned(run, finished, pho
     result = run(*arguments, module="vit_jax.pretrain_photos")
     assert result.returncode == 0, result.stderr
     assert "3 classes, which are not trained on" in result.stdout
-    shares = re.search(r"k-NN accuracy on digits/10: ([\d.]+)% before, ([\d.]+)% after", result.stdout)
+    shares = re.search(
+        r"k-NN accuracy on digits/10: ([\d.]+)% before, ([\d.]+)% after", result.stdout
+    )
     before, after = map(float, shares.groups())
     assert after >= before > 40  # What is worse is not kept.
     model = vit_jax.load_model(workdir)
     assert model.num_classes == 0
     few = ("--config.data.workers=0", "--config.steps=2")
     tuned = run(
-        photos, f"--from={workdir}", f"--workdir={tmp_path / 'tuned'}", *few, module="vit_jax.finetune_photos"
+        photos,
+        f"--from={workdir}",
+        f"--workdir={tmp_path / 'tuned'}",
+        *few,
+        module="vit_jax.finetune_photos",
     )
     assert tuned.returncode == 0, tuned.stderr
     assert vit_jax.load_model(tmp_path / "tuned").num_classes == 3

@@ -19,7 +19,8 @@ from vit_jax.publishing.run_facts import without_folders
 
 pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
 
-# Lets the processes of the card's lines import timm here: see `tests.conftest.name_missing_operators`.
+# Lets the processes of the card's lines import timm here: see
+# `tests.conftest.name_missing_operators`.
 OPERATORS = """
 import torch
 from tests.conftest import name_missing_operators
@@ -56,7 +57,10 @@ def push(hub, run, tmp_path):
 def without_timm(tmp_path):
     """A folder before all others in which timm and Transformers cannot be imported."""
     hook = "import importlib.util as util\nfind = util.find_spec\n"
-    hook += "util.find_spec = lambda name, *a: None if name in ('timm', 'transformers') else find(name, *a)\n"
+    hook += (
+        "util.find_spec = lambda name, *a: None if name in ('timm', 'transformers') else "
+        "find(name, *a)\n"
+    )
     (tmp_path / "without").mkdir()
     (tmp_path / "without" / "sitecustomize.py").write_text(hook)
     return tmp_path / "without"
@@ -68,7 +72,9 @@ def blocks(card: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not all(map(importlib.util.find_spec, ("timm", "transformers"))), reason="needs both")
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("timm", "transformers"))), reason="needs both"
+)
 def test_what_is_sent_loads_in_each_library_by_the_lines_of_its_card(finished, push, hub, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(OPERATORS)
     done = push(finished, "ada/digits", "--licence=mit", path=tmp_path)
@@ -99,7 +105,9 @@ def test_what_is_sent_loads_in_each_library_by_the_lines_of_its_card(finished, p
 def test_a_dry_run_writes_the_folder_and_its_card_and_asks_nobody(
     finished, push, hub, without_timm, tmp_path
 ):
-    done = push(finished, "ada/digits", "--licence=mit", f"--dry_run={tmp_path / 'out'}", path=without_timm)
+    done = push(
+        finished, "ada/digits", "--licence=mit", f"--dry_run={tmp_path / 'out'}", path=without_timm
+    )
     assert done.returncode == 0, done.stderr
     assert not hub.requests and {*hub.repositories} == {"ada/taken"}
     assert {*os.listdir(tmp_path / "out")} == {"README.md", "config.json", "model.safetensors"}
@@ -115,13 +123,18 @@ def test_a_dry_run_writes_the_folder_and_its_card_and_asks_nobody(
     last = json.loads((finished / "metrics.jsonl").read_text().splitlines()[-1])
     assert f"| test accuracy | {last['test/accuracy']:.2%} |" in card
     assert "After step 40 of 40, of one run of seed 0." in card
-    assert "Test: split `test` of digits, 360 images." in card and "digits, split `train`: 1,437" in card
+    assert (
+        "Test: split `test` of digits, 360 images." in card
+        and "digits, split `train`: 1,437" in card
+    )
     assert "| model.dim | 16 |" in card and "| optimizer.warmup_steps | 5 |" in card
     again = push(finished, "ada/digits", "--licence=mit", f"--dry_run={tmp_path / 'out'}")
     assert again.returncode == 2 and "exists; give another --dry_run" in again.stderr
 
 
-def test_a_model_in_place_of_another_leaves_no_file_of_its(finished, push, hub, without_timm, tmp_path):
+def test_a_model_in_place_of_another_leaves_no_file_of_its(
+    finished, push, hub, without_timm, tmp_path
+):
     run = tmp_path / "run"  # Of nameless classes.
     shutil.copytree(finished, run)
     said = json.loads((run / "manifest.json").read_text())
@@ -139,10 +152,26 @@ def test_a_model_in_place_of_another_leaves_no_file_of_its(finished, push, hub, 
     [
         (["WORKDIR", "ada/digits"], "hf_writes", "give --licence=LICENCE"),
         (["WORKDIR", "digits", "--licence=mit"], "hf_writes", "give OWNER/NAME"),
-        (["WORKDIR", "ada/digits", "--licence=mit"], None, r"no token for http://127\S+: .*HF_TOKEN"),
-        (["WORKDIR", "ada/digits", "--licence=mit"], "hf_no", "does not know this token: .*HF_TOKEN"),
-        (["WORKDIR", "ada/digits", "--licence=mit"], "hf_reads", "of ada may only read: .*settings/tokens"),
-        (["WORKDIR", "ada/taken", "--licence=mit"], "hf_writes", "is on the Hub already: .*--replace"),
+        (
+            ["WORKDIR", "ada/digits", "--licence=mit"],
+            None,
+            r"no token for http://127\S+: .*HF_TOKEN",
+        ),
+        (
+            ["WORKDIR", "ada/digits", "--licence=mit"],
+            "hf_no",
+            "does not know this token: .*HF_TOKEN",
+        ),
+        (
+            ["WORKDIR", "ada/digits", "--licence=mit"],
+            "hf_reads",
+            "of ada may only read: .*settings/tokens",
+        ),
+        (
+            ["WORKDIR", "ada/taken", "--licence=mit"],
+            "hf_writes",
+            "is on the Hub already: .*--replace",
+        ),
         (["nowhere", "ada/digits", "--licence=mit"], "hf_writes", "there is no .*nowhere"),
     ],
 )
@@ -159,7 +188,10 @@ def test_mistakes_are_one_line_with_the_remedy(arguments, token, words, push, hu
     ("arguments", "words"),
     [
         (["bob/digits", "--licence=mit"], "may not write to bob: .*settings/tokens"),
-        (["ada/digits", "--licence=no-such-licence"], 'does not take the card.*"license" must be one of'),
+        (
+            ["ada/digits", "--licence=no-such-licence"],
+            'does not take the card.*"license" must be one of',
+        ),
     ],
 )
 def test_what_the_hub_refuses_is_one_line(arguments, words, finished, push, hub, without_timm):

@@ -1,4 +1,6 @@
-"""The report command: pages as files, as a browser on this machine is served them, and as it shows them."""
+"""The report command: pages as files, as a browser on this machine is served them, and as it shows
+them.
+"""
 
 import re
 import shutil
@@ -71,7 +73,9 @@ def test_report_of_a_workdir_is_that_of_its_run(pages, finished):
     assert "Worst mistakes" in without_times(pages / "one.html")
 
 
-def test_comparison_without_a_name_is_written_here_over_its_like_alone(of, finished, begun, pages, tmp_path):
+def test_comparison_without_a_name_is_written_here_over_its_like_alone(
+    of, finished, begun, pages, tmp_path
+):
     here, theirs = tmp_path / "comparison.html", tmp_path / "theirs"
     shutil.copy(pages / "one.html", here)
     theirs.mkdir()
@@ -89,7 +93,9 @@ def test_run_without_evaluation_is_one_line(of, begun):
     code, out, err = said(of(begun))
     assert code == 0, err
     note, written = out.splitlines()
-    assert note.startswith(f"note: {begun} has no evaluation yet") and written == str(begun / "report.html")
+    assert note.startswith(f"note: {begun} has no evaluation yet") and written == str(
+        begun / "report.html"
+    )
     assert "not yet: the first comes at step" in (begun / "report.html").read_text()
 
 
@@ -113,7 +119,10 @@ def test_served_page_follows_the_run(of, finished, begun):
         try:
             assert "no evaluation yet" in server.stdout.readline()
             address = re.match(r"http://localhost:(\d+)", server.stdout.readline())[0]
-            assert 'http-equiv="refresh"' in urllib.request.urlopen(address, timeout=60).read().decode()
+            assert (
+                'http-equiv="refresh"'
+                in urllib.request.urlopen(address, timeout=60).read().decode()
+            )
             with pytest.raises(urllib.error.HTTPError, match="404"):
                 urllib.request.urlopen(f"{address}/config.json", timeout=60)
             port = int(address.rpartition(":")[2])
@@ -130,7 +139,9 @@ def test_served_page_follows_the_run(of, finished, begun):
 @browser.needed
 @pytest.mark.parametrize("name", ["one", "several"])
 def test_page_fits_a_phone_and_a_desk(pages, tmp_path, name):
-    """Nothing is wider than the window or faint, by day and by night, and no picture or figure is empty."""
+    """Nothing is wider than the window or faint, by day and by night, and no picture or figure is
+    empty.
+    """
     probe = f"""page => {{
         page.querySelectorAll('details').forEach(part => part.open = true);
         const figures = [...page.querySelectorAll('figure img, figure svg, svg.matrix')];
@@ -185,7 +196,8 @@ def test_class_names_break_between_words_alone_and_charts_fill_their_rows(tmp_pa
     found = found._replace(shown=np.arange(count), images=np.zeros((count, 80, 80, 3), np.uint8))
     charts = [curve(f"chart {n}", {"": [(1, 1.0), (2, 2.0)]}) for n in range(8)]
     sections = [
-        Section("", "".join(f"<figure>{svg}</figure>" for svg in charts[:n])) for n in (2, 3, 4, 5, 7, 8)
+        Section("", "".join(f"<figure>{svg}</figure>" for svg in charts[:n]))
+        for n in (2, 3, 4, 5, 7, 8)
     ]
     text = page("A", [*answer_sections(found, names), *sections])
     probe = f"page => ({BROKEN})(page) + ({browser.FAULTS})(page)"

@@ -19,7 +19,10 @@ pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for sec
 
 def figures(workdir: Path | str) -> list[dict]:
     """The rows of metrics.jsonl without what the clock says."""
-    rows = [json.loads(line) for line in (workdir_at(workdir) / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (workdir_at(workdir) / "metrics.jsonl").read_text().splitlines()
+    ]
     timed = ("train/images_per_second", "time/", "goodput")
     timeless = [{k: v for k, v in row.items() if not k.startswith(timed)} for row in rows]
     return [row for row in timeless if [*row] != ["step"]]  # A stop's row holds its goodput alone.
@@ -75,8 +78,14 @@ OTHER_FAMILIES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("model", OTHER_FAMILIES)
 def test_killed_run_of_another_family_ends_with_the_same_bits(run, tmp_path, model):
-    flags = [SCATTERED.format(model), *(f"--config.model.{value}" for value in OTHER_FAMILIES[model])]
-    flags += [f"--config.{value}" for value in ("batch_size=32", "checkpoint.every=10", "evaluate_every=20")]
+    flags = [
+        SCATTERED.format(model),
+        *(f"--config.model.{value}" for value in OTHER_FAMILIES[model]),
+    ]
+    flags += [
+        f"--config.{value}"
+        for value in ("batch_size=32", "checkpoint.every=10", "evaluate_every=20")
+    ]
     flags += ["--config.data.test_split=test[:200]"]
     result = run(*flags, f"--workdir={tmp_path / 'whole'}")
     assert result.returncode == 0, result.stderr
@@ -100,7 +109,9 @@ def test_sigterm_saves_says_where_and_leaves_with_zero(run, finished, tmp_path):
     saved = Path(stopped.split("saved ")[1].split(";")[0])
     assert saved.is_dir()
     last = read_rows(tmp_path / "run" / "metrics.jsonl")[-1]
-    assert last["step"] == int(saved.name) and last["time/save"] > 0  # The next start's goodput has it.
+    assert (
+        last["step"] == int(saved.name) and last["time/save"] > 0
+    )  # The next start's goodput has it.
 
     result = run(*SMALL, "--config.checkpoint.every=1000", f"--workdir={tmp_path / 'run'}")
     assert "continuing from" in result.stdout
@@ -208,7 +219,8 @@ def test_all_processes_skip_a_damaged_checkpoint(run, finished, tmp_path):
     assert re.search("^continuing from .*/30$", out, re.MULTILINE)
     for got, expected in zip(parameters(tmp_path / "run"), parameters(finished), strict=True):
         if got.shape[0] == 3 and got.ndim == 3:  # The biases of queries, keys and values.
-            # Softmax does not see the keys': their gradient is rounding, of which Adam makes whole steps.
+            # Softmax does not see the keys': their gradient is rounding, of which Adam makes whole
+            # steps.
             got, expected = got[[0, 2]], expected[[0, 2]]
         np.testing.assert_allclose(got, expected, atol=1e-5)
 

@@ -28,7 +28,14 @@ from vit_jax.inspection.attention_maps import of_patches, rollout
 
 pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
 
-SMALL = ("--port=0", "--batch_size=4", "--queue=4", "--max_mb=0.5", "--max_megapixels=1", "--top=10")
+SMALL = (
+    "--port=0",
+    "--batch_size=4",
+    "--queue=4",
+    "--max_mb=0.5",
+    "--max_megapixels=1",
+    "--top=10",
+)
 CONNECTIONS = 20
 
 
@@ -123,7 +130,9 @@ def encoded(image: Image.Image, kind: str) -> bytes:
 
 
 def test_probabilities_are_those_of_predict(server, run, finished, folder):
-    printed = run(f"--checkpoint={finished}", "--json", "--top=10", folder, module="vit_jax.predict").stdout
+    printed = run(
+        f"--checkpoint={finished}", "--json", "--top=10", folder, module="vit_jax.predict"
+    ).stdout
     wanted = {row["path"]: row["predictions"] for row in map(json.loads, printed.splitlines())}
     assert len(wanted) == 7
     for path, predictions in wanted.items():
@@ -144,7 +153,9 @@ def test_several_images_of_one_request_are_answered_in_their_order(server, folde
             row["class"] for row in result["predictions"]
         ]
     with_text = {"images": [base64.b64encode(content).decode() for content in (images[0], b"text")]}
-    status, _, text = server.ask("/predict", json.dumps(with_text), **{"Content-Type": "application/json"})
+    status, _, text = server.ask(
+        "/predict", json.dumps(with_text), **{"Content-Type": "application/json"}
+    )
     assert (status, json.loads(text)["error"][:9]) == (422, "image 2: ")
 
 
@@ -170,12 +181,24 @@ NOISE = np.random.default_rng(0).integers(256, size=(200, 200, 3), dtype=np.uint
 JSON = {"Content-Type": "application/json"}
 REFUSED = {
     "text": ("", b"not an image", {}, 422, "no image that can be read"),
-    "half a JPEG": ("", encoded(Image.fromarray(NOISE), "JPEG")[:9000], {}, 422, "cannot be read whole"),
+    "half a JPEG": (
+        "",
+        encoded(Image.fromarray(NOISE), "JPEG")[:9000],
+        {},
+        422,
+        "cannot be read whole",
+    ),
     "a bomb": ("", encoded(Image.new("L", (20_000, 20_000)), "PNG"), {}, 413, "far more"),
     "a small bomb": ("", encoded(Image.new("L", (2000, 2000)), "PNG"), {}, 413, "has 2000x2000"),
     "too many bytes": ("", bytes(2_000_000), {}, 413, "0.5 MB"),
     "nothing": ("", b"", {}, 400, "no body"),
-    "a form": ("", b"--x", {"Content-Type": "multipart/form-data; boundary=x"}, 415, "curl --data-binary"),
+    "a form": (
+        "",
+        b"--x",
+        {"Content-Type": "multipart/form-data; boundary=x"},
+        415,
+        "curl --data-binary",
+    ),
     "other JSON": ("", b'{"image": 1}', JSON, 400, "the JSON must be"),
     "deep JSON": ("", b"[" * 100_000, JSON, 400, "the JSON must be"),
     "no base64": ("", b'{"images": ["?"]}', JSON, 400, "the JSON must be"),
@@ -201,13 +224,19 @@ def test_more_than_have_a_place_wait_or_are_told_to_come_again(server):
         answers = [each.result() for each in asked]
     assert {status for status, _, _ in answers} <= {200, 503}
     for status, headers, text in answers:
-        assert headers["Retry-After"] == "1" if status == 503 else len(json.loads(text)["results"]) == 2
+        assert (
+            headers["Retry-After"] == "1"
+            if status == 503
+            else len(json.loads(text)["results"]) == 2
+        )
 
 
 def test_slow_clients_are_ended_and_others_served_meanwhile(server, folder):
     with server.connect() as head, server.connect() as body:
         head.sendall(b"POST /predict HT")
-        body.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nsome")
+        body.sendall(
+            b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nsome"
+        )
         assert server.predict((folder / "2.png").read_bytes())
         with contextlib.suppress(ConnectionResetError):
             assert head.recv(1000) == b""
@@ -306,7 +335,10 @@ def test_full_port_is_one_line_with_the_remedy(run, finished):
         port = taken.getsockname()[1]
         result = run(finished, f"--port={port}", module="vit_jax.serve")
     assert result.returncode == 2 and result.stdout == ""
-    wanted = f"error: cannot listen on 127.0.0.1, port {port} (Address already in use): give another --port"
+    wanted = (
+        f"error: cannot listen on 127.0.0.1, port {port} (Address already in use): give another "
+        "--port"
+    )
     assert result.stderr.startswith(wanted) and result.stderr.count("\n") == 1
 
 

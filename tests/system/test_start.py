@@ -35,7 +35,15 @@ def test_a_model_is_made_with_few_small_compilations_and_without_what_trains_it(
     assert process.returncode == 0, process.stderr
     compiled, imported = process.stdout.splitlines()
     assert 0 < int(compiled) <= 16
-    others = {"clu", "grain", "ml_collections", "orbax", "tensorflow", "tensorflow_datasets", "tensorstore"}
+    others = {
+        "clu",
+        "grain",
+        "ml_collections",
+        "orbax",
+        "tensorflow",
+        "tensorflow_datasets",
+        "tensorstore",
+    }
     assert not others & set(imported.split())
 
 
@@ -53,7 +61,9 @@ def test_a_run_starts_without_what_it_may_never_need():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["tfds:{}", "array_record:{}/*-train.array_record*"])
-def test_training_from_array_record_and_tfds_imports_no_tensorflow(run, tmp_path, no_tensorflow, part):
+def test_training_from_array_record_and_tfds_imports_no_tensorflow(
+    run, tmp_path, no_tensorflow, part
+):
     prepare("cifar10", tmp_path / "data", {"train": 64, "test": 8})
     (folder,) = (tmp_path / "data" / "cifar10").iterdir()
     parts = (part.format(folder),)
@@ -73,10 +83,14 @@ def test_training_from_array_record_and_tfds_imports_no_tensorflow(run, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"')
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"'
+)
 def test_a_command_says_its_own_lines_only_beside_the_tpu_compiler(run, finished, tmp_path):
     Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
-    environment = run.environment | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # Its lock would keep it silent.
+    environment = run.environment | {
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"
+    }  # Its lock would keep it silent.
     del environment["JAX_PLATFORMS"]
     process = subprocess.run(
         [sys.executable, "-m", "vit_jax.predict", f"--checkpoint={finished}", tmp_path / "a.png"],

@@ -32,7 +32,9 @@ def test_seeds_of_another_rate_are_not_shown_as_those_of_the_best(tmp_path):
     jobs[0].workdir.mkdir()
     (jobs[0].workdir / "config.json").write_text(to_json(config))
     check_seeds(jobs, 0.01)
-    with pytest.raises(UserError, match="seed-0 was trained at the rate 0.01, and now 0.03 is the best"):
+    with pytest.raises(
+        UserError, match="seed-0 was trained at the rate 0.01, and now 0.03 is the best"
+    ):
         check_seeds(jobs, 0.03)
 
 
@@ -40,6 +42,8 @@ def test_a_mistake_that_all_rates_share_is_said_once(tmp_path, capfd):
     config = load("quickstart")
     jobs = [*rate_jobs(config, tmp_path, given=("--config=nowhere.py",)).values()]
     assert len(jobs) > 1
-    with pytest.raises(UserError, match=r"^there is no config file nowhere.py.* \(rate-0.001 says so"):
+    with pytest.raises(
+        UserError, match=r"^there is no config file nowhere.py.* \(rate-0.001 says so"
+    ):
         run_jobs(jobs, say=print, after_each=lambda: check_begun(jobs))
     assert capfd.readouterr().err.count("error:") == 1

@@ -13,14 +13,14 @@ DVAE = {
     "model.name": "DVAE",
     "model.dim": None,
     "model.depth": None,
-    "model.hidden": None,
+    "model.mlp_dim": None,
     "model.heads": None,
     "model.blocks": (1, 1, 1),
     "model.widths": (8, 8, 16),
     "data.image_size": 16,
     "data.test_resize": 16,
     "objective.name": "dvae",
-    "objective.codes": 12,
+    "dvae.codes": 12,
     "optimizer.average": 0.5,
 }
 BEIT = {
@@ -37,7 +37,10 @@ BEIT = {
 
 @pytest.mark.slow
 def test_a_tokeniser_and_what_learns_from_it_go_on_to_the_bit(tmp_path):
-    for name, values in {"dvae": DVAE, "beit": BEIT | {"objective.teacher": str(tmp_path / "dvae")}}.items():
+    for name, values in {
+        "dvae": DVAE,
+        "beit": BEIT | {"objective.teacher": str(tmp_path / "dvae")},
+    }.items():
         config = small(steps=4, evaluate_every=4, **values)
         vit_jax.train(config, tmp_path / name)
         with pytest.raises(Killed):
@@ -52,10 +55,13 @@ def test_a_run_from_an_averaged_tokeniser_begins_with_both_averages(tmp_path):
     first = vit_jax.train(config, tmp_path / "first")
     still = {"optimizer.learning_rate": 0.0, "finetune.checkpoint": str(tmp_path / "first")}
     kept = {"finetune.head": "kept", "finetune.objective": "kept"}
-    again = vit_jax.train(small(steps=2, evaluate_every=2, **DVAE | still | kept), tmp_path / "again")
+    again = vit_jax.train(
+        small(steps=2, evaluate_every=2, **DVAE | still | kept), tmp_path / "again"
+    )
     assert again["loss"] == pytest.approx(first["loss"], rel=1e-5)
     as_trained = vit_jax.train(
-        small(steps=6, evaluate_every=6, **DVAE | {"optimizer.average": 0.0}), tmp_path / "as trained"
+        small(steps=6, evaluate_every=6, **DVAE | {"optimizer.average": 0.0}),
+        tmp_path / "as trained",
     )
     assert as_trained["loss"] != pytest.approx(first["loss"], rel=1e-5)
 
@@ -73,12 +79,15 @@ def test_from_images_without_labels_to_a_classifier_by_the_command(run, tmp_path
     assert "it trains without labels" in (tmp_path / "tokeniser" / "report.html").read_text()
     assert list((tmp_path / "tokeniser" / "reconstructions").iterdir())
     said = train(f"beit.py:teacher={tmp_path / 'tokeniser'},smoke", "beit")
-    assert re.search(r"^frozen   DVAE .* 32x32 pixels of mean -0.125", said, re.MULTILINE)
+    assert re.search(r"^frozen   DVAE .* 32x32 pixels with mean -0.125", said, re.MULTILINE)
     assert "test accuracy" in said
     started = f"--config.finetune.checkpoint={tmp_path / 'beit'}"
     said = train("beit.py:task=finetune,smoke", "classifier", started)
     assert "copied into each layer: bias_table" in said
     shared, own = (vit_jax.load_model(tmp_path / name, say=str) for name in ("beit", "classifier"))
     assert (shared.num_classes, own.num_classes) == (0, 10)
-    assert own.bias_table is None and own.blocks["00"].attention.bias_table.shape == shared.bias_table.shape
+    assert (
+        own.bias_table is None
+        and own.blocks["00"].attention.bias_table.shape == shared.bias_table.shape
+    )
     assert np.isfinite(own(np.zeros((1, *own.image_size, 3), np.float32))).all()

@@ -1,4 +1,6 @@
-"""Where figures go besides the workdir: each library's own files, after runs that are killed and go on."""
+"""Where figures go besides the workdir: each library's own files, after runs that are killed and go
+on.
+"""
 
 import json
 import struct
@@ -16,7 +18,11 @@ TO = "--config.log.to=('tensorboard', 'wandb', 'mlflow')"
 def servers(tmp_path_factory) -> dict[str, str]:
     """The libraries' own settings: W&B's files offline, MLflow's database in a file."""
     database = tmp_path_factory.mktemp("mlflow") / "runs.db"
-    return {"WANDB_MODE": "offline", "WANDB_PROJECT": "tried", "MLFLOW_TRACKING_URI": f"sqlite:///{database}"}
+    return {
+        "WANDB_MODE": "offline",
+        "WANDB_PROJECT": "tried",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{database}",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +61,10 @@ def wandb_records(workdir):
 
 def wandb_rows(workdir) -> list[dict]:
     return [
-        {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        {
+            item.key or ".".join(item.nested_key): json.loads(item.value_json)
+            for item in record.history.item
+        }
         for record in wandb_records(workdir)
         if record.WhichOneof("record_type") == "history"
     ]
@@ -78,9 +87,13 @@ def test_each_library_has_the_rows_of_a_killed_run(tracked, in_mlflow, name):
     expected = rows(tracked, name)
     events = EventAccumulator(str(tracked)).Reload()
     of_wandb = [(row["step"], row[name]) for row in wandb_rows(tracked) if name in row]
-    of_mlflow = [(metric.step, metric.value) for metric in client.get_metric_history(found.info.run_id, name)]
+    of_mlflow = [
+        (metric.step, metric.value) for metric in client.get_metric_history(found.info.run_id, name)
+    ]
     assert of_mlflow == expected
-    assert sorted({*of_wandb}) == expected  # It may have lost rows with the process, and has all again.
+    assert (
+        sorted({*of_wandb}) == expected
+    )  # It may have lost rows with the process, and has all again.
     assert [(e.step, e.value) for e in events.Scalars(name)] == [
         (step, pytest.approx(x)) for step, x in expected
     ]
@@ -103,7 +116,11 @@ def test_mlflow_has_a_row_once_that_was_sent_just_before_a_kill(servers, tmp_pat
     continued.row(14, {"loss": 1.5, "accuracy": 0.5})
     continued.row(21, {"loss": 1.0})
     history = mlflow.MlflowClient().get_metric_history
-    assert [(x.step, x.value) for x in history(killed.identity, "loss")] == [(7, 2.0), (14, 1.5), (21, 1.0)]
+    assert [(x.step, x.value) for x in history(killed.identity, "loss")] == [
+        (7, 2.0),
+        (14, 1.5),
+        (21, 1.0),
+    ]
     assert [(x.step, x.value) for x in history(killed.identity, "accuracy")] == [(14, 0.5)]
 
 
@@ -136,8 +153,12 @@ def test_each_library_has_the_pictures_of_the_report(tracked, in_mlflow):
     (image,) = events.Images("seen/rollout")
     assert image.step == 40
     assert image.encoded_image_string == (tracked / "seen" / "rollout.png").read_bytes()
-    assert any("rollout" in file.path for file in client.list_artifacts(found.info.run_id, "images"))
-    (width,) = (row["seen/rollout.width"] for row in wandb_rows(tracked) if "seen/rollout.width" in row)
+    assert any(
+        "rollout" in file.path for file in client.list_artifacts(found.info.run_id, "images")
+    )
+    (width,) = (
+        row["seen/rollout.width"] for row in wandb_rows(tracked) if "seen/rollout.width" in row
+    )
     assert width == image.width
 
 

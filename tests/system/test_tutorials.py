@@ -24,8 +24,15 @@ def test_every_block_of_a_tutorial_runs(page, tmp_path):
     assert len(found) >= 3
     for language, _, block in found:
         block = re.sub(r"\bsteps=\d{3,}", "steps=30", block)
-        block = block.replace("--config.steps=30", "--config.steps=30 --config.optimizer.warmup_steps=3")
+        block = block.replace(
+            "--config.steps=30", "--config.steps=30 --config.optimizer.warmup_steps=3"
+        )
         command = [sys.executable, "-c", block] if language == "python" else ["bash", "-euc", block]
-        own = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "XLA_FLAGS": SOME_SPEED}
-        done = subprocess.run(command, cwd=tmp_path, env=os.environ | own, capture_output=True, text=True)
+        own = {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "XLA_FLAGS": SOME_SPEED,
+        }
+        done = subprocess.run(
+            command, cwd=tmp_path, env=os.environ | own, capture_output=True, text=True
+        )
         assert done.returncode == 0, f"{block}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"

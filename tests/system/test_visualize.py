@@ -33,14 +33,22 @@ def images(tmp_path_factory):
 def visualize(run, no_tensorflow, *arguments):
     command = [sys.executable, "-m", "vit_jax.visualize", *map(str, arguments)]
     environment = run.environment | {"PYTHONPATH": no_tensorflow.python_path}
-    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=HANG)
+    return subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=HANG
+    )
 
 
 @pytest.fixture(scope="module")
 def shown(run, no_tensorflow, finished, images, tmp_path_factory):
     """The folder of figures, and what was printed."""
     out = tmp_path_factory.mktemp("figures") / "out"
-    flags = (f"--checkpoint={finished}", f"--images={images}", f"--out={out}", "--layers", "--heads")
+    flags = (
+        f"--checkpoint={finished}",
+        f"--images={images}",
+        f"--out={out}",
+        "--layers",
+        "--heads",
+    )
     result = visualize(run, no_tensorflow, *flags)
     assert result.returncode == 0, result.stderr
     return out, result.stdout
@@ -49,7 +57,9 @@ def shown(run, no_tensorflow, finished, images, tmp_path_factory):
 def test_every_figure_is_on_the_page(shown):
     out, printed = shown
     pictures = sorted(path.name for path in out.glob("*.png"))
-    assert {"rollout.png", "distance.png", "positions.png", "filters.png", "tokens.png"} < {*pictures}
+    assert {"rollout.png", "distance.png", "positions.png", "filters.png", "tokens.png"} < {
+        *pictures
+    }
     assert {"layers_2.png", "heads_2.png"} < {*pictures}
     page = (out / "index.html").read_text()
     elsewhere = {"rollout.png", "tokens.png", "distance.png"}  # Laid over images, or SVG.
@@ -68,7 +78,9 @@ def test_arrays_are_what_the_model_sees(shown, finished):
     np.testing.assert_allclose(
         arrays["rollout"], of_patches(model, rollout(found["attention"])[-1]), rtol=1e-4, atol=1e-6
     )
-    np.testing.assert_allclose(arrays["distance"], attention_distance(model, found["attention"]), rtol=1e-4)
+    np.testing.assert_allclose(
+        arrays["distance"], attention_distance(model, found["attention"]), rtol=1e-4
+    )
 
 
 @pytest.mark.slow
@@ -82,7 +94,9 @@ def test_run_shows_its_own_test_images(run, no_tensorflow, finished, tmp_path):
 
 @browser.needed
 def test_sliders_draw_the_attention_of_layer_and_head(shown, tmp_path):
-    """Each map that the canvas shows is the arrays', in wide and narrow windows, by day and by night."""
+    """Each map that the canvas shows is the arrays', in wide and narrow windows, by day and by
+    night.
+    """
     probe = f"""page => {{
         const at = name => page.querySelector(name), found = {{}};
         const drawn = () => {{
@@ -140,12 +154,16 @@ def test_drawing_imports_no_tensorflow(shown, no_tensorflow):
 def test_folder_with_files_is_left_alone(shown, run, no_tensorflow, finished, images):
     out, _ = shown
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
-    result = visualize(run, no_tensorflow, f"--checkpoint={finished}", f"--images={images}", f"--out={out}")
+    result = visualize(
+        run, no_tensorflow, f"--checkpoint={finished}", f"--images={images}", f"--out={out}"
+    )
     assert result.returncode == 2 and "holds files; give --overwrite" in result.stderr
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
 
 
 def test_file_in_place_of_the_folder_is_said(run, no_tensorflow, finished, images):
     file = images / "0.png"
-    result = visualize(run, no_tensorflow, f"--checkpoint={finished}", f"--images={images}", f"--out={file}")
+    result = visualize(
+        run, no_tensorflow, f"--checkpoint={finished}", f"--images={images}", f"--out={file}"
+    )
     assert result.returncode == 2 and f"{file} is a file" in result.stderr

@@ -28,7 +28,14 @@ NOT_COPIED = shutil.ignore_patterns(
 def build(folder, **environment):
     """Builds an sdist, and of that a wheel, whose path is returned with what was printed."""
     shutil.copytree(ROOT, folder / "source", ignore=NOT_COPIED)
-    command = [sys.executable, "-m", "build", "--no-isolation", f"--outdir={folder}", folder / "source"]
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        f"--outdir={folder}",
+        folder / "source",
+    ]
     built = subprocess.run(
         command, env=os.environ | environment, capture_output=True, text=True, timeout=HANG
     )
@@ -39,7 +46,9 @@ def build(folder, **environment):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The folder of commands of an environment with the wheel, and with this environment's libraries."""
+    """The folder of commands of an environment with the wheel, and with this environment's
+    libraries.
+    """
     folder = tmp_path_factory.mktemp("wheel")
     wheel, _ = build(folder)
     venv.create(folder / "venv")
@@ -47,7 +56,9 @@ def installed(tmp_path_factory):
     where = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     packages = subprocess.run(where, capture_output=True, text=True, check=True).stdout.strip()
     Path(packages, "needed.pth").write_text(sysconfig.get_path("purelib"))
-    Path(packages, "sitecustomize.py").write_text("import sys\nsys.modules['onnx'] = None\n")  # An extra's.
+    Path(packages, "sitecustomize.py").write_text(
+        "import sys\nsys.modules['onnx'] = None\n"
+    )  # An extra's.
     install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel]
     subprocess.run(install, check=True, capture_output=True)
     return python.parent
@@ -80,12 +91,17 @@ def test_a_folder_of_photographs_becomes_a_served_model_by_the_pages_lines(
 ):
     for number, item in zip(range(24), digits("train"), strict=False):
         folder = (
-            tmp_path / "photos" / ("test" if number < 4 else "train") / ("even", "odd")[item.labels[0] % 2]
+            tmp_path
+            / "photos"
+            / ("test" if number < 4 else "train")
+            / ("even", "odd")[item.labels[0] % 2]
         )
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(item.image).save(folder / f"{number}.png")
     (block,) = blocks(ROOT / "docs/install.md", "sh")
-    smaller = block.text.replace("\\\n", "").replace("--config=quickstart", "--config=quickstart:smoke")
+    smaller = block.text.replace("\\\n", "").replace(
+        "--config=quickstart", "--config=quickstart:smoke"
+    )
     *lines, serve, ask = smaller.splitlines()
     port = str(free_port())
 
@@ -132,4 +148,6 @@ def test_wheel_without_a_compiler_says_so_and_is_named_for_no_platform(tmp_path)
     wheel, said = build(tmp_path, CC="no-compiler")
     assert wheel.name.endswith("-py3-none-any.whl")
     (line,) = [line for line in said.splitlines() if "the fast JPEG decoder is not built" in line]
-    assert "no-compiler" in line and "Pillow will decode" in line and "apt install libjpeg-dev" in line
+    assert (
+        "no-compiler" in line and "Pillow will decode" in line and "apt install libjpeg-dev" in line
+    )

@@ -10,7 +10,12 @@ from tests.conftest import HANG
 from tests.system.conftest import SMALL
 from vit_jax.runs.workdir_lock import Lock
 
-LONG = (*SMALL, "--config.steps=100000", "--config.evaluate_every=100000", "--config.checkpoint.every=100000")
+LONG = (
+    *SMALL,
+    "--config.steps=100000",
+    "--config.evaluate_every=100000",
+    "--config.checkpoint.every=100000",
+)
 
 
 @pytest.fixture
@@ -46,6 +51,9 @@ def test_run_whose_workdir_is_deleted_ends_with_one_line_and_makes_nothing_anew(
     _, err = training.communicate(timeout=HANG)
     assert training.returncode == 2, err
     lines = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1 and f"the workdir {tmp_path / 'run'} was deleted, moved or made anew" in lines[0]
+    assert (
+        len(lines) == 1
+        and f"the workdir {tmp_path / 'run'} was deleted, moved or made anew" in lines[0]
+    )
     assert "Traceback" not in err
     assert not (tmp_path / "run").exists()

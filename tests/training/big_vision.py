@@ -1,9 +1,10 @@
 """Trains beside big_vision: python -m tests.training.big_vision --big_vision=DIR [--write]
 
-DIR is a checkout of github.com/google-research/big_vision. Its own `update_fn`, optimizer, model and losses
-take the parameters and batches that ours takes (curves.py); then once more parameters that differ by a part
-in 10^7. A line for each case; it fails where our losses are further from theirs than three times what that
-difference makes. --write keeps their losses in big_vision.json, which the tests follow without a checkout.
+DIR is a checkout of github.com/google-research/big_vision. Its own `update_fn`, optimizer, model
+and losses take the parameters and batches that ours takes (curves.py); then once more parameters
+that differ by a part in 10^7. A line for each case; it fails where our losses are further from
+theirs than three times what that difference makes. --write keeps their losses in big_vision.json,
+which the tests follow without a checkout.
 """
 
 import argparse
@@ -29,23 +30,34 @@ PERTURBED = 3  # Runs with other parameters; the furthest counts.
 
 
 def use(checkout: Path) -> None:
-    """Makes the checkout's modules importable, without TensorFlow, by which they would read files."""
+    """Makes the checkout's modules importable, without TensorFlow, by which they would read
+    files.
+    """
     if not (checkout / "big_vision" / "train.py").is_file():
         raise SystemExit(
-            f"{checkout} is no checkout of google-research/big_vision: it has no big_vision/train.py"
+            f"{checkout} is no checkout of google-research/big_vision: it has no "
+            "big_vision/train.py"
         )
-    importlib.import_module("flax.training.checkpoints")  # Looks for TensorFlow itself, and does without.
+    importlib.import_module(
+        "flax.training.checkpoints"
+    )  # Looks for TensorFlow itself, and does without.
     sys.path.insert(0, str(checkout))
-    tensorflow, io, gfile = (types.ModuleType(f"tensorflow{rest}") for rest in ("", ".io", ".io.gfile"))
+    tensorflow, io, gfile = (
+        types.ModuleType(f"tensorflow{rest}") for rest in ("", ".io", ".io.gfile")
+    )
     tensorflow.io, io.gfile = io, gfile
     sys.modules |= {module.__name__: module for module in (tensorflow, io, gfile)}
 
 
 def update_function(checkout: Path, names: dict):
-    """`update_fn` as it stands within the `main` of train.py, with what it finds around it there."""
+    """`update_fn` as it stands within the `main` of train.py, with what it finds around it
+    there.
+    """
     tree = ast.parse((checkout / "big_vision" / "train.py").read_text())
     (found,) = [
-        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "update_fn"
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name == "update_fn"
     ]
     exec(compile(ast.Module([found], []), "big_vision/train.py", "exec"), names)
     return names["update_fn"]
@@ -75,7 +87,11 @@ def their_losses(checkout: Path, case: curves.Case, perturbed: int = 0) -> tuple
     tx, _ = bv_optax.make(config, params, sched_kw=run)
     around = dict(functools=functools, jax=jax, jnp=jnp, optax=optax, u=utils, bv_optax=bv_optax)
     around |= dict(config=config, model=model, tx=tx, train_state_sharding=None, repl_sharding=None)
-    update, state, losses = update_function(checkout, around), {"params": params, "opt": tx.init(params)}, []
+    update, state, losses = (
+        update_function(checkout, around),
+        {"params": params, "opt": tx.init(params)},
+        [],
+    )
     for step in range(curves.STEPS):
         batch = curves.batch(step)
         images = batch["image"].astype(np.float32) / 127.5 - 1
@@ -86,7 +102,9 @@ def their_losses(checkout: Path, case: curves.Case, perturbed: int = 0) -> tuple
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--big_vision", type=Path, required=True, help="the checkout")
     parser.add_argument("--write", action="store_true", help=f"write {GOLDEN.name}")
     arguments = parser.parse_args()
@@ -95,17 +113,24 @@ def main() -> None:
     print(f"furthest relative difference of the losses of {curves.STEPS} updates")
     for name, case in curves.CASES.items():
         losses, shapes = their_losses(arguments.big_vision, case)
-        others = [their_losses(arguments.big_vision, case, seed + 1)[0] for seed in range(PERTURBED)]
+        others = [
+            their_losses(arguments.big_vision, case, seed + 1)[0] for seed in range(PERTURBED)
+        ]
         allowed = 3 * max(curves.furthest(other, losses) for other in others)
         found = curves.furthest(curves.our_losses(case, curves.draw(shapes)), losses)
-        print(f"{name:10} {losses[0]:.4f} -> {losses[-1]:.4f}   ours {found:.1e}, allowed {allowed:.1e}")
+        print(
+            f"{name:10} {losses[0]:.4f} -> {losses[-1]:.4f}   ours {found:.1e}, allowed "
+            f"{allowed:.1e}"
+        )
         kept[name] = dict(shapes=shapes, allowed=allowed, losses=losses)
         failed += [name] if found > allowed else []
     if arguments.write:
         command = "python -m tests.training.big_vision --big_vision=DIR --write"
         GOLDEN.write_text(json.dumps(dict(command=command, cases=kept), indent=1) + "\n")
     if failed:
-        sys.exit(f"further from big_vision than a change of a part in 10^7 explains: {', '.join(failed)}")
+        sys.exit(
+            f"further from big_vision than a change of a part in 10^7 explains: {', '.join(failed)}"
+        )
 
 
 if __name__ == "__main__":

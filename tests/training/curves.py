@@ -70,7 +70,9 @@ CASES = {
             optax_name="big_vision.momentum_hp",
             lr=0.03,
             grad_clip_norm=1.0,
-            schedule=dict(warmup_steps=10, decay_type="stair", steps=[20, 40, 50], mults=[0.1, 0.01, 0.001]),
+            schedule=dict(
+                warmup_steps=10, decay_type="stair", steps=[20, 40, 50], mults=[0.1, 0.01, 0.001]
+            ),
         ),
         dict(
             name="sgd",
@@ -79,7 +81,11 @@ CASES = {
             weight_decay=0.0,
             clip_norm=1.0,
             schedule="stairs",
-            stairs=(19 / STEPS, 39 / STEPS, 49 / STEPS),  # Counted from 0 a stair is one update later.
+            stairs=(
+                19 / STEPS,
+                39 / STEPS,
+                49 / STEPS,
+            ),  # Counted from 0 a stair is one update later.
         ),
     ),
 }
@@ -98,12 +104,16 @@ def batch(step: int) -> dict[str, np.ndarray]:
 
 
 def draw(shapes: dict[str, tuple[int, ...]], perturbed: int = 0) -> dict[str, np.ndarray]:
-    """Values for parameters of big_vision's names; `perturbed` above 0 changes each by a part in 10^7."""
+    """Values for parameters of big_vision's names; `perturbed` above 0 changes each by a part in
+    10^7.
+    """
     values = {}
     for number, (name, shape) in enumerate(sorted(shapes.items())):
         x = np.random.default_rng((3, number)).standard_normal(shape)
         if name.endswith("kernel"):
-            inputs = shape[0] if len(shape) == 2 else DIM if "conv" not in name else np.prod(shape[:-1])
+            inputs = (
+                shape[0] if len(shape) == 2 else DIM if "conv" not in name else np.prod(shape[:-1])
+            )
             x *= (PATCH * PATCH * 3 if name.startswith("embedding") else inputs) ** -0.5
         else:
             x = 0.02 * x + name.endswith("scale")
@@ -114,14 +124,18 @@ def draw(shapes: dict[str, tuple[int, ...]], perturbed: int = 0) -> dict[str, np
 
 
 def convert(values: dict[str, np.ndarray]) -> dict:
-    """The parameters under our names: q, k and v in one array, a pooling head's keys and values in one."""
+    """The parameters under our names: q, k and v in one array, a pooling head's keys and values in
+    one.
+    """
 
     names = {"patch_embedding": "embedding", "norm": "Transformer/encoder_norm", "head": "head"}
     found = {"position_embedding/table": values["pos_embedding"]}
 
     def fuse(ours, attention, parts):
         for kind, axis in dict(kernel=1, bias=0).items():
-            found[f"{ours}/{kind}"] = np.stack([values[f"{attention}/{part}/{kind}"] for part in parts], axis)
+            found[f"{ours}/{kind}"] = np.stack(
+                [values[f"{attention}/{part}/{kind}"] for part in parts], axis
+            )
 
     for layer in range(DEPTH):
         ours, theirs = f"blocks/{layer:02d}", f"Transformer/encoderblock_{layer}"
@@ -154,7 +168,7 @@ def our_losses(case: Case, values: dict[str, np.ndarray], **optimizer) -> list[f
       values: parameters under big_vision's names.
     """
     config = base_config()
-    sizes = dict(patch_size=PATCH, dim=DIM, depth=DEPTH, hidden=HIDDEN, heads=HEADS)
+    sizes = dict(patch_size=PATCH, dim=DIM, depth=DEPTH, mlp_dim=HIDDEN, heads=HEADS)
     config.model.update(dict(name="ViT-Ti/8", pooling=case.pooling, **sizes))
     config.batch_size, config.data.image_size, config.data.flip = BATCH, SIZE, False
     config.loss.name = case.loss

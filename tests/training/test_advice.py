@@ -1,23 +1,31 @@
-"""Errors of `finetune` and `pretrain` on unusual images or checkpoints: one line, whose advice works."""
+"""Errors of `finetune` and `pretrain` on unusual images or checkpoints: one line, whose advice
+works.
+"""
 
 import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import vit_jax
 from tests.data.prepared import prepare
 from tests.training.test_choices import checkpoint, chosen, photographs  # noqa: F401
+from vit_jax.classifier import open_classifier
 from vit_jax.command import read_config
 from vit_jax.config import check, given_keys
 from vit_jax.data.image_files import find_images
-from vit_jax.data.sources import data_set
+from vit_jax.data.sources import data_set, open_source
 from vit_jax.errors import UserError
 from vit_jax.planning.cost import data_set_size
+from vit_jax.preparation.duplicates_page import find_duplicates
 from vit_jax.preparation.readers import find
+from vit_jax.preparation.writer import Options
+from vit_jax.preparation.writer import prepare as prepared
 from vit_jax.runs.choices import micro_batches, settle
 from vit_jax.runs.choices.recognised import recognise
+from vit_jax.runs.memory_check import Needs
 from vit_jax.runs.splits import open_splits
 
 
@@ -93,8 +101,27 @@ def test_missing_files_of_a_csv_are_counted_and_the_rest_is_read(images, checkpo
     folder, rows = images
     lost = [("images/lost.png", "cat"), ("images/gone.png", "dog")]
     message = refusal(listed(folder, rows + lost), checkpoint)
-    assert "2 of 32 files that are listed do not exist, such as images/lost.png" in message
+    assert (
+        "2 of 32 files that are listed do not exist (2 of all), such as images/lost.png" in message
+    )
     assert chosen(listed(folder, rows), checkpoint)["data.source"] == "csv"
+
+
+def test_missing_files_of_every_split_of_a_csv_are_counted(images, checkpoint):  # noqa: F811
+    folder, rows = images
+    splits = {"train": rows[:18], "val": rows[18:24], "test": rows[24:]}
+    lost = {
+        "val": [("images/lost.png", "cat")],
+        "test": [("images/gone.png", "dog"), ("images/no.png", "cat")],
+    }
+    for name, more in ({name: lost.get(name, []) for name in splits}).items():
+        listed(folder, splits[name] + more).rename(folder / f"{name}.csv")
+    message = refusal(folder, checkpoint)
+    assert "3 of 33 files that are listed do not exist (1 of val, 2 of test)" in message
+    assert "such as images/lost.png, images/gone.png, images/no.png: mend their paths" in message
+    for name, kept in splits.items():
+        listed(folder, kept).rename(folder / f"{name}.csv")
+    assert chosen(folder, checkpoint)["data.test_split"] == "test"
 
 
 def test_the_column_of_labels_is_named_by_the_flag_of_the_error(images, checkpoint):  # noqa: F811
@@ -112,7 +139,9 @@ def test_the_column_of_labels_is_named_by_the_flag_of_the_error(images, checkpoi
 def test_a_csv_without_rows_says_what_to_write(images, checkpoint):  # noqa: F811
     folder, _ = images
     for text in ("", "file,label\n"):
-        assert refusal(listed(folder, [], text), checkpoint).endswith("write a row FILE,LABEL for each image")
+        assert refusal(listed(folder, [], text), checkpoint).endswith(
+            "write a row FILE,LABEL for each image"
+        )
 
 
 def test_several_lists_in_a_folder_are_named(images, checkpoint):  # noqa: F811
@@ -136,13 +165,17 @@ def test_a_workdir_in_place_of_images_is_told_by_its_files(tmp_path, recipe):
         (tmp_path / name).write_text("{}")
     config = read_config(recipe)
     config.data.path = str(tmp_path)
-    with pytest.raises(UserError, match=f"is the workdir of a run: give the images .*--from={tmp_path}"):
+    with pytest.raises(
+        UserError, match=f"is the workdir of a run: give the images .*--from={tmp_path}"
+    ):
         settle(config, given_keys(config), tmp_path / "none", str)
 
 
 def test_an_empty_folder_has_no_images(tmp_path, checkpoint):  # noqa: F811
     (tmp_path / "empty").mkdir()
-    assert "has no images: give a folder with a folder of images" in refusal(tmp_path / "empty", checkpoint)
+    assert "has no images: give a folder with a folder of images" in refusal(
+        tmp_path / "empty", checkpoint
+    )
 
 
 def test_a_prepared_data_set_is_found_by_its_name_and_by_a_relative_path(
@@ -171,7 +204,9 @@ def recognised(path, name="finetune:dataset=cifar10", said=None, **changes):
     return config
 
 
-@pytest.mark.parametrize("name", ["finetune:dataset=cifar10", "finetune:dataset=folder", "quickstart"])
+@pytest.mark.parametrize(
+    "name", ["finetune:dataset=cifar10", "finetune:dataset=folder", "quickstart"]
+)
 def test_a_path_is_recognised_whatever_the_source_of_the_config_was(tmp_path, name):
     pets, said = photographs(tmp_path / "pets", {"cat": 10, "dog": 10}), []
     start = {"finetune.checkpoint": "vit.npz"} if name.startswith("finetune") else {}
@@ -193,7 +228,10 @@ def test_splits_that_a_path_has_are_those_of_the_run(tmp_path):
 
 
 def test_values_of_the_user_are_not_recognised_anew(tmp_path):
-    pets, splits = photographs(tmp_path / "pets", {"cat": 4, "dog": 4}), {"data.train_split": "all[:50%]"}
+    pets, splits = (
+        photographs(tmp_path / "pets", {"cat": 4, "dog": 4}),
+        {"data.train_split": "all[:50%]"},
+    )
     data = recognised(pets, **splits, **{"data.source": "tfds"}).data
     assert (data.source, data.train_split) == ("tfds", "all[:50%]")
     data = recognised(pets, **splits).data
@@ -202,7 +240,9 @@ def test_values_of_the_user_are_not_recognised_anew(tmp_path):
 
 def test_a_split_that_is_chosen_has_no_images_of_the_users(tmp_path):
     pets = photographs(tmp_path / "pets", {"cat": 4, "dog": 4})
-    with pytest.raises(UserError, match=r"in common, and --config.data.test_split was chosen: give both"):
+    with pytest.raises(
+        UserError, match=r"in common, and --config.data.test_split was chosen: give both"
+    ):
         recognised(pets, **{"data.train_split": "all[:90%]"})
     own = {"data.train_split": "all[:90%]", "data.test_split": "all[90%:]"}
     assert recognised(pets, **own).data.test_split == "all[90%:]"
@@ -237,7 +277,9 @@ def test_a_data_set_to_evaluate_on_needs_no_kind(tmp_path):
 def test_images_that_a_csv_lists_are_predicted(images):
     folder, rows = images
     found = find_images([str(listed(folder, rows))])
-    assert [found.path(index) for index in (0, 29)] == [f"{folder}/images/{k:03}.png" for k in (0, 29)]
+    assert [found.path(index) for index in (0, 29)] == [
+        f"{folder}/images/{k:03}.png" for k in (0, 29)
+    ]
     assert len(found) == 30
 
 
@@ -245,12 +287,177 @@ def test_prepare_takes_the_name_of_a_data_set_with_its_kind(tmp_path):
     prepare("mnist", tmp_path, {"train": 4})
     with pytest.raises(UserError, match="train on it as it is"):
         find(f"tfds:mnist:{tmp_path}")
-    with pytest.raises(UserError, match="is a CSV, which is trained on as it is: --config.data.path="):
-        find(str(listed(tmp_path, [("a.png", "cat")])))
 
 
-def test_a_size_that_should_fit_is_a_multiple_of_the_patch(tmp_path, checkpoint, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(micro_batches, "memory_of", lambda device: (1e4, 1e4))
-    message = refusal(photographs(tmp_path / "pets", {"cat": 10, "dog": 10}), checkpoint)
-    assert message.startswith("not even 1 image of 32 pixels fit")
-    assert flags(message) == {"data.image_size": "16"}
+def test_prepare_takes_the_lists_that_finetune_takes(images):
+    folder, rows = images
+    splits = {"train": rows[:20], "test": rows[20:]}
+    table = [(file, f"{label},{split}") for split, part in splits.items() for file, label in part]
+    one = listed(folder, table, "file,label,split\n").rename(folder / "split.csv")
+    lists = folder / "lists"
+    lists.mkdir()
+    for name, part in splits.items():
+        listed(lists, [(f"../{file}", label) for file, label in part]).rename(lists / f"{name}.csv")
+    whole = listed(folder, rows)
+    for path, counts in (
+        (whole, {"train": 30}),
+        (one, {"train": 20, "test": 10}),
+        (lists, {"train": 20, "test": 10}),
+    ):
+        done = prepared(find(str(path)), folder / "out", Options(), one_by_one, one_by_one)
+        assert done.splits == counts and not done.skipped
+        for split, count in counts.items():
+            source = open_source("tfds", split, path=done.path)
+            assert source.class_names == ("cat", "dog")
+            found = [
+                source.class_names[label] for k in range(count) for label in source.labels_of(k)
+            ]
+            part = splits[split] if len(counts) > 1 else rows
+            assert sorted(found) == sorted(label for _, label in part)
+    assert find(f"csv:{whole}").units == find(str(whole)).units
+
+
+def test_prepare_names_its_own_flag_for_the_column_of_labels(images):
+    folder, rows = images
+    wide = [(file, f"{label},{k}") for k, (file, label) in enumerate(rows)]
+    path = str(listed(folder, wide, "image,species,number\n"))
+    with pytest.raises(UserError, match="name the label's column with --label_key=NAME"):
+        find(path)
+    assert find(path, label_key="species").class_names == ["cat", "dog"]
+
+
+def test_duplicates_are_found_by_the_lists_of_a_folder(images):
+    folder, rows = images
+    shutil.copy(folder / rows[0][0], folder / "images" / "again.png")
+    listed(folder, rows).rename(folder / "train.csv")
+    listed(folder, [("images/again.png", "cat")]).rename(folder / "test.csv")
+    (group,) = find_duplicates([str(folder)], 0.98, str).groups
+    assert group.kind == "in several splits" and len(group.images) == 2
+
+
+def test_duplicates_of_a_prepared_data_set_are_those_of_its_images(images):
+    folder, rows = images
+    done = prepared(
+        find(str(listed(folder, rows))), folder / "out", Options(), one_by_one, one_by_one
+    )
+    for path, source in (
+        (done.folder, "list.csv"),
+        (done.folder.parent, "list.csv"),
+        (done.folder.parents[1], "list.csv"),
+        ("tfds:mnist", "a folder"),
+    ):
+        with pytest.raises(UserError, match=f"is a prepared data set: give .*{source}"):
+            find_duplicates([str(path)], 0.98, str)
+
+
+def one_by_one(tasks, what, unit) -> None:
+    for task in tasks:
+        task.function(*task.arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (
+            dict(images=["a.png"]),
+            "images is of type list, and must be the path .*train=.* takes arrays",
+        ),
+        (dict(images=np.zeros((2, 8, 8, 3))), "images is of type ndarray, and must be the path"),
+        (dict(images=None), "images is of type NoneType"),
+        (dict(checkpoint=3), "checkpoint is of type int, and must be the path"),
+        (dict(workdir=3), "workdir is of type int, and must be the path"),
+        (dict(minutes="ten"), "minutes is 'ten' and must be None or a finite number"),
+        (dict(group=3), "groups is 3 and must be None or a text"),
+        (dict(balance="half"), "balance is 'half' and must be none or sqrt or full"),
+        (dict(values=["steps"]), "values is of type list, and must be a dict"),
+        (dict(values="steps=3"), "values is of type str, and must be a dict"),
+        (dict(values={3: 3}), "config key 3 is of type int"),
+        (
+            dict(values={"data": {"flip": False}}),
+            "'data' is a section: give .* such as 'data.source'",
+        ),
+        (dict(values={"config.steps": 3}), "did you mean 'steps'"),
+        (dict(on_log=3), "on_log is of type int, and must be a function"),
+    ],
+)
+def test_wrong_arguments_of_finetune_are_a_line(tmp_path, arguments, message):
+    pets = photographs(tmp_path / "pets", {"cat": 10, "dog": 10})
+    with pytest.raises(UserError, match=message) as caught:
+        vit_jax.finetune(
+            **dict(images=pets, checkpoint="none", workdir=tmp_path / "run") | arguments
+        )
+    assert "\n" not in str(caught.value)
+
+
+def test_load_model_takes_a_path():
+    with pytest.raises(UserError, match="is of type NoneType, and must be the path of a workdir"):
+        vit_jax.load_model(None)  # pyright: ignore[reportArgumentType]
+
+
+def test_advice_in_python_names_arguments_that_work(tmp_path, checkpoint):  # noqa: F811
+    pets = photographs(tmp_path / "pets", {"cat": 8, "dog": 8, "fox": 1})
+    with pytest.raises(UserError) as caught:
+        vit_jax.finetune(pets, checkpoint, tmp_path / "run")
+    assert "--" not in str(caught.value)
+    (text,) = re.findall(r"values=(\{.*\})", str(caught.value))
+    assert eval(text) == {"data.classes": ("cat", "dog")}
+    assert chosen(pets, checkpoint, **eval(text))["data.classes"] == ("cat", "dog")
+
+
+def test_advice_in_python_on_a_checkpoint_and_a_workdir(tmp_path, checkpoint, monkeypatch):  # noqa: F811
+    pets = photographs(tmp_path / "pets", {"cat": 10, "dog": 10})
+    with pytest.raises(UserError, match="holds files but no run; give a new or empty workdir"):
+        vit_jax.finetune(pets, checkpoint, pets)
+    for train in (vit_jax.finetune, vit_jax.pretrain):
+        monkeypatch.setattr("vit_jax.interop.open.download", unreachable)
+        with pytest.raises(UserError, match="give checkpoint='CHECKPOINT': a folder"):
+            train(pets, workdir=tmp_path / "run")
+
+
+def unreachable(source):
+    raise UserError(f"cannot fetch {source}")
+
+
+def test_a_head_without_names_has_numbers_and_a_line(tmp_path):
+    model = vit_jax.create_model(
+        "ViT-Ti/16", dim=16, depth=1, mlp_dim=32, heads=2, image_size=32, num_classes=7
+    )
+    for library in ("timm", "transformers"):
+        folder = vit_jax.save_model(model, tmp_path / library, library=library, say=str)
+        said = []
+        assert open_classifier(str(folder), say=said.append).class_names == [*map(str, range(7))]
+        assert sum("has no class names: classes are numbers" in line for line in said) == 1
+        assert vit_jax.load_model(folder, say=str).about.class_names == ()
+
+
+@pytest.mark.parametrize(
+    "free, advice",
+    [
+        (2200, {"data.image_size": 16}),
+        (1700, {"data.image_size": 8}),
+        (900, {"finetune.train": "head"}),
+        (90, {}),
+    ],
+)
+def test_too_little_memory_names_a_flag_with_which_a_step_fits(
+    tmp_path,
+    checkpoint,  # noqa: F811
+    monkeypatch,
+    free,
+    advice,
+):
+    def needs(program, config, max_labels):
+        state = 1000 if config.finetune.train == "all" else 100
+        size = config.data.image_size * config.batch_size // config.micro_batches
+        return Needs(state, 0, 0, 0, 16 * size if config.finetune.train == "all" else size)
+
+    monkeypatch.setattr(micro_batches, "needs_of", needs)
+    monkeypatch.setattr(micro_batches, "compiled_bytes", lambda *_: float("inf"))
+    monkeypatch.setattr(micro_batches, "memory_of", lambda device: (free / micro_batches.FREE,) * 2)
+    pets = photographs(tmp_path / "pets", {"cat": 10, "dog": 10})
+    message = refusal(pets, checkpoint)
+    assert message.startswith("not even 1 image of 32 pixels fits into") and "--from" in message
+    found = {key: int(text) if text.isdecimal() else text for key, text in flags(message).items()}
+    assert found == advice
+    if advice:
+        assert chosen(pets, checkpoint, **advice)["batch_size"] > 1

@@ -27,7 +27,11 @@ from vit_jax.training.mixing import (
     random_erasing,
     random_flip,
 )
-from vit_jax.training.objectives.classification import batch_targets, class_targets, classification_loss
+from vit_jax.training.objectives.classification import (
+    batch_targets,
+    class_targets,
+    classification_loss,
+)
 
 ROOT = Path(__file__).parents[2]
 EVERYTHING = dict(flip=True, erasing=0.5, mixup=0.8, cutmix=1.0, cutmix_share=0.5)
@@ -83,14 +87,17 @@ def test_rectangles_and_noise_of_erasing_are_distributed_as_timms(torch, timm):
     from timm.data.random_erasing import RandomErasing
 
     images = 6000
-    mean, deviation = (0.485, 0.5, 0.406), (0.229, 0.5, 0.225)
-    erase = jax.jit(partial(random_erasing, mean=mean, deviation=deviation))
+    mean, std = (0.485, 0.5, 0.406), (0.229, 0.5, 0.225)
+    erase = jax.jit(partial(random_erasing, mean=mean, std=std))
     ours = np.asarray(erase(jnp.full((images, 32, 24, 3), 5.0), jax.random.key(0), 0.5))
     random.seed(0)
     torch.manual_seed(0)
     theirs = RandomErasing(0.5, mode="pixel", device="cpu")(torch.full((images, 3, 32, 24), 5.0))
     theirs = theirs.numpy().transpose(0, 2, 3, 1)
-    (hit, sides, corners), (their_hit, their_sides, their_corners) = rectangles(ours), rectangles(theirs)
+    (hit, sides, corners), (their_hit, their_sides, their_corners) = (
+        rectangles(ours),
+        rectangles(theirs),
+    )
     assert abs(hit.mean() - 0.5) < 0.02 and abs(their_hit.mean() - 0.5) < 0.02
     for one, other in (
         (sides[0], their_sides[0]),
@@ -103,7 +110,7 @@ def test_rectangles_and_noise_of_erasing_are_distributed_as_timms(torch, timm):
         assert ks_2samp(one, other).pvalue > 0.01
     assert sides[0].max() < 32 and sides[1].max() < 24
     # Theirs is in units of the normalised image.
-    ours = (((ours + 1) / 2 - mean) / deviation)[ours != 5].reshape(-1, 3)
+    ours = (((ours + 1) / 2 - mean) / std)[ours != 5].reshape(-1, 3)
     for noise in (ours, theirs[theirs != 5].reshape(-1, 3)):
         np.testing.assert_allclose([noise.mean(0), noise.std(0)], [[0] * 3, [1] * 3], atol=0.01)
 
@@ -113,7 +120,9 @@ def test_erased_rectangles_reach_every_pixel():
     assert (np.asarray(erased) != 5).any((0, 3)).all()
 
 
-many_mixups = jax.jit(jax.vmap(lambda key, alpha: mixup_weights(key, (1, 1), alpha), in_axes=(0, None)))
+many_mixups = jax.jit(
+    jax.vmap(lambda key, alpha: mixup_weights(key, (1, 1), alpha), in_axes=(0, None))
+)
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.8])
@@ -125,7 +134,9 @@ def test_mixup_keeps_the_larger_share_of_a_beta(alpha):
 
 
 def test_cutmix_cuts_one_rectangle_of_the_area_in_the_paper():
-    masks = np.asarray(jax.jit(jax.vmap(lambda key: cutmix_weights(key, SIZE, 1.0)))(keys(3000))) == 0
+    masks = (
+        np.asarray(jax.jit(jax.vmap(lambda key: cutmix_weights(key, SIZE, 1.0)))(keys(3000))) == 0
+    )
     height, width = masks.any(2).sum(1), masks.any(1).sum(1)
     assert (height * width == masks.sum((1, 2))).all()
     # A side of s is s - s^2 / 4 on average after the edge; its square, for s^2 uniform, is 0.321.
@@ -136,8 +147,8 @@ def test_cutmix_cuts_one_rectangle_of_the_area_in_the_paper():
 def cut_areas(side: int, rounded_up: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """All shares that CutMix can leave of a square image, and their probabilities, for alpha 1.
 
-    After `rand_bbox` of timm 0.3.2 to 0.5.4: a side of int(side * sqrt(1 - a)), half of it, rounded down, on
-    each side of a pixel. Later versions round one of the halves up.
+    After `rand_bbox` of timm 0.3.2 to 0.5.4: a side of int(side * sqrt(1 - a)), half of it, rounded
+    down, on each side of a pixel. Later versions round one of the halves up.
     """
     sides, pixels = np.arange(side + 1), np.arange(side)
     chances = np.minimum(1, ((sides + 1) / side) ** 2) - (sides / side) ** 2
@@ -196,7 +207,9 @@ def test_binary_loss_of_mixed_images_is_deits(share, torch, timm):
         labels=jnp.asarray(labels)[:, None], partner_labels=jnp.asarray(labels[::-1])[:, None]
     )
     batch = reversed_labels | {"share": jnp.full(16, share)}
-    ours = classification_loss(jnp.asarray(logits), batch_targets(batch, classes, "binary"), "binary", 0.0)
+    ours = classification_loss(
+        jnp.asarray(logits), batch_targets(batch, classes, "binary"), "binary", 0.0
+    )
 
     target = mixup_target(torch.tensor(labels), classes, lam=share, smoothing=0.0).gt(0.0).double()
     theirs = torch.nn.BCEWithLogitsLoss()(torch.tensor(logits), target)
@@ -205,7 +218,10 @@ def test_binary_loss_of_mixed_images_is_deits(share, torch, timm):
 
 def test_repeats_of_an_image_are_mixed_with_another_one():
     rows = jnp.arange(12) // 3
-    batch = {"image": jnp.broadcast_to(rows[:, None, None, None] / 4, (12, 2, 2, 3)), "labels": rows[:, None]}
+    batch = {
+        "image": jnp.broadcast_to(rows[:, None, None, None] / 4, (12, 2, 2, 3)),
+        "labels": rows[:, None],
+    }
     mixed = augment(batch, jax.random.key(0), mixup=0.8, repeats=3)
     np.testing.assert_array_equal(mixed["partner_labels"][:, 0], np.roll(rows, 3))
     expected = np.roll(rows, 3) + np.asarray(mixed["share"]) * (rows - np.roll(rows, 3))
@@ -249,7 +265,9 @@ def test_one_augmentation_does_not_change_the_draws_of_another():
     batch, key = make_batch(), jax.random.key(3)
     alone = augment(batch, key, flip=True)["image"]
     with_mixup = augment(batch, key, flip=True, mixup=0.5)
-    own = mix({"image": alone, "labels": batch["labels"]}, mixing_weights(key, (8, 6), 0.5, 0.0, 0.5))
+    own = mix(
+        {"image": alone, "labels": batch["labels"]}, mixing_weights(key, (8, 6), 0.5, 0.0, 0.5)
+    )
     np.testing.assert_array_equal(with_mixup["image"], own["image"])
 
 
@@ -277,6 +295,10 @@ def test_eight_devices_augment_as_one():
         "JAX_PLATFORMS": "cpu",
     }
     done = subprocess.run(
-        [sys.executable, "-c", EIGHT], cwd=ROOT, env=os.environ | eight, capture_output=True, text=True
+        [sys.executable, "-c", EIGHT],
+        cwd=ROOT,
+        env=os.environ | eight,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr

@@ -50,7 +50,8 @@ def test_an_object_is_made_once(url):
     bucket = Bucket(url)
     made = []
     threads = [
-        threading.Thread(target=lambda i=i: made.append(bucket.create("x", b"%d" % i))) for i in range(8)
+        threading.Thread(target=lambda i=i: made.append(bucket.create("x", b"%d" % i)))
+        for i in range(8)
     ]
     for thread in threads:
         thread.start()
@@ -63,7 +64,11 @@ def test_an_object_is_made_once(url):
 
 
 def test_second_run_on_the_workdir_is_refused(url):
-    with lock(url), pytest.raises(UserError, match=f"^{url} is in use by another run: process"), lock(url):
+    with (
+        lock(url),
+        pytest.raises(UserError, match=f"^{url} is in use by another run: process"),
+        lock(url),
+    ):
         pass
 
 
@@ -151,11 +156,15 @@ def test_damaged_checkpoint_is_moved_aside_and_the_one_before_is_taken(url):
         step, restored = checkpoints.restore_newest(items)
         assert (step, checkpoints.steps) == (3, [3])
     np.testing.assert_array_equal(restored["params"]["kernel"], np.arange(1000.0))
-    assert f"{url}/checkpoints/4 is damaged" in said[0] and said[0].endswith(f"{url}/checkpoints/damaged/4")
+    assert f"{url}/checkpoints/4 is damaged" in said[0] and said[0].endswith(
+        f"{url}/checkpoints/damaged/4"
+    )
 
 
 def test_bucket_that_is_not_there_is_one_line(kind):
-    with pytest.raises(UserError, match=f"^there is no bucket {kind}://nowhere, or these credentials"):
+    with pytest.raises(
+        UserError, match=f"^there is no bucket {kind}://nowhere, or these credentials"
+    ):
         fetched(f"{kind}://nowhere/run")
     with pytest.raises(UserError, match="is a whole bucket: name a folder in it"):
         fetched(f"{kind}://pods")
@@ -177,7 +186,9 @@ def test_records_are_read_from_googles_buckets_and_refused_in_others(tmp_path, m
         monkeypatch.setenv("CLOUD_STORAGE_EMULATOR_ENDPOINT", variables["STORAGE_EMULATOR_HOST"])
         Bucket("gs://pods/set").write("train-0.array_record", (tmp_path / "x").read_bytes())
         source = array_records("gs://pods/set/train-*", None, None)
-        assert [source[number].image for number in range(5)] == [b"image %d" % number for number in range(5)]
+        assert [source[number].image for number in range(5)] == [
+            b"image %d" % number for number in range(5)
+        ]
     with pytest.raises(UserError, match="s3://pods/x .*mount the bucket, or copy them"):
         array_records("s3://pods/x", None, None)
 
@@ -192,7 +203,9 @@ def test_a_data_set_of_tfds_is_read_from_googles_buckets(tmp_path, monkeypatch):
         for file in (tmp_path / "cifar10/3.0.2").iterdir():
             Bucket("gs://pods/cifar10/3.0.2").write(file.name, file.read_bytes())
         source = open_source("tfds", "train+test", path="gs://pods/cifar10/3.0.2")
-        shades = [np.asarray(Image.open(io.BytesIO(source[i].image)))[0, 0, 0] for i in range(len(source))]
+        shades = [
+            np.asarray(Image.open(io.BytesIO(source[i].image)))[0, 0, 0] for i in range(len(source))
+        ]
         assert sorted(shades) == [*range(5)]
         assert [source[i].labels[0] for i in range(5)] == shades
         with pytest.raises(UserError, match="no prepared data set in gs://pods/nothing"):

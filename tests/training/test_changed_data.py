@@ -1,4 +1,6 @@
-"""Runs whose data have changed since they began: refused, or accepted where the classes of the head stay."""
+"""Runs whose data have changed since they began: refused, or accepted where the classes of the head
+stay.
+"""
 
 import itertools
 import json
@@ -16,11 +18,13 @@ from vit_jax.runs.data_identity import differences, identity_of
 from vit_jax.runs.jobs import Job
 from vit_jax.runs.rate_search import check_data
 from vit_jax.runs.splits import open_splits
-from vit_jax.runs.workdir import claim, saved_run, settled_config, steps_of
+from vit_jax.runs.workdir import FORMAT, claim, saved_run, steps_of
 
 
 def folder(path, names, images=4):
-    """Class folders of random images in train/ and test/; those of an image's number are the same."""
+    """Class folders of random images in train/ and test/; those of an image's number are the
+    same.
+    """
     for split, (k, name) in itertools.product(("train", "test"), enumerate(names)):
         (path / split / name).mkdir(parents=True, exist_ok=True)
         for n in range(images):
@@ -41,11 +45,10 @@ def start(tmp_path, **values):
     config.update(dict(epochs=2, batch_size=4))
     config.update_from_flattened_dict(values)
     workdir = tmp_path / "run"
-    config, _ = settled_config(workdir, config)
     identity = identity_of(open_splits(config))
     images, classes = identity["images"]["train"], len(identity["class_names"])
     manifest = dict(
-        format=5,
+        format=FORMAT,
         steps=steps_of(workdir, config) or 2 * images // 4,
         model={"num_classes": classes},
         num_classes=classes,
@@ -93,18 +96,24 @@ def test_another_class_is_refused_whatever_the_flag(data, tmp_path):
 def test_a_renamed_class_may_be_accepted(data, tmp_path, capsys):
     start(tmp_path)
     renamed(data, "berry", "blackberry")
-    with pytest.raises(UserError, match="no class 'berry'; a new class 'blackberry'.*changed='accepted'"):
+    with pytest.raises(
+        UserError, match="no class 'berry'; a new class 'blackberry'.*changed='accepted'"
+    ):
         start(tmp_path)
     manifest = start(tmp_path, **{"data.changed": "accepted"})
     assert manifest["class_names"] == ["apple", "blackberry", "cherry"]
-    assert "continues with other data than it began with: no class 'berry'" in capsys.readouterr().out
+    assert (
+        "continues with other data than it began with: no class 'berry'" in capsys.readouterr().out
+    )
     assert start(tmp_path) == manifest
 
 
 def test_more_images_are_refused_or_accepted_for_the_steps_that_the_run_began_with(data, tmp_path):
     assert start(tmp_path)["steps"] == 6
     folder(data, ("apple", "berry", "cherry"), images=8)
-    with pytest.raises(UserError, match="training: 12 images, and now 24; test: .*; steps: 6, and now 12"):
+    with pytest.raises(
+        UserError, match="training: 12 images, and now 24; test: .*; steps: 6, and now 12"
+    ):
         start(tmp_path)
     manifest = start(tmp_path, **{"data.changed": "accepted"})
     assert (manifest["steps"], manifest["images"]) == (6, {"train": 24, "test": 24})
@@ -133,7 +142,9 @@ def test_a_sweep_takes_no_run_that_was_trained_on_other_data(data, tmp_path):
     check_data(jobs, config)
     folder(data, ("apple", "berry", "cherry"), images=8)
     check_data(jobs[:1], config)
-    with pytest.raises(UserError, match="run was trained on other data .training: 12 images, and now 24"):
+    with pytest.raises(
+        UserError, match="run was trained on other data .training: 12 images, and now 24"
+    ):
         check_data(jobs, config)
 
 

@@ -66,7 +66,9 @@ def test_multiples_and_the_best_are_kept_too(tmp_path, name, found):
 
 
 def largest(folder: Path) -> Path:
-    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    return max(
+        (path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
+    )
 
 
 def flip_a_bit(folder: Path) -> None:
@@ -126,7 +128,9 @@ def test_run_whose_checkpoints_are_all_damaged_does_not_begin_anew_and_none_is_m
     for _ in range(2):  # Nor when it is started again.
         with (
             Checkpoints(tmp_path, keep_last=3) as checkpoints,
-            pytest.raises(UserError, match=r"every checkpoint .* is damaged: .*/2 is damaged.*/1 is damaged"),
+            pytest.raises(
+                UserError, match=r"every checkpoint .* is damaged: .*/2 is damaged.*/1 is damaged"
+            ),
         ):
             checkpoints.restore_newest(large_items(0))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
@@ -217,7 +221,8 @@ def test_checkpoint_of_another_model_is_refused_and_stays(tmp_path):
     with (
         Checkpoints(tmp_path, keep_last=3) as checkpoints,
         pytest.raises(
-            UserError, match=r"2 does not fit this model: params/kernel is float32\[64, 64\] and .*32"
+            UserError,
+            match=r"2 does not fit this model: params/kernel is float32\[64, 64\] and .*32",
         ),
     ):
         checkpoints.restore_newest(wanted)

@@ -1,4 +1,6 @@
-"""Values of a fine-tuning that are chosen: the data set at a path, its splits and groups, and refusals."""
+"""Values of a fine-tuning that are chosen: the data set at a path, its splits and groups, and
+refusals.
+"""
 
 import copy
 
@@ -33,7 +35,14 @@ def checkpoint(tmp_path_factory):
     import vit_jax
 
     model = vit_jax.create_model(
-        "ViT-Ti/16", patch_size=8, dim=16, depth=1, hidden=32, heads=2, image_size=32, num_classes=5
+        "ViT-Ti/16",
+        patch_size=8,
+        dim=16,
+        depth=1,
+        mlp_dim=32,
+        heads=2,
+        image_size=32,
+        num_classes=5,
     )
     folder = tmp_path_factory.mktemp("checkpoint") / "vit"
     vit_jax.save_model(model, folder, library="timm")
@@ -146,7 +155,8 @@ def test_a_shorter_time_makes_fewer_steps(tmp_path, checkpoint, monkeypatch):
     monkeypatch.setattr(finetuning, "_forward_seconds", lambda checkpoint, size: 0.1)
     long, short = (chosen(folder, checkpoint, minutes=minutes) for minutes in (1000.0, 4.0))
     assert (long["steps"], long["evaluate_every"], long["early_stopping"]) == (132, 16, 4)
-    # 0.85 x 240 s - 30 s are 1,740 images: 115 before and after training, 15 in each of 8 evaluations.
+    # 0.85 x 240 s - 30 s are 1,740 images: 115 before and after training, 15 in each of 8
+    # evaluations.
     assert (short["steps"], short["early_stopping"]) == (
         int((1740 - 70 - 15 - 2 * 15 - 8 * 15) / (3.2 * 16)),
         9,
@@ -193,7 +203,9 @@ def test_without_a_checkpoint_and_network_it_says_what_to_give(tmp_path, monkeyp
 def test_sides_of_images_are_read_from_their_headers(tmp_path):
     photographs(tmp_path / "pets", {"cat": 2, "dog": 2}, size=(20, 24))
     photographs(tmp_path / "pets", {"fox": 1}, size=(90, 30))
-    assert short_sides(open_source("folder", "all", path=str(tmp_path / "pets"))) == "20 to 30 pixels"
+    assert (
+        short_sides(open_source("folder", "all", path=str(tmp_path / "pets"))) == "20 to 30 pixels"
+    )
 
 
 def test_a_run_has_the_first_free_name(tmp_path, monkeypatch):
@@ -228,9 +240,15 @@ def test_a_batch_that_does_not_fit_is_cut_and_stays_the_batch(tmp_path, checkpoi
         there = share * whole / micro_batches.FREE
         monkeypatch.setattr(micro_batches, "memory_of", lambda device, there=there: (there, there))
         values = chosen(folder, checkpoint)
-        assert (values["batch_size"], values["micro_batches"], values["model.remat"]) == (16, micro, "none")
+        assert (values["batch_size"], values["micro_batches"], values["model.remat"]) == (
+            16,
+            micro,
+            "none",
+        )
     monkeypatch.setattr(micro_batches, "memory_of", lambda device: (1e5, 1e5))
-    with pytest.raises(UserError, match="not even 1 image of 32 pixels .* give a smaller model with --from"):
+    with pytest.raises(
+        UserError, match="not even 1 image of 32 pixels .* give a smaller model with --from"
+    ):
         chosen(folder, checkpoint)
 
 
@@ -238,14 +256,18 @@ def test_a_value_that_the_user_gives_holds_though_the_file_has_it_too(tmp_path, 
     said = []
     folder = photographs(tmp_path / "pets", {"cat": 60, "dog": 40})
     assert read_config("my_images").finetune.head == "new"
-    values = chosen(folder, checkpoint, said, **{"finetune.head": "new", "optimizer.learning_rate": 0.003})
+    values = chosen(
+        folder, checkpoint, said, **{"finetune.head": "new", "optimizer.learning_rate": 0.003}
+    )
     assert (values["finetune.head"], values["optimizer.learning_rate"]) == ("new", 0.003)
     lines = [line.split() for line in said]
     assert ["--config.finetune.head='new'", "yours"] in lines
     assert ["--config.optimizer.learning_rate=0.003", "yours"] in lines
 
 
-@pytest.mark.parametrize("copied", [lambda config: config.copy_and_resolve_references(), copy.deepcopy])
+@pytest.mark.parametrize(
+    "copied", [lambda config: config.copy_and_resolve_references(), copy.deepcopy]
+)
 def test_a_copy_of_a_config_knows_which_values_are_the_users(copied):
     config = read_config("my_images")
     config.data.path = "pets"
@@ -262,10 +284,16 @@ def test_a_copy_of_a_config_knows_which_values_are_the_users(copied):
         ({"data.dev_split": "all[:20%]"}, "train"),
     ],
 )
-def test_a_split_of_the_users_shares_no_images_with_one_that_is_chosen(tmp_path, checkpoint, own, other):
+def test_a_split_of_the_users_shares_no_images_with_one_that_is_chosen(
+    tmp_path, checkpoint, own, other
+):
     folder = photographs(tmp_path / "pets", {"cat": 60, "dog": 40})
-    with pytest.raises(UserError, match=rf"has images of data.{other}_split=.*: give all of --config.data"):
+    with pytest.raises(
+        UserError, match=rf"has images of data.{other}_split=.*: give all of --config.data"
+    ):
         chosen(folder, checkpoint, **own)
     apart = {"train": "all[:50%]", "dev": "all[50%:60%]", "test": "all[60%:]"}
-    values = chosen(folder, checkpoint, **{f"data.{name}_split": split for name, split in apart.items()})
+    values = chosen(
+        folder, checkpoint, **{f"data.{name}_split": split for name, split in apart.items()}
+    )
     assert {name: values[f"data.{name}_split"] for name in apart} == apart

@@ -8,10 +8,10 @@ from PIL import Image
 
 from tests.data.malformed import encode
 from vit_jax.config import VALUES, base_config, check
-from vit_jax.data.decode import BACKGROUNDS, INTERPOLATIONS
-from vit_jax.data.preprocess import CROPS, TEST_CROPS, random_resized_box
+from vit_jax.data.preprocess import random_resized_box
 from vit_jax.data.timm_augment import RandPolicy
 from vit_jax.errors import UserError
+from vit_jax.options.data import BACKGROUNDS, CROPS, INTERPOLATIONS, TEST_CROPS
 from vit_jax.runs.assemble import image_augmentation, train_crop
 from vit_jax.runs.evaluator import test_crop as evaluation_crop
 
@@ -47,7 +47,9 @@ def test_training_and_evaluation_resize_as_the_config_says(name):
     by_name = Image.Resampling[filters[name]]
     made = config(interpolation=name, crop="random_resized", test_crop="square")
     box = random_resized_box(np.random.default_rng(7), *PIXELS.shape[:2])
-    part = Image.fromarray(PIXELS[box.top : box.bottom, box.left : box.right]).resize((32, 32), by_name)
+    part = Image.fromarray(PIXELS[box.top : box.bottom, box.left : box.right]).resize(
+        (32, 32), by_name
+    )
     np.testing.assert_array_equal(train_crop(made)(PIXELS, np.random.default_rng(7)), part)
     whole = Image.fromarray(PIXELS).resize((40, 40), by_name).crop((4, 4, 36, 36))
     np.testing.assert_array_equal(evaluation_crop(made)(PIXELS), whole)
@@ -59,8 +61,12 @@ def test_without_a_word_a_run_resizes_bilinearly():
     assert {crop.interpolation for crop in crops} == {"bilinear"}
 
 
-@pytest.mark.parametrize(("background", "shade"), [("white", 255), ("black", 0), ("grey", 128), ("none", 77)])
-def test_training_and_evaluation_put_transparent_images_on_the_configs_background(background, shade):
+@pytest.mark.parametrize(
+    ("background", "shade"), [("white", 255), ("black", 0), ("grey", 128), ("none", 77)]
+)
+def test_training_and_evaluation_put_transparent_images_on_the_configs_background(
+    background, shade
+):
     data = encode(Image.new("RGBA", (50, 50), (77, 77, 77, 0)), "PNG", "RGBA")
     for interpolation, decode in itertools.product(("bilinear", "bicubic"), ("fast", "exact")):
         made = config(background=background, interpolation=interpolation, decode=decode)
@@ -71,7 +77,10 @@ def test_training_and_evaluation_put_transparent_images_on_the_configs_backgroun
 
 def test_evaluation_may_resize_by_another_way_than_training():
     made = config(interpolation="bilinear", test_interpolation="area")
-    assert (train_crop(made).interpolation, evaluation_crop(made).interpolation) == ("bilinear", "area")
+    assert (train_crop(made).interpolation, evaluation_crop(made).interpolation) == (
+        "bilinear",
+        "area",
+    )
     made.data.test_interpolation = None
     assert evaluation_crop(made).interpolation == "bilinear"
 
@@ -89,7 +98,8 @@ def test_policy_turns_and_shears_by_the_interpolation_of_the_crops(interpolation
 
 
 @pytest.mark.parametrize(
-    ("mean", "fill"), [(None, (128,) * 3), ((0.5,), (128,) * 3), ((0.485, 0.456, 0.406), (124, 116, 104))]
+    ("mean", "fill"),
+    [(None, (128,) * 3), ((0.5,), (128,) * 3), ((0.485, 0.456, 0.406), (124, 116, 104))],
 )
 def test_policy_fills_with_the_mean_that_the_model_takes_away(mean, fill):
     made = config()

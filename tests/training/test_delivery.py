@@ -74,7 +74,9 @@ def test_rows_that_a_killed_process_took_with_it_come_again(tmp_path):
         pass
     open_(service, tmp_path, rows=[{"step": 10, "loss": 1.0}]).close()
     assert service.rows == [(10, {"loss": 1.0})] * 2
-    open_(service, tmp_path, rows=[{"step": 10, "loss": 1.0}]).close()  # It was closed: nothing was lost.
+    open_(
+        service, tmp_path, rows=[{"step": 10, "loss": 1.0}]
+    ).close()  # It was closed: nothing was lost.
     assert len(service.rows) == 2
 
 
@@ -139,7 +141,9 @@ def test_a_picture_is_sent_once(service, tmp_path):
         held.picture(40, "seen/rollout", b"png")
         held.close()
     assert service.pictures == [(40, "seen/rollout")]
-    assert json.loads((tmp_path / "trackers" / "it.json").read_text())["pictures"] == {"seen/rollout": 40}
+    assert json.loads((tmp_path / "trackers" / "it.json").read_text())["pictures"] == {
+        "seen/rollout": 40
+    }
 
 
 def test_a_run_in_a_bucket_has_the_name_that_it_has_there(tmp_path):

@@ -1,4 +1,6 @@
-"""What the recipes of DINO and DINOv2 ask of an optimizer: against PyTorch's AdamW, and plain NumPy."""
+"""What the recipes of DINO and DINOv2 ask of an optimizer: against PyTorch's AdamW, and plain
+NumPy.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,9 @@ from vit_jax.training.optimizer import clip_by_norm, make_optimizer
 from vit_jax.training.program import make_program
 from vit_jax.training.schedule import make_schedule, make_weight_decay
 
-PLAIN = dict(name="sgd", beta1=0.0, weight_decay=0.0, clip_norm=0.0, schedule="constant", warmup_steps=0)
+PLAIN = dict(
+    name="sgd", beta1=0.0, weight_decay=0.0, clip_norm=0.0, schedule="constant", warmup_steps=0
+)
 
 
 def settings(**values):
@@ -32,7 +36,9 @@ def settings(**values):
 
 def tree_of(values: dict) -> dict:
     """Nested, from values by their paths."""
-    return nnx.traversals.unflatten_mapping({tuple(path.split("/")): x for path, x in values.items()})
+    return nnx.traversals.unflatten_mapping(
+        {tuple(path.split("/")): x for path, x in values.items()}
+    )
 
 
 def by_path(tree) -> dict:
@@ -63,13 +69,18 @@ def draw(seed: int) -> dict:
 def test_updates_are_those_of_the_authors_loops_in_pytorch(torch, of, count_from):
     steps, held, decays, rates = 12, 3, (0.04, 0.4), (1e-2, 1e-6)
     config = settings(
-        **dict(learning_rate=rates[0], end_learning_rate=rates[1], warmup_steps=0, count_from=count_from),
+        **dict(
+            learning_rate=rates[0],
+            end_learning_rate=rates[1],
+            warmup_steps=0,
+            count_from=count_from,
+        ),
         **dict(weight_decay=decays[0], weight_decay_end=decays[1], decay="matrices"),
         **dict(clip=of, clip_norm=3.0, embedding_rate=0.2),
     )
     schedule, decay = make_schedule(config, steps), make_weight_decay(config, steps)
     optimizer = make_optimizer(
-        config, schedule, decay, embedding=VIT.embedding, held={"head/prototypes": held}
+        config, schedule, decay, embedding=VIT.embedding, frozen_prefixes={"head/prototypes": held}
     )
     weights = jax.tree.map(jnp.asarray, tree_of(draw(0)))
     state, update = optimizer.init(weights), jax.jit(optimizer.update)
@@ -89,7 +100,9 @@ def test_updates_are_those_of_the_authors_loops_in_pytorch(torch, of, count_from
         weights = optax.apply_updates(weights, updates)
         for group in adam.param_groups:
             factor = 0.2 if "patch_embedding" in group["path"] else 1.0
-            group["lr"] = 0.0 if "prototypes" in group["path"] and step < held else rate[step] * factor
+            group["lr"] = (
+                0.0 if "prototypes" in group["path"] and step < held else rate[step] * factor
+            )
             group["weight_decay"] = 0.0 if group["path"].endswith("bias") else weight_decay[step]
         for path, x in theirs.items():
             x.grad = torch.tensor(gradients[path])
@@ -97,7 +110,9 @@ def test_updates_are_those_of_the_authors_loops_in_pytorch(torch, of, count_from
             torch.nn.utils.clip_grad_norm_(part, 3.0)
         adam.step()
         for path, found in by_path(weights).items():
-            np.testing.assert_allclose(found, theirs[path].detach(), rtol=1e-4, atol=1e-5, err_msg=path)
+            np.testing.assert_allclose(
+                found, theirs[path].detach(), rtol=1e-4, atol=1e-5, err_msg=path
+            )
 
 
 def test_decay_goes_to_its_end_by_half_a_cosine():
@@ -105,7 +120,9 @@ def test_decay_goes_to_its_end_by_half_a_cosine():
     decay = make_weight_decay(config, 100)
     found = [float(decay(t)) for t in (25, 50, 100)]
     np.testing.assert_allclose(found, [0.4 - 0.36 * (1 + 0.5**0.5) / 2, 0.22, 0.4], rtol=1e-5)
-    config.count_from = 0  # As in DINO's utils.py: cosine_scheduler(0.04, 0.4, epochs=10, niter_per_ep=10).
+    config.count_from = (
+        0  # As in DINO's utils.py: cosine_scheduler(0.04, 0.4, epochs=10, niter_per_ep=10).
+    )
     theirs = {1: 0.04, 2: 0.0400888, 26: 0.0927208, 51: 0.22, 100: 0.3999112}
     for t, expected in theirs.items():
         assert float(make_weight_decay(config, 100)(t)) == pytest.approx(expected, rel=2e-6)
@@ -142,7 +159,9 @@ def test_each_part_is_clipped_by_its_own_norm(of, parts):
     found = by_path(found)
     for part, norm in zip(parts, norms, strict=True):
         for path in part:
-            np.testing.assert_allclose(found[path], gradients[path] * min(1, highest / norm), rtol=1e-5)
+            np.testing.assert_allclose(
+                found[path], gradients[path] * min(1, highest / norm), rtol=1e-5
+            )
     assert max(norms) > highest and (of == "global" or min(norms) < highest)
 
 
@@ -153,8 +172,8 @@ def test_low_rank_changes_are_clipped_with_the_model():
     np.testing.assert_allclose([*by_path(found).values()], [[0.8], [0.6]], rtol=1e-5)
 
 
-# lr_multiplier of dinov2/utils/param_groups.py for a backbone of 24 blocks with factor 0.9, and 0.2 for the
-# patch embedding; our names beside theirs.
+# lr_multiplier of dinov2/utils/param_groups.py for a backbone of 24 blocks with factor 0.9, and 0.2
+# for the patch embedding; our names beside theirs.
 MULTIPLIERS = {
     "params/cls": 0.0717897987691853,  # cls_token
     "params/position_embedding/table": 0.0717897987691853,  # pos_embed
@@ -188,7 +207,8 @@ def test_a_patch_embedding_has_the_projection_and_its_norm(name):
     options = dict(stem_norm="patches") if name.startswith("ViT") else {}
     model = abstract(model_factory(name, num_classes=3, image_size=224, **options))
     first = {
-        path.split("/")[0] for path in by_path(jax.tree.map(lambda x: 0, nnx.to_pure_dict(nnx.state(model))))
+        path.split("/")[0]
+        for path in by_path(jax.tree.map(lambda x: 0, nnx.to_pure_dict(nnx.state(model))))
     }
     assert set(family_of(model).embedding) <= first
 
@@ -212,7 +232,9 @@ def test_options_that_would_do_nothing_are_refused(values, words):
     config = base_config()
     config.steps, config.finetune.train = 10, "head"
     config.optimizer.update(values)
-    with pytest.raises(UserError, match=f"config.optimizer.{next(iter(values))} is .* and must be {words}"):
+    with pytest.raises(
+        UserError, match=f"config.optimizer.{next(iter(values))} is .* and must be {words}"
+    ):
         check(config)
 
 
@@ -239,18 +261,22 @@ class Holding(Objective):
     def make(cls, config, model, steps, rngs):
         return cls()
 
-    def held(self):
+    def frozen_prefixes(self):
         return self.holds
 
     def __call__(self, model, batch, now=EVALUATION):
-        said = (1 + model(batch["image"], now.rngs)) * self.head["factor"][...] + self.head["shift"][...]
+        said = (1 + model(batch["image"], now.rngs)) * self.head["factor"][...] + self.head[
+            "shift"
+        ][...]
         return Loss(jnp.square(said - batch["labels"]).sum(-1))
 
 
 def program_of(objective: type[Objective], **optimizer):
     config = config_of(objective.__name__)
     config.model.update(dict(name="ViT-Ti/4", **SMALL))
-    config.optimizer.update(dict(schedule="constant", warmup_steps=0, learning_rate=0.01) | optimizer)
+    config.optimizer.update(
+        dict(schedule="constant", warmup_steps=0, learning_rate=0.01) | optimizer
+    )
     config.batch_size, config.data.image_size = 8, 8
     return make_program(config, num_classes=5, steps=10, mesh=make_mesh(config.mesh))
 
@@ -278,7 +304,9 @@ def test_what_an_objective_holds_stays_for_so_many_updates_while_its_moments_go_
     assert factors[:2] == [1, 1] and factors[2] != 1
     assert len({0.0, *shifts}) == 4 and len({0.0, *moments}) == 4
     after = jax.device_get(state["params"])
-    np.testing.assert_array_equal(after["patch_embedding"]["kernel"], before["patch_embedding"]["kernel"])
+    np.testing.assert_array_equal(
+        after["patch_embedding"]["kernel"], before["patch_embedding"]["kernel"]
+    )
     assert (after["cls"] != before["cls"]).all()
 
 
@@ -288,7 +316,8 @@ def test_an_objective_that_holds_what_it_does_not_have_is_refused(start):
     with (
         handing_in(kind),
         pytest.raises(
-            UserError, match=f"holds '{start}', and that is no part of its own parameters; it has head"
+            UserError,
+            match=f"holds '{start}', and that is no part of its own parameters; it has head",
         ),
     ):
         program_of(kind)

@@ -1,6 +1,8 @@
-"""Every option of a model and of training: with each type of number, scanned or not, recomputed or not."""
+"""Every option of a model and of training: with each type of number, scanned or not, recomputed or
+not.
+"""
 
-import inspect
+import dataclasses
 import itertools
 import math
 
@@ -14,13 +16,13 @@ from vit_jax.config import base_config
 from vit_jax.models import abstract, model_factory
 from vit_jax.models.layers import REMAT, placing
 from vit_jax.models.vit import FAMILY as VIT
-from vit_jax.models.vit import ViT
+from vit_jax.options.model import ViTOptions
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import path_name
 from vit_jax.training.optimizer import layer_of
 from vit_jax.training.program import abstract_batch, make_program
 
-TINY = dict(dim=16, depth=2, hidden=32, heads=2)
+TINY = dict(dim=16, depth=2, mlp_dim=32, heads=2)
 RANDOM = dict(dropout=0.1, stochastic_depth=0.2)
 
 # So few models that each option that a ViT has is in one of them.
@@ -38,7 +40,12 @@ MODELS = {
     ),
     "two heads": dict(distillation="heads", mlp="swiglu", position="2d", position_at="every"),
     "average": dict(
-        pooling="gap", fc_norm=True, cls_token=True, gelu="erf", position_at="shared", initialization="mae"
+        pooling="gap",
+        fc_norm=True,
+        cls_token=True,
+        gelu="erf",
+        position_at="shared",
+        initialization="mae",
     ),
     "attention pooling": dict(
         pooling="map",
@@ -46,12 +53,14 @@ MODELS = {
         pool_heads=4,
         position="relative",
         mean=(0.485, 0.456, 0.406),
-        deviation=(0.229, 0.224, 0.225),
+        std=(0.229, 0.224, 0.225),
     ),
     "biases": dict(
         position="bias", qkv_bias="qv", bias=False, norm="rms", sub_norm="both", stem_norm="patches"
     ),
-    "norms behind": dict(norm_at="after", final_norm=False, stem_norm="tokens", attention_dropout=0.1),
+    "norms behind": dict(
+        norm_at="after", final_norm=False, stem_norm="tokens", attention_dropout=0.1
+    ),
     "learned frequencies": dict(rope="mixed", position="none"),
     "axial": dict(pooling="gap", attention="axial", position="sincos2d"),
     "no positions": dict(position="none"),
@@ -72,7 +81,10 @@ TRAINING = {
     "muon of low-rank changes": {"optimizer.name": "muon", "finetune.train": "lora"},
     "average": {"optimizer.average": 0.99},
     "layer decay": {"optimizer.layer_decay": 0.7},
-    "rate of the patch embedding": {"optimizer.embedding_rate": 0.2, "optimizer.weight_decay_end": 0.4},
+    "rate of the patch embedding": {
+        "optimizer.embedding_rate": 0.2,
+        "optimizer.weight_decay_end": 0.4,
+    },
     "clipped apart": {"optimizer.clip": "module", "objective.name": "mae"},
     "clipped by array": {"optimizer.clip": "tensor", "finetune.train": "lora"},
     "low-rank changes": {"finetune.train": "lora"},
@@ -89,7 +101,9 @@ def training_loss(name: str, **options):
     graphdef, params = nnx.split(abstract(build))
 
     def loss(params, images):
-        return jnp.square(nnx.merge(graphdef, params)(images, nnx.Rngs(dropout=jax.random.key(1)))).mean()
+        return jnp.square(
+            nnx.merge(graphdef, params)(images, nnx.Rngs(dropout=jax.random.key(1)))
+        ).mean()
 
     return build, loss, params
 
@@ -97,10 +111,10 @@ def training_loss(name: str, **options):
 def test_the_models_have_every_option():
     used = {option for model in MODELS.values() for option in model} | RANDOM.keys()
     numbers = {"channels", "resnet_width", "resnet_epsilons", "rope_grid", "norm_epsilon"}
-    numbers |= {"head_bias", "head_deviation", "position_resize"}  # Of models that are resized.
+    numbers |= {"head_bias", "head_std", "position_resize"}  # Of models that are resized.
     crossed = {"dtype", "scan", "remat"}
-    options = inspect.signature(ViT.__init__).parameters.values()
-    known = {option.name for option in options if option.default is not option.empty}
+    fields = dataclasses.fields(ViTOptions)
+    known = {field.name for field in fields if field.default is not dataclasses.MISSING}
     assert known - numbers - crossed == used - {"patch_size"}
 
 
@@ -128,8 +142,11 @@ def test_activations_keep_their_type_in_training(name):
 
         _, loss, params = training_loss(name, dtype=dtype, scan=scan, remat=remat)
         with placing(record, "cpu"):
-            # In float32 there is no type to fall to, nor for gradients; to trace them costs twice the loss.
-            results = jax.eval_shape(loss if dtype == "float32" else jax.value_and_grad(loss), params, images)
+            # In float32 there is no type to fall to, nor for gradients; to trace them costs twice
+            # the loss.
+            results = jax.eval_shape(
+                loss if dtype == "float32" else jax.value_and_grad(loss), params, images
+            )
         assert types == {dtype}, (dtype, scan, remat)
         assert {x.dtype.name for x in jax.tree.leaves(results)} == {"float32"}
 
@@ -157,7 +174,7 @@ def test_a_step_of_every_kind_of_training_is_traced_in_bfloat16(name, scan):
     config.optimizer.warmup_steps = 0
     model = dict(name="ViT-Ti/4", dtype="bfloat16", scan=scan, remat="full" if scan else "none")
     config.model.update(TINY | RANDOM | model)
-    config.objective.update(dict(decoder_dim=16, decoder_depth=2, decoder_heads=2))
+    config.mae.update(dict(decoder_dim=16, decoder_depth=2, decoder_heads=2))
     config.update_from_flattened_dict(TRAINING[name])
     classes = 0 if config.objective.name != "classification" else 5
     program = make_program(config, num_classes=classes, steps=10, mesh=make_mesh(config.mesh))

@@ -27,7 +27,11 @@ def test_seconds_go_to_what_was_entered():
 
 
 def test_what_was_trained_after_the_checkpoint_is_lost():
-    rows = [row(10, start=5, train=10), {"step": 10, "test/loss": 1.0}, row(20, start=5, train=30, save=1)]
+    rows = [
+        row(10, start=5, train=10),
+        {"step": 10, "test/loss": 1.0},
+        row(20, start=5, train=30, save=1),
+    ]
     ledger = Ledger(time.time(), rows, first_step=10)
     assert shares(ledger) == {"start": 5, "train": 10, "lost": 21}
 
@@ -42,7 +46,10 @@ def test_losses_add_up_over_kills():
 def test_goodput_is_the_share_of_training():
     ledger = Ledger(time.time(), [row(10, train=900, start=50, evaluate=50)], first_step=10)
     assert ledger.row()["goodput"] == pytest.approx(0.9, abs=1e-3)
-    assert "evaluating 5.0%" in ledger.in_words() and "starting and compiling 5.0%" in ledger.in_words()
+    assert (
+        "evaluating 5.0%" in ledger.in_words()
+        and "starting and compiling 5.0%" in ledger.in_words()
+    )
 
 
 def test_rows_end_where_a_killed_process_stopped_writing(tmp_path):

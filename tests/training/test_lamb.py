@@ -26,7 +26,10 @@ def test_updates_are_timms(torch, timm, clip_norm, decay):
     parameters = {path: torch.nn.Parameter(torch.tensor(x)) for path, x in params.items()}
     decayed = [x for path, x in parameters.items() if decay == "all" or path.endswith("kernel")]
     others = [x for x in parameters.values() if all(x is not one for one in decayed)]
-    groups = [dict(params=decayed, weight_decay=weight_decay), dict(params=others, weight_decay=0.0)]
+    groups = [
+        dict(params=decayed, weight_decay=weight_decay),
+        dict(params=others, weight_decay=0.0),
+    ]
     theirs = Lamb(groups, lr=rate, eps=config.epsilon, max_grad_norm=clip_norm)
 
     ours = jax.tree.map(jnp.asarray, tree_of(params))
@@ -46,7 +49,7 @@ def test_updates_are_timms(torch, timm, clip_norm, decay):
 
 def program_of(**values):
     config = base_config()
-    config.model.update(dict(name="ViT-Ti/4", dim=16, depth=1, hidden=32, heads=2))
+    config.model.update(dict(name="ViT-Ti/4", dim=16, depth=1, mlp_dim=32, heads=2))
     config.data.image_size = 8
     config.batch_size = 8
     config.optimizer.update(dict(name="lamb", warmup_steps=1))
@@ -55,18 +58,18 @@ def program_of(**values):
 
 
 def test_a_head_of_zeros_is_refused():
-    with pytest.raises(UserError, match=r"params/head/kernel starts at zeros; .*head_deviation=0.02"):
+    with pytest.raises(UserError, match=r"params/head/kernel starts at zeros; .*head_std=0.02"):
         program_of().initial_state(0)
 
 
 def test_a_head_that_is_drawn_has_the_deviation_and_no_bias():
-    params = program_of(**{"model.head_deviation": 0.5}).initial_state(0)["params"]
+    params = program_of(**{"model.head_std": 0.5}).initial_state(0)["params"]
     assert np.std(params["head"]["kernel"]) == pytest.approx(0.5, rel=0.2)
     assert not np.any(params["head"]["bias"])
 
 
 def test_low_rank_changes_may_start_at_zeros_as_they_do_not_decay():
-    values = {"finetune.train": "lora", "model.head_deviation": 0.5}
+    values = {"finetune.train": "lora", "model.head_std": 0.5}
     program_of(**values).initial_state(0)
     with pytest.raises(UserError, match=r"extra/lora/.*/up starts at zeros"):
         program_of(**values, **{"optimizer.decay": "all"}).initial_state(0)

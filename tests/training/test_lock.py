@@ -94,7 +94,8 @@ def test_second_run_is_refused_with_who_has_it(start, tmp_path):
     line = start().line()
     host = re.escape(os.uname().nodename)
     assert re.match(
-        rf"{tmp_path} is in use by another run: process {first.process.pid} on {host}, since {begun}", line
+        rf"{tmp_path} is in use by another run: process {first.process.pid} on {host}, since {begun}",
+        line,
     )
     assert first.ask() == "still held"
 
@@ -117,7 +118,9 @@ def test_killed_process_gives_way_at_once_and_is_named(start, tmp_path, reaped):
         while Path(f"/proc/{first.process.pid}/stat").read_text().split()[2] != "Z":
             time.sleep(0.01)
     second = start()
-    assert second.line().startswith(f"note: taking over {tmp_path} from process {first.process.pid} on ")
+    assert second.line().startswith(
+        f"note: taking over {tmp_path} from process {first.process.pid} on "
+    )
     assert second.line() == "held"
 
 
@@ -148,7 +151,9 @@ def test_silent_process_of_another_host_is_waited_for_and_then_gone(start, tmp_p
     from_another_host(tmp_path)
     second = start(tmp_path, 0.2, 1.5)
     assert re.search("in use by process .* on elsewhere, .*; waiting up to \\d+ s", second.line())
-    assert second.line().startswith(f"note: taking over {tmp_path} from process {first.process.pid}")
+    assert second.line().startswith(
+        f"note: taking over {tmp_path} from process {first.process.pid}"
+    )
     assert second.line() == "held"
 
 
@@ -193,7 +198,9 @@ def test_of_many_that_take_over_at_once_one_wins(start, tmp_path):
         line = one.line()
         if "taking over" in line:
             line = one.line()
-        said["held" if line == "held" else "in use" if "is in use by another run" in line else line] += 1
+        said[
+            "held" if line == "held" else "in use" if "is in use by another run" in line else line
+        ] += 1
     assert said == {"held": 1, "in use": 5}
     assert len(list(tmp_path.glob(".lock*"))) == 1
 
@@ -239,6 +246,8 @@ def test_workdir_that_is_no_longer_there_is_noticed(tmp_path, change):
     with Lock(tmp_path / "run") as lock:
         lock.check()
         change(tmp_path / "run")
-        with pytest.raises(UserError, match="the workdir .* was deleted, moved or made anew in the middle"):
+        with pytest.raises(
+            UserError, match="the workdir .* was deleted, moved or made anew in the middle"
+        ):
             lock.check()
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())

@@ -21,7 +21,7 @@ from vit_jax.training.program import Program, abstract_batch, make_program
 def program_of(**changes) -> tuple[Program, ConfigDict]:
     """A small model's."""
     config = load("quickstart")
-    config.model.update(dict(dim=64, depth=2, hidden=256, heads=2, pooling="gap"))
+    config.model.update(dict(dim=64, depth=2, mlp_dim=256, heads=2, pooling="gap"))
     config.batch_size, config.steps, config.optimizer.warmup_steps = 64, 10, 1
     config.update_from_flattened_dict(changes)
     mesh = make_mesh(config.mesh, jax.devices()[:1])
@@ -44,7 +44,9 @@ def device(monkeypatch):
     """Gives the device a memory of so many bytes."""
 
     def has(size: float | None, free: float | None = None):
-        monkeypatch.setattr(memory_check, "memory_of", lambda _: (size, size if free is None else free))
+        monkeypatch.setattr(
+            memory_check, "memory_of", lambda _: (size, size if free is None else free)
+        )
 
     return has
 
@@ -53,7 +55,9 @@ def test_parameters_moments_gradients_and_batch_are_counted_to_the_byte():
     found, (program, _) = needs(), program_of()
     parameters = sum(4 * np.prod(x.shape) for x in jax.tree.leaves(program.state["params"]))
     assert found.parameters == found.gradients == parameters
-    assert 2 * parameters <= found.optimizer <= 2 * parameters + 100  # Adam's two moments, and counts.
+    assert (
+        2 * parameters <= found.optimizer <= 2 * parameters + 100
+    )  # Adam's two moments, and counts.
     assert found.batch == 64 * (16 * 16 * 3 + 4)
 
 
@@ -81,7 +85,9 @@ def test_estimate_is_no_more_than_what_is_compiled():
 def test_device_that_cannot_hold_the_state_is_refused_and_one_that_can_is_not(device):
     check = check_of()
     device(needs().certain - 1)
-    with pytest.raises(UserError, match=r"a step needs .* at least, and each of 1 device\(s\) \(cpu\) has"):
+    with pytest.raises(
+        UserError, match=r"a step needs .* at least, and each of 1 device\(s\) \(cpu\) has"
+    ):
         check.check(pytest.fail)
     device(sum(needs()))
     check.check(pytest.fail)
@@ -124,9 +130,9 @@ def test_micro_batches_that_are_advised_have_whole_groups_of_koleo():
     config.batch_size = 64
     found = [*memory_check.likely_changes(config, 1, 10e9, 10**9, 10**9, 20 * 10**9)]
     micro = {one["micro_batches"]: one for one in found if "micro_batches" in one}
-    assert micro and all(one["objective.koleo_group"] == 64 // count for count, one in micro.items())
+    assert micro and all(one["dino.koleo_group"] == 64 // count for count, one in micro.items())
     for changes in micro.values():
-        for key in ("objective.koleo", "objective.koleo_group"):
+        for key in ("dino.koleo", "dino.koleo_group"):
             check_fits(memory_check.changed(config, changes), key)
 
 
@@ -146,7 +152,9 @@ def test_real_want_of_memory_is_one_line(device, error):
     assert re.match(
         r"out of memory \(cpu, 16.0 GiB\): [\d,.]+ GiB were asked for; this should fit: --c", line
     )
-    assert re.match(r"out of memory: [\d,.]+ GiB were asked for; .*--batch_size", mistake(raised.value))
+    assert re.match(
+        r"out of memory: [\d,.]+ GiB were asked for; .*--batch_size", mistake(raised.value)
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,7 +162,10 @@ def test_real_want_of_memory_is_one_line(device, error):
     [
         ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 137.44GiB.", "137.4"),
         ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 2147483648 bytes.", "2.0"),
-        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm.", "20.5"),
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm.",
+            "20.5",
+        ),
     ],
 )
 def test_words_of_gpus_and_tpus_are_understood(text, size):
@@ -163,5 +174,9 @@ def test_words_of_gpus_and_tpus_are_understood(text, size):
 
 def test_other_errors_are_no_want_of_memory():
     check = check_of()
-    for error in (jax.errors.JaxRuntimeError("INTERNAL: bad"), ValueError("RESOURCE_EXHAUSTED"), OSError()):
+    for error in (
+        jax.errors.JaxRuntimeError("INTERNAL: bad"),
+        ValueError("RESOURCE_EXHAUSTED"),
+        OSError(),
+    ):
         assert check.explain(error) is None and mistake(error) is None

@@ -21,7 +21,9 @@ BETA1, BETA2, EPSILON = 0.95, 0.99, 1e-8
 def updates(gradients: list[dict], **values) -> list[dict]:
     """Each gradient's update at a learning rate of 1, without clipping and weight decay."""
     config = base_config().optimizer
-    config.update(dict(name="muon", beta1=BETA1, beta2=BETA2, weight_decay=0.0, clip_norm=0.0) | values)
+    config.update(
+        dict(name="muon", beta1=BETA1, beta2=BETA2, weight_decay=0.0, clip_norm=0.0) | values
+    )
     optimizer = make_optimizer(config, lambda t: jnp.ones(()), config.weight_decay)
     weights = jax.tree.map(jnp.ones_like, gradients[0])
     state = optimizer.init(weights)
@@ -92,7 +94,9 @@ def test_kernel_is_a_matrix_of_inputs_by_outputs(path, shape, matrix):
     expected = muon([x.reshape(matrix) for x in gradients])
     found = updates([tree_of(path, x) for x in gradients])
     for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(jax.tree.leaves(ours)[0], theirs.reshape(shape), rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(
+            jax.tree.leaves(ours)[0], theirs.reshape(shape), rtol=1e-3, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize(
@@ -128,7 +132,7 @@ def test_all_but_the_kernels_within_goes_by_adam(path, shape):
 
 def small():
     config = load("quickstart")
-    config.model.update(dict(dim=32, depth=1, hidden=64, heads=2))
+    config.model.update(dict(dim=32, depth=1, mlp_dim=64, heads=2))
     config.optimizer.update(dict(name="muon", warmup_steps=1))
     config.data.workers = 0
     config.update(dict(batch_size=32, steps=4, evaluate_every=4))
@@ -144,7 +148,9 @@ def test_one_moment_is_planned_for_a_kernel_and_two_for_the_rest():
     for path, x in jax.tree.leaves_with_path(state["params"]):
         within = path[0].key == "blocks" and path[-1].key == "kernel"
         sizes["blocks" if within else "rest"] += x.size
-    assert kept == sizes["blocks"] + 2 * sizes["rest"] + 3  # And the coefficients of Newton and Schulz.
+    assert (
+        kept == sizes["blocks"] + 2 * sizes["rest"] + 3
+    )  # And the coefficients of Newton and Schulz.
 
 
 @pytest.mark.slow
@@ -153,6 +159,10 @@ def test_a_run_that_is_stopped_halfway_ends_with_the_same_bits(tmp_path, capsys)
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
     shutil.rmtree(tmp_path / "stopped" / "checkpoints" / "4")
     vit_jax.train(small(), tmp_path / "stopped")
-    assert f"continuing from {tmp_path / 'stopped' / 'checkpoints' / '2'}" in capsys.readouterr().out
-    for one, other in zip(parameters(tmp_path / "stopped"), parameters(tmp_path / "whole"), strict=True):
+    assert (
+        f"continuing from {tmp_path / 'stopped' / 'checkpoints' / '2'}" in capsys.readouterr().out
+    )
+    for one, other in zip(
+        parameters(tmp_path / "stopped"), parameters(tmp_path / "whole"), strict=True
+    ):
         np.testing.assert_array_equal(one, other)

@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 import vit_jax
+from tests.training.objectives.small import set_objective
 from vit_jax.config import base_config
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import params_of
@@ -28,7 +29,9 @@ def settings(**values):
 
 def run(gradients: list[dict], params: dict, steps: int = 10, **values) -> dict:
     config = settings(**values)
-    optimizer = make_optimizer(config, make_schedule(config, steps), make_weight_decay(config, steps))
+    optimizer = make_optimizer(
+        config, make_schedule(config, steps), make_weight_decay(config, steps)
+    )
     params = {name: {k: jnp.asarray(v) for k, v in layer.items()} for name, layer in params.items()}
     state = optimizer.init(params)
     for gradient in gradients:
@@ -41,11 +44,15 @@ def run(gradients: list[dict], params: dict, steps: int = 10, **values) -> dict:
     ("t", "rate"), [(0, 0), (5000, 4e-4), (10_000, 8e-4), (263_911, 4.05e-4), (517_822, 1e-5)]
 )
 def test_linear_schedule_has_the_papers_values(t, rate):
-    config = settings(learning_rate=8e-4, end_learning_rate=1e-5, schedule="linear", warmup_steps=10_000)
+    config = settings(
+        learning_rate=8e-4, end_learning_rate=1e-5, schedule="linear", warmup_steps=10_000
+    )
     assert float(make_schedule(config, 517_822)(t)) == pytest.approx(rate, rel=1e-4)
 
 
-@pytest.mark.parametrize(("t", "rate"), [(50, 0.5), (100, 1.0), (350, 0.853553), (600, 0.5), (1100, 0.0)])
+@pytest.mark.parametrize(
+    ("t", "rate"), [(50, 0.5), (100, 1.0), (350, 0.853553), (600, 0.5), (1100, 0.0)]
+)
 def test_cosine_schedule_falls_by_half_in_the_middle(t, rate):
     config = settings(learning_rate=1.0, schedule="cosine", warmup_steps=100)
     assert float(make_schedule(config, 1100)(t)) == pytest.approx(rate, abs=1e-5)
@@ -74,7 +81,9 @@ def test_warmup_rises_from_its_own_rate(t, rate):
 def test_stairs_are_bits_own_schedule(steps, warmup, stairs):
     # BiT-HyperRule (big_transfer's bit_hyperrule.py): updates are counted from 0.
     shares = tuple(stair / steps for stair in stairs)
-    values = dict(learning_rate=0.003, schedule="stairs", stairs=shares, warmup_steps=warmup, count_from=0)
+    values = dict(
+        learning_rate=0.003, schedule="stairs", stairs=shares, warmup_steps=warmup, count_from=0
+    )
     count = np.arange(steps)
     expected = 0.003 * 0.1 ** sum((count > stair).astype(int) for stair in stairs)
     expected = expected * np.minimum(1, count / warmup)
@@ -96,7 +105,9 @@ def test_a_schedule_counted_from_0_is_optaxs(schedule):
     # In the warm-up ours is a factor on a constant rate too.
     ours = jax.vmap(make_schedule(config, 100))
     np.testing.assert_allclose(ours(count + 1), jax.vmap(theirs)(count), rtol=1e-5)
-    np.testing.assert_allclose(ours(jnp.arange(20) + 1), jax.vmap(theirs)(jnp.arange(20)), rtol=1e-5)
+    np.testing.assert_allclose(
+        ours(jnp.arange(20) + 1), jax.vmap(theirs)(jnp.arange(20)), rtol=1e-5
+    )
 
 
 def test_first_update_has_a_rate_above_zero():
@@ -109,8 +120,12 @@ def test_first_update_has_a_rate_above_zero():
 
 def test_last_update_has_the_end_rate():
     params = {"layer": {"kernel": np.ones((1, 1), np.float32)}}
-    gradients = [{"layer": {"kernel": jnp.zeros((1, 1))}}] * 4 + [{"layer": {"kernel": jnp.ones((1, 1))}}]
-    values = dict(name="sgd", beta1=0.0, learning_rate=1.0, end_learning_rate=0.25, schedule="linear")
+    gradients = [{"layer": {"kernel": jnp.zeros((1, 1))}}] * 4 + [
+        {"layer": {"kernel": jnp.ones((1, 1))}}
+    ]
+    values = dict(
+        name="sgd", beta1=0.0, learning_rate=1.0, end_learning_rate=0.25, schedule="linear"
+    )
     after = run(gradients, params, steps=5, warmup_steps=0, weight_decay=0.0, **values)
     np.testing.assert_allclose(after["layer"]["kernel"], 0.75, rtol=1e-6)
 
@@ -125,7 +140,8 @@ def random_run(seed=0, steps=6):
     shapes = {"kernel": (3, 4), "bias": (4,)}
     params = {"layer": {k: rng.normal(size=s).astype(np.float32) for k, s in shapes.items()}}
     gradients = [
-        {"layer": {k: rng.normal(size=s).astype(np.float32) for k, s in shapes.items()}} for _ in range(steps)
+        {"layer": {k: rng.normal(size=s).astype(np.float32) for k, s in shapes.items()}}
+        for _ in range(steps)
     ]
     return params, gradients
 
@@ -133,7 +149,9 @@ def random_run(seed=0, steps=6):
 @pytest.mark.parametrize("decay", ["kernels", "all"])
 def test_adam_equals_numpy(decay):
     params, gradients = random_run()
-    values = dict(learning_rate=0.01, schedule="constant", warmup_steps=0, weight_decay=0.3, decay=decay)
+    values = dict(
+        learning_rate=0.01, schedule="constant", warmup_steps=0, weight_decay=0.3, decay=decay
+    )
     got = run(gradients, params, **values)["layer"]
     expected = {k: v.astype(np.float64) for k, v in params["layer"].items()}
     mu, nu = ({k: np.zeros_like(v) for k, v in expected.items()} for _ in range(2))
@@ -185,13 +203,17 @@ FUSED = {
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 @pytest.mark.parametrize("layer", FUSED)
 def test_adafactor_of_projections_is_that_of_each_alone(layer, clip):
-    values = dict(name="adafactor", learning_rate=0.1, schedule="constant", warmup_steps=0, clip_norm=0.0)
+    values = dict(
+        name="adafactor", learning_rate=0.1, schedule="constant", warmup_steps=0, clip_norm=0.0
+    )
     values |= dict(clip_update=clip, weight_decay=0.0)
     rng = np.random.default_rng(0)
     for kind, shape in FUSED[layer].items():
         axis = 1 if kind == "kernel" else 0
         # Parts of very different sizes, as gradients of queries and values are.
-        scale = np.logspace(0, -4, shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))])
+        scale = np.logspace(0, -4, shape[axis]).reshape(
+            [-1 if i == axis else 1 for i in range(len(shape))]
+        )
         draws = [(scale * rng.normal(size=shape)).astype(np.float32) for _ in range(4)]
         draws[2] *= 100  # So that something is clipped.
         together = run([{layer: {kind: x}} for x in draws[1:]], {layer: {kind: draws[0]}}, **values)
@@ -204,7 +226,9 @@ def test_adafactor_of_projections_is_that_of_each_alone(layer, clip):
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 def test_adafactor_equals_numpy(clip):
-    values = dict(name="adafactor", learning_rate=0.1, schedule="constant", warmup_steps=0, clip_norm=0.0)
+    values = dict(
+        name="adafactor", learning_rate=0.1, schedule="constant", warmup_steps=0, clip_norm=0.0
+    )
     rng = np.random.default_rng(0)
     kernel, *gradients = (rng.normal(size=(40, 33)).astype(np.float32) for _ in range(5))
     gradients[2] *= 10
@@ -213,7 +237,9 @@ def test_adafactor_equals_numpy(clip):
     expected, momentum, rows, columns = kernel.astype(np.float64), 0.0, 0.0, 0.0
     for t, gradient in enumerate(gradients, start=1):
         decay = min(0.999, 1 - t**-0.8)
-        rows = decay * rows + (1 - decay) * (gradient.astype(np.float64) ** 2).mean(axis=1, keepdims=True)
+        rows = decay * rows + (1 - decay) * (gradient.astype(np.float64) ** 2).mean(
+            axis=1, keepdims=True
+        )
         columns = decay * columns + (1 - decay) * (gradient.astype(np.float64) ** 2).mean(axis=0)
         update = gradient / np.sqrt(rows * columns / rows.mean())
         if clip:
@@ -224,7 +250,9 @@ def test_adafactor_equals_numpy(clip):
 
 
 def test_clipping_the_updates_of_another_optimizer_is_refused():
-    with pytest.raises(UserError, match="clip_update = 1.0 is of optimizer.name='adafactor', not of 'sgd'"):
+    with pytest.raises(
+        UserError, match="clip_update = 1.0 is of optimizer.name='adafactor', not of 'sgd'"
+    ):
         make_optimizer(settings(name="sgd", clip_update=1.0), lambda t: t, 0.0)
 
 
@@ -235,7 +263,9 @@ def test_updates_are_clipped_over_a_whole_array_where_that_is_asked_for():
         clip_by_rms(1.0, of).update(x, optax.EmptyState())[0] for of in ("projection", "array")
     )
     np.testing.assert_allclose(jax.tree.leaves(apart)[0].ravel(), [1, 1, 0])
-    np.testing.assert_allclose(jax.tree.leaves(together)[0].ravel(), np.array([3, 4, 0]) / np.sqrt(25 / 3))
+    np.testing.assert_allclose(
+        jax.tree.leaves(together)[0].ravel(), np.array([3, 4, 0]) / np.sqrt(25 / 3)
+    )
 
 
 def test_weight_decay_moves_kernels_alone():
@@ -244,23 +274,38 @@ def test_weight_decay_moves_kernels_alone():
     zero = {"block": {"kernel": jnp.zeros((3, 4)), "bias": jnp.zeros(4)}}
     values = dict(learning_rate=0.1, schedule="constant", warmup_steps=0, weight_decay=0.5)
     after = run([zero], params, **values)["block"]
-    np.testing.assert_allclose(after["kernel"], params["block"]["kernel"] * (1 - 0.1 * 0.5), rtol=1e-6)
+    np.testing.assert_allclose(
+        after["kernel"], params["block"]["kernel"] * (1 - 0.1 * 0.5), rtol=1e-6
+    )
     np.testing.assert_array_equal(after["bias"], params["block"]["bias"])
 
 
 @pytest.mark.parametrize(
     ("decay", "decays"),
     [
-        # `get_parameter_groups` in optim_factory.py of BEiT and EVA: neither what has one axis, nor pos_embed
-        # nor cls_token. For matrices: timm's `add_weight_decay`, of MAE, what has one axis.
-        ("tables", {"bias_table", "blocks/00/attention/bias_table", "blocks/00/mlp/fc1/kernel", "mask"}),
+        # `get_parameter_groups` in optim_factory.py of BEiT and EVA: neither what has one axis, nor
+        # pos_embed nor cls_token. For matrices: timm's `add_weight_decay`, of MAE, what has one
+        # axis.
+        (
+            "tables",
+            {"bias_table", "blocks/00/attention/bias_table", "blocks/00/mlp/fc1/kernel", "mask"},
+        ),
         ("kernels", {"blocks/00/mlp/fc1/kernel"}),
     ],
 )
 def test_weight_decay_of_tables_and_tokens_is_the_authors(decay, decays):
-    paths = {"cls", "position_embedding/table", "norm/scale", "blocks/00/mlp/fc1/bias", "bias_table", "mask"}
+    paths = {
+        "cls",
+        "position_embedding/table",
+        "norm/scale",
+        "blocks/00/mlp/fc1/bias",
+        "bias_table",
+        "mask",
+    }
     paths |= {"blocks/00/attention/bias_table", "blocks/00/mlp/fc1/kernel"}
-    params = nnx.traversals.unflatten_mapping({tuple(path.split("/")): jnp.ones((3, 3)) for path in paths})
+    params = nnx.traversals.unflatten_mapping(
+        {tuple(path.split("/")): jnp.ones((3, 3)) for path in paths}
+    )
     found = nnx.traversals.flatten_mapping(DECAYED[decay](params))
     assert {"/".join(path) for path, x in found.items() if x} == decays
     of_matrices = nnx.traversals.flatten_mapping(DECAYED["matrices"](params))
@@ -272,7 +317,9 @@ def test_weight_decay_of_tables_and_tokens_is_the_authors(decay, decays):
 def test_weight_decay_spares_a_swins_positions_and_factors(decay):
     spared = ("attention/bias_table", "attention/logit_scale", "attention/bias_mlp/fc1/kernel")
     paths = [f"stages/0/00/{path}" for path in (*spared, "attention/out/kernel")]
-    params = nnx.traversals.unflatten_mapping({tuple(path.split("/")): jnp.ones(3) for path in paths})
+    params = nnx.traversals.unflatten_mapping(
+        {tuple(path.split("/")): jnp.ones(3) for path in paths}
+    )
     decayed = nnx.traversals.flatten_mapping(DECAYED[decay](params))
     assert {"/".join(path) for path, decays in decayed.items() if decays} == {paths[-1]}
 
@@ -290,31 +337,42 @@ def test_weight_decay_moves_what_it_should(decay, moved):
     shapes = dict(kernel=(3, 4), cls=(1, 1, 4), table=(1, 5, 4), bias=(3, 4), scale=(4,))
     params = {"layer": {name: jnp.ones(shape) for name, shape in shapes.items()}}
     zero = jax.tree.map(jnp.zeros_like, params)
-    values = dict(learning_rate=0.1, schedule="constant", warmup_steps=0, weight_decay=0.5, decay=decay)
+    values = dict(
+        learning_rate=0.1, schedule="constant", warmup_steps=0, weight_decay=0.5, decay=decay
+    )
     after = run([zero], params, **values)["layer"]
     assert {name for name, value in after.items() if (value != 1).all()} == moved
 
 
 def test_layer_decay_is_that_of_masked_autoencoders():
-    # util/lr_decay.py there: all before the blocks is layer 0, block i layer i + 1, the rest is not slowed.
+    # util/lr_decay.py there: all before the blocks is layer 0, block i layer i + 1, the rest is not
+    # slowed.
     model = vit_jax.create_model(
         "ViT-Ti/4",
         image_size=8,
         num_classes=3,
         dim=16,
         depth=2,
-        hidden=16,
+        mlp_dim=16,
         heads=2,
         pooling="gap",
         cls_token=True,
         fc_norm=True,
     )
     params = params_of(model)
-    ones = nnx.traversals.unflatten_mapping({tuple(path.split("/")): jnp.ones(1) for path in params})
+    ones = nnx.traversals.unflatten_mapping(
+        {tuple(path.split("/")): jnp.ones(1) for path in params}
+    )
     scaled, _ = scale_by_layer(0.5, VIT.layer(None)).update({"params": ones}, optax.EmptyState())
     scaled = nnx.traversals.flatten_mapping(scaled["params"])
     found = {"/".join(path): float(x[0]) for path, x in scaled.items()}
-    theirs = {"cls": 0, "position_embedding": 0, "patch_embedding": 0, "blocks/00": 1, "blocks/01": 2}
+    theirs = {
+        "cls": 0,
+        "position_embedding": 0,
+        "patch_embedding": 0,
+        "blocks/00": 1,
+        "blocks/01": 2,
+    }
     for path, factor in found.items():
         layer = next((layer for start, layer in theirs.items() if path.startswith(start)), 3)
         assert factor == 0.5 ** (3 - layer), path
@@ -335,18 +393,22 @@ def test_layer_decay_counts_no_layer_of_an_objective():
 @pytest.mark.parametrize(
     ("name", "values", "factor"),
     [
-        ("dino", {"objective.patch_weight": 1.0}, 0.5**3),
+        ("dino", {"dino.patch_weight": 1.0}, 0.5**3),
         ("masked_patch", {}, 0.5**3),
         ("mae", {"data.image_size": 16, "model.position": "sincos2d_mae"}, 1.0),  # The decoder's.
     ],
 )
 def test_a_token_of_masked_patches_has_the_rate_of_the_patch_embedding(name, values, factor):
-    """As in `param_groups.py` of DINOv2 and DINOv3, whose backbones own it; two layers and a head follow."""
+    """As in `param_groups.py` of DINOv2 and DINOv3, whose backbones own it; two layers and a head
+    follow.
+    """
     config = base_config()
-    config.model.update(dict(name="ViT-Ti/4", dim=16, depth=2, hidden=32, heads=2))
+    config.model.update(dict(name="ViT-Ti/4", dim=16, depth=2, mlp_dim=32, heads=2))
     config.data.image_size = 8
-    config.objective.update(dict(name=name, decoder_dim=16, decoder_depth=1, decoder_heads=2))
-    config.optimizer.update(dict(name="sgd", beta1=0.0, weight_decay=0.0, clip_norm=0.0, layer_decay=0.5))
+    set_objective(config, name)
+    config.optimizer.update(
+        dict(name="sgd", beta1=0.0, weight_decay=0.0, clip_norm=0.0, layer_decay=0.5)
+    )
     config.optimizer.update(dict(learning_rate=1.0, schedule="constant", warmup_steps=0))
     config.update_from_flattened_dict(values)
     program = make_program(config, num_classes=0, steps=1000, mesh=make_mesh(config.mesh))
@@ -360,7 +422,7 @@ def test_a_token_of_masked_patches_has_the_rate_of_the_patch_embedding(name, val
 def layers_of(**values) -> dict[str, float]:
     """The layer of each of a tiny model's weights, by path."""
     config = base_config()
-    config.model.update(dict(name="ViT-Ti/4", dim=16, depth=2, hidden=32, heads=2))
+    config.model.update(dict(name="ViT-Ti/4", dim=16, depth=2, mlp_dim=32, heads=2))
     config.data.image_size = 8
     config.update_from_flattened_dict(values)
     program = make_program(config, num_classes=5, steps=20_000, mesh=make_mesh(config.mesh))
@@ -401,14 +463,24 @@ def test_positions_of_every_layer_are_of_their_layer():
 def test_layer_decay_of_a_model_without_layers_is_refused():
     with pytest.raises(UserError, match=r"optimizer.layer_decay = 0.5 .* a BiT has none; use 1"):
         layers_of(
-            **{"model.name": "BiT-R50x1", "model.dim": None, "model.depth": None, "model.hidden": None},
+            **{
+                "model.name": "BiT-R50x1",
+                "model.dim": None,
+                "model.depth": None,
+                "model.mlp_dim": None,
+            },
             **{"model.heads": None, "optimizer.layer_decay": 0.5},
         )
 
 
 def test_heads_alone_move_in_the_frozen_steps():
-    weights = {"params": {"head": {"kernel": jnp.ones(3)}, "blocks": {"kernel": jnp.ones(3)}}, "extra": {}}
-    config = settings(name="adam", learning_rate=0.1, weight_decay=0.1, warmup_steps=0, schedule="constant")
+    weights = {
+        "params": {"head": {"kernel": jnp.ones(3)}, "blocks": {"kernel": jnp.ones(3)}},
+        "extra": {},
+    }
+    config = settings(
+        name="adam", learning_rate=0.1, weight_decay=0.1, warmup_steps=0, schedule="constant"
+    )
     optimizer = make_optimizer(config, lambda t: 0.1, 0.1, frozen_steps=3)
     state, moved = optimizer.init(weights), []
     for _ in range(5):

@@ -7,10 +7,11 @@ import pytest
 
 from tests.interop.helpers import random_model, write
 from vit_jax.errors import UserError
-from vit_jax.interop.checkpoint import Checkpoint, build, complete, skeleton
+from vit_jax.interop.checkpoint import Checkpoint, build, skeleton
 from vit_jax.models import FAMILIES
 from vit_jax.models.image_model import About
-from vit_jax.models.vit import ViT
+from vit_jax.options.model import ViTOptions, make_options
+from vit_jax.options.option import options_of
 from vit_jax.recipes import finetune
 from vit_jax.runs import frozen_model, warm_start
 from vit_jax.runs.warm_start import find_origin, has_resnet
@@ -35,12 +36,14 @@ def test_a_resnet_is_seen_by_its_name_or_in_the_checkpoint(model, named, tmp_pat
 
 def test_a_new_head_has_the_deviation_that_the_config_gives(tmp_path):
     small = dict(image_size=32, num_classes=2, depth=1)
-    file = write(random_model("ViT-Ti/16", **small), tmp_path / "model.npz", "google", "ViT-Ti/16", **small)
+    file = write(
+        random_model("ViT-Ti/16", **small), tmp_path / "model.npz", "google", "ViT-Ti/16", **small
+    )
     config = finetune("imagenet2012")
     config.data.image_size, config.finetune.checkpoint = 32, str(file)
 
-    def head(deviation, seed=0):
-        config.model.head_deviation, config.seed = deviation, seed
+    def head(std, seed=0):
+        config.model.head_std, config.seed = std, seed
         return find_origin(config, 200).read()["head"]
 
     assert not np.any(head(None)["kernel"])
@@ -63,22 +66,23 @@ def test_fine_tuning_takes_over_no_regularisation(family, monkeypatch):
     name = "DINOv3-S/16" if family.name == "ViT" else family.names[0]
     values = family.parse(name)
     values |= family.smallest(values) | dict(num_classes=2)
-    known = complete(family.model, values).keys()
+    kind = family.model.options_type
+    known = options_of(kind)
     own = {name: value for name, value in REGULARISED.items() if name in known}
-    arguments = complete(family.model, values | own)
-    _, shapes = skeleton(family.model, arguments)
-    checkpoint = Checkpoint(
-        "/a/run", "a run", family.model, arguments, shapes, lambda path: np.zeros(shapes[path])
-    )
-    monkeypatch.setattr(warm_start, "open_any", lambda *given: checkpoint)
-    config = finetune("imagenet2012", size=arguments["image_size"][0])
+    options = make_options(kind, values | own)
+    _, shapes = skeleton(options)
+    checkpoint = Checkpoint("/a/run", "a run", options, shapes, lambda path: np.zeros(shapes[path]))
+    monkeypatch.setattr(warm_start, "open_checkpoint", lambda *given: checkpoint)
+    config = finetune("imagenet2012", size=options.image_size[0])
     config.finetune.checkpoint = "/a/run"
     origin = find_origin(config, 2)
-    assert {name: origin.arguments[name] for name in own} == {name: UNREGULARISED[name] for name in own}
+    assert {name: getattr(origin.options, name) for name in own} == {
+        name: UNREGULARISED[name] for name in own
+    }
     assert not own or any("not as the checkpoint's run was" in line for line in origin.found)
     if own:
         config.model.stochastic_depth = 0.1
-        assert find_origin(config, 2).arguments["stochastic_depth"] == 0.1
+        assert find_origin(config, 2).options.stochastic_depth == 0.1
 
 
 FRUIT = ("apple", "berry", "cherry")
@@ -86,17 +90,21 @@ FRUIT = ("apple", "berry", "cherry")
 
 @pytest.fixture
 def of_fruit(monkeypatch):
-    """A config that starts from a checkpoint of three classes, with two heads, and that checkpoint."""
-    small = dict(dim=8, depth=1, hidden=8, heads=2, patch_size=8, pooling="cls", distillation="heads")
-    arguments = complete(ViT, small | dict(image_size=16, num_classes=3))
-    _, shapes = skeleton(ViT, arguments)
+    """A config that starts from a checkpoint of three classes, with two heads, and that
+    checkpoint.
+    """
+    small = dict(
+        dim=8, depth=1, mlp_dim=8, heads=2, patch_size=8, pooling="cls", distillation="heads"
+    )
+    options = ViTOptions(**small, image_size=16, num_classes=3)
+    _, shapes = skeleton(options)
 
     def read(path):
         return np.arange(np.prod(shapes[path]), dtype=np.float32).reshape(shapes[path])
 
-    checkpoint = Checkpoint("/a/run", "a run", ViT, arguments, shapes, read, class_names=FRUIT)
+    checkpoint = Checkpoint("/a/run", "a run", options, shapes, read, class_names=FRUIT)
     for module in (warm_start, frozen_model):
-        monkeypatch.setattr(module, "open_any", lambda *given: checkpoint)
+        monkeypatch.setattr(module, "open_checkpoint", lambda *given: checkpoint)
     config = finetune("imagenet2012", size=16)
     config.finetune.checkpoint, config.finetune.head = "/a/run", "kept"
     return config, checkpoint
@@ -113,7 +121,9 @@ def test_a_kept_head_follows_the_names_of_the_classes(of_fruit, names):
             np.testing.assert_array_equal(kept[head][part], before[..., [2, 0, 1]])
     path = "blocks/00/mlp/fc1/kernel"
     np.testing.assert_array_equal(origin.sources[path](), checkpoint.read(path))
-    assert any("the data's classes in another order: they are matched by name" in x for x in origin.found)
+    assert any(
+        "the data's classes in another order: they are matched by name" in x for x in origin.found
+    )
 
 
 def test_a_kept_head_of_other_names_is_noted_and_of_moved_ones_refused(of_fruit):
@@ -124,10 +134,14 @@ def test_a_kept_head_of_other_names_is_noted_and_of_moved_ones_refused(of_fruit)
         "note: the checkpoint has other names of classes, which are matched by number: "
         "'cherry' is 'kirsche' here"
     )
-    with pytest.raises(UserError, match="its class 0 is 'apple', of the data 'berry'.*head='new' starts at"):
+    with pytest.raises(
+        UserError, match="its class 0 is 'apple', of the data 'berry'.*head='new' starts at"
+    ):
         find_origin(config, 3, class_names=("berry", "cherry", "zapple"))
     config.finetune.head = "new"
-    assert not np.any(find_origin(config, 3, class_names=("berry", "cherry", "x")).read()["head"]["kernel"])
+    assert not np.any(
+        find_origin(config, 3, class_names=("berry", "cherry", "x")).read()["head"]["kernel"]
+    )
 
 
 def test_a_teacher_follows_the_names_of_the_classes(of_fruit):
@@ -137,17 +151,21 @@ def test_a_teacher_follows_the_names_of_the_classes(of_fruit):
     frozen = frozen_model.open_frozen(config, ("cherry", "apple", "berry"))
     before = checkpoint.read("head/kernel")
     np.testing.assert_array_equal(frozen.read()["head"]["kernel"], before[:, [2, 0, 1]])
-    with pytest.raises(UserError, match="objective.teacher='/a/run' are not the data's: its class 0"):
+    with pytest.raises(
+        UserError, match="objective.teacher='/a/run' are not the data's: its class 0"
+    ):
         frozen_model.open_frozen(config, ("berry", "cherry", "zapple"))
 
 
 def test_the_head_of_a_model_that_is_handed_in_follows_the_names_of_the_classes(of_fruit):
     config, checkpoint = of_fruit
     config.finetune.checkpoint = warm_start.HANDED_IN
-    model = build(ViT, checkpoint.arguments, {x: partial(checkpoint.read, x) for x in checkpoint.shapes})
-    model.about = About("a ViT", checkpoint.arguments)
+    model = build(checkpoint.options, {x: partial(checkpoint.read, x) for x in checkpoint.shapes})
+    model.about = About("a ViT")
     model.about.class_names = FRUIT
     bias = find_origin(config, 3, model, ("cherry", "apple", "berry")).read()["head"]["bias"]
     np.testing.assert_array_equal(bias, [2, 0, 1])
-    with pytest.raises(UserError, match="the model that is handed in are not the data's: its class 0 is"):
+    with pytest.raises(
+        UserError, match="the model that is handed in are not the data's: its class 0 is"
+    ):
         find_origin(config, 3, model, ("berry", "cherry", "zapple"))

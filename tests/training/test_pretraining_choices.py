@@ -1,4 +1,6 @@
-"""Values of a training without labels that are chosen: images, crops, length, k-NN, memory, and refusals."""
+"""Values of a training without labels that are chosen: images, crops, length, k-NN, memory, and
+refusals.
+"""
 
 from types import SimpleNamespace
 
@@ -8,7 +10,7 @@ from tests.training.test_choices import checkpoint, photographs  # noqa: F401
 from vit_jax.command import as_in_file, read_config
 from vit_jax.config import check, given_keys, leaves
 from vit_jax.errors import UserError
-from vit_jax.models.vit import ViT
+from vit_jax.models import model_options
 from vit_jax.runs.choices import micro_batches, pretraining, settle
 from vit_jax.runs.memory_check import Needs
 
@@ -36,8 +38,11 @@ def test_class_folders_give_k_nn_before_and_after_and_the_better_is_kept(tmp_pat
     assert values["knn.sets"] == (f"folder:{tmp_path / 'pets'}@all[:50],all[50:100]",)
     assert (values["checkpoint.final"], values["checkpoint.keep_best"]) == ("best", 1)
     assert (values["objective.name"], values["batch_size"], values["steps"]) == ("dino", 32, 125)
-    assert values["objective.prototypes"] == 256 and values["data.image_size"] == 32
-    assert any("--config.knn.sets" in line and "2 classes, which are not trained on" in line for line in said)
+    assert values["dino.prototypes"] == 256 and values["data.image_size"] == 32
+    assert any(
+        "--config.knn.sets" in line and "2 classes, which are not trained on" in line
+        for line in said
+    )
 
 
 def test_images_nested_in_any_way_need_no_classes(tmp_path, checkpoint):  # noqa: F811
@@ -77,7 +82,9 @@ def test_a_step_that_does_not_fit_is_cut_into_micro_batches_with_koleo_in_each(
         """A run whose step needs a gigabyte for each image of a micro-batch."""
 
         splits = SimpleNamespace(train=SimpleNamespace(max_labels=1))
-        origin = SimpleNamespace(model=ViT, arguments={"patch_size": 8})
+        origin = SimpleNamespace(
+            options=model_options("ViT-Ti/16", num_classes=0, image_size=32, patch_size=8)
+        )
         program_of = staticmethod(lambda config: None)
 
     def needs(program, config, max_labels):
@@ -91,7 +98,7 @@ def test_a_step_that_does_not_fit_is_cut_into_micro_batches_with_koleo_in_each(
         monkeypatch.setattr(micro_batches, "memory_of", lambda device, free=free: (100e9, free))
         values = chosen(folder, checkpoint)
         assert (values["micro_batches"], values["model.remat"]) == (micro, remat)
-        assert values["objective.koleo_group"] == (32 // micro if micro > 1 else None)
+        assert values["dino.koleo_group"] == (32 // micro if micro > 1 else None)
     monkeypatch.setattr(micro_batches, "memory_of", lambda device: (100e9, 1e8))
     with pytest.raises(UserError, match="not even 2 images of 32 pixels fit"):
         chosen(folder, checkpoint)
@@ -99,15 +106,22 @@ def test_a_step_that_does_not_fit_is_cut_into_micro_batches_with_koleo_in_each(
 
 def test_values_of_the_user_win_and_what_they_leave_unread_is_reset(tmp_path, checkpoint):  # noqa: F811
     folder = photographs(tmp_path / "pets", {"cat": 60, "dog": 40})
-    changes = {"batch_size": 8, "steps": 5, "objective.local_crops": 0, "optimizer.learning_rate": 1e-3}
+    changes = {
+        "batch_size": 8,
+        "steps": 5,
+        "dino.local_crops": 0,
+        "optimizer.learning_rate": 1e-3,
+    }
     values = chosen(folder, checkpoint, **changes)
     assert {key: values[key] for key in changes} == changes
     assert values["evaluate_every"] == 5
-    assert chosen(folder, checkpoint, **{"objective.name": "mae"})["objective.koleo"] == 0
+    assert chosen(folder, checkpoint, **{"objective.name": "mae"})["dino.koleo"] == 0
 
 
 def test_random_parameters_start_a_small_vit_at_a_higher_rate(tmp_path):
-    values = chosen(photographs(tmp_path / "pets", {"cat": 60, "dog": 40}), "scratch", minutes=100.0)
+    values = chosen(
+        photographs(tmp_path / "pets", {"cat": 60, "dog": 40}), "scratch", minutes=100.0
+    )
     assert values["model.name"] == "ViT-Ti/16" and values["finetune.checkpoint"] is None
     assert values["optimizer.learning_rate"] == pytest.approx(3.5e-4)
 
@@ -122,7 +136,9 @@ def test_no_checkpoint_is_needed_where_one_is_chosen(name):
 def test_folders_without_enough_images_are_refused(tmp_path, checkpoint):  # noqa: F811
     with pytest.raises(UserError, match="has 3 images; training without labels needs 4"):
         chosen(photographs(tmp_path / "few", {"cat": 3}), checkpoint)
-    with pytest.raises(UserError, match="there is no .*none: give a folder of images, nested in any way"):
+    with pytest.raises(
+        UserError, match="there is no .*none: give a folder of images, nested in any way"
+    ):
         chosen(tmp_path / "none", checkpoint)
     (tmp_path / "none").mkdir()
     with pytest.raises(UserError, match="no images in"):

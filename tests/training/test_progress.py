@@ -7,7 +7,7 @@ import threading
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from vit_jax.progress import Progress, duration, ticking
+from vit_jax.progress import LINE, Progress, duration, phase, ticking
 from vit_jax.runs.console import Console, MetricWriter
 from vit_jax.runs.trackers.delivery import Delivery
 from vit_jax.runs.trackers.tensorboard import Tracker
@@ -16,7 +16,9 @@ from vit_jax.runs.watchdog import Watchdog
 
 
 def steps(workdir) -> list[int]:
-    return [json.loads(line)["step"] for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)["step"] for line in (workdir / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def write(workdir, first_step, *rows):
@@ -48,7 +50,9 @@ def test_infinity_is_null(tmp_path):
 
 def tensorboard(workdir, *rows):
     """Writes rows as a start of the run does."""
-    delivery = Delivery("tensorboard", Tracker, RunFacts(workdir, str(workdir), "", {}, {}), (), print)
+    delivery = Delivery(
+        "tensorboard", Tracker, RunFacts(workdir, str(workdir), "", {}, {}), (), print
+    )
     for step, value in rows:
         delivery.row(step, {"train/loss": value})
     delivery.close()
@@ -78,7 +82,13 @@ def test_log_file_has_every_line_with_its_time(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0, "0 s"), (59.6, "1 min 0 s"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (180_000, "2 d 2 h")],
+    [
+        (0, "0 s"),
+        (59.6, "1 min 0 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 5 min"),
+        (180_000, "2 d 2 h"),
+    ],
 )
 def test_duration_has_two_units_at_most(seconds, words):
     assert duration(seconds) == words
@@ -102,7 +112,9 @@ class Terminal(io.StringIO):
 
 
 def seen(written: str) -> list[str]:
-    """The lines on a terminal's screen: a carriage return lets the next words overwrite the line."""
+    """The lines on a terminal's screen: a carriage return lets the next words overwrite the
+    line.
+    """
     lines = []
     for line in written.split("\n"):
         shown = ""
@@ -203,4 +215,26 @@ def test_ticking_ends_with_its_context():
         assert third.wait(60)
         raise ZeroDivisionError
     count = len(ticks)
-    assert "ticking" not in {thread.name for thread in threading.enumerate()} and len(ticks) == count
+    assert (
+        "ticking" not in {thread.name for thread in threading.enumerate()} and len(ticks) == count
+    )
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_phase_moves_in_a_terminal_and_is_removed_at_its_end(terminal, monkeypatch, capsys):
+    shown = threading.Event()
+    monkeypatch.setattr(type(LINE), "possible", terminal)
+    monkeypatch.setattr("vit_jax.progress.SECONDS", 0)
+    show = LINE.show
+    monkeypatch.setattr(LINE, "show", lambda text: (show(text), shown.set()))
+    with phase("writing model.onnx", every=0.001):
+        if terminal:
+            assert shown.wait(60)
+        else:
+            text = ""
+            while not text:
+                text = capsys.readouterr().err
+            assert text.startswith("writing model.onnx: 0 s so far\n")
+    printed = capsys.readouterr().out
+    assert printed.startswith("\rwriting model.onnx: 0 s so far") if terminal else not printed
+    assert printed.endswith(" \r") if terminal else not printed

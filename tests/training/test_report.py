@@ -15,7 +15,7 @@ from sklearn.metrics import balanced_accuracy_score, f1_score, precision_recall_
 
 from vit_jax.config import base_config, to_json
 from vit_jax.errors import UserError
-from vit_jax.models import model_card, model_factory
+from vit_jax.models import model_card, model_options
 from vit_jax.runs import predictions
 from vit_jax.runs.comparison_page import comparison_page, sign_test
 from vit_jax.runs.predictions import (
@@ -27,7 +27,8 @@ from vit_jax.runs.predictions import (
     confused,
 )
 from vit_jax.runs.run_page import read_run, run_page, write_report
-from vit_jax.runs.workdir import claim, make_manifest, open_workdir
+from vit_jax.runs.workdir import claim, make_manifest
+from vit_jax.runs.workdir_reader import open_workdir
 from vit_jax.serving.drop_page import drop_page
 
 ROWS = [
@@ -38,7 +39,9 @@ ROWS = [
 NAMES = ("cat", "dog", "fox")
 
 
-def said(labels=((0,), (1,), (1,), (2,)), answer=(0, 0, 2, 2), probability=(0.9, 0.6, 0.95, 0.8), **more):
+def said(
+    labels=((0,), (1,), (1,), (2,)), answer=(0, 0, 2, 2), probability=(0.9, 0.6, 0.95, 0.8), **more
+):
     """Answers to some images: of a cat right, of two dogs wrong, of a fox right."""
     found = Predictions(
         "test",
@@ -59,15 +62,18 @@ def workdir(tmp_path):
         folder.mkdir(exist_ok=True)
         config = base_config()
         config.update_from_flattened_dict(
-            {"model.name": "ViT-Ti/4", "data.source": "folder", "data.path": "/data/<pets>", "steps": 100}
+            {
+                "model.name": "ViT-Ti/4",
+                "data.source": "folder",
+                "data.path": "/data/<pets>",
+                "steps": 100,
+            }
             | changes
         )
         (folder / "config.json").write_text(to_json(config))
-        model = model_factory("ViT-Ti/4", num_classes=len(names), image_size=16)
+        model = model_options("ViT-Ti/4", num_classes=len(names), image_size=16)
         images = {"train": 3000, "test": 4}
-        manifest = make_manifest(
-            100, names, images, model.func, model.keywords, "bilinear", {"accuracy": "share"}, 1e9
-        )
+        manifest = make_manifest(100, names, images, model, "bilinear", {"accuracy": "share"}, 1e9)
         (folder / "manifest.json").write_text(json.dumps(manifest))
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         if found is not None:
@@ -91,7 +97,9 @@ def test_report_needs_nothing_from_outside(report):
 def test_a_script_in_a_picture_of_the_workdir_is_no_script_of_the_page(workdir):
     folder = workdir()
     (folder / "seen").mkdir()
-    (folder / "seen" / "distance.svg").write_text("<svg onload='a()'><script>alert(1)</script></svg>")
+    (folder / "seen" / "distance.svg").write_text(
+        "<svg onload='a()'><script>alert(1)</script></svg>"
+    )
     text = run_page(read_run(folder))
     assert "<script" not in text and "onload" not in text
     assert 'src="data:image/svg+xml;base64,' in text
@@ -113,7 +121,9 @@ def test_reports_of_a_run_whose_name_is_not_utf_8_are_written(workdir):
     assert write_report(folders[0]).is_file()
     text = comparison_page([read_run(folder) for folder in folders])
     assert ">r\\udce9n<" in text
-    with pytest.raises(UserError, match=r"r\\udce9n is not UTF-8, and checkpoints can only be written"):
+    with pytest.raises(
+        UserError, match=r"r\\udce9n is not UTF-8, and checkpoints can only be written"
+    ):
         open_workdir(folders[0])
     with pytest.raises(UserError, match="rename the folder"), claim(folders[0], base_config(), {}):
         pass
@@ -149,7 +159,9 @@ def test_size_cost_versions_and_command_are_said(report):
     assert "<td>data<td>3,000 to train, 4 to test; 3 classes" in text
     assert f"<td>computed<td>{1e9 * 100 * 4096:.3g} FLOPs in training" in text
     size = model_card("ViT-Ti/4", num_classes=3, image_size=16)
-    said = f"{size.parameters / 1e6:.3g} M parameters, {size.multiply_adds / 1e6:.3g} M multiply-adds"
+    said = (
+        f"{size.parameters / 1e6:.3g} M parameters, {size.multiply_adds / 1e6:.3g} M multiply-adds"
+    )
     assert f"<td>model<td>{said} for an image of 16 × 16" in text
     assert "jax 0." in text and "<pre>python " in text
 
@@ -166,13 +178,17 @@ def test_worst_mistake_comes_first(report):
 def test_image_has_the_pixels_that_were_kept(report):
     found = said()
     encoded = re.search(r'base64,([^"]+)"', report(found=found))[1]
-    np.testing.assert_array_equal(Image.open(io.BytesIO(base64.b64decode(encoded))), found.images[2])
+    np.testing.assert_array_equal(
+        Image.open(io.BytesIO(base64.b64decode(encoded))), found.images[2]
+    )
 
 
 @pytest.mark.parametrize(("size", "small"), [(8, 1), (64, 1), (224, 0)])
 def test_only_small_images_show_their_pixels(report, size, small):
     found = said(shown=np.array([2]), images=np.zeros((1, size, size, 3), np.uint8))
-    assert report(found=found).count('<img class="small"') == 2 * small  # As a mistake and in the sample.
+    assert (
+        report(found=found).count('<img class="small"') == 2 * small
+    )  # As a mistake and in the sample.
 
 
 def test_matrix_and_classes_have_the_counts(report):
@@ -189,7 +205,9 @@ def test_images_of_several_classes_have_no_confusion(report):
     found = said(labels=((0, 1), (1, -1), (1, 2), (2, -1)))
     text = report(found=found)
     assert "Not defined: some images are of several classes." in text and "<title>dog" not in text
-    assert "%, 2 of 3</span>" in text  # Dogs: two in images of which another class was said rightly.
+    assert (
+        "%, 2 of 3</span>" in text
+    )  # Dogs: two in images of which another class was said rightly.
 
 
 def test_run_without_labels_says_what_is_left_out(report):
@@ -213,7 +231,9 @@ def test_confused_pairs_and_classes_are_those_counted_one_by_one():
     found = said(labels, answer, draw.random(200))
     pairs, counts = confused(found)
     for (truth, other), count in zip(pairs.tolist(), counts.tolist(), strict=True):
-        assert count == sum(t == truth and a == other for (t,), a in zip(labels, answer, strict=True))
+        assert count == sum(
+            t == truth and a == other for (t,), a in zip(labels, answer, strict=True)
+        )
     assert counts.sum() == (answer != labels[:, 0]).sum() and (np.diff(counts) <= 0).all()
     images, right = by_class(found, 6)
     assert images.tolist() == [(labels == c).sum() for c in range(6)]
@@ -246,7 +266,8 @@ def test_figures_of_each_suite_have_a_panel_with_a_line_for_each(report):
 def test_values_that_were_not_finite_are_left_out(report):
     rows = [*ROWS[:2], {"step": 100, "train/loss": None, "train/accuracy": None}]
     drawings = [
-        re.findall("<svg.*?</svg>", report(rows=each), re.DOTALL) for each in (rows, ROWS[:2], ROWS[:1])
+        re.findall("<svg.*?</svg>", report(rows=each), re.DOTALL)
+        for each in (rows, ROWS[:2], ROWS[:1])
     ]
     assert drawings[0] == drawings[1] != drawings[2]
 
@@ -277,7 +298,9 @@ def test_run_without_evaluation_says_so_on_its_page(report):
 
 def test_live_page_loads_itself_until_the_run_is_over(workdir):
     for rows, times in ((ROWS[:2], 1), (ROWS, 0)):
-        assert run_page(read_run(workdir(rows=rows)), live=True).count('http-equiv="refresh"') == times
+        assert (
+            run_page(read_run(workdir(rows=rows)), live=True).count('http-equiv="refresh"') == times
+        )
 
 
 def test_text_is_escaped(report):
@@ -288,7 +311,10 @@ def test_text_is_escaped(report):
 
 def test_report_replaces_the_one_before_and_leaves_no_other_file(workdir):
     folder = workdir()
-    first, second = write_report(folder).read_text(), write_report(workdir(rows=ROWS[:1])).read_text()
+    first, second = (
+        write_report(folder).read_text(),
+        write_report(workdir(rows=ROWS[:1])).read_text(),
+    )
     assert (folder / "report.html").read_text() == second != first
     assert {path.name for path in folder.iterdir()} == {
         "config.json",
@@ -300,7 +326,10 @@ def test_report_replaces_the_one_before_and_leaves_no_other_file(workdir):
 
 def test_comparison_has_the_figures_the_differences_and_the_images_of_each(workdir):
     better = said(answer=(0, 1, 1, 2))
-    runs = [read_run(workdir(found=said(), name="a")), read_run(workdir(found=better, name="b", seed=3))]
+    runs = [
+        read_run(workdir(found=said(), name="a")),
+        read_run(workdir(found=better, name="b", seed=3)),
+    ]
     text = comparison_page(runs)
     assert "<h1>2 runs: ViT-Ti/4 trained on &lt;pets&gt;</h1>" in text
     assert "<tr><td>seed<td>0<td>3</tr>" in text and "batch_size" not in text
@@ -316,8 +345,8 @@ def test_comparison_names_the_differences_of_the_data(workdir):
     other.saved.manifest["images"]["test"] = 9
     text = comparison_page([*same, other])
     assert (
-        "The data of c differ from those of a: no class &#x27;fox&#x27;; a new class &#x27;lynx&#x27;; "
-        "test: 4 images, and in c 9.</p>"
+        "The data of c differ from those of a: no class &#x27;fox&#x27;; a new class "
+        "&#x27;lynx&#x27;; test: 4 images, and in c 9.</p>"
     ) in text
     assert "The data of b" not in text and "do not compare" in text
 
@@ -330,11 +359,15 @@ def test_comparison_of_runs_of_one_name_tells_them_apart(workdir, tmp_path):
 
 
 def test_comparison_with_a_run_without_evaluation_says_so(workdir):
-    text = comparison_page([read_run(workdir(name="a")), read_run(workdir(rows=ROWS[:1], name="b"))])
+    text = comparison_page(
+        [read_run(workdir(name="a")), read_run(workdir(rows=ROWS[:1], name="b"))]
+    )
     assert "<tr><td>test accuracy<td>50.00% ± 25.00<td>not evaluated yet</tr>" in text
 
 
-@pytest.mark.parametrize(("one", "other", "expected"), [(0, 2, 0.5), (5, 5, 1.0), (1, 9, 22 / 1024)])
+@pytest.mark.parametrize(
+    ("one", "other", "expected"), [(0, 2, 0.5), (5, 5, 1.0), (1, 9, 22 / 1024)]
+)
 def test_sign_test_counts_the_splits_that_are_as_uneven(one, other, expected):
     assert sign_test(one, other) == sign_test(other, one) == pytest.approx(expected)
 
@@ -350,7 +383,9 @@ def test_figures_by_class_are_scikit_learns():
     counts = class_counts(labels[:, None], answer, 6)
     present = np.arange(4)
     expected = precision_recall_fscore_support(labels, answer, labels=present, zero_division=0)
-    for found, reference in zip((counts.precision, counts.recall, counts.f1), expected, strict=False):
+    for found, reference in zip(
+        (counts.precision, counts.recall, counts.f1), expected, strict=False
+    ):
         np.testing.assert_allclose(found[:4], reference)
     with warnings.catch_warnings(action="ignore"):  # A class is predicted that has no images.
         balanced = balanced_accuracy_score(labels, answer)

@@ -1,4 +1,6 @@
-"""Losses follow those of big_vision's own training step, which big_vision.py recorded from a checkout."""
+"""Losses follow those of big_vision's own training step, which big_vision.py recorded from a
+checkout.
+"""
 
 import json
 

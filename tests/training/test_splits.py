@@ -22,7 +22,9 @@ def test_splits_are_those_of_the_config_and_share_the_numbers_of_classes(tmp_pat
     make_folder(tmp_path / "test", {"cat": 5})
     names = dict(train_split="train[:90%]", dev_split="train[90%:]")
     splits = open_splits(config_of(source="folder", path=str(tmp_path), **names))
-    assert {name: len(source) for name, source in splits.named.items()} == dict(train=36, dev=4, test=5)
+    assert {name: len(source) for name, source in splits.named.items()} == dict(
+        train=36, dev=4, test=5
+    )
     assert splits.chosen_by == "dev"
     assert {source.class_names for source in splits.named.values()} == {("ant", "cat")}
     assert notes(base_config(), splits) == ["note: no test images of ant"]

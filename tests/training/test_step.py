@@ -19,18 +19,22 @@ def setup(dropout=0.0, micro_batches=1, flip=False, augment=(), model=(), **opti
     config = base_config()
     config.micro_batches = micro_batches
     config.model.update(
-        dict(name="ViT-Ti/4", dim=16, depth=1, hidden=32, heads=2, dropout=dropout, head_bias=0.1)
+        dict(name="ViT-Ti/4", dim=16, depth=1, mlp_dim=32, heads=2, dropout=dropout, head_bias=0.1)
     )
     config.model.update(dict(model))
     config.data.image_size, config.data.flip = 8, flip
     config.augment.update(dict(augment))
-    config.optimizer.update(dict(schedule="constant", warmup_steps=0, learning_rate=0.01) | optimizer)
+    config.optimizer.update(
+        dict(schedule="constant", warmup_steps=0, learning_rate=0.01) | optimizer
+    )
     config.batch_size = 16
     program = make_program(config, num_classes=5, steps=100, mesh=make_mesh(config.mesh))
     state = program.initial_state(0)
     # A head of zeros has no gradient to give to the layers below it.
     head = jax.random.normal(jax.random.key(1), (16, 5))
-    state["params"]["head"]["kernel"] = jax.device_put(head, state["params"]["head"]["kernel"].sharding)
+    state["params"]["head"]["kernel"] = jax.device_put(
+        head, state["params"]["head"]["kernel"].sharding
+    )
     return program.train_step, state, program.initial_metrics(), program, config, program.mesh
 
 
@@ -58,7 +62,9 @@ def after_one_step(**settings) -> tuple[np.ndarray, dict]:
 @pytest.mark.slow
 def test_micro_batches_give_the_update_of_the_whole_augmented_batch():
     settings = dict(flip=True, augment=dict(mixup=0.8, cutmix=1.0, erasing=0.5))
-    (whole, metrics), (parts, same_metrics) = (after_one_step(micro_batches=n, **settings) for n in (1, 4))
+    (whole, metrics), (parts, same_metrics) = (
+        after_one_step(micro_batches=n, **settings) for n in (1, 4)
+    )
     np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-7)
     for same, value in zip(*map(jax.tree.leaves, (same_metrics, metrics)), strict=True):
         np.testing.assert_allclose(same, value, rtol=1e-5)
@@ -199,19 +205,21 @@ def test_state_is_updated_in_place():
 
 def test_masked_images_do_not_count():
     _, state, _, program, config, mesh = setup()
-    places, judged = program.judged_places(), program.judged(state)
+    places, evaluated = program.evaluated_places(), program.evaluated(state)
     evaluate = make_eval_step(program.graphdef, program.objective, config, mesh, places)
     batch = make_batch(mesh)
     mask = np.arange(16) < 11
-    everything, _ = evaluate(judged, batch | {"mask": jnp.asarray(mask)}, 0)
+    everything, _ = evaluate(evaluated, batch | {"mask": jnp.asarray(mask)}, 0)
     spoiled = batch | {"image": batch["image"].at[11:].set(0), "mask": jnp.asarray(mask)}
     assert int(everything["images"]) == 11
-    for name, value in evaluate(judged, spoiled, 0)[0].items():
+    for name, value in evaluate(evaluated, spoiled, 0)[0].items():
         np.testing.assert_array_equal(value, everything[name])
 
 
 def test_noise_of_erasing_is_standard_normal_once_the_model_has_normalised_it(monkeypatch):
-    """timm's erases normalised images, whatever the mean and deviation of the model's checkpoint."""
+    """timm's erases normalised images, whatever the mean and std of the model's
+    checkpoint.
+    """
     erased = []
 
     def keep(images, *arguments):
@@ -219,14 +227,14 @@ def test_noise_of_erasing_is_standard_normal_once_the_model_has_normalised_it(mo
         return images
 
     monkeypatch.setattr("vit_jax.training.mixing.random_erasing", keep)
-    mean, deviation = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
-    model = dict(mean=mean, deviation=deviation)
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+    model = dict(mean=mean, std=std)
     step, state, metrics, *_, mesh = setup(augment=dict(erasing=1.0), model=model)
     batch = make_batch(mesh)
     original = np.asarray(batch["image"]) / 127.5 - 1
     jax.block_until_ready(step(state, metrics, batch))
     found = np.asarray(erased[0])
-    noise = (((found + 1) / 2 - mean) / deviation)[np.abs(found - original).max(-1) > 1e-3]
+    noise = (((found + 1) / 2 - mean) / std)[np.abs(found - original).max(-1) > 1e-3]
     assert len(noise) > 80
     np.testing.assert_allclose(noise.mean(0), 0, atol=0.4)
     np.testing.assert_allclose(noise.std(0), 1, atol=0.3)

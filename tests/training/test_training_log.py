@@ -23,7 +23,9 @@ def remarks(rows, classes=10, images=100):
         ([0.2, 1.0, 1.0, 1.0], 100, None),
     ],
 )
-def test_an_accuracy_that_is_constant_from_the_first_step_is_remarked_on_once(accuracies, images, step):
+def test_an_accuracy_that_is_constant_from_the_first_step_is_remarked_on_once(
+    accuracies, images, step
+):
     found = remarks([{"loss": 1.0, "accuracy": accuracy} for accuracy in accuracies], images=images)
     assert list(found) == ([step] if step else [])
     for remark in found.values():

@@ -1,4 +1,6 @@
-"""Which weights a run trains, and what it evaluates: frozen trunks, LoRA, layer-wise rates, averages."""
+"""Which weights a run trains, and what it evaluates: frozen trunks, LoRA, layer-wise rates,
+averages.
+"""
 
 import re
 
@@ -13,13 +15,15 @@ from vit_jax.parallel.sharding import path_name
 from vit_jax.training.lora import effective
 from vit_jax.training.program import make_program
 
-PLAIN = dict(name="sgd", beta1=0.0, weight_decay=0.0, clip_norm=0.0, schedule="constant", warmup_steps=0)
+PLAIN = dict(
+    name="sgd", beta1=0.0, weight_decay=0.0, clip_norm=0.0, schedule="constant", warmup_steps=0
+)
 
 
 def setup(model="ViT-Ti/4", train="all", **optimizer):
     """A tiny model's program, its first state with a head that is not zero, and a batch."""
     config = base_config()
-    sizes = dict(dim=16, depth=2, hidden=32, heads=2)
+    sizes = dict(dim=16, depth=2, mlp_dim=32, heads=2)
     config.model.update(dict(name=model) | (sizes if "ViT" in model else {}))
     if "ViT" not in model:
         config.model.update(dict(resnet_blocks=(1,), resnet_width=1))
@@ -75,20 +79,28 @@ def test_optimizer_keeps_nothing_for_what_is_frozen():
 def test_backward_pass_of_a_frozen_trunk_is_left_out():
     def flops(train):
         program, state, batch = setup(train=train)
-        return program.train_step.lower(state, program.initial_metrics(), batch).cost_analysis()["flops"]
+        return program.train_step.lower(state, program.initial_metrics(), batch).cost_analysis()[
+            "flops"
+        ]
 
     assert flops("head") < 0.6 * flops("all")
 
 
 def test_low_rank_changes_begin_as_none_and_then_change_attention_only():
     program, state, batch = setup(train="lora")
-    base, first = by_path(state["params"]), by_path(program.judged(state).params)
+    base, first = by_path(state["params"]), by_path(program.evaluated(state).params)
     for path, value in first.items():
         np.testing.assert_array_equal(value, base[path])
-    new = by_path(program.judged(after(program, state, batch, 2)).params)
-    changed = {re.sub(r"blocks/\d+/", "", path) for path in new if not np.array_equal(new[path], base[path])}
+    new = by_path(program.evaluated(after(program, state, batch, 2)).params)
+    changed = {
+        re.sub(r"blocks/\d+/", "", path)
+        for path in new
+        if not np.array_equal(new[path], base[path])
+    }
     assert changed == {"head/kernel", "head/bias", "attention/qkv/kernel", "attention/out/kernel"}
-    change = (new["blocks/00/attention/qkv/kernel"] - base["blocks/00/attention/qkv/kernel"]).reshape(16, -1)
+    change = (
+        new["blocks/00/attention/qkv/kernel"] - base["blocks/00/attention/qkv/kernel"]
+    ).reshape(16, -1)
     assert np.linalg.matrix_rank(change, tol=1e-6) == 3
 
 
@@ -101,7 +113,9 @@ def test_low_rank_change_is_the_product_of_its_factors():
         "extra": {"lora": {path: {"down": down, "up": up}}},
     }
     (found,) = by_path(effective(weights)).values()
-    np.testing.assert_allclose(found, kernel + np.einsum("hkr,rd->hkd", down, up), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        found, kernel + np.einsum("hkr,rd->hkd", down, up), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_model_without_attention_takes_no_low_rank_change():
@@ -117,7 +131,12 @@ def test_each_layer_learns_more_slowly_than_the_one_above():
         new = by_path(after(program, state, batch)["params"])
         updates.append({path: new[path] - before[path] for path in new})
     plain, decayed = updates
-    powers = {"head/bias": 0, "norm/scale": 0, "blocks/01/norm1/scale": 1, "blocks/00/mlp/fc1/kernel": 2}
+    powers = {
+        "head/bias": 0,
+        "norm/scale": 0,
+        "blocks/01/norm1/scale": 1,
+        "blocks/00/mlp/fc1/kernel": 2,
+    }
     powers |= {"patch_embedding/kernel": 3, "position_embedding/table": 3, "cls": 3}
     for path, power in powers.items():
         np.testing.assert_allclose(decayed[path], plain[path] * 0.5**power, rtol=2e-3, atol=1e-7)
@@ -127,11 +146,11 @@ def test_each_layer_learns_more_slowly_than_the_one_above():
 @pytest.mark.parametrize("start", ["zero", "weights"])
 def test_average_is_the_sum_of_its_definition(start):
     program, state, batch = setup(average=0.9, average_from=start)
-    history, metrics = [by_path(program.judged(state).params)], program.initial_metrics()
+    history, metrics = [by_path(program.evaluated(state).params)], program.initial_metrics()
     for _ in range(5):
         state, metrics = program.train_step(state, metrics, batch)
         history.append(by_path(state["params"]))
-    found = by_path(program.judged(state).params)
+    found = by_path(program.evaluated(state).params)
     for path, value in found.items():
         parts = [p[path].astype(np.float64) for p in history]
         shares = [0.1 * 0.9 ** (5 - t) for t in range(6)]
@@ -144,8 +163,10 @@ def test_average_is_the_sum_of_its_definition(start):
 def test_update_that_is_left_out_leaves_the_average_alone():
     program, state, batch = setup(average=0.5)
     state = after(program, state, batch)
-    before = by_path(program.judged(state).params)
+    before = by_path(program.evaluated(state).params)
     bias = state["params"]["head"]["bias"]
-    state["params"]["head"]["bias"] = jax.device_put(np.full(bias.shape, np.nan, np.float32), bias.sharding)
-    for path, value in by_path(program.judged(after(program, state, batch)).params).items():
+    state["params"]["head"]["bias"] = jax.device_put(
+        np.full(bias.shape, np.nan, np.float32), bias.sharding
+    )
+    for path, value in by_path(program.evaluated(after(program, state, batch)).params).items():
         np.testing.assert_array_equal(value, before[path])

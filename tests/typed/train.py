@@ -11,7 +11,7 @@ labels = np.array(["cat", "dog"] * 32)
 
 config = read_config("configs/quickstart.py")
 config.steps, config.batch_size, config.optimizer.warmup_steps = 4, 16, 1
-config.model.update(dict(dim=16, depth=1, hidden=16, heads=2))
+config.model.update(dict(dim=16, depth=1, mlp_dim=16, heads=2))
 config.data.train_split, config.data.test_split = "train[:75%]", "train[75%:]"
 
 

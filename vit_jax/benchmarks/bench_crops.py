@@ -1,4 +1,6 @@
-"""DINO's step beside the supervised one, and its crops of two sizes in one packed pass, on a TPU."""
+"""DINO's step beside the supervised one, and its crops of two sizes in one packed pass, on a
+TPU.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -29,17 +31,21 @@ CROPS = {224: 2, 96: 8}  # Of an image, by their height and width in pixels.
 
 
 def measure(configs: Mapping[str, ConfigDict], slices: Sequence[str], images: int) -> None:
-    """Prints FLOPs, estimated cycles and memory of each model's steps, and of its backbone's two forms.
+    """Prints FLOPs, estimated cycles and memory of each model's steps, and of its backbone's two
+    forms.
 
-    The forms are a pass of the large crops and one of the small crops; and one of all their tokens, apart in
-    attention alone, as DINOv2's code packs them. Both are forward and backward.
+    The forms are a pass of the large crops and one of the small crops; and one of all their tokens,
+    apart in attention alone, as DINOv2's code packs them. Both are forward and backward.
 
     Args:
       configs: DINO's, by the plain ViT that they train.
       slices: chip and topology, as `v5e:2x2`.
       images: on each device.
     """
-    print("| program | slice | TFLOP a device | to the first | M cycles (estimated) | to the first | GiB |")
+    print(
+        "| program | slice | TFLOP a device | to the first | M cycles (estimated) | to the first "
+        "| GiB |"
+    )
     print("|---|---|---|---|---|---|---|")
     for name, teacher in configs.items():
         for each in slices:
@@ -51,7 +57,9 @@ def measure(configs: Mapping[str, ConfigDict], slices: Sequence[str], images: in
                 steps[label] = compile_step(config, where, other_projects.CLASSES, STEPS)
             show(name, where, steps)
             show(
-                name, where, {label: compile_form(form, name, where, images) for label, form in FORMS.items()}
+                name,
+                where,
+                {label: compile_form(form, name, where, images) for label, form in FORMS.items()},
             )
 
 
@@ -72,7 +80,9 @@ def show(name: str, where: Slice, programs: Mapping[str, Compiled]) -> None:
 
 
 def compile_form(form: Callable, name: str, where: Slice, images: int) -> Compiled:
-    """A form's program: the gradient of the mean of the tokens' squares, of so many images on each device."""
+    """A form's program: the gradient of the mean of the tokens' squares, of so many images on each
+    device.
+    """
     mesh = make_mesh(dict(data=None, fsdp=1, tensor=1), topology_devices(where))
     model = abstract(model_factory(name, num_classes=0, image_size=max(CROPS), dtype="bfloat16"))
     graphdef, weights = nnx.split(model)
@@ -99,7 +109,8 @@ def pass_by_pass(model: ViT, crops: Sequence[jax.Array]) -> list[jax.Array]:
     """The last layer's tokens of crops of each size, `[crops, tokens, dim]`."""
     sized = [model.resized(images.shape[1:3]) for images in crops]
     return [
-        each.encode(each.assemble(each.patches(images))) for each, images in zip(sized, crops, strict=True)
+        each.encode(each.assemble(each.patches(images)))
+        for each, images in zip(sized, crops, strict=True)
     ]
 
 

@@ -1,4 +1,6 @@
-"""Training steps with stochastic depth: of a drawn subset of the images beside each image by chance."""
+"""Training steps with stochastic depth: of a drawn subset of the images beside each image by
+chance.
+"""
 
 from vit_jax.benchmarks.bench_train import compare
 
@@ -14,5 +16,7 @@ STEPS = {
 
 
 def measure(**values) -> None:
-    """Prints, for each model, FLOPs and time of steps at two rates; `values` are those of `compare`."""
+    """Prints, for each model, FLOPs and time of steps at two rates; `values` are those of
+    `compare`.
+    """
     compare(STEPS, **values)

@@ -24,7 +24,10 @@ def measure(shots: tuple[int, ...] = (1, 5, 10, 25)) -> None:
 
     test, test_labels = draw(TEST_IMAGES)
     placed = over_devices(test, mesh), over_devices(test_labels[:, None], mesh, fill=-1)
-    print(f"{CLASSES:,} classes, {FEATURES:,} features, penalty {PENALTY:g}; {TEST_IMAGES:,} test images")
+    print(
+        f"{CLASSES:,} classes, {FEATURES:,} features, penalty {PENALTY:g}; {TEST_IMAGES:,} test "
+        "images"
+    )
     for count in shots:
         features, labels = draw(count * CLASSES)
         for _ in range(2):  # The first one compiles.
@@ -36,8 +39,8 @@ def measure(shots: tuple[int, ...] = (1, 5, 10, 25)) -> None:
         plain = _plain(features.astype(np.float64), labels)
         error = np.linalg.norm(classifier.coefficients - plain) / np.linalg.norm(plain)
         print(
-            f"{count:2} shots: fitted in {fitted - started:.2f} s, scored in {scored - fitted:.2f} s, "
-            f"accuracy {share:.1%}, coefficients {error:.0e} from NumPy's",
+            f"{count:2} shots: fitted in {fitted - started:.2f} s, scored in "
+            f"{scored - fitted:.2f} s, accuracy {share:.1%}, coefficients {error:.0e} from NumPy's",
             flush=True,
         )
 

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -45,19 +46,26 @@ def measure(
     turns: int = 5,
     seconds: float = 4.0,
 ) -> None:
-    """Prints, for each model and image size, images/s beside the others', in medians of turns.
+    """Prints images/s of our models and other libraries', in medians of turns.
 
     From uint8 images to logits.
 
     Args:
-      images: on each device.
-      dtype: of our computation; None for float32 on a CPU and bfloat16 elsewhere, as the others' always is.
+      models: names of models.
+      images: batch size of each device.
+      image_sizes: image sizes in pixels.
+      against: libraries of `PEERS` to compare with.
+      dtype: of our computation; None for float32 on a CPU and bfloat16 elsewhere, as the others'
+        always is.
       largest: print also how many images fit on a device at a time.
-      memory_gib: what they have to fit into; None for the device's own.
+      memory_gib: memory limit for `largest`; None for the device's own.
       out: a file for the plot.
+      turns: number of turns.
+      seconds: duration of each program in a turn.
 
     Raises:
-      UserError: an unknown model, an image size that its patches do not divide, no memory to fit into.
+      UserError: an unknown model, an image size that its patches do not divide, no memory to fit
+        into.
     """
     cards = {
         (model, size): model_card(model, image_size=size, num_classes=other_projects.CLASSES)
@@ -70,27 +78,57 @@ def measure(
     print_header(images, dtype, "batch")
     speeds: dict[str, dict[int, float]] = {}  # Keyed by program and image size.
     for (model, size), card in cards.items():
-        runners = {model: make_ours(model, batch, size, dtype)}
-        for peer in against:
-            try:
-                runners[f"{model}, {peer}"] = PEERS[peer](model, batch, size)
-            except UserError as error:
-                print(f"| {peer}: skipped | {error} ||||||")
-        measured = race(list(runners.values()), batch, 2 * batch * card.multiply_adds, turns, seconds)
+        runners = make_runners(model, batch, size, dtype, against)
+        measured = race(
+            list(runners.values()), batch, 2 * batch * card.multiply_adds, turns, seconds
+        )
         for line, runner in runners.items():
             speeds.setdefault(line, {})[size] = measured[runner.name]
-    batches: dict[str, dict[int, float]] = {}
+    plots = {"images/s": speeds}
     if limit:
-        print(f"\n| model | images on a device, the most that fit into {limit / GIB:.2f} GiB |\n|---|---|")
-        for model, size in cards:
-            fitting = largest_batch(
-                lambda b, m=model, s=size: program_memory(compile_ours(m, b, s, dtype)), limit
-            )
-            batches.setdefault(model, {})[size] = fitting
-            print(f"| {model} {size} | {fitting:,} |", flush=True)
+        plots["largest batch on a device"] = print_largest_batches([*cards], limit, dtype)
     if out:
-        draw({"images/s": speeds} | ({"largest batch on a device": batches} if limit else {}), Path(out))
+        draw(plots, Path(out))
         print(f"\ndrawn: {out}")
+
+
+def make_runners(
+    model: str, batch: int, image_size: int, dtype: str, against: Sequence[str]
+) -> dict[str, Any]:
+    """Returns the programs for a model, ours and those of other libraries, by their titles.
+
+    A library that lacks the model is skipped, with a line.
+    """
+    runners = {model: make_ours(model, batch, image_size, dtype)}
+    for peer in against:
+        try:
+            runners[f"{model}, {peer}"] = PEERS[peer](model, batch, image_size)
+        except UserError as error:
+            print(f"| {peer}: skipped | {error} ||||||")
+    return runners
+
+
+def print_largest_batches(
+    models: Sequence[tuple[str, int]], limit: int, dtype: str
+) -> dict[str, dict[int, int]]:
+    """Prints and returns the largest batch on a device, by model and image size.
+
+    Args:
+      models: pairs of a model's name and its image size.
+      limit: memory of the device in bytes.
+      dtype: of the computation.
+    """
+    print(
+        f"\n| model | images on a device, the most that fit into {limit / GIB:.2f} GiB |\n|---|---|"
+    )
+    batches: dict[str, dict[int, int]] = {}
+    for model, size in models:
+        fitting = largest_batch(
+            lambda b, m=model, s=size: program_memory(compile_ours(m, b, s, dtype)), limit
+        )
+        batches.setdefault(model, {})[size] = fitting
+        print(f"| {model} {size} | {fitting:,} |", flush=True)
+    return batches
 
 
 def lower_ours(
@@ -104,7 +142,10 @@ def lower_ours(
     config = other_projects.our_config(model, image_size, dtype)
     config.batch_size = batch
     program = make_program(
-        config, num_classes=other_projects.CLASSES, steps=10**6, mesh=make_mesh(config.mesh, devices)
+        config,
+        num_classes=other_projects.CLASSES,
+        steps=10**6,
+        mesh=make_mesh(config.mesh, devices),
     )
     params = program.state["params"]
     places = jax.tree.map(lambda x: x.sharding, params)
@@ -151,9 +192,13 @@ def make_timm(model: str, batch: int, image_size: int) -> Runner:
 
 def make_onnxruntime(model: str, batch: int, image_size: int) -> Runner:
     """timm's model in ONNX Runtime, exported by PyTorch, on as many threads as there are cores."""
-    absent = [name for name in ("onnxruntime", "onnxscript") if importlib.util.find_spec(name) is None]
+    absent = [
+        name for name in ("onnxruntime", "onnxscript") if importlib.util.find_spec(name) is None
+    ]
     if absent:
-        raise UserError(f"{absent[0]} is not installed: pip install onnxruntime onnxscript timm torch")
+        raise UserError(
+            f"{absent[0]} is not installed: pip install onnxruntime onnxscript timm torch"
+        )
     if jax.default_backend() != "cpu":
         raise UserError("ONNX Runtime is measured on CPUs only: JAX_PLATFORMS=cpu")
     torch, name, module = timm_model(model, image_size)
@@ -171,7 +216,9 @@ def make_onnxruntime(model: str, batch: int, image_size: int) -> Runner:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/model.onnx"
-        torch.onnx.export(FromBytes().eval(), (torch.from_numpy(images),), path, dynamo=True, verbose=False)
+        torch.onnx.export(
+            FromBytes().eval(), (torch.from_numpy(images),), path, dynamo=True, verbose=False
+        )
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = os.cpu_count()
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -189,7 +236,9 @@ PEERS = {"onnxruntime": make_onnxruntime, "timm": make_timm}
 
 def random_images(batch: int, image_size: int) -> np.ndarray:
     """uint8 `[batch, channels, height, width]`, as PyTorch has them."""
-    return np.random.default_rng(0).integers(256, size=(batch, 3, image_size, image_size), dtype=np.uint8)
+    return np.random.default_rng(0).integers(
+        256, size=(batch, 3, image_size, image_size), dtype=np.uint8
+    )
 
 
 def memory_limit(gib: float | None) -> float:
@@ -200,7 +249,9 @@ def memory_limit(gib: float | None) -> float:
     """
     statistics = jax.local_devices()[0].memory_stats() or {}
     if gib is None and "bytes_limit" not in statistics:
-        raise UserError("this device does not say what memory it has: give --memory_gib for --largest")
+        raise UserError(
+            "this device does not say what memory it has: give --memory_gib for --largest"
+        )
     return statistics["bytes_limit"] if gib is None else gib * GIB
 
 
@@ -240,7 +291,9 @@ def draw(panels: dict[str, dict[str, dict[int, float]]], out: Path) -> None:
     for plot, (label, lines) in zip(plots[0], panels.items(), strict=True):
         for name, points in lines.items():
             points = dict(sorted(points.items()))
-            plot.plot(list(points), list(points.values()), "o-" if ", " not in name else "x--", label=name)
+            plot.plot(
+                list(points), list(points.values()), "o-" if ", " not in name else "x--", label=name
+            )
         sizes = sorted({size for points in lines.values() for size in points})
         plot.set_yscale("log")
         plot.set_xticks(sizes, map(str, sizes))

@@ -34,7 +34,8 @@ PHOTOGRAPHS = (  # Those of scikit-image in colour that come with the package.
 
 
 def measure(rounds: int = 5, rates: tuple[int, ...] = (1_000, 5_000, 20_000)) -> None:
-    """Prints images/s of each way on one core, turn by turn, and what the fast way costs in quality.
+    """Prints images/s of each way on one core, turn by turn, and what the fast way costs in
+    quality.
 
     Every way has a process of its own, pinned to one core, and reads the same files; a turn is
     `IMAGES` images, after a quarter of that to warm up. What is counted is the process's CPU time,
@@ -45,9 +46,15 @@ def measure(rounds: int = 5, rates: tuple[int, ...] = (1_000, 5_000, 20_000)) ->
         make_photographs(Path(folder))
         files = sorted(Path(folder).rglob("*.jpg"))
         kilobytes = sum(file.stat().st_size for file in files) / len(files) / 1000
-        print(f"{len(files)} JPEGs of about 500x375 pixels and {kilobytes:.0f} kB, crops to {SIZE}, one core")
+        print(
+            f"{len(files)} JPEGs of about 500x375 pixels and {kilobytes:.0f} kB, crops to {SIZE}, "
+            "one core"
+        )
         if not decode.is_fast():
-            print("vit_jax has no JPEG decoder of its own here, so Pillow decodes: apt install libjpeg-dev")
+            print(
+                "vit_jax has no JPEG decoder of its own here, so Pillow decodes: apt install "
+                "libjpeg-dev"
+            )
         figures = take_turns(WAYS, folder, rounds, one_core=True)
         full = figures["full decode"]
         for name, rate in figures.items():
@@ -62,10 +69,15 @@ def measure(rounds: int = 5, rates: tuple[int, ...] = (1_000, 5_000, 20_000)) ->
             print(f"{name:34} {rate:7,.0f} images/s")
         for what in ("thread", "worker"):
             print(f"two {what}s are {workers[f'2 {what}s'] / workers[f'1 {what}']:.2f} times one")
-        print(f"two processes of the plain full decode are {two_processes(folder, rounds):.2f} times one")
+        print(
+            f"two processes of the plain full decode are {two_processes(folder, rounds):.2f} "
+            "times one"
+        )
         print(
             "cores that a host needs: "
-            + ", ".join(f"{math.ceil(rate / figures['vit_jax'])} for {rate:,} images/s" for rate in rates)
+            + ", ".join(
+                f"{math.ceil(rate / figures['vit_jax'])} for {rate:,} images/s" for rate in rates
+            )
         )
         print(quality(files))
 
@@ -100,7 +112,9 @@ def take_turns(ways: dict, folder: str, rounds: int, one_core: bool) -> dict[str
         ends = {}
         for name, way in ways.items():
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(way, folder, core if one_core else None, theirs))
+            process = context.Process(
+                target=_serve, args=(way, folder, core if one_core else None, theirs)
+            )
             process.start()
             stack.callback(process.join)
             stack.callback(ours.send, None)
@@ -206,7 +220,9 @@ def _tf_data(folder: str, turn: int) -> Iterator:
             use_image_if_no_bounding_boxes=True,
         )
         window = tf.concat([start[:2], size[:2]], 0)
-        pixels = tf.image.resize(tf.image.decode_and_crop_jpeg(data, window, channels=3), (SIZE, SIZE))
+        pixels = tf.image.resize(
+            tf.image.decode_and_crop_jpeg(data, window, channels=3), (SIZE, SIZE)
+        )
         return tf.cast(pixels, tf.uint8)
 
     options = tf.data.Options()
@@ -284,7 +300,9 @@ def draws(count: int = 10_000, rounds: int = 5) -> str:
             boxes = [draw(rng, 375, 500) for _ in range(count)]
             seconds.append(time.process_time() - started)
         share = sum(box.width * box.height for box in boxes) / count / (375 * 500)
-        parts.append(f"{draw.__name__} takes {min(seconds) / count * 1e6:.1f} us, {share:.1%} of the image")
+        parts.append(
+            f"{draw.__name__} takes {min(seconds) / count * 1e6:.1f} us, {share:.1%} of the image"
+        )
     return "rectangles of 500x375 pixels: " + ", ".join(parts)
 
 
@@ -311,6 +329,7 @@ def quality(files: list[Path]) -> str:
         )
     whole, shrunk, smooth = np.mean(rows, axis=0)
     return (
-        f"mean absolute difference of a value (0 to 255): fast from exact {whole:.3f} at {SIZE} pixels, "
-        f"{shrunk:.3f} at 96 (decoded at 1/2 or 1/4); Pillow's smoothed resize from exact {smooth:.3f}"
+        f"mean absolute difference of a value (0 to 255): fast from exact {whole:.3f} at {SIZE} "
+        f"pixels, {shrunk:.3f} at 96 (decoded at 1/2 or 1/4); Pillow's smoothed resize from exact "
+        f"{smooth:.3f}"
     )

@@ -1,4 +1,6 @@
-"""Time and memory of `load_model` for a ViT-L/16 of 1.2 GB in each format, beside reading the file."""
+"""Time and memory of `load_model` for a ViT-L/16 of 1.2 GB in each format, beside reading the
+file.
+"""
 
 import multiprocessing
 import os
@@ -10,45 +12,56 @@ from pathlib import Path
 
 import numpy as np
 
-from vit_jax.interop.checkpoint import complete, save, skeleton
-from vit_jax.models import model_factory
+from vit_jax.interop.checkpoint import skeleton
+from vit_jax.interop.writing import save
+from vit_jax.models import model_options
 
 
 def measure(runs: int = 5) -> None:
-    """Prints how long `load_model` takes for each format, and how much memory besides the model.
+    """Prints the duration of `load_model` for each format, and its memory besides the model.
 
     The file is read beside it the way its format is read otherwise, `np.load` or safetensors'
     `load_file`. The two take turns, each in a process of its own: cold, with the file on the disk
     alone, and warm, with the file in the system's cache.
     """
-    factory = model_factory("ViT-L/16", num_classes=1000, image_size=224)
-    values = complete(factory.func, factory.keywords)
+    options = model_options("ViT-L/16", num_classes=1000, image_size=224)
     rng = np.random.default_rng(0)
-    _, shapes = skeleton(factory.func, values)
+    _, shapes = skeleton(options)
     params = {path: rng.standard_normal(shape, np.float32) for path, shape in shapes.items()}
     size = sum(x.nbytes for x in params.values())
     print(f"ViT-L/16, {size / 1e9:.2f} GB, medians of {runs} turns")
     with tempfile.TemporaryDirectory() as folder:
-        for library, name in dict(google="model.npz", timm="timm", transformers="transformers").items():
+        for library, name in dict(
+            google="model.npz", timm="timm", transformers="transformers"
+        ).items():
             path = Path(folder) / name
-            save(path, library, factory.func, values, params.__getitem__)
-            file = path if path.is_file() else path / "model.safetensors"
+            save(path, library, options, params.__getitem__)
             for state in ("cold", "warm"):
-                turns = []
-                for _ in range(runs):
-                    turn = []
-                    for task, place in ((_read_arrays, file), (_load_model, path)):
-                        if state == "cold":
-                            _forget(file)
-                        turn.append(_alone(task, place))
-                    turns.append(turn)
-                plain, ours = (statistics.median(turn[i][0] for turn in turns) for i in (0, 1))
-                ratio = statistics.median(turn[1][0] / turn[0][0] for turn in turns)
-                beyond = statistics.median(turn[1][1] for turn in turns) - size
-                times = f"read {plain:5.2f} s, load_model {ours:5.2f} s, ratio {ratio:4.2f}"
-                print(
-                    f"{library:13}{state}  {times}; memory beyond the model {beyond / size:4.2f} x its size"
-                )
+                turns = [_turn(path, is_cold=state == "cold") for _ in range(runs)]
+                print(f"{library:13}{state}  {_summary(turns, size)}")
+
+
+def _turn(path: Path, is_cold: bool) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Returns duration and memory of reading a checkpoint's arrays, and those of `load_model`."""
+    file = path if path.is_file() else path / "model.safetensors"
+    if is_cold:
+        _forget(file)
+    arrays = _alone(_read_arrays, file)
+    if is_cold:
+        _forget(file)
+    return arrays, _alone(_load_model, path)
+
+
+def _summary(turns: list[tuple[tuple[float, float], tuple[float, float]]], size: int) -> str:
+    """Returns the medians of turns in words; `size` is the model's, in bytes."""
+    plain = statistics.median(arrays[0] for arrays, _ in turns)
+    ours = statistics.median(model[0] for _, model in turns)
+    ratio = statistics.median(model[0] / arrays[0] for arrays, model in turns)
+    beyond = statistics.median(model[1] for _, model in turns) - size
+    return (
+        f"read {plain:5.2f} s, load_model {ours:5.2f} s, ratio {ratio:4.2f}; memory beyond the "
+        f"model {beyond / size:4.2f} x its size"
+    )
 
 
 def _forget(file: Path) -> None:
@@ -80,7 +93,9 @@ def _measured(task: Callable, path: Path) -> tuple[float, int]:
 
 def _peak_memory() -> int:
     """Bytes of this process at its largest, pages of mapped files among them."""
-    (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM")]
+    (line,) = [
+        x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM")
+    ]
     return int(line.split()[1]) * 1024
 
 

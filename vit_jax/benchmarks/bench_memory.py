@@ -13,7 +13,8 @@ BATCH, EVERY = 16, 500
 
 
 def measure(batches: int = 100_000, picture: str = "input_memory.png") -> None:
-    """Reads so many batches of a small source, without and with worker processes, and draws the memory.
+    """Reads so many batches of a small source, without and with worker processes, and draws the
+    memory.
 
     What is counted is memory that belongs to the reading process and its workers alone (PSS).
     """
@@ -25,10 +26,12 @@ def measure(batches: int = 100_000, picture: str = "input_memory.png") -> None:
         with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             steps, megabytes = pool.submit(_watch, batches, workers).result()
         tenth = len(steps) // 10
-        early, late = (sum(part) / tenth for part in (megabytes[tenth : 2 * tenth], megabytes[-tenth:]))
+        early, late = (
+            sum(part) / tenth for part in (megabytes[tenth : 2 * tenth], megabytes[-tenth:])
+        )
         print(
-            f"{workers} workers, {batches:,} batches of {BATCH}: {early:.1f} MB in the second tenth, "
-            f"{late:.1f} MB in the last ({late / early - 1:+.2%})"
+            f"{workers} workers, {batches:,} batches of {BATCH}: {early:.1f} MB in the second "
+            f"tenth, {late:.1f} MB in the last ({late / early - 1:+.2%})"
         )
         axes.plot(steps, megabytes, label=f"{workers} workers")
     axes.set(xlabel="batches read", ylabel="memory, MB", ylim=(0, None))

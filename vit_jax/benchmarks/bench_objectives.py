@@ -1,4 +1,6 @@
-"""Training steps by objective: what they cost beside the supervised one, by the compiler and by the clock."""
+"""Training steps by objective: what they cost beside the supervised one, by the compiler and by the
+clock.
+"""
 
 from collections.abc import Sequence
 
@@ -8,14 +10,16 @@ STEPS = {
     "supervised": {},
     "masked patches": {"objective.name": "masked_patch"},
     "masked autoencoder": {"objective.name": "mae"},
-    "with a decoder of 4 layers": {"objective.name": "mae", "objective.decoder_depth": 4},
-    "with a decoder of 1 layer": {"objective.name": "mae", "objective.decoder_depth": 1},
+    "with a decoder of 4 layers": {"objective.name": "mae", "mae.decoder_depth": 4},
+    "with a decoder of 1 layer": {"objective.name": "mae", "mae.decoder_depth": 1},
 }
 OF_CONVNEXTS = {"supervised": {}, "masked autoencoder": {"objective.name": "fcmae"}}
 
 
 def measure(models: Sequence[str], **values) -> None:
-    """Prints, for each model, FLOPs and time of the objectives' steps; `values` are those of `compare`."""
+    """Prints, for each model, FLOPs and time of the objectives' steps; `values` are those of
+    `compare`.
+    """
     for convolutional, steps in ((False, STEPS), (True, OF_CONVNEXTS)):
         if those := [model for model in models if model.startswith("ConvNeXt") == convolutional]:
             compare(steps, those, **values)

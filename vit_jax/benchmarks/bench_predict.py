@@ -36,10 +36,14 @@ def measure(models: list[str], images: int) -> None:
             model = create_model(name, num_classes=1000, image_size=224)
             compute, crop = likeliest(5), transfer_crop(224)
             mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
-            extractor, params = extractor_of(model, mesh, crop, compute=compute, batch_size=batch, threads=2)
+            extractor, params = extractor_of(
+                model, mesh, crop, compute=compute, batch_size=batch, threads=2
+            )
             graphdef, plain_params = nnx.split(model)
             plain = jax.jit(lambda p, x, g=graphdef, c=compute: c(nnx.merge(g, p), x))
-            pixels = np.random.default_rng(0).integers(256, size=(batch, 224, 224, 3), dtype=np.uint8)
+            pixels = np.random.default_rng(0).integers(
+                256, size=(batch, 224, 224, 3), dtype=np.uint8
+            )
             jax.block_until_ready(plain(plain_params, pixels))
             list(extractor.stream(params, Subset(files, range(batch))))  # Compiles.
             seconds = {"plain": [], "files": []}
@@ -55,5 +59,10 @@ def measure(models: list[str], images: int) -> None:
                 seconds["files"].append(time.perf_counter() - between)
             # Both compute whole batches, of which the last of a turn is not full.
             rate = {way: FILES / TURNS / statistics.median(spent) for way, spent in seconds.items()}
-            ratio = statistics.median(a / b for a, b in zip(seconds["plain"], seconds["files"], strict=True))
-            print(f"| {name} | {rate['plain']:,.1f} | {rate['files']:,.1f} | {ratio:.3f} |", flush=True)
+            ratio = statistics.median(
+                a / b for a, b in zip(seconds["plain"], seconds["files"], strict=True)
+            )
+            print(
+                f"| {name} | {rate['plain']:,.1f} | {rate['files']:,.1f} | {ratio:.3f} |",
+                flush=True,
+            )

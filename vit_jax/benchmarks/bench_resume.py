@@ -28,14 +28,18 @@ def measure(rounds: int = 7) -> None:
 
 def _alone(example: int) -> float:
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "vit_jax.benchmarks.bench_resume", str(example)], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "vit_jax.benchmarks.bench_resume", str(example)], check=True
+    )
     return time.perf_counter() - started
 
 
 def _first_batch(example: int) -> None:
     arguments = dict(seed=0, batch_size=BATCH, crop=TrainCrop(224), workers=0)
     source = Synthetic(image_size=224, num_classes=10, size=10**9)
-    with contextlib.closing(training_batches(source, first_step=example // BATCH, **arguments)) as batches:
+    with contextlib.closing(
+        training_batches(source, first_step=example // BATCH, **arguments)
+    ) as batches:
         next(batches)
 
 

@@ -32,14 +32,22 @@ def measure(pairs: int = 6) -> None:
     share_interpreter()
     keep_freed_memory()
     source = open_splits(config).train
-    program = make_program(config, num_classes=1000, steps=config.steps, mesh=make_mesh(config.mesh))
+    program = make_program(
+        config, num_classes=1000, steps=config.steps, mesh=make_mesh(config.mesh)
+    )
     state, metrics = program.initial_state(config.seed), program.initial_metrics()
     feed = open_feed(config, source, 0, print, program.mesh)
     size = sum(x.nbytes for x in jax.tree.leaves(state))
-    print(f"ViT-Ti/16, batch {config.batch_size}, a checkpoint of {size / 1e6:.0f} MB every {EVERY} steps")
+    print(
+        f"ViT-Ti/16, batch {config.batch_size}, a checkpoint of {size / 1e6:.0f} MB every {EVERY} "
+        "steps"
+    )
 
     step, seconds, blocked = 0, {True: [], False: []}, []
-    with tempfile.TemporaryDirectory() as folder, Checkpoints(Path(folder), keep_last=2) as checkpoints:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Checkpoints(Path(folder), keep_last=2) as checkpoints,
+    ):
         for turn in range(-1, 2 * pairs):  # The first one compiles.
             saving = turn % 2 == (turn // 2) % 2 or turn < 0  # Each is first as often as second.
             started = time.perf_counter()
@@ -56,7 +64,9 @@ def measure(pairs: int = 6) -> None:
             if turn >= 0:
                 seconds[saving].append(time.perf_counter() - started)
                 kind = "with" if saving else "without"
-                print(f"turn {turn + 1}/{2 * pairs}: {seconds[saving][-1]:.1f} s {kind}", flush=True)
+                print(
+                    f"turn {turn + 1}/{2 * pairs}: {seconds[saving][-1]:.1f} s {kind}", flush=True
+                )
     feed.close()
     without, with_saving = (statistics.median(seconds[kind]) for kind in (False, True))
     ratio = statistics.median(a / b for a, b in zip(seconds[False], seconds[True], strict=True))

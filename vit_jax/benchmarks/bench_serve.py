@@ -1,4 +1,6 @@
-"""The load that a server holds: images/s and waiting time with several clients, each of which asks on end."""
+"""The load that a server holds: images/s and waiting time with several clients, each of which asks
+on end.
+"""
 
 import http.client
 import json
@@ -29,9 +31,11 @@ class Asked(NamedTuple):
 
 
 def measure(models: list[str], image_size: int, seconds: float) -> None:
-    """Prints images/s, seconds to an answer, and how many went unanswered, for each number of clients.
+    """Prints images/s, seconds to an answer, and how many went unanswered, for each number of
+    clients.
 
-    The server is a process of its own, with fresh parameters, and shares the machine with its clients.
+    The server is a process of its own, with fresh parameters, and shares the machine with its
+    clients.
 
     Args:
       seconds: of each figure.
@@ -70,7 +74,9 @@ def _start(checkpoint: Path) -> tuple[subprocess.Popen, str]:
 
 
 def _load(url: str, photographs: list[bytes], clients: int, seconds: float) -> Asked:
-    """The answers that so many clients got together, each of which asks again as soon as it is answered."""
+    """The answers that so many clients got together, each of which asks again as soon as it is
+    answered.
+    """
     until = time.perf_counter() + seconds
     each = [Asked([], 0)] * clients
 
@@ -105,14 +111,18 @@ def _batches(url: str) -> tuple[float, float]:
     """Images that the server has computed, and in how many batches."""
     with urllib.request.urlopen(f"http://{url}/metrics") as answer:
         text = answer.read().decode()
-    found = [re.search(rf"(?m)^vit_jax_batch_images_{name} (\S+)$", text) for name in ("sum", "count")]
+    found = [
+        re.search(rf"(?m)^vit_jax_batch_images_{name} (\S+)$", text) for name in ("sum", "count")
+    ]
     images, batches = (float(match[1]) for match in found if match)
     return images, batches
 
 
 def _row(name: str, clients: int, asked: Asked, seconds: float, together: float) -> str:
     if len(asked.seconds) < 2:
-        raise UserError(f"{name} answered {len(asked.seconds)} of {clients} clients: give more --seconds")
+        raise UserError(
+            f"{name} answered {len(asked.seconds)} of {clients} clients: give more --seconds"
+        )
     cuts = statistics.quantiles(asked.seconds, n=100)
     figures = f"{len(asked.seconds) / seconds:,.1f} | {1e3 * cuts[49]:,.0f} | {1e3 * cuts[98]:,.0f}"
     return f"| {name} | {clients} | {figures} | {together:.1f} | {asked.lost} |"

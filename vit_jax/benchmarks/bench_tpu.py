@@ -1,4 +1,6 @@
-"""Compares training steps, ours and others' from their checkouts, by the TPU compiler's estimates."""
+"""Compares training steps, ours and others' from their checkouts, by the TPU compiler's
+estimates.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,8 +24,8 @@ from vit_jax.planning.hlo import by, total
 
 PEERS = tuple(other_projects.PEERS)
 STEPS = 100_000  # The schedule's length; the program is the same for any.
-# Parts of the program by the functions of ours that they are traced in; norms are mostly computed within the
-# products before and after them, and counted there.
+# Parts of the program by the functions of ours that they are traced in; norms are mostly computed
+# within the products before and after them, and counted there.
 PARTS = {
     "ViT.patches": "patch embedding",
     "ViT.assemble": "patch embedding",
@@ -58,8 +60,8 @@ def measure(
       images: on each device.
     """
     print(
-        "| program | slice | cycles a step (estimated) | MFU | temporaries, GiB | FLOPs to least | sent, MB "
-        "| ours to it: cycles | temporaries |"
+        "| program | slice | cycles a step (estimated) | MFU | temporaries, GiB | FLOPs to least "
+        "| sent, MB | ours to it: cycles | temporaries |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     parts = []
@@ -73,7 +75,9 @@ def measure(
             card = model_card(model, image_size=image_size)
             least = training_flops(config.batch_size * card.multiply_adds)
             row(f"{model} {image_size}, {images} images", ours, where, least)
-            parts.append((f"{model}, {where}", ours, least / where.devices / flops_in_a_cycle(where)))
+            parts.append(
+                (f"{model}, {where}", ours, least / where.devices / flops_in_a_cycle(where))
+            )
             for peer in against:
                 try:
                     checkout = other_projects.find_checkout(peer, checkouts)
@@ -83,15 +87,26 @@ def measure(
                 for option, values in other_projects.PEERS[peer].options.items():
                     mesh = make_mesh(config.mesh, topology_devices(where))
                     step = other_projects.make_step(
-                        peer, checkout, model, values, "bfloat16", image_size, config.batch_size, mesh
+                        peer,
+                        checkout,
+                        model,
+                        values,
+                        "bfloat16",
+                        image_size,
+                        config.batch_size,
+                        mesh,
                     )
                     lowered = step.run.lower(step.state, step.images, step.labels)
-                    compiled = compile_lowered(lowered, where, step.state["params"], step.state["optimizer"])
+                    compiled = compile_lowered(
+                        lowered, where, step.state["params"], step.state["optimizer"]
+                    )
                     row(f"{peer}, {option}", compiled, where, least, ours)
     show_parts(parts)
 
 
-def row(name: str, compiled: Compiled, where: Slice, least: float, ours: Compiled | None = None) -> None:
+def row(
+    name: str, compiled: Compiled, where: Slice, least: float, ours: Compiled | None = None
+) -> None:
     """Prints a row of the table.
 
     Args:

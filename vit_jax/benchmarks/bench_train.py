@@ -82,14 +82,17 @@ def compare(
     """Prints, for each model, FLOPs and time of several steps of ours, which take turns.
 
     Args:
-      steps: by name, what each has of the config, by flat names; the others are shown beside the first.
+      steps: by name, what each has of the config, by flat names; the others are shown beside the
+        first.
       images: on each device.
       dtype: of the computation; None for float32 on a CPU and bfloat16 elsewhere.
     """
     share_interpreter()
     keep_freed_memory()
     dtype, batch, first = dtype or fast_dtype(), images * jax.device_count(), next(iter(steps))
-    print(f"{jax.device_count()} x {jax.devices()[0].device_kind}, {images} images on each, {dtype}\n")
+    print(
+        f"{jax.device_count()} x {jax.devices()[0].device_kind}, {images} images on each, {dtype}\n"
+    )
     print(f"| step | compiled GFLOPs an image | to {first} | ms a step | images/s to {first} |")
     print("|---|---|---|---|---|")
     for model in models:
@@ -107,7 +110,10 @@ def compare(
             faster = statistics.median(before / own for before, own in pairs)
             milliseconds = 1e3 * statistics.median(times[runner.name])
             gigaflops, ratio = found / images / 1e9, found / flops[0]
-            print(f"| {runner.name} | {gigaflops:,.1f} | {ratio:.2f} | {milliseconds:,.1f} | {faster:.2f} |")
+            print(
+                f"| {runner.name} | {gigaflops:,.1f} | {ratio:.2f} | {milliseconds:,.1f} | "
+                f"{faster:.2f} |"
+            )
 
 
 def print_header(images: int, dtype: str, call: str) -> None:
@@ -117,13 +123,21 @@ def print_header(images: int, dtype: str, call: str) -> None:
       images: on each device.
       call: what takes the milliseconds.
     """
-    print(f"{jax.device_count()} x {jax.devices()[0].device_kind}, {images} images on each, {dtype}\n")
-    print(f"| program | compile, s | ms a {call} | images/s | MFU | memory, GiB | ours to it: images/s |")
+    print(
+        f"{jax.device_count()} x {jax.devices()[0].device_kind}, {images} images on each, {dtype}\n"
+    )
+    print(
+        f"| program | compile, s | ms a {call} | images/s | MFU | memory, GiB | ours to it: "
+        "images/s |"
+    )
     print("|---|---|---|---|---|---|---|")
 
 
-def race(runners: Sequence[Runner], batch: int, least: float, turns: int, seconds: float) -> dict[str, float]:
-    """Lets the runners take turns, prints a row for each, and returns their images/s by their names.
+def race(
+    runners: Sequence[Runner], batch: int, least: float, turns: int, seconds: float
+) -> dict[str, float]:
+    """Lets the runners take turns, prints a row for each, and returns their images/s by their
+    names.
 
     Args:
       runners: ours first.
@@ -167,6 +181,17 @@ def fast_dtype() -> str:
 
 def make_ours(name: str, config: ConfigDict) -> tuple[Runner, jax.stages.Compiled]:
     """The config's training step, and its program."""
+    compiled, seconds, step = compile_ours(config)
+    runner = Runner(name, seconds, program_memory(compiled), lambda: jax.block_until_ready(step()))
+    return runner, compiled
+
+
+def compile_ours(config: ConfigDict) -> tuple[jax.stages.Compiled, float, Callable[[], Any]]:
+    """Compiles the config's training step: the program, its seconds of compilation, and its next
+    step.
+
+    The last one is a function that returns the step's results without waiting for them.
+    """
     objective = objective_of(config)
     classes = other_projects.CLASSES if objective.labels else objective.outputs(config)
     program = make_program(config, num_classes=classes, steps=10**6, mesh=make_mesh(config.mesh))
@@ -178,9 +203,9 @@ def make_ours(name: str, config: ConfigDict) -> tuple[Runner, jax.stages.Compile
     def step():
         nonlocal state
         state, sums = compiled(state, metrics, data)
-        jax.block_until_ready((state, sums))
+        return state, sums
 
-    return Runner(name, seconds, program_memory(compiled), step), compiled
+    return compiled, seconds, step
 
 
 def make_others(
@@ -199,7 +224,9 @@ def make_others(
     )
     data, runners = random_batch(batch, image_size, mesh), []
     for option, values in other_projects.PEERS[peer].options.items():
-        made = other_projects.make_step(peer, checkout, model, values, dtype, image_size, batch, mesh)
+        made = other_projects.make_step(
+            peer, checkout, model, values, dtype, image_size, batch, mesh
+        )
         compiled, seconds = compile_timed(made.run.lower(made.state, *data))
         step = repeated(compiled, made.init(), data)
         runners.append(Runner(f"{peer}, {option}", seconds, program_memory(compiled), step))
@@ -218,28 +245,52 @@ def repeated(compiled: jax.stages.Compiled, state: dict, data: tuple) -> Callabl
 
 
 def make_timm(model: str, batch: int, image_size: int) -> Runner:
-    """timm's model as PyTorch trains it: on a GPU compiled, in bfloat16, with its fused attention."""
-    torch, name, module = timm_model(model, image_size)
-    device = torch.device("cuda" if torch.cuda.is_available() and jax.default_backend() == "gpu" else "cpu")
-    module = module.to(device)
-    optimizer = torch.optim.AdamW(module.parameters(), 1e-3, weight_decay=0.1, fused=device.type == "cuda")
-    images = torch.randint(256, (batch, 3, image_size, image_size), dtype=torch.uint8, device=device)
-    labels = torch.randint(other_projects.CLASSES, (batch,), device=device)
+    """timm's training step; on a GPU where ours is on one."""
+    name, step = timm_step(model, batch, image_size, gpu=jax.default_backend() == "gpu")
     started = time.perf_counter()
-    forward = torch.compile(module) if device.type == "cuda" else module
+    step().item()
+    return Runner(name, time.perf_counter() - started, None, lambda: step().item())
+
+
+def timm_step(model: str, batch: int, image_size: int, gpu: bool) -> tuple[str, Callable[[], Any]]:
+    """Returns the name of timm's model in tables, and a function that begins its next training
+    step.
+
+    On a GPU it is compiled, in bfloat16, with its fused attention. The function returns the loss, a
+    tensor, without waiting for it.
+
+    Args:
+      gpu: use PyTorch's GPU if it has one.
+
+    Raises:
+      UserError: timm is not installed, or has no such model.
+    """
+    torch, name, module = timm_model(model, image_size)
+    gpu = gpu and torch.cuda.is_available()
+    device = torch.device("cuda" if gpu else "cpu")
+    module = module.to(device)
+    if gpu:
+        torch.set_float32_matmul_precision("high")
+    if gpu and not timm_name(model).startswith("vit"):
+        module = module.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(module.parameters(), 1e-3, weight_decay=0.1, fused=gpu)
+    images = torch.randint(
+        256, (batch, 3, image_size, image_size), dtype=torch.uint8, device=device
+    )
+    labels = torch.randint(other_projects.CLASSES, (batch,), device=device)
+    forward = torch.compile(module) if gpu else module
 
     def step():
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=gpu):
             logits = forward(images.float() / 127.5 - 1)
         loss = torch.nn.functional.cross_entropy(logits.float(), labels)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        loss.item()
+        return loss
 
-    step()
-    return Runner(name, time.perf_counter() - started, None, step)
+    return name, step
 
 
 def timm_model(model: str, image_size: int) -> tuple:
@@ -281,7 +332,9 @@ def timm_name(model: str) -> str:
 
 
 def random_batch(batch: int, image_size: int, mesh) -> tuple[jax.Array, jax.Array]:
-    """Random images, uint8 `[batch, height, width, 3]`, and labels, int32 `[batch]`, on the devices."""
+    """Random images, uint8 `[batch, height, width, 3]`, and labels, int32 `[batch]`, on the
+    devices.
+    """
     random = np.random.default_rng(0)
     images = random.integers(256, size=(batch, image_size, image_size, 3), dtype=np.uint8)
     labels = random.integers(other_projects.CLASSES, size=batch, dtype=np.int32)

@@ -1,6 +1,7 @@
 """Others' ViTs, from checkouts that the user names, as training steps like ours.
 
-Only the file of the model is loaded, as it is published; what it imports and does not use is left out.
+Only the file of the model is loaded, as it is published; what it imports and does not use is left
+out.
 """
 
 import importlib.util
@@ -45,7 +46,7 @@ def _vision_transformer(checkout: Path, name: str, dtype: str):
         hidden_size=size["dim"],
         transformer=dict(
             num_layers=size["depth"],
-            mlp_dim=size["hidden"],
+            mlp_dim=size["mlp_dim"],
             num_heads=size["heads"],
             dropout_rate=0.0,
             attention_dropout_rate=0.0,
@@ -54,7 +55,12 @@ def _vision_transformer(checkout: Path, name: str, dtype: str):
 
 
 def _big_vision(checkout: Path, name: str, dtype: str, **option):
-    for unused in ("big_vision", "big_vision.models", "big_vision.utils", "big_vision.models.common"):
+    for unused in (
+        "big_vision",
+        "big_vision.models",
+        "big_vision.utils",
+        "big_vision.models.common",
+    ):
         sys.modules.setdefault(unused, types.ModuleType(unused))
     sys.modules["big_vision"].utils = sys.modules["big_vision.utils"]
     sys.modules["big_vision.models"].common = sys.modules["big_vision.models.common"]
@@ -65,7 +71,10 @@ def _big_vision(checkout: Path, name: str, dtype: str, **option):
 
 PEERS = {
     "vision_transformer": Peer(
-        "google-research/vision_transformer", _vision_transformer, lambda out: out, {"as published": {}}
+        "google-research/vision_transformer",
+        _vision_transformer,
+        lambda out: out,
+        {"as published": {}},
     ),
     "big_vision": Peer(
         "google-research/big_vision",
@@ -115,9 +124,18 @@ def find_checkout(peer: str, folder: str | None) -> Path:
 
 
 def make_step(
-    peer: str, checkout: Path, name: str, option: dict, dtype: str, size: int, batch: int, mesh: Mesh
+    peer: str,
+    checkout: Path,
+    name: str,
+    option: dict,
+    dtype: str,
+    size: int,
+    batch: int,
+    mesh: Mesh,
 ) -> Step:
-    """Forward, backward, clip at 1, AdamW, donated state, data parallel over `mesh`, from uint8 images."""
+    """Forward, backward, clip at 1, AdamW, donated state, data parallel over `mesh`, from uint8
+    images.
+    """
     model = PEERS[peer].make(checkout, name, dtype, **option)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, weight_decay=0.1))
 
@@ -128,7 +146,9 @@ def make_step(
     def loss_of(params, images, labels):
         images = images.astype(jnp.float32) / 127.5 - 1
         logits = PEERS[peer].logits(model.apply({"params": params}, images, train=True))
-        return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels).mean()
+        return optax.softmax_cross_entropy_with_integer_labels(
+            logits.astype(jnp.float32), labels
+        ).mean()
 
     def step(state, images, labels):
         loss, gradient = jax.value_and_grad(loss_of)(state["params"], images, labels)
@@ -137,10 +157,16 @@ def make_step(
 
     everywhere, split = replicated(mesh), split_batch(mesh)
     shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), jax.eval_shape(initial)
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
+        jax.eval_shape(initial),
     )
     return Step(
-        jax.jit(step, donate_argnums=0, in_shardings=(everywhere, split, split), out_shardings=everywhere),
+        jax.jit(
+            step,
+            donate_argnums=0,
+            in_shardings=(everywhere, split, split),
+            out_shardings=everywhere,
+        ),
         jax.jit(initial, out_shardings=everywhere),
         shapes,
         jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8, sharding=split),

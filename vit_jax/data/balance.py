@@ -1,6 +1,7 @@
 """Unequal classes: how often training samples each one, and its weight in the loss.
 
-Both correct by a power of a class's share of the images: `none` not at all, `sqrt` by half (in the exponent),
+Both correct by a power of a class's share of the images: `none` not at all, `sqrt` by half (in the
+exponent),
 `full` so that all classes count the same.
 """
 
@@ -9,33 +10,9 @@ import numpy as np
 from vit_jax.data.order import BalancedOrder
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
-from vit_jax.options import Option, of_objectives, one_of, unless
 
 EXPONENTS = {"none": 0.0, "sqrt": 0.5, "full": 1.0}
 NOTED = 10  # Ratio of the largest class to the smallest one from which a run has a note.
-
-OPTIONS = {
-    "data.balance": Option(
-        "none",
-        one_of("none", "sqrt", "full"),
-        "How often training samples a class: as it comes, by the root of its count, or as any other.",
-        fits=lambda value, config: unless(
-            value == "none" or config.data.weights is None,
-            "'none' with data.weights, which are shares of parts, not of classes",
-        ),
-        needs=of_objectives("classification", "distillation"),
-    ),
-    "loss.class_weights": Option(
-        "none",
-        one_of("none", "sqrt", "full"),
-        "Weights of images in the loss: by 1 / count of their class, by its root; their mean is 1.",
-        fits=lambda value, config: unless(
-            value == "none" or config.data.balance == "none",
-            f"'none' with data.balance={config.data.balance!r}: one of them corrects for unequal classes",
-        ),
-        needs=of_objectives("classification", "distillation"),
-    ),
-}
 
 
 def single_labels(source: Source, key: str) -> np.ndarray:
@@ -51,8 +28,9 @@ def single_labels(source: Source, key: str) -> np.ndarray:
     counts = (table >= 0).sum(axis=1)
     if (wrong := np.flatnonzero(counts != 1)).size:
         raise UserError(
-            f"config.{key} needs one label for each training image, and {len(wrong):,} of {len(table):,} "
-            f"have none or several; the first is {source.describe(int(wrong[0]))}: use config.{key}='none'"
+            f"config.{key} needs one label for each training image, and {len(wrong):,} of "
+            f"{len(table):,} have none or several; the first is {source.describe(int(wrong[0]))}: "
+            f"use config.{key}='none'"
         )
     return table.max(axis=1)
 
@@ -60,9 +38,9 @@ def single_labels(source: Source, key: str) -> np.ndarray:
 def class_weights(labels: np.ndarray, kind: str) -> tuple[float, ...]:
     """Returns the weight of each class in the loss; empty for `none`.
 
-    Of N images, n_c of class c, it is `w_c = N n_c^-e / sum_k n_k^(1 - e)` with e = 1/2 (`sqrt`) or e = 1
-    (`full`: N / (classes n_c), scikit-learn's `balanced`). The mean over the images is 1, and a class without
-    images has the weight 0.
+    Of N images, n_c of class c, it is `w_c = N n_c^-e / sum_k n_k^(1 - e)` with e = 1/2 (`sqrt`) or
+    e = 1 (`full`: N / (classes n_c), scikit-learn's `balanced`). The mean over the images is 1, and
+    a class without images has the weight 0.
     """
     if kind == "none":
         return ()
@@ -74,7 +52,9 @@ def class_weights(labels: np.ndarray, kind: str) -> tuple[float, ...]:
 
 
 def balanced_order(labels: np.ndarray, kind: str, seed: int, repeats: int = 1) -> BalancedOrder:
-    """Returns the order that samples a class by the root of its count (`sqrt`), or as any other (`full`)."""
+    """Returns the order that samples a class by the root of its count (`sqrt`), or as any other
+    (`full`).
+    """
     members, counts = np.argsort(labels, kind="stable"), np.bincount(labels)
     counts = counts[counts > 0]
     if kind == "full":
@@ -93,7 +73,9 @@ def known_counts(source: Source) -> np.ndarray | None:
 
 
 def inequality(counts: np.ndarray | None) -> float:
-    """Returns the ratio of the largest class to the smallest one that has images; 1 where it is not known."""
+    """Returns the ratio of the largest class to the smallest one that has images; 1 where it is not
+    known.
+    """
     return 1.0 if counts is None else float(counts.max() / counts[counts > 0].min())
 
 
@@ -104,7 +86,8 @@ def note_of(source: Source) -> str | None:
         return None
     least, most = int(np.where(counts > 0, counts, counts.max()).argmin()), int(counts.argmax())
     return (
-        f"note: the classes are unequal, {inequality(counts):.0f} to 1: {counts[most]:,} training images of "
-        f"{source.class_names[most]} and {counts[least]:,} of {source.class_names[least]}; look at balanced "
-        "accuracy and macro F1, and try --config.data.balance=sqrt or --config.loss.class_weights=sqrt"
+        f"note: the classes are unequal, {inequality(counts):.0f} to 1: {counts[most]:,} training "
+        f"images of {source.class_names[most]} and {counts[least]:,} of "
+        f"{source.class_names[least]}; look at balanced accuracy and macro F1, and try "
+        "--config.data.balance=sqrt or --config.loss.class_weights=sqrt"
     )

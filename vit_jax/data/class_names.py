@@ -31,11 +31,13 @@ class Match(NamedTuple):
 def match_classes(model: Sequence[str], data: Sequence[str], place: str) -> Match:
     """Matches the classes of a model with as many of a data set, by their names.
 
-    Names are compared without case, `_` and `-`. Where one side has no names, or they have none in common,
-    classes are matched by number. Names that stay at their number while others do not are renamed classes.
+    Names are compared without case, `_` and `-`. Where one side has no names, or they have none in
+    common, classes are matched by number. Names that stay at their number while others do not are
+    renamed classes.
 
     Args:
-      model, data: names of all classes, by number; numbers or nothing where they are not known.
+      model: names of the model's classes, by number; numbers or nothing if they are unknown.
+      data: the same of the data set.
       place: the model, in words.
 
     Raises:
@@ -44,28 +46,53 @@ def match_classes(model: Sequence[str], data: Sequence[str], place: str) -> Matc
     same = np.arange(len(data))
     if tuple(model) == tuple(data):
         return Match(same)
-    theirs, ours = ([_key(name) for name in names] for names in (model, data))
-    number = {name: k for k, name in enumerate(theirs)}
-    if len(number) == len(theirs) and sorted(theirs) == sorted(ours):
-        order = np.array([number[name] for name in ours])
-        by_name = f"{place} has the data's classes in another order: they are matched by name"
-        return Match(order, "" if np.array_equal(order, same) else by_name)
-    named = [has_names(names) for names in (model, data)]
-    if not any(named):
+    if (order := _order_by_name(model, data)) is not None:
+        match = Match(order)
+        note = f"{place} has the data's classes in another order: they are matched by name"
+        return match._replace(note=note) if match.reordered else match
+    model_named, data_named = has_names(model), has_names(data)
+    if not model_named and not data_named:
         return Match(same)
-    if not all(named):
-        lacks = "the data give" if named[0] else f"{place} gives"
+    if not model_named or not data_named:
+        lacks = "the data give" if model_named else f"{place} gives"
         return Match(same, f"{lacks} no names of classes: they are matched by number")
-    for k, name in enumerate(ours):
-        if name != theirs[k] and name in number:
+    _check_names_in_place(model, data, place)
+    return Match(
+        same,
+        f"{place} has other names of classes, which are matched by number: "
+        f"{_renamings(model, data)}",
+    )
+
+
+def _order_by_name(model: Sequence[str], data: Sequence[str]) -> np.ndarray | None:
+    """Returns the model's number of each class of the data; None if the names differ or repeat."""
+    model_keys, data_keys = ([_key(name) for name in names] for names in (model, data))
+    number = {key: label for label, key in enumerate(model_keys)}
+    if len(number) < len(model_keys) or sorted(model_keys) != sorted(data_keys):
+        return None
+    return np.array([number[key] for key in data_keys])
+
+
+def _check_names_in_place(model: Sequence[str], data: Sequence[str], place: str) -> None:
+    """Raises UserError where a name of the model's has another number in the data."""
+    number = {_key(name): label for label, name in enumerate(model)}
+    for label, name in enumerate(data):
+        if _key(name) != _key(model[label]) and _key(name) in number:
             raise UserError(
-                f"the classes of {place} are not the data's: its class {k} is {model[k]!r}, of the data "
-                f"{data[k]!r}, which is its class {number[name]}"
+                f"the classes of {place} are not the data's: its class {label} is "
+                f"{model[label]!r}, of the data {name!r}, which is its class {number[_key(name)]}"
             )
-    renamed = [k for k in same.tolist() if theirs[k] != ours[k]]
-    pairs = ", ".join(f"{model[k]!r} is {data[k]!r} here" for k in renamed[:SHOWN])
-    more = f" and {len(renamed) - SHOWN:,} more" if len(renamed) > SHOWN else ""
-    return Match(same, f"{place} has other names of classes, which are matched by number: {pairs}{more}")
+
+
+def _renamings(model: Sequence[str], data: Sequence[str]) -> str:
+    """Returns the first names of the model's classes that differ from the data's, with these."""
+    pairs = [
+        f"{theirs!r} is {ours!r} here"
+        for theirs, ours in zip(model, data, strict=False)
+        if _key(theirs) != _key(ours)
+    ]
+    more = f" and {len(pairs) - SHOWN:,} more" if len(pairs) > SHOWN else ""
+    return ", ".join(pairs[:SHOWN]) + more
 
 
 def has_names(class_names: Sequence[str]) -> bool:
@@ -76,7 +103,7 @@ def has_names(class_names: Sequence[str]) -> bool:
 def numbers_by_name(
     own: Sequence[str], class_names: Sequence[str], used: Collection[int]
 ) -> dict[int, int] | None:
-    """Returns a data set's class numbers in another's numbering, matched by name; None for the same ones.
+    """Maps a data set's class numbers to another numbering, by name; None if they are the same.
 
     Numbers stay where one of the two has no names.
 
@@ -91,19 +118,24 @@ def numbers_by_name(
     own, class_names = tuple(own), tuple(class_names)
     if own == class_names or not (has_names(own) and has_names(class_names)):
         return None
-    for names in (own, class_names):
-        for name, count in Counter(names).most_common(1):
-            if count > 1:
-                raise UserError(
-                    f"classes cannot be matched by name with the training data's: {name!r} occurs twice"
-                )
+    _check_distinct(own)
+    _check_distinct(class_names)
     number = {name: label for label, name in enumerate(class_names)}
-    if unknown := [own[label] for label in sorted(used) if label < len(own) and own[label] not in number]:
+    used_names = [own[label] for label in sorted(used) if label < len(own)]
+    if unknown := [name for name in used_names if name not in number]:
         raise UserError(
             f"classes that the training data do not have: {shortened(unknown)}; training has: "
             f"{shortened(class_names)}"
         )
     return {label: number[name] for label, name in enumerate(own) if name in number}
+
+
+def _check_distinct(names: Sequence[str]) -> None:
+    for name, count in Counter(names).most_common(1):
+        if count > 1:
+            raise UserError(
+                f"classes cannot be matched by name with the training data's: {name!r} occurs twice"
+            )
 
 
 def shortened(names: Sequence[str], most: int = 12) -> str:

@@ -1,7 +1,8 @@
-"""Colour distortions of views in DINO, iBOT and DINOv2, and in DeiT III: jitter, grey, blur, solarising.
+"""Colour distortions of views in DINO, iBOT and DINOv2, and in DeiT III: jitter, grey, blur,
+solarising.
 
-Pillow does them, so that the pixels are those of torchvision and of DINO's code (2104.14294) to the bit.
-DINOv2's code blurs by a kernel of 9 pixels, with one less each probability: (0, 0.9, 0.5).
+Pillow does them, so that the pixels are those of torchvision and of DINO's code (2104.14294) to the
+bit. DINOv2's code blurs by a kernel of 9 pixels, with one less each probability: (0, 0.9, 0.5).
 """
 
 import dataclasses
@@ -11,55 +12,20 @@ import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from vit_jax.options import SHARE, Option, Rule, number, of_objectives, several
+from vit_jax.options.objective import THRESHOLD
 
 JITTER = ("brightness", "contrast", "saturation", "hue")
 RADII = (0.1, 2.0)  # Of the blur.
-THRESHOLD = 128  # Of solarising.
-
-STRENGTHS = several(number(least=0, most=100), count=4)
-SHARES = several(SHARE, count=3, words="3 numbers from 0 to 1")
-
-OPTIONS = {
-    "objective.jitter": Option(
-        (0.0, 0.0, 0.0, 0.0),
-        Rule(
-            tuple,
-            "4 numbers from 0 to 100, of which the last, the hue's, is at most 0.5",
-            lambda x: STRENGTHS.holds(x) and x[3] <= 0.5,
-        ),
-        "Of dino's views: brightness, contrast, saturation, each times a factor in 1 +- x, and a turn of the "
-        "hue in +- x, in a random order; the authors' is (0.4, 0.4, 0.2, 0.1).",
-        needs=of_objectives("dino"),
-    ),
-    "objective.jitter_probability": Option(
-        0.8, SHARE, "Of this jitter, for each view.", needs=of_objectives("dino")
-    ),
-    "objective.grey": Option(
-        0.0, SHARE, "Probability for each of dino's views to lose its colour.", needs=of_objectives("dino")
-    ),
-    "objective.blur": Option(
-        (0.0, 0.0, 0.0),
-        SHARES,
-        "Probability of Gaussian blur: of dino's first large view, the second one, and each small one.",
-        needs=of_objectives("dino"),
-    ),
-    "objective.solarize": Option(
-        (0.0, 0.0, 0.0),
-        SHARES,
-        f"Probability of inverting values of {THRESHOLD} and above, of the same three.",
-        needs=of_objectives("dino"),
-    ),
-}
 
 
 @dataclasses.dataclass(frozen=True)
 class ColourDistortion:
-    """`(pixels, rng) -> pixels`: some operations, each done with a probability, in the order of the values.
+    """`(pixels, rng) -> pixels`: some operations, each done with a probability, in the order of the
+    values.
 
     Args:
-      jitter: strengths of brightness, contrast, saturation (a factor of 1 +- x, at least 0) and hue (a turn
-        of +- x, of 1), whose order is random; 0: none.
+      jitter: strengths of brightness, contrast, saturation (a factor of 1 +- x, at least 0) and hue
+        (a turn of +- x, of 1), whose order is random; 0: none.
       jitter_probability: of the four together.
       grey: probability of losing the colour.
       blur: of Gaussian blur with a deviation of 0.1 to 2 pixels.
@@ -73,7 +39,9 @@ class ColourDistortion:
     solarize: float = 0.0
 
     def __call__(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Distorts uint8 `[height, width, 3]`, which is not written to, into an array of the same shape."""
+        """Distorts uint8 `[height, width, 3]`, which is not written to, into an array of the same
+        shape.
+        """
         return distorted(pixels, self.draw(rng))
 
     def draw(self, rng: np.random.Generator) -> list[tuple[str, float]]:
@@ -113,17 +81,21 @@ def distorted(pixels: np.ndarray, drawn: Sequence[tuple[str, float]]) -> np.ndar
 
 def distortions(config: ConfigDict) -> tuple[ColourDistortion, ColourDistortion, ColourDistortion]:
     """The config's distortions of the first large view, the second one, and small ones."""
-    values = config.objective
+    values = config.dino
 
     def of(view: int) -> ColourDistortion:
         jitter, probability = tuple(values.jitter), values.jitter_probability
-        return ColourDistortion(jitter, probability, values.grey, values.blur[view], values.solarize[view])
+        return ColourDistortion(
+            jitter, probability, values.grey, values.blur[view], values.solarize[view]
+        )
 
     return of(0), of(1), of(2)
 
 
 def _turn_hue(image: Image.Image, turn: float) -> Image.Image:
-    """Turns the hue by a part of the circle: as torchvision does, by whole 255ths of Pillow's 256."""
+    """Turns the hue by a part of the circle: as torchvision does, by whole 255ths of Pillow's
+    256.
+    """
     hues = [(hue + int(255 * turn)) % 256 for hue in range(256)]
     return image.convert("HSV").point([*hues, *range(256), *range(256)]).convert("RGB")
 

@@ -1,12 +1,13 @@
 """Decodes the pixels of a rectangle of an encoded image, at no more detail than is needed.
 
 A JPEG is decoded by `_jpeg` (libjpeg-turbo): only its rectangle, and at 1/2, 1/4 or 1/8 of its size
-where that still covers what is asked for. Everything else is decoded whole by Pillow: other formats,
-odd JPEGs (CMYK, turned by EXIF, damaged), and all of them where `exact` is asked for or the
-extension was not built.
+where that still covers what is asked for. Everything else is decoded whole by Pillow: other
+formats, odd JPEGs (CMYK, turned by EXIF, damaged), and all of them where `exact` is asked for or
+the extension was not built.
 
-A rectangle is resized by one of `INTERPOLATIONS`: `bilinear` takes the nearest four pixels, as TensorFlow
-does, of an image that was halved while it is twice too large; the others average over what a pixel covers,
+A rectangle is resized by one of `INTERPOLATIONS`: `bilinear` takes the nearest four pixels, as
+TensorFlow does, of an image that was halved while it is twice too large; the others average over
+what a pixel covers,
 `bilinear_antialias`, `bicubic` and `lanczos` as Pillow's filters do and `area` as OpenCV's.
 """
 
@@ -20,15 +21,15 @@ import cv2
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from vit_jax.options import Option, one_of, unless
+from vit_jax.options.data import BACKGROUNDS
 
 try:
     from vit_jax.data import _jpeg
 except ImportError:  # No compiler, or no libjpeg-turbo, when vit_jax was installed.
     _jpeg = None
 
-# The formats that are read, as Pillow names them, with the suffixes of their files. EPS is not read, since it
-# starts a program, nor TIFF, whose reader prints.
+# The formats that are read, as Pillow names them, with the suffixes of their files. EPS is not
+# read, since it starts a program, nor TIFF, whose reader prints.
 SUFFIXES = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".pjpeg", ".pjp"),
     "PNG": (".png", ".apng"),
@@ -38,9 +39,10 @@ SUFFIXES = {
 }
 FORMATS = tuple(SUFFIXES)
 # The grey level on which a transparent image is put.
-BACKGROUNDS = {"white": 255, "black": 0, "grey": 128, "none": None}
 MAX_PIXELS = 178_956_970  # A larger image is refused, not decoded.
-MAX_RESIZED = 1 << 24  # Pixels. Where a resized image would have more (a very long one), only a part is made.
+MAX_RESIZED = (
+    1 << 24
+)  # Pixels. Where a resized image would have more (a very long one), only a part is made.
 MAX_SCANS = 200  # Scans of a JPEG: each costs a pass over the whole image.
 # The head of a scan: its length and the number of its components.
 SCAN = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
@@ -50,36 +52,16 @@ PILLOW = {
     "bicubic": (Image.Resampling.BICUBIC, 2),
     "lanczos": (Image.Resampling.LANCZOS, 3),
 }
-INTERPOLATIONS = ("bilinear", *PILLOW, "area")
-# A JPEG that is averaged is decoded at so many times the size that is asked for, or more: at once the size
-# the decoder's own averaging shows (docs/performance.md), and `area` takes whole pixels of what was decoded.
+# A JPEG that is averaged is decoded at so many times the size that is asked for, or more: at once
+# the size its own averaging shows (docs/measurements.md), and `area` takes whole pixels of
+# what was decoded.
 DETAIL = dict.fromkeys(PILLOW, 2) | {"area": 4}
 
 cv2.setNumThreads(0)  # Images are small and many: processes share the cores, not threads.
 Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow warns above it and refuses above its double.
-warnings.filterwarnings("ignore", module=r"PIL\.")  # Once a worker, naming no file; the pipeline names them.
-
-OPTIONS = {
-    "data.decode": Option("fast", one_of("fast", "exact"), "By rectangles, or whole images by Pillow."),
-    "data.interpolation": Option(
-        None,
-        one_of(*INTERPOLATIONS),
-        "How crops are resized: TensorFlow's bilinear, Pillow's filters, OpenCV's area; None: as the "
-        "checkpoint's were that the run starts from, else bilinear.",
-        fits=lambda value, config: unless(
-            config.augment.policy is None or value not in ("lanczos", "area"),
-            "bilinear, bilinear_antialias or bicubic with augment.policy, which turns and shears by it too",
-        ),
-    ),
-    "data.test_interpolation": Option(
-        None, one_of(*INTERPOLATIONS), "How test crops are resized; None: as data.interpolation says."
-    ),
-    "data.background": Option(
-        "white",
-        one_of(*BACKGROUNDS),
-        "What transparent images are put on; none: the colours under their transparency are seen.",
-    ),
-}
+warnings.filterwarnings(
+    "ignore", module=r"PIL\."
+)  # Once a worker, naming no file; the pipeline names them.
 
 
 class Unreadable(Exception):
@@ -129,11 +111,12 @@ def is_fast() -> bool:
 
 
 def decode(image: bytes | np.ndarray, background: str = "white") -> np.ndarray:
-    """The whole image, upright, as RGB uint8 `[height, width, 3]`.
+    """Returns the whole image, upright, as RGB uint8 `[height, width, 3]`.
 
     Args:
-      background: one of `BACKGROUNDS`, on which a transparent image is put; `none` shows the colours that lie
-        under its transparency, whatever they are.
+      image: an encoded image, or pixels, which are returned as they are.
+      background: one of `BACKGROUNDS`, on which a transparent image is put; `none` shows the
+        colours that lie under its transparency, whatever they are.
 
     Raises:
       Unreadable: not an image, cut short, or absurdly large.
@@ -147,12 +130,8 @@ def decode(image: bytes | np.ndarray, background: str = "white") -> np.ndarray:
             raise Unreadable(f"a JPEG of more than {MAX_SCANS} scans")
         opened.load()
         shade = BACKGROUNDS[background]
-        if opened.mode.startswith("I"):  # 16-bit grey, which convert() would clip at 255.
-            levels = np.asarray(opened, np.float32)
-            grey = eight_bits(levels)
-            if shade is not None and "transparency" in opened.info:
-                grey[levels == opened.info["transparency"]] = shade
-            pixels = np.repeat(grey[..., None], 3, axis=-1)
+        if opened.mode.startswith("I"):
+            pixels = _grey_pixels(opened, shade)
         elif shade is not None and opened.has_transparency_data and not has_idle_alpha(opened):
             pixels = np.asarray(_on(shade, opened, image))
         else:
@@ -166,23 +145,42 @@ def decode(image: bytes | np.ndarray, background: str = "white") -> np.ndarray:
         raise Unreadable(str(error)) from error
 
 
+def _grey_pixels(opened: Image.Image, shade: int | None) -> np.ndarray:
+    """Returns the pixels of a 16-bit grey image, which Pillow's convert() would clip at 255."""
+    levels = np.asarray(opened, np.float32)
+    grey = eight_bits(levels)
+    if shade is not None and "transparency" in opened.info:
+        grey[levels == opened.info["transparency"]] = shade
+    return np.repeat(grey[..., None], 3, axis=-1)
+
+
 def eight_bits(levels: np.ndarray) -> np.ndarray:
     """Returns levels of 16 bits, from 0 to 65,535, as uint8."""
     return (levels / 257).round().clip(0, 255).astype(np.uint8)
 
 
 def has_idle_alpha(opened: Image.Image) -> bool:
-    """Returns True for a BMP whose alpha is 0 throughout: many programs leave the fourth byte unused."""
-    return opened.format == "BMP" and opened.mode == "RGBA" and opened.getchannel("A").getextrema() == (0, 0)
+    """Returns True for a BMP whose alpha is 0 throughout: many programs leave the fourth byte
+    unused.
+    """
+    return (
+        opened.format == "BMP"
+        and opened.mode == "RGBA"
+        and opened.getchannel("A").getextrema() == (0, 0)
+    )
 
 
 def _on(shade: int, opened: Image.Image, encoded: bytes) -> Image.Image:
     """A transparent image in RGB, on a background of one grey."""
     rgba, key = opened.convert("RGBA"), opened.info.get("transparency")
-    depth = encoded[24] if opened.format == "PNG" else 8  # Pillow scales levels to 8 bits, but not the key.
+    depth = (
+        encoded[24] if opened.format == "PNG" else 8
+    )  # Pillow scales levels to 8 bits, but not the key.
     if opened.mode == "L" and depth < 8:
         rgba.putalpha(opened.point(lambda level: 255 * (level != key * 255 // (2**depth - 1))))
-    elif opened.mode == "RGB" and depth == 16:  # Pillow kept 8 bits, by which other colours equal the key.
+    elif (
+        opened.mode == "RGB" and depth == 16
+    ):  # Pillow kept 8 bits, by which other colours equal the key.
         alpha = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_UNCHANGED)[..., 3]
         rgba.putalpha(Image.fromarray((alpha >> 8).astype(np.uint8)))
     result = Image.new("RGB", opened.size, (shade, shade, shade))
@@ -225,14 +223,18 @@ class Pixels:
         self._pixels = pixels
 
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
-        """The rectangle `box`, uint8, halved as often as it still measures `size`, or height and width."""
+        """The rectangle `box`, uint8, halved as often as it still measures `size`, or height and
+        width.
+        """
         shrink = _shrink(box, size)
         left, top, right, bottom = _snap(box, shrink, self.height, self.width)
         pixels = self._pixels[top * shrink : bottom * shrink, left * shrink : right * shrink]
         return _average(pixels, shrink)
 
     def crop(self, box: Box, out: np.ndarray, interpolation: str = "bilinear") -> None:
-        """The rectangle `box`, resized into `out`, `[height, width, 3]`, as if nothing were beside it."""
+        """The rectangle `box`, resized into `out`, `[height, width, 3]`, as if nothing were beside
+        it.
+        """
         if interpolation == "bilinear":
             return resize(self.region(box, out.shape[:2]), out)
         left, top, right, bottom = box
@@ -270,7 +272,8 @@ class Jpeg:
         self.height, self.width = (width, height) if self._turn.swap else (height, width)
 
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
-        """Does what `Pixels.region` does; halves by the JPEG's own transform, up to 1/8, and then by area.
+        """Does what `Pixels.region` does; halves by the JPEG's own transform, up to 1/8, and then
+        by area.
 
         Raises:
           Unreadable: the JPEG is damaged.
@@ -286,8 +289,9 @@ class Jpeg:
     def crop(self, box: Box, out: np.ndarray, interpolation: str = "bilinear") -> None:
         """Does what `Pixels.crop` does.
 
-        Bilinear squares are resized as their rows are decoded, which differs by 1 at most by rounding; all
-        else is resized from a JPEG that was decoded at `DETAIL` times the size, or more.
+        Bilinear squares are resized as their rows are decoded, which differs by 1 at most by
+        rounding; all else is resized from a JPEG that was decoded at `DETAIL` times the size, or
+        more.
         """
         if interpolation != "bilinear":
             if not self._crop_averaged(box, out, interpolation, beside=False):
@@ -307,7 +311,9 @@ class Jpeg:
     def crop_resized(
         self, sides: tuple[int, int], corner: tuple[int, int], out: np.ndarray, interpolation: str
     ) -> None:
-        """Does what `Pixels.crop_resized` does, from a JPEG decoded at `DETAIL` times the size, or more."""
+        """Does what `Pixels.crop_resized` does, from a JPEG decoded at `DETAIL` times the size, or
+        more.
+        """
         box = _before(sides, corner, out.shape, self.height, self.width)
         if not self._crop_averaged(box, out, interpolation, beside=True):
             Pixels(decode(self._data)).crop_resized(sides, corner, out, interpolation)
@@ -323,7 +329,11 @@ class Jpeg:
             place = Box(*map(round, place))
         # The last row and column may be of less than `shrink` pixels.
         outer = _around(
-            place, into.shape, interpolation if beside else None, -(-height // shrink), -(-width // shrink)
+            place,
+            into.shape,
+            interpolation if beside else None,
+            -(-height // shrink),
+            -(-width // shrink),
         )
         pixels = self._decoded(outer, shrink)
         if pixels is None:
@@ -354,7 +364,9 @@ class Jpeg:
         return Box(left, top, right, bottom)
 
     def _place(self, box: Box, shrink: int, by_area: int) -> tuple[int, int, int, int]:
-        """The place of a rectangle in the stored image, shrunk but for what is left to averaging."""
+        """The place of a rectangle in the stored image, shrunk but for what is left to
+        averaging.
+        """
         stored = self._as_stored(box)
         if shrink == 1:
             return stored
@@ -362,7 +374,8 @@ class Jpeg:
 
 
 class WholeJpeg(Jpeg):
-    """An encoded JPEG of which many rectangles are wanted: each of its sizes is decoded whole, once.
+    """An encoded JPEG of which many rectangles are wanted: each of its sizes is decoded whole,
+    once.
 
     The rectangles have a `Jpeg`'s pixels, but for bilinear squares, whose rounding differs.
     """
@@ -410,7 +423,9 @@ def _shrink(box: Box, size: int | tuple[int, int]) -> int:
 
 
 def _snap(box: Box, shrink: int, height: int, width: int) -> Box:
-    """A rectangle of a `height` x `width` image in cells of `shrink` pixels, rounded to whole ones."""
+    """A rectangle of a `height` x `width` image in cells of `shrink` pixels, rounded to whole
+    ones.
+    """
     left, top, right, bottom = ((edge + shrink // 2) // shrink for edge in box)
     right = min(max(right, 1), width // shrink)
     bottom = min(max(bottom, 1), height // shrink)
@@ -420,12 +435,16 @@ def _snap(box: Box, shrink: int, height: int, width: int) -> Box:
 def _before(
     sides: tuple[int, int], corner: tuple[int, int], size: tuple[int, ...], height: int, width: int
 ) -> Box:
-    """The place of a crop of a resized image in the image before the resize, of `height` and `width`."""
+    """The place of a crop of a resized image in the image before the resize, of `height` and
+    `width`.
+    """
     y, x, (top, left) = height / sides[0], width / sides[1], corner
     return Box(left * x, top * y, (left + size[1]) * x, (top + size[0]) * y)
 
 
-def _around(box: Box, size: tuple[int, ...], interpolation: str | None, height: int, width: int) -> Box:
+def _around(
+    box: Box, size: tuple[int, ...], interpolation: str | None, height: int, width: int
+) -> Box:
     """The whole pixels of a `height` x `width` image that a rectangle of it is made from.
 
     Args:
@@ -480,8 +499,11 @@ def resize(pixels: np.ndarray, out: np.ndarray) -> None:
     cv2.resize(pixels, out.shape[1::-1], dst=out, interpolation=cv2.INTER_LINEAR)
 
 
-def resample(pixels: np.ndarray, out: np.ndarray, interpolation: str, box: Box | None = None) -> None:
-    """uint8 `[height, width, 3]`, or the rectangle `box` of it, resized by averaging into uint8 `out`.
+def resample(
+    pixels: np.ndarray, out: np.ndarray, interpolation: str, box: Box | None = None
+) -> None:
+    """uint8 `[height, width, 3]`, or the rectangle `box` of it, resized by averaging into uint8
+    `out`.
 
     Args:
       box: for Pillow's filters, which see the pixels beside it.
@@ -495,7 +517,9 @@ def resample(pixels: np.ndarray, out: np.ndarray, interpolation: str, box: Box |
 
 
 def _resize_area(pixels: np.ndarray, out: np.ndarray) -> None:
-    """Averages what each pixel covers; OpenCV averages only where no side grows, so they come after."""
+    """Averages what each pixel covers; OpenCV averages only where no side grows, so they come
+    after.
+    """
     height, width = (min(sides) for sides in zip(pixels.shape, out.shape[:2], strict=False))
     if (height, width) != out.shape[:2]:
         pixels = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)

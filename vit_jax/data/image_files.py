@@ -20,11 +20,11 @@ from vit_jax.errors import UserError, as_text
 
 
 def find_images(arguments: Sequence[str]) -> "ImageFiles":
-    """Finds image files; what comes by standard input (`-`) is one image, or paths.
+    """Finds image files.
 
     Args:
-      arguments: files, folders, CSVs that list files, patterns; `-` reads standard input: an image, or paths,
-        one a line.
+      arguments: files, folders, CSVs that list files, patterns; `-` reads standard input: an image,
+        or paths, one a line.
 
     Raises:
       UserError: a path that does not exist, a folder without images.
@@ -33,27 +33,36 @@ def find_images(arguments: Sequence[str]) -> "ImageFiles":
     for argument in arguments:
         if argument == "-":
             images += _standard_input()
-        elif os.path.isdir(argument):
-            start = len(os.path.join(argument, ""))
-            inside, others = sort_out(path[start:] for path in walk(argument))
-            if not inside:
-                there = f"; found instead: {in_words(others)}" if others else ""
-                raise UserError(f"no images ({', '.join(IMAGE_SUFFIXES)}) in {argument}{there}")
-            images += [(os.path.join(argument, path), None) for path in sorted(inside)]
-            left_out += others
-        elif argument.lower().endswith(".csv") and os.path.isfile(argument):
-            listed = open_csv("all", SourceOptions(argument, label_key=None, labels=False))
-            images += [(os.path.join(listed.root, file), None) for file in listed.files]
-            left_out += listed.left_out
-        elif os.path.exists(argument):
-            images.append((argument, None))
-        elif matching := [
-            path for path in sorted(glob.glob(argument, recursive=True)) if not os.path.isdir(path)
-        ]:
-            images += [(path, None) for path in matching]
-        else:
-            raise UserError(f"there is no {argument}")
+            continue
+        paths, skipped = _find_paths(argument)
+        images += [(path, None) for path in paths]
+        left_out += skipped
     return ImageFiles(images, left_out)
+
+
+def _find_paths(argument: str) -> tuple[list[str], Counter[str]]:
+    """Returns the image files of an argument, and the number of skipped files by reason."""
+    if os.path.isdir(argument):
+        return _find_in_folder(argument)
+    if argument.lower().endswith(".csv") and os.path.isfile(argument):
+        listed = open_csv("all", SourceOptions(argument, label_key=None, labels=False))
+        return [os.path.join(listed.root, file) for file in listed.files], Counter(listed.left_out)
+    if os.path.exists(argument):
+        return [argument], Counter()
+    matching = sorted(glob.glob(argument, recursive=True))
+    matching = [path for path in matching if not os.path.isdir(path)]
+    if not matching:
+        raise UserError(f"there is no {argument}")
+    return matching, Counter()
+
+
+def _find_in_folder(folder: str) -> tuple[list[str], Counter[str]]:
+    start = len(os.path.join(folder, ""))
+    images, others = sort_out(path[start:] for path in walk(folder))
+    if not images:
+        there = f"; found instead: {in_words(others)}" if others else ""
+        raise UserError(f"no images ({', '.join(IMAGE_SUFFIXES)}) in {folder}{there}")
+    return [os.path.join(folder, path) for path in sorted(images)], others
 
 
 def _standard_input() -> list[tuple[str, bytes | None]]:
@@ -69,11 +78,15 @@ def _standard_input() -> list[tuple[str, bytes | None]]:
 
 
 class ImageFiles(Source):
-    """A source of images without labels: paths, each with the image's bytes where they are not in a file."""
+    """A source of images without labels: paths, each with the image's bytes where they are not in a
+    file.
+    """
 
     class_names = ()
 
-    def __init__(self, images: Sequence[tuple[str, bytes | None]], left_out: Mapping[str, int] | None = None):
+    def __init__(
+        self, images: Sequence[tuple[str, bytes | None]], left_out: Mapping[str, int] | None = None
+    ):
         self._images, self.left_out = images, left_out or {}
 
     def __len__(self):

@@ -1,8 +1,8 @@
 """Images that took long to compose, kept in the user's cache folder for other runs and processes.
 
-A file holds the first GiB of one kind of images, all of one size: image k has its place, so that nobody waits
-for anybody, and a place that is not written takes no disk. Beside each image stands its checksum: what was
-half written, or damaged, is composed again.
+A file holds the first GiB of one kind of images, all of one size: image k has its place, so that
+nobody waits for anybody, and a place that is not written takes no disk. Beside each image stands
+its checksum: what was half written, or damaged, is composed again.
 """
 
 import functools

@@ -8,10 +8,12 @@ from vit_jax.errors import UserError
 
 
 def one_hot_width(counts: np.ndarray, values: np.ndarray, classes: int | None = None) -> int | None:
-    """Returns the width of one-hot or multi-hot labels, or None where labels are lists of class indices.
+    """Returns the width of one-hot or multi-hot labels, or None where labels are lists of class
+    indices.
 
-    All rows of zeros and ones of one length are one-hot or multi-hot: an index list has no class twice, so it
-    has no three zeros and ones, and lists of two would give both classes to every image.
+    All rows of zeros and ones of one length are one-hot or multi-hot: an index list has no class
+    twice, so it has no three zeros and ones, and lists of two would give both classes to every
+    image.
 
     Args:
       counts: length of each example's row, unlabelled examples excluded.
@@ -25,13 +27,16 @@ def one_hot_width(counts: np.ndarray, values: np.ndarray, classes: int | None = 
 
 
 def from_one_hot(values: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Converts one-hot or multi-hot rows to index lists: their lengths, and all indices in sequence."""
+    """Converts one-hot or multi-hot rows to index lists: their lengths, and all indices in
+    sequence.
+    """
     rows, indices = np.nonzero(values.reshape(-1, width))
     return np.bincount(rows, minlength=len(values) // width), indices
 
 
 def check_lists(counts: np.ndarray, values: np.ndarray, classes: int | None = None) -> None:
-    """Raises UserError where labels look like a table with a column for each class, not like index lists.
+    """Raises UserError where labels look like a table with a column for each class, not like index
+    lists.
 
     Lists of one length have no class twice; in lists of many lengths an object may be named twice.
 
@@ -51,6 +56,6 @@ def not_indices(label: Sequence[int], classes: int | None = None) -> UserError:
     shown = ", ".join(map(str, label[:8])) + (", ..." if len(label) > 8 else "")
     width = f"{classes} zeros and ones" if classes else "zeros and ones"
     return UserError(
-        f"the label [{shown}] is neither a list of class indices, as it has one twice, nor a row of {width}, "
-        "one for each class"
+        f"the label [{shown}] is neither a list of class indices, as it has one twice, nor a row "
+        f"of {width}, one for each class"
     )

@@ -60,7 +60,9 @@ class Order:
         ends = np.cumsum(self.weights) / np.sum(self.weights) * BLOCK
         quotas = np.diff(np.round(ends).astype(np.int64), prepend=0)
         if quotas.min() == 0:
-            raise UserError(f"a weight of {self.weights} (data.weights) is below 1/{BLOCK} of their sum")
+            raise UserError(
+                f"a weight of {self.weights} (data.weights) is below 1/{BLOCK} of their sum"
+            )
         return quotas
 
 
@@ -68,8 +70,8 @@ class Order:
 class BalancedOrder:
     """The order of a run that samples classes by quotas.
 
-    A round has `quotas[c]` turns of each class c, in a random order, another one each round. Within its turns
-    a class goes through epochs of its own images.
+    A round has `quotas[c]` turns of each class c, in a random order, another one each round. Within
+    its turns a class goes through epochs of its own images.
 
     Args:
       members: indices of all examples, one class after the other.
@@ -135,7 +137,9 @@ def permute(places: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """SplitMix64's step (Steele, Lea and Flood, 2014): every bit of the result depends on all of `x`."""
+    """SplitMix64's step (Steele, Lea and Flood, 2014): every bit of the result depends on all of
+    `x`.
+    """
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,8 +1,8 @@
 """Batches for this process, a function of the seed and the step.
 
 Training reads position n of an endless sequence of epochs (`order.py`). Global batch k is positions
-[k B, (k + 1) B); a process reads the rows that its devices hold. So the k-th batch is the same for any
-number of processes, and resuming is reading from k. What is random about an image is drawn from
+[k B, (k + 1) B); a process reads the rows that its devices hold. So the k-th batch is the same for
+any number of processes, and resuming is reading from k. What is random about an image is drawn from
 (seed, n).
 
 Work is handed out in chunks of a batch, so that a large batch is decoded by all workers at once and
@@ -33,46 +33,25 @@ from vit_jax.data.preprocess import FixedCrop, TestCrop, TrainCrop
 from vit_jax.data.sources.base import Source
 from vit_jax.data.views import Augmentation, Picture
 from vit_jax.errors import UserError
-from vit_jax.options import Option, unless, whole
 
 Batch = dict[str, np.ndarray]
 
 MAX_CHUNK = 64  # Images.
 MAX_REPLACEMENTS = 100  # Neighbours tried in the place of an unreadable image.
-FEW_IMAGES = 5000  # Fewer are read before worker processes, which take seconds to start, would be ready.
-
-OPTIONS = {
-    "data.repeats": Option(
-        1,
-        whole(1, 2**10),
-        "Times in a row that training sees an image, each time augmented anew; so many fewer make an epoch.",
-        fits=lambda value, config: unless(
-            value == 1 or 2 * value <= config.batch_size,
-            f"at most half of batch_size = {config.batch_size}: images are mixed with others of their batch",
-        ),
-    ),
-    "data.workers": Option(
-        None,
-        whole(0, 1024),
-        "Processes that decode, for each host; 0: the training process; None: by cores and images.",
-        operational=True,
-    ),
-    "data.threads": Option(
-        None, whole(1, 1024), "Threads of each process that decodes; None: by cores.", operational=True
-    ),
-    "data.max_unreadable": Option(
-        100, whole(0), "Image files skipped before the run gives up.", operational=True
-    ),
-}
+FEW_IMAGES = (
+    5000  # Fewer are read before worker processes, which take seconds to start, would be ready.
+)
 
 
 def decoders(workers: int | None, threads: int | None, images: int) -> tuple[int, int]:
     """Numbers of processes (0: this one) and of threads of each that decode so many images.
 
-    Where None is given they follow from the images and this machine's cores. The batches are the same with
-    any.
+    Where None is given they follow from the images and this machine's cores. The batches are the
+    same with any.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     if threads is None:
         threads = min(cores, 4)
     if workers is None:
@@ -100,9 +79,9 @@ def training_batches(
     Args:
       batch_size: images of all processes together.
       workers: processes that decode; 0 decodes in this one, and None leaves it to `decoders`.
-      threads: threads of each process that decodes; None leaves it to `decoders`. Decoding leaves the
-        interpreter free nine tenths of its time, so a few threads are better than as many processes, whose
-        batches must be copied.
+      threads: threads of each process that decodes; None leaves it to `decoders`. Decoding leaves
+        the interpreter free nine tenths of its time, so a few threads are better than as many
+        processes, whose batches must be copied.
       augment: applied to the crop, uint8 to uint8.
       views: the pictures of each image, in place of one by `crop` and `augment`.
       repeats: positions in a row that an image takes, each with an augmentation of its own.
@@ -115,7 +94,8 @@ def training_batches(
       replaced by its next readable neighbour, else -1.
 
     Raises:
-      UserError: too many unreadable images in a row; an image without one label, where classes are balanced.
+      UserError: too many unreadable images in a row; an image without one label, where classes are
+        balanced.
     """
     if balance == "none":
         order = Order(seed, source.sizes, source.weights, repeats)
@@ -173,11 +153,12 @@ def evaluation_batches(
 
     Args:
       batch_size, workers, threads, rows: see `training_batches`.
-      views: the pictures of each image, in place of one by `crop`; drawn from the seed and its number.
+      views: the pictures of each image, in place of one by `crop`; drawn from the seed and its
+        number.
 
     Yields:
-      What `training_batches` yields, and `mask` bool `[local batch]`: False for an unreadable image and
-      for the padding that fills the last batch.
+      What `training_batches` yields, and `mask` bool `[local batch]`: False for an unreadable image
+      and for the padding that fills the last batch.
     """
     rows = np.arange(batch_size) if rows is None else rows
     chunks = -(-len(rows) // MAX_CHUNK)
@@ -229,8 +210,8 @@ class SkipLog:
                 if index not in self._seen:
                     self._seen.add(index)
                     self._say(
-                        f"unreadable image skipped ({len(self._seen)}): {self._source.describe(index)} "
-                        f"({_why(self._source, index)})"
+                        f"unreadable image skipped ({len(self._seen)}): "
+                        f"{self._source.describe(index)} ({_why(self._source, index)})"
                     )
             if len(self._seen) > self._limit:
                 raise UserError(
@@ -241,7 +222,9 @@ class SkipLog:
 
 
 def _why(source: Source, index: int) -> str:
-    """Returns why an image is unreadable, from reading it once more: a worker process has only marked it."""
+    """Returns why an image is unreadable, from reading it once more: a worker process has only
+    marked it.
+    """
     try:
         decode(source[index].image)
     except (Unreadable, OSError) as error:
@@ -256,7 +239,8 @@ def _show(
     batch: Batch,
     row: int,
 ) -> None:
-    """Puts all pictures of an image, decoded once, into a row of a batch, each by a generator of its own.
+    """Puts all pictures of an image, decoded once, into a row of a batch, each by a generator of
+    its own.
 
     Raises:
       Unreadable: see `vit_jax.data.decode`.
@@ -280,7 +264,8 @@ def _show(
 def _generators(
     seed: int, positions: np.ndarray, streams: Sequence[int]
 ) -> Iterator[list[np.random.Generator]]:
-    """A generator of each stream for each position, good until the next are asked for: they are set back.
+    """A generator of each stream for each position, good until the next are asked for: they are set
+    back.
 
     To make a new one takes ten times as long.
     """
@@ -306,13 +291,18 @@ def _empty(images: int, views: Sequence[Picture], source: Source) -> Batch:
 
 
 def _iterate(
-    numbers: grain.MapDataset[int], load: Callable[[int], Batch], chunks: int, workers: int, threads: int
+    numbers: grain.MapDataset[int],
+    load: Callable[[int], Batch],
+    chunks: int,
+    workers: int,
+    threads: int,
 ) -> Iterator[Batch]:
     """Batches of so many chunks each; to be closed."""
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
     if not workers:
         return iter(_joined(numbers.map(load).to_iter_dataset(options), chunks))
-    # Python's resource tracker would print a warning about the leftovers of a dead worker after the error.
+    # Python's resource tracker would print a warning about the leftovers of a dead worker after the
+    # error.
     sys.warnoptions.append("ignore:resource_tracker")
     handed = _Handed(load)
     data = numbers.map(handed).to_iter_dataset(options)
@@ -327,9 +317,9 @@ def _joined(data: grain.IterDataset[Batch], chunks: int) -> grain.IterDataset[Ba
 class _Handed:
     """A function that worker processes load from a temporary file.
 
-    Python sends the arguments of a new process through a pipe and keeps the pipe's reading end open. If they
-    are larger than the pipe's buffer (64 KiB: a list of files, the images of a small data set) and the
-    process dies before it reads them, the write blocks for ever.
+    Python sends the arguments of a new process through a pipe and keeps the pipe's reading end
+    open. If they are larger than the pipe's buffer (64 KiB: a list of files, the images of a small
+    data set) and the process dies before it reads them, the write blocks for ever.
     """
 
     def __init__(self, function: Callable):
@@ -354,7 +344,8 @@ def _read_handed(file: str) -> Callable:
 
 
 class _OfWorkers(Iterator[Batch]):
-    """Batches from worker processes; the death of one ends the others and raises an error with its cause.
+    """Batches from worker processes; the death of one ends the others and raises an error with its
+    cause.
 
     Args:
       handed: the function that the processes run.
@@ -368,14 +359,19 @@ class _OfWorkers(Iterator[Batch]):
     def __next__(self):
         try:
             batch = next(self._batches) if self._taken else self._first()
-        except RuntimeError as error:  # Grain's own, and an exception in a worker: that one has no such text.
-            if not (code := re.search(r"terminated unexpectedly with exit code (-?\d+)", str(error))):
+        except (
+            RuntimeError
+        ) as error:  # Grain's own, and an exception in a worker: that one has no such text.
+            if not (
+                code := re.search(r"terminated unexpectedly with exit code (-?\d+)", str(error))
+            ):
                 raise
             for process in {*multiprocessing.active_children()} - self._others:
                 process.kill()  # Grain would give each 25 s to end.
             raise UserError(
                 f"a decoding process died ({_cause(int(code[1]))}); use fewer of them "
-                "(data.workers, --workers) or more memory; the same command goes on from what was saved"
+                "(data.workers, --workers) or more memory; the same command goes on from what "
+                "was saved"
             ) from error
         self._taken += 1
         if self._taken == self._workers:  # They take turns, so each has started.
@@ -383,10 +379,11 @@ class _OfWorkers(Iterator[Batch]):
         return batch
 
     def _first(self) -> Batch:
-        """Returns the first batch, for which all processes are started with SIGTERM and SIGINT blocked.
+        """Returns the first batch, for which all processes are started with SIGTERM and SIGINT
+        blocked.
 
-        They inherit the blocked signals from the thread that starts them, until `_obey_parent` makes them
-        ignore both.
+        They inherit the blocked signals from the thread that starts them, until `_obey_parent`
+        makes them ignore both.
         """
         resource_tracker.ensure_running()  # To start it unblocks them in the thread that does.
         with ThreadPoolExecutor(1, initializer=_block_signals) as thread:
@@ -410,9 +407,11 @@ def _cause(code: int) -> str:
 
 
 def _obey_parent(worker: int, workers: int) -> None:
-    """Makes a worker process end when the training process is gone, also after a SIGKILL, and not before.
+    """Makes a worker process end when the training process is gone, also after a SIGKILL, and not
+    before.
 
-    Ctrl-C in a terminal and a scheduler reach both, and the training process still takes batches then.
+    Ctrl-C in a terminal and a scheduler reach both, and the training process still takes batches
+    then.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

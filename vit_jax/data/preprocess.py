@@ -1,8 +1,8 @@
 """Crops: the rectangle of an image that is seen, and its pixels at the model's size.
 
 All of them keep to one form: a rectangle is chosen from the image's height and width alone, then
-decoded and resized. So the paper's "resize, then crop" costs no more than the crop. Interpolations and
-backgrounds are those of `vit_jax.data.decode`.
+decoded and resized. So the paper's "resize, then crop" costs no more than the crop. Interpolations
+and backgrounds are those of `vit_jax.data.decode`.
 """
 
 import dataclasses
@@ -13,61 +13,7 @@ import numpy as np
 
 from vit_jax.data.decode import PILLOW, Box, Jpeg, Pixels, open_image
 from vit_jax.errors import UserError
-from vit_jax.options import Option, flag, number, one_of, only_with, several, unless, whole
-
-CROPS = ("inception", "random_resized", "square", "short_side", "simple_random", "none")
-TEST_CROPS = ("short_side", "square")
-BORDER = 4  # Of mirrored pixels on each side, in simple_random.
-
-OPTIONS = {
-    "data.image_size": Option(224, whole(1, 2**14), "Height and width in pixels."),
-    "data.crop": Option(
-        "inception",
-        one_of(*CROPS),
-        "What training sees of an image: TensorFlow's random part, torchvision's, one after a resize, DeiT "
-        "III's, all.",
-        fits=lambda value, config: unless(
-            value != "simple_random" or config.data.image_size > 2 * BORDER,
-            f"another for data.image_size of {2 * BORDER} and less, which its border of {BORDER} would fill",
-        ),
-    ),
-    "data.crop_area": Option(
-        (0.05, 1.0),
-        several(number(above=0, most=1), count=2, ascending=True),
-        "Inception and random_resized: share of the image's area.",
-        needs=only_with("data.crop", "inception", "random_resized"),
-    ),
-    "data.crop_aspect": Option(
-        (3 / 4, 4 / 3),
-        several(number(above=0, most=1e3), count=2, ascending=True),
-        "Inception and random_resized: width over height.",
-        needs=only_with("data.crop", "inception", "random_resized"),
-    ),
-    "data.crop_resize": Option(
-        None,
-        whole(1, 2**15),
-        "Size before the crops square and short_side: 448 for 384.",
-        fits=lambda value, config: unless(
-            config.data.crop not in ("square", "short_side") or (value or 0) >= config.data.image_size,
-            f"at least data.image_size = {config.data.image_size} for the crop {config.data.crop!r}",
-        ),
-        needs=only_with("data.crop", "square", "short_side"),
-    ),
-    "data.flip": Option(True, flag(), "Mirror half of the training images."),
-    "data.test_crop": Option(
-        "short_side",
-        one_of(*TEST_CROPS),
-        "What is resized before the central crop of a test image.",
-    ),
-    "data.test_resize": Option(
-        256,
-        whole(1, 2**15),
-        "Size before the central crop.",
-        fits=lambda value, config: unless(
-            value >= config.data.image_size, f"at least data.image_size = {config.data.image_size}"
-        ),
-    ),
-}
+from vit_jax.options.data import BORDER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,11 +21,12 @@ class TrainCrop:
     """A random crop to `size`.
 
     `inception`: a share `area` of the image of an aspect ratio `aspect` (width over height), as
-    TensorFlow draws it (the paper, appendix B.1; AugReg, BiT, big_vision). `random_resized`: as torchvision
-    does (MAE, DeiT). `square`: the image squeezed to `resize`, and `size` of it (BiT, and the paper's
-    fine-tuning: 448 and 384). `short_side`: the same with the aspect ratio kept. `simple_random`: the short
-    side resized to `size`, and that much of the image with four mirrored pixels on each side (DeiT III's
-    "simple random crop"). `none`: all of the image, squeezed (BiT's where a crop changes the label).
+    TensorFlow draws it (the paper, appendix B.1; AugReg, BiT, big_vision). `random_resized`: as
+    torchvision does (MAE, DeiT). `square`: the image squeezed to `resize`, and `size` of it (BiT,
+    and the paper's fine-tuning: 448 and 384). `short_side`: the same with the aspect ratio kept.
+    `simple_random`: the short side resized to `size`, and that much of the image with four mirrored
+    pixels on each side (DeiT III's "simple random crop"). `none`: all of the image, squeezed (BiT's
+    where a crop changes the label).
     """
 
     size: int
@@ -122,8 +69,12 @@ class TrainCrop:
         opened.crop(box, out, self.interpolation)
         return out
 
-    def _crop_with_border(self, opened: Jpeg | Pixels, rng: np.random.Generator, out: np.ndarray) -> None:
-        """Writes a part of the image with its short side at `size`, and pixels mirrored around it."""
+    def _crop_with_border(
+        self, opened: Jpeg | Pixels, rng: np.random.Generator, out: np.ndarray
+    ) -> None:
+        """Writes a part of the image with its short side at `size`, and pixels mirrored around
+        it.
+        """
         sides = resized_sides(opened.height, opened.width, "short_side", self.size, self.size)
         draws = rng.random(2).tolist()
         (top, bottom, *rows), (left, right, *columns) = (
@@ -135,12 +86,18 @@ class TrainCrop:
         else:
             y, x = opened.height / sides[0], opened.width / sides[1]
             box = Box(int(left * x), int(top * y), round(right * x), round(bottom * y))
-            box = box._replace(right=max(box.right, box.left + 1), bottom=max(box.bottom, box.top + 1))
+            box = box._replace(
+                right=max(box.right, box.left + 1), bottom=max(box.bottom, box.top + 1)
+            )
             opened.crop(box, inner, self.interpolation)
         out[:] = np.pad(inner, (rows, columns, (0, 0)), "reflect")
 
-    def open(self, image: bytes | np.ndarray | Jpeg | Pixels, several: bool = False) -> Jpeg | Pixels:
-        """The image as this crop takes it; opened once for `several` crops, it is decoded once for all."""
+    def open(
+        self, image: bytes | np.ndarray | Jpeg | Pixels, several: bool = False
+    ) -> Jpeg | Pixels:
+        """The image as this crop takes it; opened once for `several` crops, it is decoded once for
+        all.
+        """
         return open_image(image, self.mode, self.background, several)
 
 
@@ -148,18 +105,22 @@ class TrainCrop:
 class TestCrop:
     """The centre of the image at `size`, after a resize to `resize`.
 
-    `short_side`: of its short side, the aspect ratio kept (pre-training; timm's `center`, Transformers'
-    `shortest_edge`). `square`: of both sides (few-shot evaluation: 256 and 224; fine-tuning, where `resize`
-    is `size`: all of the image; timm's `squash`). `size` may be a height and a width: their aspect ratio is
-    then the crop's (`short_side`), and `resize` is of their smaller one.
+    `short_side`: of its short side, the aspect ratio kept (pre-training; timm's `center`,
+    Transformers' `shortest_edge`). `square`: of both sides (few-shot evaluation: 256 and 224;
+    fine-tuning, where
+      `resize`
+    is `size`: all of the image; timm's `squash`). `size` may be a height and a width: their aspect
+    ratio is then the crop's (`short_side`), and `resize` is of their smaller one.
 
-    With Pillow's interpolations and the mode `exact` it gives what Pillow's resize of the whole image and a
-    crop of the result give: the resized sides are torchvision's (timm's, where the crop is not square).
+    With Pillow's interpolations and the mode `exact` it gives what Pillow's resize of the whole
+    image and a
+    crop of the result give: the resized sides are torchvision's (timm's, where the crop is not
+    square).
 
     Attributes:
       resize: a fraction, 224 / 0.9 say, is cut to whole pixels on each side, as timm does.
-      half: where half a pixel too much lies beside the crop, its place is the `even` one of both, as
-        torchvision's and timm's, or `down`, as Transformers'.
+      half: where half a pixel too much lies beside the crop, its place is the `even` one of both,
+        as torchvision's and timm's, or `down`, as Transformers'.
 
     Raises:
       UserError: `resize` is less than `size`, so that the image would have to be padded.
@@ -216,8 +177,12 @@ class FixedCrop(NamedTuple):
         """The crop, uint8 `[height, width, 3]`, in `out` if given; raises `Unreadable`."""
         return self.crop(image, out)
 
-    def open(self, image: bytes | np.ndarray | Jpeg | Pixels, several: bool = False) -> Jpeg | Pixels:
-        """The image as this crop takes it; opened once for `several` crops, it is decoded once for all."""
+    def open(
+        self, image: bytes | np.ndarray | Jpeg | Pixels, several: bool = False
+    ) -> Jpeg | Pixels:
+        """The image as this crop takes it; opened once for `several` crops, it is decoded once for
+        all.
+        """
         return open_image(image, self.crop.mode, self.crop.background, several)
 
 
@@ -227,7 +192,8 @@ def sides(size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _bordered(side: int, size: int, draw: float) -> tuple[int, int, int, int]:
-    """Start and end of a part of a side with its border, cut off at the side, and what was cut off at each.
+    """Start and end of a part of a side with its border, cut off at the side, and what was cut off
+    at each.
 
     Args:
       draw: where the part lies between the first place and the last, from 0 to below 1.
@@ -246,10 +212,10 @@ def inception_box(
 ) -> Box:
     """A random rectangle as TensorFlow's `sample_distorted_bounding_box` draws it without objects.
 
-    The aspect ratio is uniform, then the height between those of the least and the largest area; what
-    rounding made too small or too large is mended by a row. The last row and column of an image are seen
-    only where a rectangle is as high or as wide. A hundred draws are tried for one that fits; failing
-    these, all of the image is taken.
+    The aspect ratio is uniform, then the height between those of the least and the largest area;
+    what rounding made too small or too large is mended by a row. The last row and column of an
+    image are seen only where a rectangle is as high or as wide. A hundred draws are tried for one
+    that fits; failing these, all of the image is taken.
 
     Source: tensorflow/core/kernels/image/sample_distorted_bounding_box_op.cc.
     """
@@ -286,8 +252,8 @@ def random_resized_box(
 ) -> Box:
     """A random rectangle as torchvision's `RandomResizedCrop` draws it.
 
-    The area is uniform, and so is the aspect ratio's logarithm. Ten draws are tried for one that fits;
-    failing these, the largest centred one of a legal aspect ratio is taken.
+    The area is uniform, and so is the aspect ratio's logarithm. Ten draws are tried for one that
+    fits; failing these, the largest centred one of a legal aspect ratio is taken.
     """
     for _ in range(10):
         # One call for all four numbers: a call costs more than its numbers.
@@ -307,7 +273,8 @@ def random_resized_box(
 def part_box(
     height: int, width: int, kind: str, resize: int, size: int | tuple[int, int], x: float, y: float
 ) -> Box:
-    """The rectangle that a crop to `size` sees of an image resized to `resize` (`square`, `short_side`).
+    """The rectangle that a crop to `size` sees of an image resized to `resize` (`square`,
+    `short_side`).
 
     Args:
       x, y: where the crop lies between left and right and between top and bottom, from 0 to 1.
@@ -324,10 +291,11 @@ def part_box(
 def resized_sides(
     height: int, width: int, kind: str, resize: float, size: int | tuple[int, int]
 ) -> tuple[int, int]:
-    """Height and width of the whole image after the resize (`square`, `short_side`) before a crop to `size`.
+    """Height and width of the whole image after the resize (`square`, `short_side`) before a crop
+    to `size`.
 
-    They are rounded as by torchvision's `Resize`, and as by timm's `ResizeKeepRatio` where the crop is not
-    square.
+    They are rounded as by torchvision's `Resize`, and as by timm's `ResizeKeepRatio` where the crop
+    is not square.
     """
     rows, columns = (int(resize * side / min(sides(size))) for side in sides(size))
     if kind == "square":

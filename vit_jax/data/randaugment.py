@@ -1,7 +1,8 @@
-"""Augmentations of the cropped uint8 image, by the processes that decode: RandAugment, colour jitter.
+"""Augmentations of the cropped uint8 image, by the processes that decode: RandAugment, colour
+jitter.
 
-RandAugment is AugReg's here; timm's is in timm_augment.py, and DeiT III's 3-Augment in three_augment.py. What
-mixes images with each other is on the device (vit_jax/training/mixing.py).
+RandAugment is AugReg's here; timm's is in timm_augment.py, and DeiT III's 3-Augment in
+three_augment.py. What mixes images with each other is on the device (vit_jax/training/mixing.py).
 """
 
 import dataclasses
@@ -13,43 +14,25 @@ import numpy as np
 
 from vit_jax.data.views import Augmentation
 from vit_jax.errors import UserError, nearest
-from vit_jax.options import Option, number, one_of, several
+from vit_jax.options.data import LEVELS
 
-# "How to train your ViT?" (2106.10270), section 3.4: RandAugment's layers and magnitude, mixup's alpha.
-LEVELS = {
-    "none": (0, 0, 0.0),
-    "light1": (2, 0, 0.0),  # Magnitude 0 is not nothing: it inverts, takes bits and colour away.
-    "light2": (2, 10, 0.2),
-    "medium1": (2, 15, 0.2),
-    "medium2": (2, 15, 0.5),
-    "strong1": (2, 20, 0.5),
-    "strong2": (2, 20, 0.8),
-}
+# "How to train your ViT?" (2106.10270), section 3.4: RandAugment's layers and magnitude, mixup's
+# alpha.
 
 GREY = 128  # The level of what a geometric operation leaves empty.
 LUMINANCE = (0.299, 0.587, 0.114)
-
-OPTIONS = {
-    "augment.level": Option("none", one_of(*LEVELS), "AugReg's level of RandAugment and mixup."),
-    "augment.randaugment": Option(
-        None,
-        several(number(least=0, most=100), count=2, words="2 numbers from 0 to 100, such as (2, 15)"),
-        "Layers and magnitude; None leaves it to the level.",
-    ),
-    "augment.color_jitter": Option(
-        (0.0, 0.0, 0.0),
-        several(number(least=0, most=100), count=3, words="3 numbers from 0 to 100"),
-        "Brightness, contrast, saturation: each times a factor in 1 +- x.",
-    ),
-}
 
 
 def resolve(
     level: str, randaugment: tuple[int, float] | None = None, mixup: float | None = None
 ) -> tuple[tuple[int, float], float]:
-    """RandAugment's (layers, magnitude) and mixup's alpha: those given, else those of AugReg's level."""
+    """RandAugment's (layers, magnitude) and mixup's alpha: those given, else those of AugReg's
+    level.
+    """
     if level not in LEVELS:
-        raise UserError(f"unknown augmentation level {level!r} (augment.level); {nearest(level, LEVELS)}")
+        raise UserError(
+            f"unknown augmentation level {level!r} (augment.level); {nearest(level, LEVELS)}"
+        )
     layers, magnitude, alpha = LEVELS[level]
     return (
         (layers, magnitude) if randaugment is None else tuple(randaugment),
@@ -62,7 +45,8 @@ def host_augmentation(
     color_jitter: tuple[float, float, float] = (0.0, 0.0, 0.0),
     policy: Augmentation | None = None,
 ) -> Augmentation | None:
-    """`(pixels, rng) -> pixels` for a pipeline, which can be pickled; None where nothing is to be done.
+    """`(pixels, rng) -> pixels` for a pipeline, which can be pickled; None where nothing is to be
+    done.
 
     Args:
       randaugment: layers and magnitude of AugReg's.
@@ -86,7 +70,9 @@ class _HostAugmentation:
         return color_jitter(pixels, rng, *self.color_jitter)
 
 
-def randaugment(pixels: np.ndarray, rng: np.random.Generator, layers: int, magnitude: float) -> np.ndarray:
+def randaugment(
+    pixels: np.ndarray, rng: np.random.Generator, layers: int, magnitude: float
+) -> np.ndarray:
     """Applies as many random operations as `layers`, one after the other (RandAugment, 1909.13719).
 
     Operations, and what a magnitude means to each, are those of the TensorFlow code that AugReg
@@ -107,9 +93,14 @@ def randaugment(pixels: np.ndarray, rng: np.random.Generator, layers: int, magni
 
 
 def color_jitter(
-    pixels: np.ndarray, rng: np.random.Generator, brightness: float, contrast: float, saturation: float
+    pixels: np.ndarray,
+    rng: np.random.Generator,
+    brightness: float,
+    contrast: float,
+    saturation: float,
 ) -> np.ndarray:
-    """Scales each property by a factor uniform in [1 - x, 1 + x], in random order, as torchvision does.
+    """Scales each property by a factor uniform in [1 - x, 1 + x], in random order, as torchvision
+    does.
 
     Args:
       pixels: uint8 `[height, width, 3]`; it is not written to.
@@ -125,7 +116,8 @@ def color_jitter(
     return pixels
 
 
-# Each takes uint8 [height, width, 3] to a new array of the same kind. A factor of 1 changes nothing.
+# Each takes uint8 [height, width, 3] to a new array of the same kind. A factor of 1 changes
+# nothing.
 
 
 def adjust_brightness(pixels: np.ndarray, factor: float) -> np.ndarray:
@@ -146,9 +138,13 @@ def adjust_saturation(pixels: np.ndarray, factor: float) -> np.ndarray:
 
 
 def adjust_sharpness(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Mixes the image with itself smoothed by [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13; its rim stays."""
+    """Mixes the image with itself smoothed by [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13; its rim
+    stays.
+    """
     # The kernel is 9/13 of a mean of 3 x 3 and 4/13 of the middle.
-    sharp = cv2.addWeighted(pixels, (4 + 9 * factor) / 13, cv2.blur(pixels, (3, 3)), 9 * (1 - factor) / 13, 0)
+    sharp = cv2.addWeighted(
+        pixels, (4 + 9 * factor) / 13, cv2.blur(pixels, (3, 3)), 9 * (1 - factor) / 13, 0
+    )
     for rim in (np.s_[0], np.s_[-1], np.s_[:, 0], np.s_[:, -1]):
         sharp[rim] = pixels[rim]
     return sharp
@@ -169,12 +165,16 @@ def equalize(pixels: np.ndarray) -> np.ndarray:
         counts = cv2.calcHist([pixels], [channel], None, [256], [0, 256]).ravel().astype(int)
         step = (counts.sum() - counts[counts.nonzero()[0][-1]]) // 255
         below = np.cumsum(counts) - counts
-        tables[0, :, channel] = np.minimum((below + step // 2) // step, 255) if step else np.arange(256)
+        tables[0, :, channel] = (
+            np.minimum((below + step // 2) // step, 255) if step else np.arange(256)
+        )
     return cv2.LUT(pixels, tables)
 
 
 def posterize(pixels: np.ndarray, bits: int) -> np.ndarray:
-    """Keeps the highest bits of each value: at least one, as TensorFlow's code does, and at most all 8."""
+    """Keeps the highest bits of each value: at least one, as TensorFlow's code does, and at most
+    all 8.
+    """
     return pixels & np.uint8(256 - (1 << (8 - min(max(bits, 1), 8))))
 
 
@@ -193,11 +193,17 @@ def solarize_add(pixels: np.ndarray, addition: int) -> np.ndarray:
 
 
 def affine(pixels: np.ndarray, matrix: list[list[float]]) -> np.ndarray:
-    """Takes for output pixel (x, y) the input's nearest to `matrix @ (x, y, 1)`, or grey outside of it."""
+    """Takes for output pixel (x, y) the input's nearest to `matrix @ (x, y, 1)`, or grey outside of
+    it.
+    """
     height, width, _ = pixels.shape
     nearest_input = cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
     return cv2.warpAffine(
-        pixels, np.array(matrix, float), (width, height), flags=nearest_input, borderValue=(GREY,) * 3
+        pixels,
+        np.array(matrix, float),
+        (width, height),
+        flags=nearest_input,
+        borderValue=(GREY,) * 3,
     )
 
 

@@ -1,9 +1,10 @@
-"""Scenes: drawings of objects scattered on clutter, composed from random numbers and drawn at any size.
+"""Scenes: drawings of objects scattered on clutter, composed from random numbers and drawn at any
+size.
 
-What a pixel is follows from integers alone: raw numbers of Philox (Salmon et al., 2011), whose stream NumPy
-keeps; sums, products, shifts and comparisons of integers; a table of rounded sines. So a scene is the same
-bytes on any machine. Lengths are in units of 1/65,536 of the image's side, positions in a drawing in 1/256 of
-its pixel.
+What a pixel is follows from integers alone: raw numbers of Philox (Salmon et al., 2011), whose
+stream NumPy keeps; sums, products, shifts and comparisons of integers; a table of rounded sines. So
+a scene is the same bytes on any machine. Lengths are in units of 1/65,536 of the image's side,
+positions in a drawing in 1/256 of its pixel.
 """
 
 import dataclasses
@@ -22,7 +23,8 @@ LATTICE = 16  # Points of a texture, which repeats.
 SINES = [round(4096 * math.sin(2 * math.pi * step / 1024)) for step in range(1024 + 256)]
 SINE_TABLE = np.array(SINES)
 
-# The most items of a scene, from back to front; the main object comes last, or is moved behind another.
+# The most items of a scene, from back to front; the main object comes last, or is moved behind
+# another.
 FRAGMENTS, BARS, SMALLER = 4, 3, 4
 ITEMS = FRAGMENTS + BARS + SMALLER + 1
 FRAGMENT, BAR, OBJECT, MAIN = range(4)
@@ -31,8 +33,12 @@ FIELDS = 16  # Random numbers of an item.
 WORDS = (ITEMS + 2) * FIELDS // 2  # Two numbers each.
 LATTICE_WORDS = LATTICE * LATTICE // 8  # Eight points each.
 
-SHARES = np.array([[180, 400], [130, 400], [60, 110], [256, 256]])  # Lengths by kind, of 256 of that.
-SLIM = np.array([[190, 256], [14, 40], [190, 256], [190, 256]])  # Its other side, of 256 of its length.
+SHARES = np.array(
+    [[180, 400], [130, 400], [60, 110], [256, 256]]
+)  # Lengths by kind, of 256 of that.
+SLIM = np.array(
+    [[190, 256], [14, 40], [190, 256], [190, 256]]
+)  # Its other side, of 256 of its length.
 TURN = np.array([512, 512, 50, 50])  # The most that it is turned, of 1,024 steps.
 LEAN = 50  # The most that it is sheared, of 256.
 GROUND = 10, 150  # A channel of the background.
@@ -61,8 +67,8 @@ class Parts(NamedTuple):
     """Drawings that scenes are composed of.
 
     Attributes:
-      drawings: uint8 `[levels * drawings * 34 * 34]`, each within a border of nothing; of each level the last
-        one is solid, for bars.
+      drawings: uint8 `[levels * drawings * 34 * 34]`, each within a border of nothing; of each
+        level the last one is solid, for bars.
       first, count: of each class, its first drawing and how many it has, int64 `[classes]`.
     """
 
@@ -94,7 +100,8 @@ class Item:
       x, y: where its centre is.
       length: its longer side.
       matrix: takes a square of side 1 to the item, by rows.
-      cut: the first and last place of the drawing that is kept, of 256 in each direction; None keeps all.
+      cut: the first and last place of the drawing that is kept, of 256 in each direction; None
+        keeps all.
       label: its class; None for a fragment or a bar.
     """
 
@@ -116,7 +123,8 @@ class Scene:
     Attributes:
       main: the place among the items of the one that gives the label.
       lattice: shades of the texture, uint16 `[16 * 16]`.
-      steps: the places on the lattice that lie one side to the right and one side down, of 256 a point.
+      steps: the places on the lattice that lie one side to the right and one side down, of 256 a
+        point.
       colours: of its darkest and its brightest shade, int32 `[2, 3]`.
       noise: the most that noise adds.
     """
@@ -147,8 +155,8 @@ class _Box(NamedTuple):
     Attributes:
       place: where its drawing begins among the parts'.
       side: pixels of the drawing at the level that is read.
-      across, down: the column and the row of the drawing that is read at the first pixel, and what a step to
-        the right and one down add to it; 2^20 is a pixel of the drawing.
+      across, down: the column and the row of the drawing that is read at the first pixel, and what
+        a step to the right and one down add to it; 2^20 is a pixel of the drawing.
     """
 
     top: int
@@ -165,8 +173,12 @@ class _Box(NamedTuple):
         return self.height * self.width
 
 
-def compose(parts: Parts, layout: Layout, label: int, key: tuple[int, int]) -> tuple[Scene, np.random.Philox]:
-    """A scene whose main object is of a class, drawn by a key, and a generator of its other numbers."""
+def compose(
+    parts: Parts, layout: Layout, label: int, key: tuple[int, int]
+) -> tuple[Scene, np.random.Philox]:
+    """A scene whose main object is of a class, drawn by a key, and a generator of its other
+    numbers.
+    """
     generator = np.random.Philox(key=np.array(key, np.uint64))
     words = generator.random_raw(WORDS + LATTICE_WORDS)
     halves = np.concatenate([words[:WORDS] >> np.uint64(32), words[:WORDS] & np.uint64(0xFFFFFFFF)])
@@ -174,7 +186,9 @@ def compose(parts: Parts, layout: Layout, label: int, key: tuple[int, int]) -> t
     lattice = words[WORDS:].astype("<u8").view(np.uint8).astype(np.uint16)
     general = numbers[:, ITEMS:].reshape(-1).tolist()
     colours = np.array([_within(number, *GROUND) for number in general[:3]], np.int32)
-    others = colours + np.array([_within(number, -TEXTURE, TEXTURE) for number in general[3:6]], np.int32)
+    others = colours + np.array(
+        [_within(number, -TEXTURE, TEXTURE) for number in general[3:6]], np.int32
+    )
     colours = np.clip(np.stack([colours, others]), 0, 255)
     turn, zoom = _within(general[6], 0, 1023), _within(general[7], 1, 10)
     fragments, bars = _within(general[8], *layout.fragments), _within(general[9], *layout.bars)
@@ -201,7 +215,9 @@ def _within(number, low, high):
     return low + (number * (high - low + 1) >> 32)
 
 
-def _items(parts: Parts, label: int, numbers: np.ndarray, main: int, ground: np.ndarray) -> list[Item]:
+def _items(
+    parts: Parts, label: int, numbers: np.ndarray, main: int, ground: np.ndarray
+) -> list[Item]:
     """All items that a scene may have.
 
     Args:
@@ -226,7 +242,9 @@ def _items(parts: Parts, label: int, numbers: np.ndarray, main: int, ground: np.
         sine * width >> 12,
         (sine * lean + 256 * cosine) * height >> 20,
     )
-    margin = np.where(KIND == MAIN, length // 2 - 2000, 0)  # The main object is within the image, or nearly.
+    margin = np.where(
+        KIND == MAIN, length // 2 - 2000, 0
+    )  # The main object is within the image, or nearly.
     x, y = _within(numbers[7:9], margin, SIDE - margin)
     opacity = np.where(KIND <= BAR, _within(numbers[9], *FAINT), 256)
     cuts = _cuts(_within(numbers[10], 0, 128), numbers[11] & 1)
@@ -238,8 +256,14 @@ def _items(parts: Parts, label: int, numbers: np.ndarray, main: int, ground: np.
         zip(*(entry.tolist() for entry in matrix), strict=True),
         _colours(numbers[12:16], ground).tolist(),
         opacity.tolist(),
-        (cut if kind == FRAGMENT else None for cut, kind in zip(cuts.tolist(), KIND.tolist(), strict=True)),
-        (one if kind >= OBJECT else None for one, kind in zip(labels.tolist(), KIND.tolist(), strict=True)),
+        (
+            cut if kind == FRAGMENT else None
+            for cut, kind in zip(cuts.tolist(), KIND.tolist(), strict=True)
+        ),
+        (
+            one if kind >= OBJECT else None
+            for one, kind in zip(labels.tolist(), KIND.tolist(), strict=True)
+        ),
     )
     return [Item(*fields) for fields in zip(*columns, strict=True)]
 
@@ -252,8 +276,9 @@ def _cuts(start: np.ndarray, across: np.ndarray) -> np.ndarray:
 
 
 def _colours(numbers: np.ndarray, ground: np.ndarray) -> np.ndarray:
-    """Colours of items, `[items, 3]`, brighter than the background's: without that small Transformers take
-    many times as long to begin to learn."""
+    """Colours of items, `[items, 3]`, brighter than the background's: without that small
+    Transformers take many times as long to begin to learn.
+    """
     brighter = _within(numbers[0], *CONTRAST)[:, None]
     return np.clip(ground + brighter + _within(numbers[1:4].T, -SHIFT, SHIFT), 0, 255)
 
@@ -276,7 +301,9 @@ def objects(scene: Scene, parts: Parts, size: int) -> Objects:
     whole = [item for item in scene.items if item.label is not None]
     for item, place, cover in _covers(scene, parts, size):
         if item.label is not None:
-            seen[place][cover >= 128] = next(number for number, one in enumerate(whole) if one is item)
+            seen[place][cover >= 128] = next(
+                number for number, one in enumerate(whole) if one is item
+            )
     labels = tuple(item.label for item in whole if item.label is not None)
     return Objects(seen, labels, scene.main - (len(scene.items) - len(whole)))
 
@@ -303,10 +330,15 @@ def _between(one: np.ndarray, other: np.ndarray, share: np.ndarray) -> np.ndarra
     return (one * (256 - share) + other * share) >> 8
 
 
-def _covers(scene: Scene, parts: Parts, size: int) -> Iterator[tuple[Item, tuple[slice, slice], np.ndarray]]:
-    """Yields each item that is within the image, its rows and columns, and how far it covers them, of 256."""
+def _covers(
+    scene: Scene, parts: Parts, size: int
+) -> Iterator[tuple[Item, tuple[slice, slice], np.ndarray]]:
+    """Yields each item that is within the image, its rows and columns, and how far it covers them,
+    of 256.
+    """
     boxes = [(item, box) for item in scene.items if (box := _box(item, parts, size)).pixels]
-    # All items' pixels in one array, since at small sizes a call of NumPy's takes longer than its work.
+    # All items' pixels in one array, since at small sizes a call of NumPy's takes longer than its
+    # work.
     ends = list(itertools.accumulate(box.pixels for _, box in boxes))
     spans = [slice(end - box.pixels, end) for (_, box), end in zip(boxes, ends, strict=True)]
     x, y, places = np.empty((3, ends[-1]), np.int32)
@@ -318,12 +350,16 @@ def _covers(scene: Scene, parts: Parts, size: int) -> Iterator[tuple[Item, tuple
         places[span] = box.place
     for coordinate in (x, y):
         coordinate >>= 12
-        np.minimum(np.maximum(coordinate, 0, out=coordinate), (STRIDE - 1) * 256 - 1, out=coordinate)
+        np.minimum(
+            np.maximum(coordinate, 0, out=coordinate), (STRIDE - 1) * 256 - 1, out=coordinate
+        )
     places += (y >> 8) * STRIDE + (x >> 8)
     ink = _sample(parts.drawings, places, x, y)
     for (item, box), span in zip(boxes, spans, strict=True):
         cover = ink[span]
-        if (sharper := item.length * size // (SIDE * box.side)) > 1:  # An enlarged edge, as narrow as it was.
+        if (
+            sharper := item.length * size // (SIDE * box.side)
+        ) > 1:  # An enlarged edge, as narrow as it was.
             cover = np.minimum(np.maximum((cover - 128) * sharper + 128, 0), 255)
         if item.cut:
             left, right, top, bottom = (256 + box.side * edge for edge in item.cut)
@@ -361,7 +397,9 @@ def _box(item: Item, parts: Parts, size: int) -> _Box:
         left,
         max(bottom - top, 0),
         max(right - left, 0),
-        (level * (len(parts.drawings) // (LEVELS * STRIDE * STRIDE)) + item.drawing) * STRIDE * STRIDE,
+        (level * (len(parts.drawings) // (LEVELS * STRIDE * STRIDE)) + item.drawing)
+        * STRIDE
+        * STRIDE,
         side,
         (
             middle + (d * x - b * y) * scale // (2 * determinant),

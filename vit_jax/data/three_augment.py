@@ -1,4 +1,5 @@
-"""DeiT III's 3-Augment (2204.07118, section 4): one of grey, solarising and blur, then colour jitter.
+"""DeiT III's 3-Augment (2204.07118, section 4): one of grey, solarising and blur, then colour
+jitter.
 
 Pillow does them, so that the pixels are those of the authors' code to the bit.
 """
@@ -7,27 +8,8 @@ import dataclasses
 
 import numpy as np
 
-from vit_jax.data.colour_distortion import RADII, THRESHOLD, distorted, draw_jitter
-from vit_jax.options import Option, number, unless
-
-OPTIONS = {
-    "augment.three_augment": Option(
-        None,
-        number(least=0, most=100),
-        "DeiT III's 3-Augment, which greys, solarises or blurs each image, and then has its brightness, "
-        "contrast and saturation times a factor in 1 +- this; None: none.",
-        fits=lambda value, config: unless(
-            value is None
-            or (
-                (config.augment.policy, config.augment.randaugment) == (None, None)
-                and config.augment.level == "none"
-                and not any(config.augment.color_jitter)
-            ),
-            "None beside augment.policy, augment.level, augment.randaugment and augment.color_jitter: "
-            "3-Augment is in their place",
-        ),
-    ),
-}
+from vit_jax.data.colour_distortion import RADII, distorted, draw_jitter
+from vit_jax.options.objective import THRESHOLD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,14 +17,16 @@ class ThreeAugment:
     """`(pixels, rng) -> pixels`: grey, solarising or blur, with equal chances, then colour jitter.
 
     Args:
-      jitter: strength x of brightness, contrast and saturation, each times a factor in 1 +- x, whose order
-        is random.
+      jitter: strength x of brightness, contrast and saturation, each times a factor in 1 +- x,
+        whose order is random.
     """
 
     jitter: float = 0.3
 
     def __call__(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Augments uint8 `[height, width, 3]`, which is not written to, into an array of the same shape."""
+        """Augments uint8 `[height, width, 3]`, which is not written to, into an array of the same
+        shape.
+        """
         return distorted(pixels, self.draw(rng))
 
     def draw(self, rng: np.random.Generator) -> list[tuple[str, float]]:

@@ -1,38 +1,18 @@
 """timm's RandAugment, `rand-m9-mstd0.5-inc1` and its like: that of DeiT's and MAE's fine-tuning.
 
 It differs from AugReg's (randaugment.py) in its operations, in what a level means to them, and in
-that each operation is done with a probability. Pillow does them, so that the pixels are timm's to the bit.
+that each operation is done with a probability. Pillow does them, so that the pixels are timm's to
+the bit.
 """
 
 import dataclasses
-import re
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from vit_jax.options import Option, Rule, unless
-
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 HIGHEST = 10.0  # The highest level.
-
-OPTIONS = {
-    "augment.policy": Option(
-        None,
-        Rule(
-            str,
-            "timm's RandAugment, such as 'rand-m9-mstd0.5-inc1': m of 0 to 10 (whole), n of 1 to 99, "
-            "p from 0 to 1, mstd from 0 to 100, inc 0 or 1",
-            lambda x: isinstance(x, str) and rand_policy(x) is not None,
-        ),
-        "timm's RandAugment in place of AugReg's, as timm spells it; None: none.",
-        fits=lambda value, config: unless(
-            value is None or (config.augment.level == "none" and config.augment.randaugment is None),
-            "None beside AugReg's augment.level and augment.randaugment: either is a RandAugment",
-        ),
-    ),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +24,9 @@ class RandPolicy:
       layers: operations drawn for an image; the same one may come twice.
       probability: of each to be done.
       deviation: of the level, which is normal, then cut at 0 and 10.
-      increasing: a higher level changes more, whatever the operation; else of posterising and solarising
-        it changes less, and of colour, contrast, brightness and sharpness 5 is about no change.
+      increasing: a higher level changes more, whatever the operation; else of posterising and
+        solarising it changes less, and of colour, contrast, brightness and sharpness 5 is about no
+        change.
       fill: colour of what a geometric operation leaves empty.
       resampling: of these operations, a key of `RESAMPLING`.
     """
@@ -59,7 +40,9 @@ class RandPolicy:
     resampling: str = "bicubic"
 
     def __call__(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Augments uint8 `[height, width, 3]`, which is not written to, into an array of the same shape."""
+        """Augments uint8 `[height, width, 3]`, which is not written to, into an array of the same
+        shape.
+        """
         chosen = [name for name in self.draw(rng) if rng.random() < self.probability]
         if not chosen:
             return pixels
@@ -78,7 +61,9 @@ class RandPolicy:
         return [names[int(rng.random() * len(names))] for _ in range(self.layers)]
 
     def apply(self, name: str, image: Image.Image, level: float, sign: int) -> Image.Image:
-        """Applies an operation at a level from 0 to 10; `sign`, 1 or -1, is the side of those with two."""
+        """Applies an operation at a level from 0 to 10; `sign`, 1 or -1, is the side of those with
+        two.
+        """
         return OPERATIONS[name](self, image, level / HIGHEST, sign)
 
     def _factor(self, strength: float, sign: int) -> float:
@@ -115,7 +100,9 @@ class RandPolicy:
 
 
 def _posterize(image: Image.Image, bits: int) -> Image.Image:
-    """Keeps the highest bits of each value; 0 makes a black image, as for MAE, where Pillow now refuses."""
+    """Keeps the highest bits of each value; 0 makes a black image, as for MAE, where Pillow now
+    refuses.
+    """
     return image.point(3 * [value & 256 - (1 << 8 - bits) for value in range(256)])
 
 
@@ -134,35 +121,17 @@ OPERATIONS: dict[str, Callable[[RandPolicy, Image.Image, float, int], Image.Imag
     "Solarize": lambda policy, x, level, sign: policy._solarize(x, level),
     "SolarizeAdd": lambda policy, x, level, sign: _solarize_add(x, int(110 * level)),
     "Color": lambda policy, x, level, sign: policy._enhance(ImageEnhance.Color, x, level, sign),
-    "Contrast": lambda policy, x, level, sign: policy._enhance(ImageEnhance.Contrast, x, level, sign),
-    "Brightness": lambda policy, x, level, sign: policy._enhance(ImageEnhance.Brightness, x, level, sign),
-    "Sharpness": lambda policy, x, level, sign: policy._enhance(ImageEnhance.Sharpness, x, level, sign),
+    "Contrast": lambda policy, x, level, sign: policy._enhance(
+        ImageEnhance.Contrast, x, level, sign
+    ),
+    "Brightness": lambda policy, x, level, sign: policy._enhance(
+        ImageEnhance.Brightness, x, level, sign
+    ),
+    "Sharpness": lambda policy, x, level, sign: policy._enhance(
+        ImageEnhance.Sharpness, x, level, sign
+    ),
     "ShearX": lambda policy, x, level, sign: policy._affine(x, 1, sign * 0.3 * level, 0, 0, 1, 0),
     "ShearY": lambda policy, x, level, sign: policy._affine(x, 1, 0, 0, sign * 0.3 * level, 1, 0),
     "TranslateX": lambda policy, x, level, sign: policy._translate(x, sign * 0.45 * level, 0),
     "TranslateY": lambda policy, x, level, sign: policy._translate(x, 0, sign * 0.45 * level),
 }
-
-
-def rand_policy(text: str) -> dict[str, Any] | None:
-    """Parses timm's name of a RandAugment, `rand-m9-mstd0.5-inc1`; None where it is none.
-
-    Its parts, in any order and each at most once: `m` the magnitude, from 0 to 10, else 10; `n` the number of
-    layers, else 2; `p` the probability of each, else 0.5; `mstd` the magnitude's deviation, else 0; `inc1`:
-    operations change more as the magnitude rises.
-    """
-    kind, *parts = text.split("-")
-    patterns = dict(
-        magnitude=r"m(\d|10)",
-        layers=r"n([1-9]\d?)",
-        probability=r"p(0(?:\.\d+)?|1(?:\.0+)?)",
-        deviation=r"mstd(\d?\d(?:\.\d+)?|100)",
-        increasing=r"inc([01])",
-    )
-    read = dict(layers=int, increasing=lambda digit: digit == "1")
-    values = {}
-    for name, pattern in patterns.items():
-        found = [match[1] for part in parts if (match := re.fullmatch(pattern, part))]
-        if found:
-            values[name] = read.get(name, float)(found[0])
-    return values if kind == "rand" and len(values) == len(parts) else None

@@ -17,13 +17,14 @@ class View(NamedTuple):
       name: of its entry in a batch, uint8 `[batch, size, size, 3]`; the first view's is `image`.
       count: so many pictures: the entry is `[batch, count, size, size, 3]`.
       size: height and width in pixels.
-      crop: values of `TrainCrop` in which this view differs, such as `dict(area=(0.4, 1.0))`; how an image
-        is decoded (`mode`, `background`) is the same for all views, since it is decoded once.
+      crop: values of `TrainCrop` in which this view differs, such as `dict(area=(0.4, 1.0))`; how
+        an image is decoded (`mode`, `background`) is the same for all views, since it is decoded
+        once.
       same_rectangle_as: name of an earlier view whose rectangles this one shows, at its own size.
       augment: what is done to the crop on the host, `(pixels, rng) -> pixels`, or None; "config" is
         what the config says.
-      distort: what is done after that, to each of its pictures another thing: so many augmentations, each of
-        which may be None; empty: nothing.
+      distort: what is done after that, to each of its pictures another thing: so many
+        augmentations, each of which may be None; empty: nothing.
     """
 
     name: str = "image"
@@ -82,13 +83,19 @@ def pictures_of(
     made, free = {}, 0
     for view in views:
         if {"mode", "background"} & view.crop.keys():
-            raise ValueError(f"the view {view.name!r} decodes the image otherwise than the run: {view.crop}")
+            raise ValueError(
+                f"the view {view.name!r} decodes the image otherwise than the run: {view.crop}"
+            )
         if view.distort and len(view.distort) != (view.count or 1):
-            raise ValueError(f"the view {view.name!r} has {view.count or 1} pictures to {view.distort}")
+            raise ValueError(
+                f"the view {view.name!r} has {view.count or 1} pictures to {view.distort}"
+            )
         pixels = view.size or size
         own = augment if view.augment == "config" else view.augment
         stream = made[view.same_rectangle_as].stream if view.same_rectangle_as else free
-        picture = Picture(view.name, pixels, crop(pixels, **view.crop), own, view.count, stream, view.distort)
+        picture = Picture(
+            view.name, pixels, crop(pixels, **view.crop), own, view.count, stream, view.distort
+        )
         made[view.name], free = picture, max(free, picture.streams.stop)
     return tuple(made.values())
 

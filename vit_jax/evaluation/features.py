@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +19,14 @@ from vit_jax.errors import UserError
 from vit_jax.models.image_model import PROBABILITIES, ImageModel, TokenModel
 from vit_jax.models.layers import placing
 from vit_jax.models.pixels import in_channels
-from vit_jax.parallel.mesh import local_rows, place, replicated, split_batch, to_devices, whole_batch
+from vit_jax.parallel.mesh import (
+    local_rows,
+    place,
+    replicated,
+    split_batch,
+    to_devices,
+    whole_batch,
+)
 from vit_jax.parallel.sharding import parameter_shardings, place_activation
 from vit_jax.progress import Progress
 
@@ -98,13 +106,17 @@ class Extractor:
             progress(min(len(parts) * self._batch_size, len(source)))
         mask = np.concatenate([part["mask"] for part in parts])
         if not mask.any():
-            raise UserError(f"none of the {len(source)} images can be read, such as {source.describe(0)}")
+            raise UserError(
+                f"none of the {len(source)} images can be read, such as {source.describe(0)}"
+            )
         values = np.concatenate([part["values"] for part in parts])[mask]
         labels = np.concatenate([part["labels"] for part in parts])[mask]
         return Features(values, labels, np.flatnonzero(mask))
 
     def stream(self, params: dict, source: Source) -> Iterator[dict[str, Any]]:
-        """Yields of each batch `values` (of `compute`), `labels` and `mask`, False where none was read."""
+        """Yields of each batch `values` (of `compute`), `labels` and `mask`, False where none was
+        read.
+        """
         skipped = self._skipped.setdefault(id(source), self._skip_log(source))
         running = None
         with contextlib.closing(evaluation_batches(source, **self._arguments)) as batches:
@@ -122,9 +134,11 @@ def representation(model: nnx.Module, images: jax.Array) -> jax.Array:
 
 
 def class_tokens_and_patches(model: TokenModel, images: jax.Array) -> jax.Array:
-    """The class token behind each of the last layers, the last one last, and the mean of the last's patches.
+    """The class token behind each of the last layers, the last one last, and the mean of the last's
+    patches.
 
-    All are normalised by the model's final norm, if it has one: float32 `[batch, (layers + 1) * dim]`, of
+    All are normalised by the model's final norm, if it has one: float32 `[batch, (layers + 1) *
+    dim]`, of
     `LAYERS` layers, or of one where the model has fewer than those.
     """
     with model.capturing(("tokens",)) as found:
@@ -138,10 +152,12 @@ def class_tokens_and_patches(model: TokenModel, images: jax.Array) -> jax.Array:
 
 
 def choices_of(model: ImageModel) -> tuple[Callable[[Any, jax.Array], jax.Array], dict[str, slice]]:
-    """The function that computes all features a linear probe may choose of, and each choice's columns.
+    """The function that computes all features a linear probe may choose of, and each choice's
+    columns.
 
-    They are DINOv2's of a model with a class token: that of the last layer or those of the last four, each
-    with the mean of the patches and without. Of other models they are the pooled features alone.
+    They are DINOv2's of a model with a class token: that of the last layer or those of the last
+    four, each with the mean of the patches and without. Of other models they are the pooled
+    features alone.
     """
     if not isinstance(model, TokenModel) or "cls" not in model.prefix_tokens:
         return representation, {POOLED: slice(0, None)}
@@ -161,7 +177,8 @@ def first_five(model: nnx.Module, images: jax.Array) -> jax.Array:
 def likeliest(
     count: int, probabilities: str = "softmax"
 ) -> Callable[[nnx.Module, jax.Array], tuple[jax.Array, jax.Array]]:
-    """Makes the function that computes the `count` likeliest: probabilities and classes, `[batch, count]`.
+    """Makes the function that computes the `count` likeliest: probabilities and classes, `[batch,
+    count]`.
 
     Args:
       probabilities: of `PROBABILITIES`.
@@ -169,27 +186,34 @@ def likeliest(
 
     def compute(model, images):
         logits = model(images)
-        _, classes = jax.lax.top_k(logits, count)  # Probabilities may be rounded to the same number.
+        _, classes = jax.lax.top_k(
+            logits, count
+        )  # Probabilities may be rounded to the same number.
         return jnp.take_along_axis(PROBABILITIES[probabilities](logits), classes, axis=-1), classes
 
     return compute
 
 
 def top_of(top: int | None, threshold: float | None, num_classes: int, default: int) -> int:
-    """The highest number of classes to name of an image: `top`, else `default`, or with a threshold all.
+    """The highest number of classes to name of an image: `top`, else `default`, or with a threshold
+    all.
 
     Raises:
       UserError: `top` or the threshold is out of range.
     """
-    if threshold is not None and not 0 < threshold <= 1:
-        raise UserError(f"threshold is {threshold} and must be a probability, above 0 and up to 1")
-    if top is not None and not top >= 1:
-        raise UserError(f"top is {top}, and must be 1 or above")
+    if threshold is not None and not (isinstance(threshold, Real) and 0 < threshold <= 1):
+        raise UserError(
+            f"threshold is {threshold!r} and must be a probability, above 0 and up to 1"
+        )
+    if top is not None and not (isinstance(top, Integral) and top >= 1):
+        raise UserError(f"top is {top!r}, and must be a whole number, 1 or above")
     return min(num_classes, top or (default if threshold is None else num_classes))
 
 
 def reaching(threshold: float | None, probabilities: np.ndarray) -> int:
-    """The number of probabilities, the highest first, that reach the threshold; without one all of them."""
+    """The number of probabilities, the highest first, that reach the threshold; without one all of
+    them.
+    """
     return len(probabilities) if threshold is None else int((probabilities >= threshold).sum())
 
 
@@ -207,7 +231,9 @@ def make_features(
             values = compute(model, in_channels(batch["image"], model.channels))
         return {"values": values, "labels": batch["labels"], "mask": batch["mask"]}
 
-    return jax.jit(features, in_shardings=(shardings, split_batch(mesh)), out_shardings=replicated(mesh))
+    return jax.jit(
+        features, in_shardings=(shardings, split_batch(mesh)), out_shardings=replicated(mesh)
+    )
 
 
 def extractor_of(
@@ -226,7 +252,9 @@ def extractor_of(
     params = nnx.to_pure_dict(params)
     shardings = parameter_shardings(mesh, params)
     crop = crop or transfer_crop(model.image_size)
-    return Extractor(graphdef, shardings, mesh, crop, **options), jax.tree.map(place, params, shardings)
+    return Extractor(graphdef, shardings, mesh, crop, **options), jax.tree.map(
+        place, params, shardings
+    )
 
 
 def single_labels(labels: np.ndarray, name: str) -> np.ndarray:
@@ -238,13 +266,15 @@ def single_labels(labels: np.ndarray, name: str) -> np.ndarray:
     counts = (labels >= 0).sum(axis=1)
     if (wrong := np.flatnonzero(counts != 1)).size:
         raise UserError(
-            f"{name}: image {wrong[0]} has {counts[wrong[0]]} labels; this evaluation needs one an image"
+            f"{name}: image {wrong[0]} has {counts[wrong[0]]} labels; this evaluation needs one "
+            "an image"
         )
     return labels.max(axis=1)
 
 
 def transfer_crop(image_size: int | tuple[int, int], **how: str) -> TestCrop:
-    """The few-shot protocol's: both sides to 256, and the central 224; other sizes in the same ratio.
+    """The few-shot protocol's: both sides to 256, and the central 224; other sizes in the same
+    ratio.
 
     Args:
       **how: `mode`, `interpolation` and `background` of the crop.
@@ -254,5 +284,7 @@ def transfer_crop(image_size: int | tuple[int, int], **how: str) -> TestCrop:
     """
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
     if height != width:
-        raise UserError(f"the model takes images of {height}x{width} pixels; evaluations need square ones")
+        raise UserError(
+            f"the model takes images of {height}x{width} pixels; evaluations need square ones"
+        )
     return TestCrop(height, "square", round(height * 256 / 224), **how)

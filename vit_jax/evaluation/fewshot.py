@@ -1,7 +1,7 @@
 """Few-shot linear evaluation (section 4.1 of the paper, big_vision's values).
 
-The network is frozen; a linear classifier is fitted by least squares to the features of a few training
-images of each class, and scored on the whole test split.
+The network is frozen; a linear classifier is fitted by least squares to the features of a few
+training images of each class, and scored on the whole test split.
 """
 
 import hashlib
@@ -18,15 +18,16 @@ from vit_jax.data.sources.base import Source, Subset, check_labelled, fingerprin
 from vit_jax.errors import UserError
 from vit_jax.evaluation import least_squares
 from vit_jax.evaluation.features import Extractor, Features, extractor_of, single_labels
-from vit_jax.evaluation.training_options import data_sets, due
-from vit_jax.options import Option, number, only_with, several, whole
 from vit_jax.parallel.mesh import make_mesh, over_devices
 from vit_jax.progress import Progress
 
 SHOTS = (1, 5, 10, 25)
 SEEDS = (0, 1, 2)
 PENALTY = 2.0**10
-HALVES = "all[:80%]", "all[80%:]"  # To train and to test, of a folder that has classes but no splits.
+HALVES = (
+    "all[:80%]",
+    "all[80%:]",
+)  # To train and to test, of a folder that has classes but no splits.
 # What Scenic tries for each number of shots; `best_penalty` chooses.
 PENALTY_GRID = tuple(2.0**power for power in range(-10, 20))
 
@@ -47,26 +48,6 @@ DATA_SETS = tuple(
         ),
     )
 )
-
-OPTIONS = {
-    "fewshot.every": due("Steps, a multiple of evaluate_every, and at the end; 0: never."),
-    "fewshot.sets": data_sets("fewshot"),
-    "fewshot.shots": Option(
-        (1, 5, 10, 25),
-        several(whole(1), least=1, different=True, words="different whole numbers, 1 or above"),
-        "Training images of each class.",
-        needs=only_with("fewshot.sets"),
-    ),
-    "fewshot.seeds": Option(
-        (0, 1, 2),
-        several(whole(0), least=1, different=True, words="different whole numbers, 0 or above"),
-        "Seeds of the choice of images; accuracies are averaged over them.",
-        needs=only_with("fewshot.sets"),
-    ),
-    "fewshot.penalty": Option(
-        1024.0, number(least=0), "Penalty of least squares.", needs=only_with("fewshot.sets")
-    ),
-}
 
 
 class TooFewImages(UserError):
@@ -187,7 +168,8 @@ def few_shot(
     threads: int | None = None,
     say: Callable[[str], None] = print,
 ) -> list[Accuracy]:
-    """Few-shot accuracies of a loaded model; for several data sets use `FewShotTask` and one `Extractor`.
+    """Few-shot accuracies of a loaded model; for several data sets use `FewShotTask` and one
+    `Extractor`.
 
     Args:
       model: of `load_model`; its head is not used, its pre-logits layer is.
@@ -204,7 +186,8 @@ def few_shot(
 
 
 def cut_in_two(described: DataSet, say: Callable[[str], None] = print) -> DataSet:
-    """The data set with splits that it has: a folder of classes has none of its own, and is cut in two.
+    """The data set with splits that it has: a folder of classes has none of its own, and is cut in
+    two.
 
     Args:
       say: is told of that.
@@ -214,8 +197,8 @@ def cut_in_two(described: DataSet, say: Callable[[str], None] = print) -> DataSe
         return described
     train, test = HALVES
     say(
-        f"{path} has no folders train and test: {train} of each class is to train and {test} to test "
-        f"(folder:{path}@TRAIN,TEST says it otherwise)"
+        f"{path} has no folders train and test: {train} of each class is to train and {test} to "
+        f"test (folder:{path}@TRAIN,TEST says it otherwise)"
     )
     return described._replace(train_split=train, test_split=test)
 
@@ -223,7 +206,8 @@ def cut_in_two(described: DataSet, say: Callable[[str], None] = print) -> DataSe
 def open_data_set(
     described: DataSet, image_size: int = 224, say: Callable[[str], None] = print
 ) -> tuple[Source, Source]:
-    """Training and test images, whose classes have the same numbers; `image_size` is of synthetic ones.
+    """Training and test images, whose classes have the same numbers; `image_size` is of synthetic
+    ones.
 
     Args:
       say: is told of classes without an image.
@@ -288,7 +272,9 @@ def best_penalty(results: Mapping[str, Sequence[Accuracy]]) -> dict[int, float]:
 def fingerprints(train: Source, test: Source) -> dict[str, int | str]:
     """Short values by which two hosts see whether they read the same training and test images."""
     of_both = {"training": fingerprint(train), "test": fingerprint(test)}
-    return {f"{split} {key}": value for split, found in of_both.items() for key, value in found.items()}
+    return {
+        f"{split} {key}": value for split, found in of_both.items() for key, value in found.items()
+    }
 
 
 def read_single_labels(name: str, source: Source, say: Callable[[str], None]) -> np.ndarray:

@@ -1,8 +1,8 @@
 """ImageNet's test sets: its own validation images, ReaL's labels of them, ImageNet-v2, ObjectNet.
 
 All four are scored in one way: an image has a set of right classes, of ImageNet's 1,000, and counts
-as right where one of a model's first predictions is among them. An image with no right class is left
-out. ImageNet-v2 is a TFDS data set as any other (`IMAGENET_V2`); the others are opened here.
+as right where one of a model's first predictions is among them. An image with no right class is
+left out. ImageNet-v2 is a TFDS data set as any other (`IMAGENET_V2`); the others are opened here.
 """
 
 import contextlib
@@ -49,7 +49,8 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
       labels: int `[images, most]`: the right classes of each image, padded with -1.
 
     Returns:
-      `top1`, `top5` from 0 to 1, and `images`: how many have a right class, of which these are means.
+      `top1`, `top5` from 0 to 1, and `images`: how many have a right class, of which these are
+        means.
     """
     right = (predictions[:, :, None] == labels[:, None, :]) & (labels >= 0)[:, None, :]
     right = right.any(axis=-1)[(labels >= 0).any(axis=-1)]
@@ -73,7 +74,8 @@ def match_head(classes: int, class_names: Sequence[str], checkpoint: str) -> Mat
     """
     if classes != CLASSES:
         raise UserError(
-            f"{checkpoint} predicts {classes:,} classes, ImageNet has {CLASSES:,}: fine-tune it there first"
+            f"{checkpoint} predicts {classes:,} classes, ImageNet has {CLASSES:,}: fine-tune it "
+            "there first"
         )
     if not class_names:
         return Match(np.arange(CLASSES))
@@ -102,7 +104,8 @@ def check_classes(class_names: Sequence[str], what: str) -> None:
 
 
 def read_real(path: str) -> list[Classes]:
-    """ReaL's labels (Beyer et al., arXiv 2006.07159): the right classes of validation image 1, 2, ...
+    """ReaL's labels (Beyer et al., arXiv 2006.07159): the right classes of validation image 1, 2,
+    ...
 
     Raises:
       UserError: the file is missing, or not that of ReaL.
@@ -110,20 +113,25 @@ def read_real(path: str) -> list[Classes]:
     labels = _read_json(path, list, f"ReaL's labels, which are at {REAL_URL}")
     if len(labels) != REAL_IMAGES:
         raise UserError(
-            f"{path} has {len(labels):,} entries, ReaL {REAL_IMAGES:,}; its labels are at {REAL_URL}"
+            f"{path} has {len(labels):,} entries, ReaL {REAL_IMAGES:,}; its labels are at "
+            f"{REAL_URL}"
         )
     for number, classes in enumerate(labels, 1):
         if not isinstance(classes, list) or not all(
             isinstance(label, int) and 0 <= label < CLASSES for label in classes
         ):
             raise UserError(
-                f"entry {number:,} of {path} is {classes!r}, not a list of classes from 0 to {CLASSES - 1}"
+                f"entry {number:,} of {path} is {classes!r}, not a list of classes from 0 to "
+                f"{CLASSES - 1}"
             )
     return [tuple(classes) for classes in labels]
 
 
-def open_imagenet(kind: str, path: str, split: str, real: Sequence[Classes] | None = None) -> Source:
-    """ImageNet's validation images; of an image's labels the first is its own, the others are ReaL's.
+def open_imagenet(
+    kind: str, path: str, split: str, real: Sequence[Classes] | None = None
+) -> Source:
+    """ImageNet's validation images; of an image's labels the first is its own, the others are
+    ReaL's.
 
     So one pass over the images gives both scores: `accuracy(predictions, labels[:, :1])` and
     `accuracy(predictions, labels[:, 1:])`.
@@ -150,7 +158,9 @@ def open_imagenet(kind: str, path: str, split: str, real: Sequence[Classes] | No
     folder = Folder.scan(path, split.split("[")[0])
     check_classes(folder.class_names, path)
     chosen = tuple(map(int, chosen_images(folder, split)))
-    labels = tuple((folder.labels[i], *_real_classes(PurePath(folder.files[i]).name, real)) for i in chosen)
+    labels = tuple(
+        (folder.labels[i], *_real_classes(PurePath(folder.files[i]).name, real)) for i in chosen
+    )
     return Relabelled(folder, chosen, labels, folder.class_names, most)
 
 
@@ -211,7 +221,8 @@ class Relabelled(Source):
 
 
 def read_objectnet_map(root: str) -> dict[str, Classes]:
-    """ObjectNet's folders whose class ImageNet has too, and ImageNet's classes that are right for each.
+    """ObjectNet's folders whose class ImageNet has too, and ImageNet's classes that are right for
+    each.
 
     Args:
       root: the folder `objectnet-1.0` with `images` and `mappings`.
@@ -223,7 +234,11 @@ def read_objectnet_map(root: str) -> dict[str, Classes]:
     what = f"a part of ObjectNet's class map: unpack all of objectnet-1.0.zip ({OBJECTNET_URL})"
     folders, overlap, positions = (
         _read_json(where / f"{name}.json", dict, what)
-        for name in ("folder_to_objectnet_label", "objectnet_to_imagenet_1k", "pytorch_to_imagenet_2012_id")
+        for name in (
+            "folder_to_objectnet_label",
+            "objectnet_to_imagenet_1k",
+            "pytorch_to_imagenet_2012_id",
+        )
     )
     lines = _read_text(where / "imagenet_to_label_2012_v2", what).splitlines()
     # Class (in the order of synsets) -> line of the list of labels -> label.
@@ -235,13 +250,16 @@ def read_objectnet_map(root: str) -> dict[str, Classes]:
     number = {lines[line].strip(): int(label) for label, line in positions.items()}
     if len(overlap) != OBJECTNET_CLASSES:
         raise UserError(
-            f"{where}/objectnet_to_imagenet_1k.json has {len(overlap)} classes, not {OBJECTNET_CLASSES}"
+            f"{where}/objectnet_to_imagenet_1k.json has {len(overlap)} classes, not "
+            f"{OBJECTNET_CLASSES}"
         )
     folder_of = {name: folder for folder, name in folders.items()}
     classes = {}
     for name, labels in overlap.items():
         if name not in folder_of:
-            raise UserError(f"{where}/folder_to_objectnet_label.json has no folder of the class {name!r}")
+            raise UserError(
+                f"{where}/folder_to_objectnet_label.json has no folder of the class {name!r}"
+            )
         for label in labels.split("; "):
             if label not in number:
                 raise UserError(
@@ -266,10 +284,12 @@ def open_objectnet(root: str) -> Relabelled:
     classes = read_objectnet_map(root)
     folder = Folder.scan(root, "images")
     right = tuple(classes.get(name) for name in folder.class_names)
-    if missing := sorted(set(classes) - {folder.class_names[label] for label in set(folder.labels)}):
+    if missing := sorted(
+        set(classes) - {folder.class_names[label] for label in set(folder.labels)}
+    ):
         raise UserError(
-            f"{root}/images has no images of {', '.join(missing[:20])}: unpack all of objectnet-1.0.zip "
-            f"({OBJECTNET_URL})"
+            f"{root}/images has no images of {', '.join(missing[:20])}: unpack all of "
+            f"objectnet-1.0.zip ({OBJECTNET_URL})"
         )
     indices = tuple(index for index, label in enumerate(folder.labels) if right[label])
     labels = tuple(right[folder.labels[index]] for index in indices)
@@ -278,7 +298,9 @@ def open_objectnet(root: str) -> Relabelled:
 
 
 def objectnet_crop(size: int) -> TestCrop:
-    """Makes what a model of `size` pixels sees of an image: BiT's central 480 after its short side is 512."""
+    """Makes what a model of `size` pixels sees of an image: BiT's central 480 after its short side
+    is 512.
+    """
     return TestCrop(size, "short_side", round(size * 512 / 480))
 
 
@@ -289,7 +311,9 @@ def _read_json(path: epath.PathLike, kind: type, what: str):
     except ValueError as error:
         raise UserError(f"{path} is not JSON ({error}): it should be {what}") from error
     if not isinstance(value, kind):
-        raise UserError(f"{path} holds a {type(value).__name__}, not a {kind.__name__}: it should be {what}")
+        raise UserError(
+            f"{path} holds a {type(value).__name__}, not a {kind.__name__}: it should be {what}"
+        )
     return value
 
 

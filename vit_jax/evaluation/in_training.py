@@ -1,4 +1,6 @@
-"""Evaluation suites during a training run: `config.evaluate`, and those with a section of their own."""
+"""Evaluation suites during a training run: `config.evaluate`, and those with a section of their
+own.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,22 +14,8 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.features import transfer_crop
 from vit_jax.evaluation.suite import Impossible, Measurement, Stopped, Subject, Suite
 from vit_jax.evaluation.suites import SUITES
-from vit_jax.evaluation.training_options import due
-from vit_jax.options import Option, only_with, several, text
 from vit_jax.parallel.peers import Peers
 
-OPTIONS = {
-    "evaluate.suites": Option(
-        (), several(text()), "Suites of vit_jax.evaluate that are run during training too, such as 'probe'."
-    ),
-    "evaluate.options": Option(
-        (),
-        several(text()),
-        "Their options, as the command's flags: 'set=folder:/data/pets@train,val'.",
-        needs=only_with("evaluate.suites"),
-    ),
-    "evaluate.suites_every": due("Steps between them, a multiple of evaluate_every; 0: at the end alone."),
-}
 OWN_SECTIONS = ("fewshot", "knn")  # Suites, and the sections of the config that are theirs alone.
 
 
@@ -53,7 +41,8 @@ class TrainingSuites:
       class_names: of the run's head, by number; none where the run learns no classes.
 
     Raises:
-      UserError: there is no such suite or option; data cannot be opened, or differ between processes.
+      UserError: there is no such suite or option; data cannot be opened, or differ between
+        processes.
     """
 
     def __init__(
@@ -109,7 +98,9 @@ class TrainingSuites:
         where: Sequence[tuple[str, str]] | None,
         peers: Peers,
     ) -> None:
-        """Opens a suite's data; `where` says for each measurement which key of the config asked for what."""
+        """Opens a suite's data; `where` says for each measurement which key of the config asked for
+        what.
+        """
         suite = SUITES[name]
         values = {"image_size": image_size} | suite.defaults() | options
         measurements = suite.measurements(self._subject, values)
@@ -157,7 +148,9 @@ def check_suite(name: str) -> None:
     """Raises UserError unless there is such a suite, for training runs."""
     known = [suite.name for suite in SUITES.values() if suite.in_training]
     if name not in known:
-        raise UserError(f"config.evaluate.suites: no suite {name!r} for training; {nearest(name, known)}")
+        raise UserError(
+            f"config.evaluate.suites: no suite {name!r} for training; {nearest(name, known)}"
+        )
 
 
 def parsed_options(texts: Sequence[str], suites: Sequence[str]) -> dict[str, Any]:

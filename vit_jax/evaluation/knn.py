@@ -10,23 +10,10 @@ from jax.sharding import Mesh
 
 from vit_jax.errors import UserError
 from vit_jax.evaluation.features import Features, single_labels
-from vit_jax.evaluation.training_options import data_sets, due
-from vit_jax.options import Option, only_with, several, whole
 from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_batch, whole_batch
 
 NEIGHBOURS = (10, 20, 100, 200)
 TRAIN_BLOCK, TEST_BLOCK = 4096, 2048  # Images whose similarities are held at once.
-
-OPTIONS = {
-    "knn.every": due("Steps, a multiple of evaluate_every, and at the end; 0: never."),
-    "knn.sets": data_sets("knn"),
-    "knn.neighbours": Option(
-        (10, 20),
-        several(whole(1), least=1, different=True, words="different whole numbers, 1 or above"),
-        "Training images that vote; at most so many as there are.",
-        needs=only_with("knn.sets"),
-    ),
-}
 
 
 def knn_accuracies(
@@ -38,11 +25,12 @@ def knn_accuracies(
     *,
     temperature: float = 0.07,
 ) -> dict[int, float]:
-    """The share of test images of which the class with the most votes is a label's, for each of `neighbours`.
+    """The share of test images of which the class with the most votes is a label's, for each of
+    `neighbours`.
 
     The nearest training images by cosine similarity vote for their class with the weight
-    exp(similarity / temperature). Of equally near ones the first are taken, of classes with as many votes
-    the first.
+    exp(similarity / temperature). Of equally near ones the first are taken, of classes with as many
+    votes the first.
 
     Raises:
       UserError: fewer training images than neighbours; a training image has not one label.
@@ -51,7 +39,8 @@ def knn_accuracies(
     for count in neighbours:
         if not 1 <= count <= len(train.values):
             raise UserError(
-                f"{count} neighbours of {len(train.values)} training images; use 1 to {len(train.values)}"
+                f"{count} neighbours of {len(train.values)} training images; use 1 to "
+                f"{len(train.values)}"
             )
     labels = single_labels(train.labels, "the training images")
     size = whole_batch(mesh, min(TEST_BLOCK, len(test.values)))
@@ -71,7 +60,9 @@ def knn_accuracies(
     right = np.zeros(len(counts), np.int64)
     for start, found in zip(starts, nearest, strict=True):
         targets = over_devices(test.labels[start : start + size], mesh, size, fill=-1)
-        right += jax.device_get(_count_right(mesh, num_classes, counts)(*found, targets, temperature))
+        right += jax.device_get(
+            _count_right(mesh, num_classes, counts)(*found, targets, temperature)
+        )
     shares = dict(zip(counts, (right / len(test.values)).tolist(), strict=True))
     return {count: shares[count] for count in neighbours}
 
@@ -83,7 +74,9 @@ def unit(values: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _closer(mesh: Mesh):
-    """Compiles the search of a block: the nearest so far, and those of the block, to the nearest of both."""
+    """Compiles the search of a block: the nearest so far, and those of the block, to the nearest of
+    both.
+    """
 
     def closer(queries, similarity, classes, rows, row_classes):
         found = jnp.matmul(queries, rows.T, precision="highest")
@@ -94,12 +87,16 @@ def _closer(mesh: Mesh):
         return similarity, jnp.take_along_axis(candidates, places, axis=1)
 
     rows, copied = split_batch(mesh), replicated(mesh)
-    return jax.jit(closer, in_shardings=(rows, rows, rows, copied, copied), out_shardings=(rows, rows))
+    return jax.jit(
+        closer, in_shardings=(rows, rows, rows, copied, copied), out_shardings=(rows, rows)
+    )
 
 
 @functools.cache
 def _count_right(mesh: Mesh, num_classes: int, counts: tuple[int, ...]):
-    """Compiles the votes of the nearest, for each of the ascending `counts`, to how many images are right."""
+    """Compiles the votes of the nearest, for each of the ascending `counts`, to how many images are
+    right.
+    """
 
     def count(similarity, classes, labels, temperature):
         # Less the largest, as the exponential of 1 / temperature could overflow.

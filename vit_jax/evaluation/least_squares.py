@@ -1,13 +1,15 @@
 """Regularised least squares in closed form: few-shot's linear classifier.
 
-With the features of the training images standardised and the constant 100 appended, `A [n, D + 1]`, and
-targets `Y [n, K]` of +1 for an image's class and -1 for the others, the coefficients are
+With the features of the training images standardised and the constant 100 appended, `A [n, D + 1]`,
+and targets `Y [n, K]` of +1 for an image's class and -1 for the others, the coefficients are
 
-    (A^T A + penalty I)^-1 A^T Y,   or, where images are fewer than D + 1,   A^T (A A^T + penalty I)^-1 Y.
+    (A^T A + penalty I)^-1 A^T Y, or, where images are fewer than D + 1, A^T (A A^T + penalty I)^-1
+    Y.
 
-Standardised features X sum to zero over the images that they were standardised by, so the constant's row
-of A^T A is zero off the diagonal: its coefficient is `100 sum(Y) / (100^2 n + penalty)`, and the others are
-those of X alone. All of it is in float64; the products of features are summed on the devices.
+Standardised features X sum to zero over the images that they were standardised by, so the
+constant's row of A^T A is zero off the diagonal: its coefficient is `100 sum(Y) / (100^2 n +
+penalty)`, and the others are those of X alone. All of it is in float64; the products of features
+are summed on the devices.
 """
 
 import functools
@@ -45,8 +47,8 @@ def fit(
 ) -> list[Classifier]:
     """A classifier for each penalty.
 
-    Where a penalty is 0 and the images do not determine the coefficients, those of the least norm are
-    taken, and `say` is told.
+    Where a penalty is 0 and the images do not determine the coefficients, those of the least norm
+    are taken, and `say` is told.
 
     Args:
       features: `[images, features]`.
@@ -56,10 +58,14 @@ def fit(
       UserError: a penalty below 0; features that are not finite.
     """
     if min(penalties) < 0:
-        raise UserError(f"the penalty of least squares is {min(penalties):g} and must be 0 or above")
+        raise UserError(
+            f"the penalty of least squares is {min(penalties):g} and must be 0 or above"
+        )
     features = np.asarray(features, np.float64)
     if not np.isfinite(features).all():
-        raise UserError("the model's features are not finite: its parameters are damaged, or have diverged")
+        raise UserError(
+            "the model's features are not finite: its parameters are damaged, or have diverged"
+        )
     mean, deviation = features.mean(axis=0), features.std(axis=0) + GUARD
     standard = (features - mean) / deviation
     images, width = standard.shape
@@ -69,11 +75,16 @@ def fit(
         found, rank = _solve(gram(standard.T, mesh), targets, penalties)
         solutions = (standard.T @ solution for solution in found)
     else:
-        solutions, rank = _solve(gram(standard, mesh), _class_sums(standard, labels, num_classes), penalties)
+        solutions, rank = _solve(
+            gram(standard, mesh), _class_sums(standard, labels, num_classes), penalties
+        )
     # The rows of standardised features sum to zero: one image's follow from the others'.
     if min(penalties) == 0 and rank < min(width, images - 1):
         what = "images" if dual else "features"
-        say(f"note: penalty 0 with {what} that depend on each other (rank {rank}): the least-norm solution")
+        say(
+            f"note: penalty 0 with {what} that depend on each other (rank {rank}): the least-norm "
+            "solution"
+        )
     sums = CONSTANT * (2 * np.bincount(labels, minlength=num_classes) - images)
     constants = (sums / (CONSTANT**2 * images + penalty) for penalty in penalties)
     return [
@@ -100,7 +111,8 @@ def accuracy(classifier: Classifier, features: jax.Array, labels: jax.Array, mes
 
     Args:
       features: float32 `[images, features]`, divided over the devices.
-      labels: int32 `[images, max_labels]`, padded with -1; likewise, with rows of -1 where there is no image.
+      labels: int32 `[images, max_labels]`, padded with -1; likewise, with rows of -1 where there is
+        no image.
     """
     host = [*classifier[:2], classifier.coefficients[:-1], CONSTANT * classifier.coefficients[-1]]
     values = [everywhere(x.astype(np.float32), mesh) for x in host]
@@ -108,13 +120,19 @@ def accuracy(classifier: Classifier, features: jax.Array, labels: jax.Array, mes
     return float(right / images)
 
 
-def _solve(matrix: np.ndarray, right: np.ndarray, penalties: Sequence[float]) -> tuple[list[np.ndarray], int]:
+def _solve(
+    matrix: np.ndarray, right: np.ndarray, penalties: Sequence[float]
+) -> tuple[list[np.ndarray], int]:
     """`(matrix + penalty I)^-1 right` for each penalty, and the rank of the matrix.
 
     What lies where the matrix is zero but for rounding is left out: `right`, or what follows the
     solution, has no part there, but 1 / penalty would enlarge its rounding.
     """
-    from scipy.linalg import cho_factor, cho_solve, eigh  # Not where a training run would wait for it.
+    from scipy.linalg import (
+        cho_factor,
+        cho_solve,
+        eigh,
+    )  # Not where a training run would wait for it.
 
     zero = 10 * np.finfo(np.float64).eps * np.trace(matrix)
     if len(penalties) == 1 and penalties[0] > zero:
@@ -123,7 +141,9 @@ def _solve(matrix: np.ndarray, right: np.ndarray, penalties: Sequence[float]) ->
     values, vectors = eigh(matrix)
     vectors, values = vectors[:, values > zero], values[values > zero]
     projected = vectors.T @ right
-    return [vectors @ (projected / (values + penalty)[:, None]) for penalty in penalties], len(values)
+    return [vectors @ (projected / (values + penalty)[:, None]) for penalty in penalties], len(
+        values
+    )
 
 
 @functools.cache
@@ -132,7 +152,9 @@ def _add_gram(mesh: Mesh):
         return total + jnp.matmul(rows.T, rows, precision="highest")
 
     copied = replicated(mesh)
-    return jax.jit(add, donate_argnums=0, in_shardings=(copied, split_batch(mesh)), out_shardings=copied)
+    return jax.jit(
+        add, donate_argnums=0, in_shardings=(copied, split_batch(mesh)), out_shardings=copied
+    )
 
 
 @functools.cache

@@ -17,7 +17,8 @@ from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_ba
 
 PENALTIES = tuple(10.0**power for power in range(2, -7, -1))
 FOLDS = 5
-RISES = 2  # Penalties in a row with a higher loss, after which the search stops: smaller ones take longest.
+# Penalties in a row with a higher loss, after which the search stops: smaller ones take longest.
+RISES = 2
 ONE_FOLD = 10_000  # Training images from which on a single tenth is held out.
 
 
@@ -41,9 +42,9 @@ def linear_probe(
 ) -> Probe:
     """Test accuracy with the penalty that is best on a tenth of the training images, held out.
 
-    The features are standardised by the training images'. The loss is the mean cross-entropy and half
-    the penalty times the squared weights, without the biases; with the penalty chosen, all training
-    images are fitted. The test images are looked at once.
+    The features are standardised by the training images'. The loss is the mean cross-entropy and
+    half the penalty times the squared weights, without the biases; with the penalty chosen, all
+    training images are fitted. The test images are looked at once.
 
     Args:
       penalties: tried from the largest on, each starting where the one before ended.
@@ -93,12 +94,14 @@ def linear_head(
     seed: int = 0,
     iterations: int = 300,
 ) -> LinearHead:
-    """Fits the linear probe on all training images, with the penalty of the lowest loss in cross-validation.
+    """Fits the linear probe on all training images, with the penalty of the lowest loss in
+    cross-validation.
 
-    Each feature is divided by its own std, or all by one; cross-validation selects this and the penalty.
-    Penalties are tried from the largest on, until `RISES` in a row have a higher loss.
-    The loss is that of `linear_probe`: of few images it chooses more steadily than the accuracy, and the
-    probabilities are not overconfident. From 10,000 images on, one tenth is held out in place of five folds.
+    Each feature is divided by its own std, or all by one; cross-validation selects this and the
+    penalty. Penalties are tried from the largest on, until `RISES` in a row have a higher loss.
+    The loss is that of `linear_probe`: of few images it chooses more steadily than the accuracy,
+    and the probabilities are not overconfident. From 10,000 images on, one tenth is held out in
+    place of five folds.
 
     Args:
       groups: the group of each image of the source; a fold has all images of a group or none.
@@ -118,7 +121,10 @@ def linear_head(
             loss = hits = 0.0
             for fold, held in enumerate(folds):
                 kept = np.setdiff1d(np.arange(len(labels)), held)
-                part, rest = train.values[kept], Features(train.values[held], train.labels[held], held)
+                part, rest = (
+                    train.values[kept],
+                    Features(train.values[held], train.labels[held], held),
+                )
                 found[fold] = fit(part, labels[kept], found[fold], penalty, mesh, iterations, each)
                 hits += accuracy(found[fold], part, rest, mesh, each) * len(held)
                 loss += _loss(found[fold], part, rest, mesh, each) * len(held)
@@ -153,7 +159,9 @@ def hold_out(images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
       UserError: there are fewer than ten.
     """
     if images < 10:
-        raise UserError(f"a linear probe needs ten training images to hold one out; there are {images}")
+        raise UserError(
+            f"a linear probe needs ten training images to hold one out; there are {images}"
+        )
     held, kept = np.split(np.random.default_rng(seed).permutation(images), [images // 10])
     return held, kept
 
@@ -167,10 +175,12 @@ def fit(
     iterations: int,
     each: bool = True,
 ) -> np.ndarray:
-    """Weights of standardised features and, in the last row, biases: float64 `[features + 1, classes]`.
+    """Weights of standardised features and, in the last row, biases: float64 `[features + 1,
+    classes]`.
 
     Args:
-      each: divide every feature by its own std; otherwise all by one, which keeps their proportions.
+      each: divide every feature by its own std; otherwise all by one, which keeps their
+        proportions.
     """
     from scipy.optimize import minimize
     from threadpoolctl import threadpool_limits
@@ -187,12 +197,16 @@ def fit(
 
     # The loss is in float32: below its rounding there is nothing to gain.
     options = dict(maxiter=iterations, ftol=1e-8, gtol=1e-6)
-    with threadpool_limits(1, "blas"):  # Its products are small: several threads took 14 times as long.
+    with threadpool_limits(
+        1, "blas"
+    ):  # Its products are small: several threads took 14 times as long.
         found = minimize(function, start.ravel(), jac=True, method="L-BFGS-B", options=options)
     return found.x.reshape(start.shape)
 
 
-def accuracy(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, each: bool = True) -> float:
+def accuracy(
+    weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, each: bool = True
+) -> float:
     """Share of images of which the likeliest class is a label's; standardised as `fitted` is."""
     mean, deviation = _statistics(fitted, each)
     rows = over_devices((test.values - mean) / deviation, mesh)
@@ -210,7 +224,9 @@ def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, e
 
 
 def _statistics(values: np.ndarray, each: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean of each feature, and its std or the root mean square of all stds, float32."""
+    """Returns the mean of each feature, and its std or the root mean square of all stds,
+    float32.
+    """
     mean, deviation = values.mean(axis=0, dtype=np.float64), values.std(axis=0, dtype=np.float64)
     if not each:
         deviation = np.full_like(deviation, np.sqrt(np.square(deviation).mean()))
@@ -231,7 +247,9 @@ def cross_entropy(weights: jax.Array, rows: jax.Array, labels: jax.Array) -> jax
 
 
 def count_right(weights: jax.Array, rows: jax.Array, labels: jax.Array) -> jax.Array:
-    """The number of images whose likeliest class is one of their labels, int32 `[images, max_labels]`."""
+    """The number of images whose likeliest class is one of their labels, int32 `[images,
+    max_labels]`.
+    """
     return (scores(weights, rows).argmax(axis=1)[:, None] == labels).any(axis=1).sum()
 
 
@@ -241,7 +259,9 @@ def _gradient_of(mesh: Mesh):
         return cross_entropy(weights, rows, labels) + penalty / 2 * jnp.square(weights[:-1]).sum()
 
     rows, copied = split_batch(mesh), replicated(mesh)
-    return jax.jit(jax.value_and_grad(loss), in_shardings=(copied, rows, rows, copied), out_shardings=copied)
+    return jax.jit(
+        jax.value_and_grad(loss), in_shardings=(copied, rows, rows, copied), out_shardings=copied
+    )
 
 
 @functools.cache

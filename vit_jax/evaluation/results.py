@@ -48,7 +48,9 @@ class Results:
                 rows = {(row["suite"], row["name"]): Row(**row) for row in saved["rows"]}
                 known, data = saved.get("version", {}), saved.get("data", {})
             except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-                raise UserError(f"{self._file} is not of this command; give another --out") from error
+                raise UserError(
+                    f"{self._file} is not of this command; give another --out"
+                ) from error
             if theirs != checkpoint:
                 raise UserError(f"{folder} has results of {theirs}; give another --out")
             if known == dict(version):
@@ -77,7 +79,8 @@ class Results:
                 if saved.get(key) != settings[key]
             )
             raise UserError(
-                f"{self.folder} has results of {suite} with other settings ({differing}); give another --out"
+                f"{self.folder} has results of {suite} with other settings ({differing}); give "
+                "another --out"
             )
         self._about["settings"][suite] = settings
         self.put()
@@ -100,53 +103,69 @@ class Results:
         self.rows |= {(row.suite, row.name): row for row in rows}
         for row in rows:
             self._about["data"].setdefault(row.suite, {})[row.name] = data.get(row.name)
-        text = json.dumps(self._about | {"rows": [row._asdict() for row in self.rows.values()]}, indent=2)
+        text = json.dumps(
+            self._about | {"rows": [row._asdict() for row in self.rows.values()]}, indent=2
+        )
         self._temporary.write_text(text + "\n")
         self._temporary.replace(self._file)
 
     def markdown(self) -> str:
-        """A table for each suite, the paper's figures beside ours."""
+        """Returns a table for each suite, the paper's figures next to ours."""
         step = self._about["version"].get("step")
         parts = [f"# {self._about['model']}" + (f", step {step:,}" if step else "")]
         for suite in SUITES.values():
             rows = [row for row in self.rows.values() if row.suite == suite.name]
-            if not rows:
-                continue
-            printed = published_figures(suite)
-            ours = {row.name: row.accuracy for row in rows if row.accuracy is not None}
-            for name, members in suite.means(ours).items():
-                rows.append(Row(suite.name, f"**{name}**", mean(ours, members)))
-                for figures in printed.values():
-                    figures[f"**{name}**"] = round(mean(figures, members) + 1e-9, 2)  # Halves go up.
-            header = ["", "ours, %", "images", *(f"{column}, paper" for column in printed), "note"]
-            cells = [
-                [
-                    row.name,
-                    in_per_cent(row),
-                    "" if row.images is None else f"{row.images:,}",
-                    *(str(figures.get(row.name, "")) for figures in printed.values()),
-                    row.note,
-                ]
-                for row in rows
-            ]
-            table = [header, ["---"] * len(header), *cells]
-            lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in table]
-            parts += [f"## {suite.title}", "\n".join(lines)]
+            if rows:
+                parts += [f"## {suite.title}", _suite_table(suite, rows)]
         return "\n\n".join(parts) + "\n"
+
+
+def _suite_table(suite: Suite, rows: list[Row]) -> str:
+    """Returns a table of the rows of a suite and their means, with the published figures."""
+    columns = published_figures(suite)
+    ours = {row.name: row.accuracy for row in rows if row.accuracy is not None}
+    for name, members in suite.means(ours).items():
+        rows = [*rows, Row(suite.name, f"**{name}**", mean(ours, members))]
+        for figures in columns.values():
+            # Halves go up.
+            figures[f"**{name}**"] = round(mean(figures, members) + 1e-9, 2)
+    header = ["", "ours, %", "images", *(f"{column}, paper" for column in columns), "note"]
+    cells = [
+        [
+            row.name,
+            in_per_cent(row),
+            "" if row.images is None else f"{row.images:,}",
+            *(str(figures.get(row.name, "")) for figures in columns.values()),
+            row.note,
+        ]
+        for row in rows
+    ]
+    table = [header, ["---"] * len(header), *cells]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in table
+    )
 
 
 def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) -> str:
     """Words on figures of another step or content of the checkpoint; empty where there are none."""
     figures = [f"{row.suite} {row.name}" for row in rows.values() if row.accuracy is not None]
-    of = f"step {step:,} of the checkpoint" if step not in (None, step_now) else "another content of it"
-    return f"{folder} had figures of {of}, which are dropped: {'; '.join(figures)}" if figures else ""
+    of = (
+        f"step {step:,} of the checkpoint"
+        if step not in (None, step_now)
+        else "another content of it"
+    )
+    return (
+        f"{folder} had figures of {of}, which are dropped: {'; '.join(figures)}" if figures else ""
+    )
 
 
 def in_per_cent(row: Row) -> str:
     """Accuracy and deviation."""
     if row.accuracy is None:
         return ""
-    return f"{100 * row.accuracy:.2f}" + ("" if row.deviation is None else f" ± {100 * row.deviation:.2f}")
+    return f"{100 * row.accuracy:.2f}" + (
+        "" if row.deviation is None else f" ± {100 * row.deviation:.2f}"
+    )
 
 
 def published_figures(suite: Suite) -> dict[str, dict[str, float]]:
@@ -164,13 +183,17 @@ def draw(path: Path, rows: Rows) -> bool:
 
     panels = []
     for suite in SUITES.values():
-        ours = [row for row in rows.values() if row.suite == suite.name and row.accuracy is not None]
+        ours = [
+            row for row in rows.values() if row.suite == suite.name and row.accuracy is not None
+        ]
         if suite.draw and ours:
             panels.append((suite, ours))
     if not panels:
         return False
     figure = Figure(figsize=(6.4 * len(panels), 4), layout="constrained")
-    for axes, (suite, ours) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    for axes, (suite, ours) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
+    ):
         suite.draw(axes, ours, published_figures(suite))
     figure.savefig(path, dpi=150)
     return True

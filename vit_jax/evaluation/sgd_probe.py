@@ -1,6 +1,8 @@
-"""DINOv2's linear probe: by SGD on frozen features, a classifier for each rate and choice of features.
+"""DINOv2's linear probe: by SGD on frozen features, a classifier for each rate and choice of
+features.
 
-All are trained in one step on the same batches (Caron et al., 2021; Oquab et al., 2023, appendix B.3).
+All are trained in one step on the same batches (Caron et al., 2021; Oquab et al., 2023, appendix
+B.3).
 """
 
 import functools
@@ -23,7 +25,9 @@ BATCH_SIZE, STEPS = 1024, 12_500
 MOMENTUM = 0.9
 AHEAD = 16  # Steps whose batches may wait on the devices.
 
-Weights = dict[str, jax.Array]  # By choice, float32 [rates, features + 1, classes]: biases in the last row.
+Weights = dict[
+    str, jax.Array
+]  # By choice, float32 [rates, features + 1, classes]: biases in the last row.
 
 
 class Fitted(NamedTuple):
@@ -35,7 +39,8 @@ class Fitted(NamedTuple):
 
 
 class SgdProbe:
-    """Linear classifiers by SGD with momentum, without weight decay, whose rate falls as a cosine to 0.
+    """Linear classifiers by SGD with momentum, without weight decay, whose rate falls as a cosine
+    to 0.
 
     Args:
       choices: by name, the columns of the features that a classifier reads.
@@ -64,15 +69,18 @@ class SgdProbe:
         columns = tuple((name, part.start, part.stop) for name, part in self.choices.items())
         self._step, self._count = _make_step(mesh, columns), _make_count(mesh, columns)
 
-    def __call__(self, train: Features, test: Features, num_classes: int) -> dict[str, Fitted] | None:
-        """Test accuracies of all choices, each with the rate that is best on held-out training images.
+    def __call__(
+        self, train: Features, test: Features, num_classes: int
+    ) -> dict[str, Fitted] | None:
+        """Test accuracies of all choices, each with the rate that is best on held-out training
+        images.
 
-        With each choice's rate found, all training images are fitted. Of equally good rates the lowest is
-        taken. The test images are looked at once.
+        With each choice's rate found, all training images are fitted. Of equally good rates the
+        lowest is taken. The test images are looked at once.
 
         Raises:
-          UserError: fewer than ten training images, or than two classes; a training image has not one label;
-            no class of the held-out images is one of the others'.
+          UserError: fewer than ten training images, or than two classes; a training image has not
+            one label; no class of the held-out images is one of the others'.
         """
         labels = single_labels(train.labels, "the training images")
         if num_classes < 2:
@@ -80,8 +88,8 @@ class SgdProbe:
         held, kept = hold_out(len(labels), self.seed)
         if not np.isin(labels[held], labels[kept]).any():
             raise UserError(
-                f"no class of the {len(held)} training images held out is one of the other {len(kept)}'s: "
-                "a linear probe needs several training images a class"
+                f"no class of the {len(held)} training images held out is one of the other "
+                f"{len(kept)}'s: a linear probe needs several training images a class"
             )
         grid = dict.fromkeys(self.choices, self.rates)
         tried = self.fit(train.values, labels, num_classes, grid, kept)
@@ -92,7 +100,9 @@ class SgdProbe:
             for name, shares in self.accuracies(tried, train, held).items()
         }
         best = {name: max(by_rate, key=by_rate.__getitem__) for name, by_rate in held_out.items()}
-        found = self.fit(train.values, labels, num_classes, {name: [rate] for name, rate in best.items()})
+        found = self.fit(
+            train.values, labels, num_classes, {name: [rate] for name, rate in best.items()}
+        )
         if found is None:
             return None
         tested = self.accuracies(found, test)
@@ -138,7 +148,9 @@ class SgdProbe:
         return weights
 
     def starts(self, features: int, num_classes: int) -> dict[str, np.ndarray]:
-        """Initial weights by choice, float32 `[features + 1, classes]`: of deviation 0.01, the biases 0."""
+        """Initial weights by choice, float32 `[features + 1, classes]`: of deviation 0.01, the
+        biases 0.
+        """
         rng, starts = np.random.default_rng((self.seed, 1)), {}
         for name, columns in self.choices.items():
             width = len(range(features)[columns])
@@ -163,13 +175,17 @@ class SgdProbe:
             right = {name: right[name] + np.asarray(counts[name]) for name in right}
         return {name: (counts / len(rows)).tolist() for name, counts in right.items()}
 
-    def _placed(self, values: np.ndarray, labels: np.ndarray, size: int) -> tuple[jax.Array, jax.Array]:
+    def _placed(
+        self, values: np.ndarray, labels: np.ndarray, size: int
+    ) -> tuple[jax.Array, jax.Array]:
         rows = whole_batch(self.mesh, size)
         return over_devices(values, self.mesh, rows), over_devices(labels, self.mesh, rows, fill=-1)
 
 
 def batches(rows: np.ndarray, size: int, steps: int, seed: int) -> Iterator[np.ndarray]:
-    """Yields the rows of each step's batch, int `[size]`: of seeded permutations, each of whole batches."""
+    """Yields the rows of each step's batch, int `[size]`: of seeded permutations, each of whole
+    batches.
+    """
     rng, order = np.random.default_rng((seed, 2)), []
     for _ in range(steps):
         if len(order) < size:
@@ -184,7 +200,9 @@ def _make_step(mesh: Mesh, columns: tuple[tuple[str, int, int | None], ...]):
 
     def loss(weights, values, labels):
         return sum(
-            jax.vmap(cross_entropy, (0, None, None))(weights[name], values[:, start:stop], labels).sum()
+            jax.vmap(cross_entropy, (0, None, None))(
+                weights[name], values[:, start:stop], labels
+            ).sum()
             for name, start, stop in columns
         )
 
@@ -192,7 +210,8 @@ def _make_step(mesh: Mesh, columns: tuple[tuple[str, int, int | None], ...]):
         gradients = jax.grad(loss)(weights, values, labels)
         momenta = jax.tree.map(lambda momentum, new: MOMENTUM * momentum + new, momenta, gradients)
         return {
-            name: weights[name] - share * rates[name][:, None, None] * momenta[name] for name in weights
+            name: weights[name] - share * rates[name][:, None, None] * momenta[name]
+            for name in weights
         }, momenta
 
     rows, copied = split_batch(mesh), replicated(mesh)
@@ -204,7 +223,9 @@ def _make_step(mesh: Mesh, columns: tuple[tuple[str, int, int | None], ...]):
 def _make_count(mesh: Mesh, columns: tuple[tuple[str, int, int | None], ...]):
     def count(weights, values, labels):
         return {
-            name: jax.vmap(count_right, (0, None, None))(weights[name], values[:, start:stop], labels)
+            name: jax.vmap(count_right, (0, None, None))(
+                weights[name], values[:, start:stop], labels
+            )
             for name, start, stop in columns
         }
 

@@ -1,8 +1,9 @@
 """An evaluation suite: a value that says its rows, and how each gets its figures from a model.
 
-A suite's module makes one `Suite` and has a line in `vit_jax/evaluation/suites.py`. The same value is run by
-`python -m vit_jax.evaluate --suite=NAME`, by `vit_jax.run_suites.run_suites`, and during training where
-`config.evaluate.suites` names it.
+A suite's module makes one `Suite` and has a line in `vit_jax/evaluation/suites.py`. The same value
+is run by
+`python -m vit_jax.evaluate --suite=NAME`, by `vit_jax.run_suites.run_suites`, and during training
+where `config.evaluate.suites` names it.
 """
 
 import functools
@@ -44,7 +45,9 @@ class SuiteOption(NamedTuple):
 
     default: Any
     meaning: str
-    parse: Callable[[Any], Any] = str  # Its text (all its texts, of an option that is repeated) to its value.
+    parse: Callable[[Any], Any] = (
+        str  # Its text (all its texts, of an option that is repeated) to its value.
+    )
     repeated: bool = False
 
     @property
@@ -69,17 +72,20 @@ class Impossible(UserError):
 
 
 class Subject:
-    """A model that suites evaluate, with parameters that may change from one evaluation to the next.
+    """A model that suites evaluate, with parameters that may change from one evaluation to the
+    next.
 
     Args:
       name: the checkpoint, as messages call it.
-      transfer_crop, test_crop: make what the model sees of an image, in evaluations of frozen features and of
-        predictions. They may raise UserError, and are only called by suites that look at images.
-      load: makes the model's graph, parameters and shardings; called once, when a suite first needs it.
+      transfer_crop, test_crop: make what the model sees of an image, in evaluations of frozen
+        features and of predictions. They may raise UserError, and are only called by suites that
+        look at images.
+      load: makes the model's graph, parameters and shardings; called once, when a suite first needs
+        it.
       options: `batch_size` and others of `Extractor`.
       go_on: is asked between batches.
-      finetune: trains this checkpoint by a config into a workdir and returns the last evaluation's figures;
-        None during training.
+      finetune: trains this checkpoint by a config into a workdir and returns the last evaluation's
+        figures; None during training.
       num_classes: width of the model's head; 0: it has none.
       class_names: of the head, by number; none where they are not known.
     """
@@ -133,8 +139,11 @@ class Subject:
     def params(self, params: dict) -> None:
         self._params = params
 
-    def extractor(self, compute: Compute = representation, crop: TestCrop | None = None) -> Extractor:
-        """Computes something of each image, by default its features; compiled once for each `compute`.
+    def extractor(
+        self, compute: Compute = representation, crop: TestCrop | None = None
+    ) -> Extractor:
+        """Computes something of each image, by default its features; compiled once for each
+        `compute`.
 
         Args:
           crop: `transfer_crop` by default.
@@ -167,12 +176,12 @@ class Measurement:
 
     Args:
       names: of the rows.
-      open: opens the data for those rows whose names it gets, before the model is needed; a UserError says
-        why they cannot be had.
+      open: opens the data for those rows whose names it gets, before the model is needed; a
+        UserError says why they cannot be had.
       measure: makes the rows of the model and what was opened.
       fingerprint: short values by which two hosts see whether they opened the same.
-      identify: fingerprints the data of a row, by its name, without reading all labels. It raises UserError
-        where they cannot be had.
+      identify: fingerprints the data of a row, by its name, without reading all labels. It raises
+        UserError where they cannot be had.
     """
 
     names: tuple[str, ...]
@@ -191,9 +200,11 @@ class Suite:
       needs: the data that it needs and where they come from.
       measurements: all its looks at data, with nothing opened yet.
       options: its flags.
-      settings: what its figures depend on besides the data; figures of other settings are not mixed in.
+      settings: what its figures depend on besides the data; figures of other settings are not mixed
+        in.
       published: tables of `vit_jax.published` whose figures stand beside its own.
-      means: rows that are means of others: the names of these by the mean's, of those that there are.
+      means: rows that are means of others: the names of these by the mean's, of those that there
+        are.
       draw: a panel on Matplotlib's axes of rows that have figures, and the published figures.
       spoken: how lines of a training run begin.
       short: the name of a row among a training run's metrics, `SUITE/SHORT`.

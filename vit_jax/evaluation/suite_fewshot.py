@@ -44,14 +44,17 @@ def parse_sets(texts: Sequence[str]) -> list[DataSet]:
 
 SETS = SuiteOption(
     (),
-    "Of fewshot, knn and probes: tfds:cifar100, folder:/data/pets, digits:; by default big_vision's nine.",
+    "Of fewshot, knn and probes: tfds:cifar100, folder:/data/pets, digits:; by default "
+    "big_vision's nine.",
     parse_sets,
     repeated=True,
 )
 
 
 def chosen_sets(subject: Subject, options: Options) -> list[DataSet]:
-    """The data sets of `--set`, or the usual ones, with the folders and splits where their images are."""
+    """The data sets of `--set`, or the usual ones, with the folders and splits where their images
+    are.
+    """
     return [
         described._replace(path=in_data_dir(described.path, options["data_dir"]))
         if described.kind == "tfds"
@@ -77,7 +80,9 @@ def shots_of(name: str) -> int:
 
 
 def opener(subject: Subject, options: Options) -> Callable[[DataSet], tuple[Source, Source]]:
-    """Returns a function that opens the training and test images of a data set, each data set once."""
+    """Returns a function that opens the training and test images of a data set, each data set
+    once.
+    """
 
     @functools.cache
     def sources_of(described: DataSet) -> tuple[Source, Source]:
@@ -89,7 +94,9 @@ def opener(subject: Subject, options: Options) -> Callable[[DataSet], tuple[Sour
 def identify(
     sources_of: Callable[[DataSet], tuple[Source, Source]], described: DataSet, name: str
 ) -> dict[str, int | str]:
-    """Returns the fingerprint of a data set, for `Measurement.identify`; it is the same for all rows."""
+    """Returns the fingerprint of a data set, for `Measurement.identify`; it is the same for all
+    rows.
+    """
     return fingerprints(*sources_of(described))
 
 
@@ -112,7 +119,9 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
     def measure(described: DataSet, subject: Subject, task: FewShotTask) -> list[Row]:
         extractor = subject.extractor()
-        accuracies = task.accuracies(extractor, subject.params, (penalty,), subject.go_on, subject.say)
+        accuracies = task.accuracies(
+            extractor, subject.params, (penalty,), subject.go_on, subject.say
+        )
         if accuracies is None:
             raise Stopped
         note = f"seeds {', '.join(map(str, seeds))}; penalty {penalty:g}{split_note(described)}"
@@ -176,7 +185,9 @@ SUITE = Suite(
         "penalty": options["penalty"],
         "crop": str(subject.transfer_crop),
     },
-    draw=lambda axes, rows, printed: draw_lines(axes, rows, shots_of, "training images of each class"),
+    draw=lambda axes, rows, printed: draw_lines(
+        axes, rows, shots_of, "training images of each class"
+    ),
     spoken="few-shot accuracy on",
     short=lambda name: re.sub(", (.*) shots?$", r"/\1", name),
 )

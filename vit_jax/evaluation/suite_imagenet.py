@@ -1,4 +1,6 @@
-"""The suite `imagenet`: ImageNet's validation images, ReaL's labels of them, ImageNet-v2 and ObjectNet."""
+"""The suite `imagenet`: ImageNet's validation images, ReaL's labels of them, ImageNet-v2 and
+ObjectNet.
+"""
 
 import dataclasses
 import functools
@@ -90,7 +92,9 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         return rows(OWN, seen.values, seen.labels[:, :1], crop) + reals
 
     def v2(names: Sequence[str]) -> Source:
-        source = open_source("tfds", "test", path=in_data_dir(sets.IMAGENET_V2, options["data_dir"]))
+        source = open_source(
+            "tfds", "test", path=in_data_dir(sets.IMAGENET_V2, options["data_dir"])
+        )
         sets.check_classes(source.class_names, sets.IMAGENET_V2)
         return source
 
@@ -99,7 +103,9 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             raise UserError(f"give --objectnet=objectnet-1.0, from {sets.OBJECTNET_URL}")
         return sets.open_objectnet(options["objectnet"])
 
-    def other(name: str, open_set: Callable[[Sequence[str]], Source], crop: TestCrop) -> Measurement:
+    def other(
+        name: str, open_set: Callable[[Sequence[str]], Source], crop: TestCrop
+    ) -> Measurement:
         def measure(subject: Subject, source: Source) -> list[Row]:
             seen = predict(subject, source, crop)
             return rows(names, seen.values, seen.labels, crop)
@@ -108,7 +114,9 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             return fingerprint(checked(open_set)([name]))
 
         names = (name, f"{name}, top-5")
-        return Measurement(names, checked(open_set), measure, fingerprint, functools.cache(identify))
+        return Measurement(
+            names, checked(open_set), measure, fingerprint, functools.cache(identify)
+        )
 
     def checked(open_set: Callable[[Sequence[str]], Source]) -> Callable[[Sequence[str]], Source]:
         """Sees first whether the model predicts ImageNet's classes."""
@@ -149,8 +157,8 @@ OWN = ("ImageNet", "ImageNet, top-5")
 SUITE = Suite(
     name="imagenet",
     title="ImageNet and its other test sets, top-1",
-    needs="a model with ImageNet's 1,000 classes; the validation images by --imagenet or TFDS, ReaL's labels "
-    "(--real), ImageNet-v2 by TFDS, ObjectNet (--objectnet)",
+    needs="a model with ImageNet's 1,000 classes; the validation images by --imagenet or TFDS, "
+    "ReaL's labels (--real), ImageNet-v2 by TFDS, ObjectNet (--objectnet)",
     measurements=measurements,
     options={
         "imagenet": text_option("A folder of validation images by synset, instead of TFDS's."),
@@ -158,8 +166,8 @@ SUITE = Suite(
         "objectnet": text_option("The unpacked objectnet-1.0."),
         "test_resize": SuiteOption(
             None,
-            "ImageNet's short side before the central crop; by default the checkpoint's crop, or the whole "
-            "image.",
+            "ImageNet's short side before the central crop; by default the checkpoint's crop, or "
+            "the whole image.",
             parse_pixels,
         ),
         "data_dir": DATA_DIR,

@@ -1,4 +1,6 @@
-"""The suite `knn`: the nearest training images of frozen features vote for the class of a test image."""
+"""The suite `knn`: the nearest training images of frozen features vote for the class of a test
+image.
+"""
 
 import functools
 import re
@@ -19,7 +21,14 @@ from vit_jax.evaluation.suite import (
     Suite,
     whole_numbers_option,
 )
-from vit_jax.evaluation.suite_fewshot import SETS, chosen_sets, draw_lines, identify, opener, split_note
+from vit_jax.evaluation.suite_fewshot import (
+    SETS,
+    chosen_sets,
+    draw_lines,
+    identify,
+    opener,
+    split_note,
+)
 
 
 class Opened(NamedTuple):
@@ -39,7 +48,10 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         train, test = sources_of(described)
         images = len(train)
         if too_many := [name for name in names if neighbours_of(name) > images]:
-            why = f"{described.name} has {images} training images: ask for no more neighbours than that"
+            why = (
+                f"{described.name} has {images} training images: ask for no more neighbours than "
+                "that"
+            )
             raise Impossible(why, too_many)
         read_single_labels(described.name, train, subject.say)
         return Opened(train, test, [neighbours_of(name) for name in names])

@@ -1,4 +1,6 @@
-"""The suite `sgd_probe`: DINOv2's linear probe, by SGD over a grid of rates and choices of features."""
+"""The suite `sgd_probe`: DINOv2's linear probe, by SGD over a grid of rates and choices of
+features.
+"""
 
 import functools
 import re
@@ -47,14 +49,22 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
     def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:
         compute, choices = choices_of(subject.model)
         wanted = [choice for choice in opened.wanted if choice in (BEST, *choices)]
-        why = "the model has no class token" if POOLED in choices else f"it has fewer than {LAYERS} layers"
+        why = (
+            "the model has no class token"
+            if POOLED in choices
+            else f"it has fewer than {LAYERS} layers"
+        )
         lacking = [choice for choice in opened.wanted if choice not in wanted]
         notes = [Row(SUITE.name, name_of(described, choice), note=why) for choice in lacking]
         if not wanted:
             return notes
         train, test = (subject.see(source, compute) for source in (opened.train, opened.test))
         probe = SgdProbe(
-            choices, subject.mesh, steps=options["probe_steps"], go_on=subject.go_on, say=subject.say
+            choices,
+            subject.mesh,
+            steps=options["probe_steps"],
+            go_on=subject.go_on,
+            say=subject.say,
         )
         found = probe(train, test, len(opened.train.class_names))
         if found is None:
@@ -74,7 +84,9 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
     ]
 
 
-def row(described: DataSet, choice: str, found: Mapping[str, Fitted], images: int, split: str) -> Row:
+def row(
+    described: DataSet, choice: str, found: Mapping[str, Fitted], images: int, split: str
+) -> Row:
     """The row of a choice, or of the one that is best on the held-out training images."""
 
     def on_held_out(name: str) -> float:
@@ -100,7 +112,7 @@ def parse_steps(text: str | int) -> int:
 
 SUITE = Suite(
     name="sgd_probe",
-    title="Linear probe by SGD on all training images, rates and features chosen on a tenth of them",
+    title="Linear probe by SGD; learning rate and features chosen on a tenth of the images",
     needs="data sets of --set, folders too; by default big_vision's nine of TFDS",
     measurements=measurements,
     options={

@@ -51,7 +51,9 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
     @functools.cache
     def fingerprint_of(key: str) -> dict[str, int | str]:
-        train, test = (open_source("vtab", split, path=path_of(key)) for split in ("train800val200", "test"))
+        train, test = (
+            open_source("vtab", split, path=path_of(key)) for split in ("train800val200", "test")
+        )
         return fingerprints(train, test)
 
     def measure(key: str, name: str, subject: Subject, digest: str) -> list[Row]:
@@ -81,7 +83,9 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 def groups(there: Collection[str]) -> dict[str, list[str]]:
     """The tasks that are there, of all and of each group; the key says how many lack."""
     all_groups = {"VTAB-19": [task.name for task in TASKS.values()]}
-    all_groups |= {group: [task.name for task in TASKS.values() if task.group == group] for group in GROUPS}
+    all_groups |= {
+        group: [task.name for task in TASKS.values() if task.group == group] for group in GROUPS
+    }
     present = {}
     for group, tasks in all_groups.items():
         if names := [name for name in tasks if name in there]:
@@ -91,7 +95,9 @@ def groups(there: Collection[str]) -> dict[str, list[str]]:
 
 
 def draw(axes, rows: Sequence[Row], printed: Mapping[str, Mapping[str, float]]) -> None:
-    """Bars of each group as in the paper's figure 2, side by side for each model: means over our tasks."""
+    """Bars of each group as in the paper's figure 2, side by side for each model: means over our
+    tasks.
+    """
     figures = {"ours": {row.name: 100 * row.accuracy for row in rows}} | printed
     by_group = groups(figures["ours"])
     width = 0.84 / len(figures)
@@ -100,9 +106,13 @@ def draw(axes, rows: Sequence[Row], printed: Mapping[str, Mapping[str, float]]) 
         heights = [mean(values, tasks) for tasks in by_group.values()]
         bars = axes.bar(lefts, heights, width, label=model, align="edge")
         axes.bar_label(bars, fmt="%.1f", fontsize=6)
-    axes.set_xticks([x + 0.42 for x in range(len(by_group))], [name.replace(", ", "\n") for name in by_group])
+    axes.set_xticks(
+        [x + 0.42 for x in range(len(by_group))], [name.replace(", ", "\n") for name in by_group]
+    )
     axes.set(ylabel="top-1, %", ylim=(0, 100))
-    axes.legend(frameon=False, fontsize="small", ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
+    axes.legend(
+        frameon=False, fontsize="small", ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1)
+    )
 
 
 SUITE = Suite(
@@ -118,7 +128,9 @@ SUITE = Suite(
     },
     # What the figures depend on, besides the data.
     settings=lambda subject, options: {
-        "value": sorted(value for value in options["value"] if value.partition("=")[0] not in OPERATIONAL)
+        "value": sorted(
+            value for value in options["value"] if value.partition("=")[0] not in OPERATIONAL
+        )
     },
     published=("table9",),
     means=groups,

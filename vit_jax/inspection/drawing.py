@@ -58,7 +58,9 @@ def draw_all(
     def rolled_out():
         check_attends(model)
         last = seen["rollout"][:, -1]
-        overlays = [figures.heat_map(image, weights) for image, weights in zip(images, last, strict=True)]
+        overlays = [
+            figures.heat_map(image, weights) for image, weights in zip(images, last, strict=True)
+        ]
         return {"rollout": last}, figures.pairs(images, overlays, names)
 
     def distance():
@@ -88,7 +90,9 @@ def draw_all(
     if layers and "rollout" in seen:
         draw_each("layers", "Rollout after each layer", "layer", seen["rollout"])
     if heads and "attention" in seen:
-        draw_each("heads", "The last layer's attention, each head", "head", seen["attention"][:, -1])
+        draw_each(
+            "heads", "The last layer's attention, each head", "head", seen["attention"][:, -1]
+        )
     draw("distance", "Mean attention distance of each head", distance)
     draw("filters", "Principal components of the first layer's filters", filters)
     draw("positions", "Similarity of position embeddings", positions)
@@ -109,8 +113,12 @@ def draw_all(
     print(write_page(out / "index.html", title, sections, script=SCRIPT))
 
 
-def _viewer(model, images: np.ndarray, names: Sequence[str], maps: list[LayerMaps], colours: dict) -> str:
-    """Returns the photographs under their attention maps, and a paragraph that explains the colours."""
+def _viewer(
+    model, images: np.ndarray, names: Sequence[str], maps: list[LayerMaps], colours: dict
+) -> str:
+    """Returns the photographs under their attention maps, and a paragraph that explains the
+    colours.
+    """
     sheets = map_sheets(maps) if maps else None
     return viewer(images, names, sheets, colours) + _about(model, sheets)
 
@@ -119,10 +127,18 @@ def _about(model, sheets: MapSheets | None) -> str:
     """Returns a paragraph that explains the colours of the maps and names the skipped layers."""
     if sheets is None:
         return ""
-    whose = "the class token attends" if getattr(model, "pooling", "") == "cls" else "the patches attend"
+    whose = (
+        "the class token attends"
+        if getattr(model.options, "pooling", "") == "cls"
+        else "the patches attend"
+    )
     whose = whose if sheets.rollout else "the places of a window attend"
     kept, count = len(sheets.rows), sheets.rows[-1].number
-    fewer = "" if kept == count else f" {kept} of {count} layers are on this page, all of them in arrays.npz."
+    fewer = (
+        ""
+        if kept == count
+        else f" {kept} of {count} layers are on this page, all of them in arrays.npz."
+    )
     return note(f"Bright is what {whose} to, relative to the brightest place of the map.{fewer}")
 
 
@@ -143,16 +159,22 @@ def _pictures(out: Path, drawn: dict[str, str], arrays: dict[str, np.ndarray]) -
 
 
 def _layer_maps(seen: dict) -> list[LayerMaps]:
-    """Returns the attention maps of all heads, and rollout, by layer; none where they are not defined."""
+    """Returns the attention maps of all heads, and rollout, by layer; none where they are not
+    defined.
+    """
     if "attention" in seen:
-        pairs = zip(np.moveaxis(seen["attention"], 1, 0), np.moveaxis(seen["rollout"], 1, 0), strict=True)
+        pairs = zip(
+            np.moveaxis(seen["attention"], 1, 0), np.moveaxis(seen["rollout"], 1, 0), strict=True
+        )
         return [LayerMaps(number, *pair) for number, pair in enumerate(pairs, start=1)]
     attended = enumerate(seen.get("attended", ()), start=1)
     return [LayerMaps(number, np.moveaxis(maps, -1, 1)) for number, maps in attended]
 
 
 def _colours(arrays: dict[str, np.ndarray], seen: dict) -> dict[str, np.ndarray]:
-    """Returns principal components as colours: of the last tokens, or of each stage, the last one first."""
+    """Returns principal components as colours: of the last tokens, or of each stage, the last one
+    first.
+    """
     if "token_colours" in arrays:
         return {"tokens as colours": arrays["token_colours"]}
     stages = range(len(seen.get("stages", ())), 0, -1)
@@ -164,8 +186,8 @@ def look(model, images: np.ndarray, batch_size: int) -> dict:
 
     Returns:
       As `look_at_tokens`; of a model of stages `stages`, a list of each one's features
-      `[images, rows, columns, channels]`, and where it attends within windows `attended`, a list of each
-      block's `[images, rows, columns, heads]`.
+      `[images, rows, columns, channels]`, and where it attends within windows `attended`, a list of
+      each block's `[images, rows, columns, heads]`.
     """
     if isinstance(model, TokenModel):
         return look_at_tokens(model, images, batch_size)
@@ -190,7 +212,12 @@ def _say_progress(done: int, count: int) -> None:
     """Says how many images are done, where somebody looks on."""
     if sys.stderr.isatty():
         done = min(done, count)
-        print(f"\r{done}/{count} images", end="\n" if done == count else "", file=sys.stderr, flush=True)
+        print(
+            f"\r{done}/{count} images",
+            end="\n" if done == count else "",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def look_at_tokens(model: TokenModel, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
@@ -198,8 +225,8 @@ def look_at_tokens(model: TokenModel, images: np.ndarray, batch_size: int) -> di
 
     Returns:
       `tokens` of the last layer, `[images, tokens, dim]`. With full attention also `distance`
-      `[layers, heads]`, `rollout` `[images, layers, rows, columns]`, and what each head sees, `attention`
-      `[images, layers, heads, rows, columns]`.
+      `[layers, heads]`, `rollout` `[images, layers, rows, columns]`, and what each head sees,
+      `attention` `[images, layers, heads, rows, columns]`.
     """
     graphdef, params = nnx.split(model)
     capture = ("attention", "tokens") if model.attends_fully else ("tokens",)
@@ -215,11 +242,15 @@ def look_at_tokens(model: TokenModel, images: np.ndarray, batch_size: int) -> di
         parts["tokens"].append(captures["tokens"][-1])
         if attention := captures.get("attention"):
             distance += attention_distance(model, attention) * len(batch) / len(images)
-            parts["rollout"].append(np.stack([of_patches(model, x) for x in rollout(attention)], axis=1))
+            parts["rollout"].append(
+                np.stack([of_patches(model, x) for x in rollout(attention)], axis=1)
+            )
             parts["attention"].append(
                 np.stack(
                     [
-                        np.stack([of_patches(model, head) for head in np.moveaxis(layer, 1, 0)], axis=1)
+                        np.stack(
+                            [of_patches(model, head) for head in np.moveaxis(layer, 1, 0)], axis=1
+                        )
                         for layer in attention
                     ],
                     axis=1,

@@ -7,14 +7,17 @@ from vit_jax.models.image_model import ImageModel, TokenModel
 
 
 def position_similarity(model: TokenModel) -> np.ndarray:
-    """Cosine similarity of each patch's position embedding to all others', `[rows, columns, rows, columns]`.
+    """Cosine similarity of each patch's position embedding to all others', `[rows, columns, rows,
+    columns]`.
 
     Raises:
       UserError: the model has no embedding for each place, or only one place.
     """
     if not isinstance(model, TokenModel) or model.position_embedding is None:
-        raise UserError("the model has no position embedding for each patch: there is no similarity to show")
-    if model.position_at == "every":
+        raise UserError(
+            "the model has no position embedding for each patch: there is no similarity to show"
+        )
+    if model.options.position_at == "every":
         raise UserError("the model has position embeddings of each layer, not one of each patch")
     if model.grid == (1, 1):
         raise UserError("the model has one patch: its position is like no other")
@@ -27,8 +30,8 @@ def position_similarity(model: TokenModel) -> np.ndarray:
 def filters(model: ImageModel, count: int = 28) -> np.ndarray:
     """Principal components of the first layer's filters, `[count, height, width, channels]`.
 
-    The strongest comes first, and they are those of the kernel as it is, not centred. Each is scaled to
-    0 ... 1; a component's sign is such that its largest value is positive.
+    The strongest comes first, and they are those of the kernel as it is, not centred. Each is
+    scaled to 0 ... 1; a component's sign is such that its largest value is positive.
     """
     kernel = np.asarray(model.pixel_kernel, np.float64)
     *shape, dim = kernel.shape

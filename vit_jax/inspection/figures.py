@@ -84,7 +84,8 @@ def _tile(image: np.ndarray, side: float) -> tuple[float, float]:
 
 
 def mosaic(tiles: np.ndarray, gap: int = 1, fill: float = np.nan) -> np.ndarray:
-    """One image of tiles `[rows, columns, height, width, ...]`: hundreds of axes would take a minute.
+    """One image of tiles `[rows, columns, height, width, ...]`: hundreds of axes would take a
+    minute.
 
     Args:
       gap: pixels between the tiles, of the value `fill`.
@@ -103,7 +104,9 @@ def similarity_tiles(similarity: np.ndarray) -> Figure:
     width, height = 5 * columns / max(rows, columns), 5 * rows / max(rows, columns)
     figure = Figure(figsize=(max(width, 1) + 1.4, max(height, 1) + 0.6), layout="constrained")
     axes = figure.subplots()
-    figure.colorbar(draw_similarity(axes, similarity), ax=axes, shrink=0.6, label="cosine similarity")
+    figure.colorbar(
+        draw_similarity(axes, similarity), ax=axes, shrink=0.6, label="cosine similarity"
+    )
     return figure
 
 

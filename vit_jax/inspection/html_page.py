@@ -72,11 +72,14 @@ class Section(NamedTuple):
 
     heading: str  # As text; empty: none.
     content: str  # HTML.
-    kind: str = "curves"  # Figures side by side, larger ones as `pictures`, or `samples`: small ones.
+    kind: str = (
+        "curves"  # Figures side by side, larger ones as `pictures`, or `samples`: small ones.
+    )
 
 
 def policy(script: str = "") -> str:
-    """The Content-Security-Policy of a page: it shows its own images, loads nothing and runs no script.
+    """The Content-Security-Policy of a page: it shows its own images, loads nothing and runs no
+    script.
 
     Args:
       script: one that it runs, and that may send requests to the page's own server.
@@ -92,7 +95,9 @@ def policy_tag(script: str = "") -> str:
     return f'<meta http-equiv="Content-Security-Policy" content="{policy(script)}">'
 
 
-def page(title: str, sections: Iterable[Section], refresh: int | None = None, script: str = "") -> str:
+def page(
+    title: str, sections: Iterable[Section], refresh: int | None = None, script: str = ""
+) -> str:
     """A page as HTML.
 
     Args:
@@ -119,7 +124,11 @@ def page(title: str, sections: Iterable[Section], refresh: int | None = None, sc
 
 
 def write_page(
-    path: Path, title: str, sections: Iterable[Section], refresh: int | None = None, script: str = ""
+    path: Path,
+    title: str,
+    sections: Iterable[Section],
+    refresh: int | None = None,
+    script: str = "",
 ) -> Path:
     """Writes a page, see `page`; returns `path`."""
     return write_text(path, page(title, sections, refresh, script))
@@ -161,7 +170,9 @@ def bar(name: str, figures: str, share: float | None = None) -> str:
 
 
 def card_width(names: Iterable[str]) -> str:
-    """Returns a style for `samples` in which cards are as wide as the longest word, within bounds."""
+    """Returns a style for `samples` in which cards are as wide as the longest word, within
+    bounds.
+    """
     longest = max((len(word) for name in names for word in re.split(r"[\s_/]+", name)), default=0)
     return f"--card: {min(max(5.2, 0.52 * longest + 0.6), 10):.1f}rem"
 
@@ -179,7 +190,9 @@ def folded(summary: str, content: str) -> str:
 def picture(caption: str, source: str) -> str:
     """A figure of the image at `source`, an address relative to the page or `inline`'s."""
     caption = html.escape(caption, quote=True)
-    return f'<figure><img src="{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>\n'
+    return (
+        f'<figure><img src="{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>\n'
+    )
 
 
 def remark(text: str) -> str:

@@ -18,7 +18,8 @@ class LayerMaps(NamedTuple):
     Attributes:
       number: of the layer, from 1.
       heads: `[images, heads, rows, columns]`.
-      rollout: `[images, rows, columns]`, attention rollout up to this layer; None: it is not defined.
+      rollout: `[images, rows, columns]`, attention rollout up to this layer; None: it is not
+        defined.
     """
 
     number: int
@@ -61,7 +62,9 @@ class MapSheets(NamedTuple):
     rollout: bool
 
     def last_map(self, image: int) -> np.ndarray:
-        """Returns the `levels` of an image's last tile: the last layer's rollout, or its heads' mean."""
+        """Returns the `levels` of an image's last tile: the last layer's rollout, or its heads'
+        mean.
+        """
         row = self.rows[-1]
         left = (self.peaks.shape[1] - row.first - 1) * row.columns
         return self.pixels[image, row.top :, left : left + row.columns]
@@ -70,8 +73,8 @@ class MapSheets(NamedTuple):
 def map_sheets(layers: Sequence[LayerMaps]) -> MapSheets:
     """Lays the maps of each image out as tiles, a row for each layer.
 
-    If all of them have more than `MOST_PIXELS`, only every second (or third, ...) layer is kept, counted from
-    the last.
+    If all of them have more than `MOST_PIXELS`, only every second (or third, ...) layer is kept,
+    counted from the last.
     """
     every = 1
     while every < len(layers) and sum(map(_count_pixels, _thinned(layers, every))) > MOST_PIXELS:
@@ -100,7 +103,9 @@ def _count_pixels(layer: LayerMaps) -> int:
 
 
 def _tiles(layer: LayerMaps) -> np.ndarray:
-    """Returns the maps of a layer's heads, their mean and rollout, `[images, tiles, rows, columns]`."""
+    """Returns the maps of a layer's heads, their mean and rollout, `[images, tiles, rows,
+    columns]`.
+    """
     maps = [layer.heads, layer.heads.mean(axis=1, keepdims=True)]
     if layer.rollout is not None:
         maps.append(layer.rollout[:, None])
@@ -110,6 +115,7 @@ def _tiles(layer: LayerMaps) -> np.ndarray:
         return tiles
     side = (min(columns, MOST_SIDE), min(rows, MOST_SIDE))
     small = [
-        cv2.resize(tile, side, interpolation=cv2.INTER_AREA) for tile in tiles.reshape(-1, rows, columns)
+        cv2.resize(tile, side, interpolation=cv2.INTER_AREA)
+        for tile in tiles.reshape(-1, rows, columns)
     ]
     return np.stack(small).reshape(*shape, *side[::-1])

@@ -20,9 +20,21 @@ def draw(title: str, paint: Callable, about: str, width: float = 4.6, height: fl
     from matplotlib import cycler, rc_context
     from matplotlib.figure import Figure
 
-    inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color")
+    inked = (
+        "text.color",
+        "axes.edgecolor",
+        "axes.labelcolor",
+        "xtick.color",
+        "ytick.color",
+        "grid.color",
+    )
     settings = dict.fromkeys(inked, INK) | {"axes.prop_cycle": cycler(color=COLOURS)}
-    settings |= {"svg.fonttype": "none", "svg.hashsalt": about, "font.size": 9, "font.family": "sans-serif"}
+    settings |= {
+        "svg.fonttype": "none",
+        "svg.hashsalt": about,
+        "font.size": 9,
+        "font.family": "sans-serif",
+    }
     settings["text.parse_math"] = False  # A run or a class may have dollars in its name.
     with rc_context(settings):
         figure = Figure(figsize=(width, height), layout="constrained", facecolor="none")
@@ -40,10 +52,14 @@ def draw(title: str, paint: Callable, about: str, width: float = 4.6, height: fl
         figure.savefig(drawing, format="svg", metadata=no_metadata)
     svg = drawing.getvalue()
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(about, quote=True)}" ', 1)
+    return svg.replace(
+        "<svg ", f'<svg role="img" aria-label="{html.escape(about, quote=True)}" ', 1
+    )
 
 
-def curve(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], dotted: Sequence[str] = ()) -> str:
+def curve(
+    title: str, lines: Mapping[str, Sequence[tuple[float, float]]], dotted: Sequence[str] = ()
+) -> str:
     """An SVG of lines over the steps, named where their names are not empty.
 
     Args:
@@ -56,14 +72,21 @@ def curve(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], dotted
             if line:
                 style = "o-" if name in dotted or len(line) <= 2 else "-"
                 axes.plot(
-                    *zip(*line, strict=True), style, label=as_text(name) or "_", markersize=4, linewidth=1.5
+                    *zip(*line, strict=True),
+                    style,
+                    label=as_text(name) or "_",
+                    markersize=4,
+                    linewidth=1.5,
                 )
         axes.set_xlabel("step")
-        axes.set_xlim(0, 1.04 * max((point[0] for line in lines.values() for point in line), default=1))
+        axes.set_xlim(
+            0, 1.04 * max((point[0] for line in lines.values() for point in line), default=1)
+        )
         axes.xaxis.get_major_locator().set_params(integer=True)
         bottom, top = axes.get_ylim()
         if not _below_zero(lines):
-            # From 0, and still room above where all points are near each other, so that none is cut.
+            # From 0, and still room above where all points are near each other, so that none is
+            # cut.
             bottom, top = 0, top + 0.05 * abs(top)
         axes.set_ylim(min(0, bottom), top)
 
@@ -78,7 +101,8 @@ def reliability(bins: Sequence[tuple[float, float, float]]) -> str:
     """An SVG of how often answers of a probability are right.
 
     Args:
-      bins: mean probability, share that is right and number of images of each; those without are left out.
+      bins: mean probability, share that is right and number of images of each; those without are
+        left out.
     """
     bins = [row for row in bins if row[2]]
     most = max((row[2] for row in bins), default=1)
@@ -92,7 +116,10 @@ def reliability(bins: Sequence[tuple[float, float, float]]) -> str:
             axes.scatter(said, right, s=[12 + 110 * count / most for count in counts], alpha=0.9)
         axes.set(xlim=(0, 103), ylim=(0, 105), xlabel="probability, %", ylabel="right, %")
 
-    title, about = "How often an answer of a probability is right", "Share of right answers by probability"
+    title, about = (
+        "How often an answer of a probability is right",
+        "Share of right answers by probability",
+    )
     return draw(title, paint, about)
 
 
@@ -102,7 +129,9 @@ def certainty(probabilities: Mapping[str, Sequence[float]], bins: int) -> str:
     def paint(axes):
         values = [[100 * x for x in each] for each in probabilities.values()]
         colours = (COLOURS[0], COLOURS[3])[: len(values)]
-        axes.hist(values, bins, range=(0, 100), stacked=True, label=list(probabilities), color=colours)
+        axes.hist(
+            values, bins, range=(0, 100), stacked=True, label=list(probabilities), color=colours
+        )
         axes.set(xlabel="probability, %", ylabel="images")
 
     return draw("How sure it is", paint, "Images by the probability of their answer")

@@ -11,7 +11,9 @@ SMALL = 64  # Pixels: an image of at most these sides is stored exactly, and dra
 
 
 def image_address(pixels: np.ndarray, most_side: int = 320) -> str:
-    """Returns the address of an image, `[height, width, 3]`, made smaller to at most `most_side` pixels."""
+    """Returns the address of an image, `[height, width, 3]`, made smaller to at most `most_side`
+    pixels.
+    """
     from PIL import Image
 
     if max(pixels.shape) <= SMALL:
@@ -38,7 +40,9 @@ def heat_address(weights: np.ndarray) -> str:
 
 
 def levels(weights: np.ndarray) -> np.ndarray:
-    """Quantizes maps `[..., rows, columns]` to uint8: 255 is the largest value of each map, 0 is zero."""
+    """Quantizes maps `[..., rows, columns]` to uint8: 255 is the largest value of each map, 0 is
+    zero.
+    """
     largest = np.maximum(weights.max(axis=(-2, -1), keepdims=True), 1e-12)
     return (255 * np.clip(weights / largest, 0, 1)).round().astype(np.uint8)
 

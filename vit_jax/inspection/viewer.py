@@ -55,7 +55,8 @@ STYLE = """<style>
 }
 </style>"""
 
-# A strength of 0 shows the photographs alone, 1 the maps alone; photographs fade in the upper half only.
+# A strength of 0 shows the photographs alone, 1 the maps alone; photographs fade in the upper half
+# only.
 FADE = """
 function fade(root, share) {
   root.style.setProperty("--heat", Math.min(1, 1.25 * share));
@@ -136,17 +137,27 @@ addEventListener("load", () => {
 
 
 def viewer(
-    images: np.ndarray, names: Sequence[str], sheets: MapSheets | None, colours: Mapping[str, np.ndarray]
+    images: np.ndarray,
+    names: Sequence[str],
+    sheets: MapSheets | None,
+    colours: Mapping[str, np.ndarray],
 ) -> str:
     """Returns photographs under maps, for a page that runs `SCRIPT`.
 
     Args:
       images: uint8 `[images, height, width, 3]`.
       sheets: the attention maps; None: the model has none.
-      colours: pictures over the photographs, `[images, rows, columns, 3]` in 0 ... 1, by their captions.
+      colours: pictures over the photographs, `[images, rows, columns, 3]` in 0 ... 1, by their
+        captions.
     """
     cards = "".join(
-        _card(number, image, name, sheets, [colours_address(maps[number]) for maps in colours.values()])
+        _card(
+            number,
+            image,
+            name,
+            sheets,
+            [colours_address(maps[number]) for maps in colours.values()],
+        )
         for number, (image, name) in enumerate(zip(images, names, strict=True))
     )
     rows = html.escape(json.dumps([row._asdict() for row in sheets.rows] if sheets else []))
@@ -167,7 +178,9 @@ def _views(sheets: MapSheets | None, colours: Iterable[str]) -> str:
     """Returns a radio button for each view, with the first selected."""
     views = [("mean", "mean of heads", ""), ("head", "one head", "")] if sheets else []
     views += [("rollout", "rollout", "")] if sheets and sheets.rollout else []
-    views += [("colours", caption, f' data-index="{index}"') for index, caption in enumerate(colours)]
+    views += [
+        ("colours", caption, f' data-index="{index}"') for index, caption in enumerate(colours)
+    ]
     return "".join(
         f'<label><input type="radio" name="view" value="{value}"{data}{" checked" * (not number)}>'
         f"{html.escape(caption)}</label>"
@@ -194,7 +207,9 @@ def _slider(name: str, low: int, high: int, value: int) -> str:
     )
 
 
-def _card(number: int, image: np.ndarray, name: str, sheets: MapSheets | None, colours: Sequence[str]) -> str:
+def _card(
+    number: int, image: np.ndarray, name: str, sheets: MapSheets | None, colours: Sequence[str]
+) -> str:
     """Returns a photograph to choose, its sheet of maps and its colours.
 
     Without scripts it is seen under the last map, or else under the first colours.
@@ -207,10 +222,14 @@ def _card(number: int, image: np.ndarray, name: str, sheets: MapSheets | None, c
         over = levels_address(sheets.last_map(number))
         sheet = f'<img class="sheet" alt="" hidden src="{levels_address(sheets.pixels[number])}">'
         peaks = [float(f"{peak:.3g}") for peak in sheets.peaks[number]]
-    pictures = "".join(f'<img class="colours" alt="" hidden src="{address}">' for address in colours)
+    pictures = "".join(
+        f'<img class="colours" alt="" hidden src="{address}">' for address in colours
+    )
     small = " small" * (max(image.shape[:2]) <= SMALL)
     title, checked = html.escape(name, quote=True), " checked" * (not number)
-    photograph = f'<img class="photograph{small}" alt="{title}" src="{image_address(image, PHOTOGRAPH)}">'
+    photograph = (
+        f'<img class="photograph{small}" alt="{title}" src="{image_address(image, PHOTOGRAPH)}">'
+    )
     return (
         f'<label class="card" title="{title}" data-peaks="{json.dumps(peaks)}">'
         f'<input type="radio" name="image" value="{number}"{checked}>'

@@ -1,1 +1,3 @@
-"""Checkpoints of other libraries, in and out: Google's npz, timm's and Transformers' safetensors."""
+"""Checkpoints of other libraries, in and out: Google's npz, timm's and Transformers'
+safetensors.
+"""

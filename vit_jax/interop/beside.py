@@ -1,8 +1,8 @@
-"""Parameters that an objective of training has beside a model, in two files that other libraries pass over.
+"""Parameters of a training objective in two files next to a model, which other libraries ignore.
 
-In the model's folder `objective.json` names the objective and the values of `config.objective` that its
-parameters were made by; `objective.safetensors` holds the parameters by our paths, and what it remembers as
-`memory/...`.
+`objective.json` contains the objective's name and the values of `config.objective` that determine
+its parameters. `objective.safetensors` contains the parameters by our paths, and the objective's
+state as `memory/...`.
 """
 
 import functools
@@ -19,22 +19,22 @@ from vit_jax.interop.tensor_files import Tensor, check_float, open_tensors, writ
 from vit_jax.small_files import read_small
 
 WORDS, TENSORS = "objective.json", "objective.safetensors"
-MASK = "mask"  # In place of an objective's name, where there is the token of masked patches alone.
+MASK = "mask"  # Name of an objective of which only the mask token is stored.
 _MEMORY = "memory/"
 
 Shapes = dict[str, tuple[int, ...]]  # By our path.
 
 
 class ObjectiveParams(NamedTuple):
-    """Parameters somewhere that an objective of training has beside a model's.
+    """Parameters of a training objective in a checkpoint, which are read on demand.
 
     Attributes:
-      name: of the objective, or `MASK`.
-      values: of `config.objective`, as far as the checkpoint says them.
-      sources: turns shapes by our path into the reading of each parameter. It raises UserError where they are
-        others.
-      shapes: those of all of them; None: they follow from the values.
-      memory: what the objective remembers, by name.
+      name: name of the objective, or `MASK`.
+      values: values of `config.objective`, as far as the checkpoint contains them.
+      sources: returns for the expected shapes by our path the functions that read the parameters.
+        It raises UserError where the checkpoint's shapes differ.
+      shapes: returns the shapes of all parameters; None: the values determine them.
+      memory: the objective's state by name, such as a codebook.
     """
 
     name: str
@@ -45,28 +45,37 @@ class ObjectiveParams(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The parameters, in words."""
-        return "the token of masked patches" if self.name == MASK else f"{self.name}'s own parameters"
+        """A description of the parameters."""
+        return (
+            "the token of masked patches" if self.name == MASK else f"{self.name}'s own parameters"
+        )
 
     def count(self, shapes: Shapes) -> str:
-        """The parameters, their number, and what the objective remembers, in words."""
+        """Returns a description of the parameters, their number, and the names of the state."""
         remembered = f", with {' and '.join(sorted(self.memory))}" if self.memory else ""
         return f"{self.words}, {sum(map(math.prod, shapes.values())):,}{remembered}"
 
 
 def check_shapes(place: str, name: str, own: Shapes, wanted: Shapes) -> None:
-    """Raises UserError unless what is wanted of an objective is there, and in these shapes."""
+    """Raises UserError unless an objective's parameters are there in the expected shapes."""
     for path, shape in wanted.items():
         if own.get(path) != tuple(shape):
-            was = f"has {name}'s {path} as {list(own[path])}" if path in own else f"lacks {name}'s {path}"
+            was = (
+                f"has {name}'s {path} as {list(own[path])}"
+                if path in own
+                else f"lacks {name}'s {path}"
+            )
             raise UserError(f"{place} {was}, but the objective has {list(shape)}")
 
 
-def open_beside(folder: Path, finite: Callable[[np.ndarray, str], np.ndarray]) -> ObjectiveParams | None:
-    """The parameters of an objective in a folder; None where it has none.
+def open_beside(
+    folder: Path, finite: Callable[[np.ndarray, str], np.ndarray]
+) -> ObjectiveParams | None:
+    """Opens the parameters of an objective in a folder; returns None if it has none.
 
     Args:
-      finite: gives values back, and raises UserError with these words for such as are not finite.
+      finite: returns the values; raises UserError, which starts with a name, if they are not
+        finite.
 
     Raises:
       UserError: the files are damaged.
@@ -110,7 +119,7 @@ def write_beside(
     own: dict[str, np.ndarray],
     memory: dict[str, np.ndarray],
 ) -> None:
-    """Writes an objective's parameters, what they were made by, and what it remembers, beside a model."""
+    """Writes an objective's parameters, values and state next to a model."""
     arrays = own | {_MEMORY + key: array for key, array in memory.items()}
     write_safetensors(folder / TENSORS, {path: np.asarray(array) for path, array in arrays.items()})
     (folder / WORDS).write_text(json.dumps(dict(name=name, values=values), indent=2) + "\n")

@@ -8,10 +8,16 @@ from pathlib import Path
 
 from vit_jax.errors import UserError
 
-_FILES = ["config.json", "preprocessor_config.json", "model*.safetensors", "model.safetensors.index.json"]
+_FILES = [
+    "config.json",
+    "preprocessor_config.json",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+]
 _FILES += ["objective.json", "objective.safetensors"]
 
-# Raised by huggingface_hub on an answer that is not the Hub's, such as a page in HTML, or half of one.
+# Raised by huggingface_hub on an answer that is not the Hub's, such as a page in HTML, or half of
+# one.
 _OTHERS = (LookupError, TypeError, AttributeError, AssertionError)
 _MALFORMED = (ValueError, *_OTHERS)
 
@@ -38,7 +44,9 @@ def download(address: str) -> Path:
 
     match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", address)
     if not match:
-        raise UserError(f"{address!r} is not of the form hf://owner/name or hf://owner/name@revision")
+        raise UserError(
+            f"{address!r} is not of the form hf://owner/name or hf://owner/name@revision"
+        )
     name, revision = match.groups()
     page = f"{constants.ENDPOINT}/{name}"
     try:
@@ -50,12 +58,13 @@ def download(address: str) -> Path:
         ) from error
     except RevisionNotFoundError as error:
         raise UserError(
-            f"cannot fetch {address}: it has no revision {revision!r}; {page}/commits shows those that it has"
+            f"cannot fetch {address}: it has no revision {revision!r}; {page}/commits shows those "
+            "that it has"
         ) from error
     except RepositoryNotFoundError as error:
         raise UserError(
-            f"cannot fetch {address}: there is no {page}, or it is private; look at the name, or log in here "
-            "with: hf auth login"
+            f"cannot fetch {address}: there is no {page}, or it is private; look at the name, or "
+            "log in here with: hf auth login"
         ) from error
     except HFValidationError as error:
         raise UserError(f"{address!r} is no name that the Hub has: {_first_line(error)}") from error
@@ -64,7 +73,9 @@ def download(address: str) -> Path:
             f"cannot fetch {address}: {_unreachable()}, and this machine's cache does not have it"
         ) from error
     except (HTTPError, OSError) as error:
-        raise UserError(f"cannot fetch {address}: {_first_line(error)}; {page} may say more") from error
+        raise UserError(
+            f"cannot fetch {address}: {_first_line(error)}; {page} may say more"
+        ) from error
     except _MALFORMED as error:
         raise UserError(f"cannot fetch {address}: {_not_the_hub()}") from error
     return Path(folder)
@@ -84,23 +95,24 @@ def check_upload(name: str, replace: bool) -> None:
 
     if get_token() is None:
         raise UserError(
-            f"there is no token for {constants.ENDPOINT}: log in with `hf auth login`, or set HF_TOKEN to "
-            f"one that may write, which is made at {_tokens()}"
+            f"there is no token for {constants.ENDPOINT}: log in with `hf auth login`, or set "
+            f"HF_TOKEN to one that may write, which is made at {_tokens()}"
         )
     api = HfApi()
     with _mistakes(name):
         user = api.whoami()
         if user.get("auth", {}).get("accessToken", {}).get("role") == "read":
             raise UserError(
-                f"the token of {user['name']} may only read: log in with `hf auth login`, or set HF_TOKEN, "
-                f"with one that may write, which is made at {_tokens()}"
+                f"the token of {user['name']} may only read: log in with `hf auth login`, or set "
+                f"HF_TOKEN, with one that may write, which is made at {_tokens()}"
             )
         if not replace and api.repo_exists(name):
             raise UserError(_taken(name))
 
 
 def upload(folder: Path, name: str, public: bool, replace: bool) -> str:
-    """Sends a folder to the Hub as a model, in one commit, and returns in words where it is and who sees it.
+    """Sends a folder to the Hub as a model, in one commit, and returns in words where it is and who
+    sees it.
 
     Args:
       name: `owner/name`.
@@ -141,10 +153,10 @@ def _mistakes(name: str) -> Iterator[None]:
     except HfHubHTTPError as error:
         owner = name.split("/")[0]
         known = {
-            401: "the Hub does not know this token: log in anew with `hf auth login`, or set HF_TOKEN to "
-            f"one of {_tokens()}",
-            403: f"this token may not write to {owner}: give another name, or a token of {_tokens()} that "
-            f"may write there ({_first_line(error)})",
+            401: "the Hub does not know this token: log in anew with `hf auth login`, or set "
+            f"HF_TOKEN to one of {_tokens()}",
+            403: f"this token may not write to {owner}: give another name, or a token of "
+            f"{_tokens()} that may write there ({_first_line(error)})",
             409: _taken(name),
         }
         said = known.get(error.response.status_code, f"cannot send {name}: {_first_line(error)}")
@@ -154,7 +166,9 @@ def _mistakes(name: str) -> Iterator[None]:
     except (json.JSONDecodeError, *_OTHERS) as error:
         raise UserError(f"cannot send {name}: {_not_the_hub()}") from error
     except ValueError as error:  # Of the card's data, as the Hub's answer says.
-        raise UserError(f"the Hub does not take the card's data: {_card_errors(str(error))}") from error
+        raise UserError(
+            f"the Hub does not take the card's data: {_card_errors(str(error))}"
+        ) from error
 
 
 def _card_errors(answer: str) -> str:
@@ -167,7 +181,10 @@ def _card_errors(answer: str) -> str:
 
 
 def _taken(name: str) -> str:
-    return f"{name} is on the Hub already: give another name, or --replace to put this model in its place"
+    return (
+        f"{name} is on the Hub already: give another name, or --replace to put this model in its "
+        "place"
+    )
 
 
 def _tokens() -> str:
@@ -181,8 +198,8 @@ def _not_the_hub() -> str:
     from huggingface_hub import constants
 
     return (
-        f"the answer from {constants.ENDPOINT} is not the Hub's; a login page of this network or a proxy may "
-        "stand before it: open it in a browser, or look at HF_ENDPOINT"
+        f"the answer from {constants.ENDPOINT} is not the Hub's; a login page of this network or "
+        "a proxy may stand before it: open it in a browser, or look at HF_ENDPOINT"
     )
 
 

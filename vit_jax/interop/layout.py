@@ -34,7 +34,8 @@ def _layout(there: Callable, view: Callable) -> Layout:
 SAME = _layout(lambda x: x, lambda y, shape: y)
 # PyTorch's [out, in]: of ours the last axis is out, or all but the first.
 LINEAR = Layout(
-    lambda x: x.reshape(len(x), -1).T, lambda y, ours: transpose_into(ours.reshape(len(ours), -1), y)
+    lambda x: x.reshape(len(x), -1).T,
+    lambda y, ours: transpose_into(ours.reshape(len(ours), -1), y),
 )
 # Attention's [heads, head_dim, dim], whose inputs are the first two axes.
 LINEAR_OUT = Layout(
@@ -77,9 +78,13 @@ class Rule(NamedTuple):
     axis: int | None = None
 
 
-def torch_dense(ours: str, theirs: str, kernel: Layout = LINEAR, bias: Layout = FLAT) -> tuple[Rule, Rule]:
+def torch_dense(
+    ours: str, theirs: str, kernel: Layout = LINEAR, bias: Layout = FLAT
+) -> tuple[Rule, Rule]:
     """Kernel and bias of a layer of PyTorch's."""
-    return Rule(f"{ours}/kernel", f"{theirs}.weight", kernel), Rule(f"{ours}/bias", f"{theirs}.bias", bias)
+    return Rule(f"{ours}/kernel", f"{theirs}.weight", kernel), Rule(
+        f"{ours}/bias", f"{theirs}.bias", bias
+    )
 
 
 def torch_norm(ours: str, theirs: str) -> tuple[Rule, Rule]:
@@ -93,12 +98,16 @@ def moved(rules: Iterable[Rule], start: str, other: str) -> tuple[Rule, ...]:
     for rule in rules:
         names = (rule.names,) if isinstance(rule.names, str) else rule.names
         if all(name.startswith(start) for name in names):
-            found.append(rule._replace(names=tuple(other + name.removeprefix(start) for name in names)))
+            found.append(
+                rule._replace(names=tuple(other + name.removeprefix(start) for name in names))
+            )
     return tuple(found)
 
 
 def count_units(names: Iterable[str], pattern: str, first: int) -> tuple[int, ...]:
-    """Units in each stage of a model; `pattern` finds stage and unit, counted from `first`, in a name."""
+    """Units in each stage of a model; `pattern` finds stage and unit, counted from `first`, in a
+    name.
+    """
     units = {}
     for name in names:
         if match := re.match(pattern, name):
@@ -113,14 +122,17 @@ def resnet_width(channels: int) -> float:
 
 
 def resnet_root(side: int, channels: int) -> dict:
-    """The arguments of a ResNet that its first kernel tells, by the kernel's side and output channels.
+    """The arguments of a ResNet that its first kernel tells, by the kernel's side and output
+    channels.
 
     Raises:
       UserError: no model has such a first layer.
     """
     stem = {7: "large", 3: "small"}.get(side)
     if stem is None:
-        raise UserError(f"a ResNet's first kernel of {side}x{side} is not read; there are 7x7 and 3x3")
+        raise UserError(
+            f"a ResNet's first kernel of {side}x{side} is not read; there are 7x7 and 3x3"
+        )
     return dict(resnet_width=resnet_width(channels), resnet_stem=stem)
 
 
@@ -157,7 +169,10 @@ class Entry(NamedTuple):
 
     def their_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes that `split` would give, from our shape alone."""
-        return {name: x.shape for name, x in self.split(np.broadcast_to(np.float32(0), self.shape)).items()}
+        return {
+            name: x.shape
+            for name, x in self.split(np.broadcast_to(np.float32(0), self.shape)).items()
+        }
 
 
 def entries(rules: Iterable[Rule], shapes: dict[str, tuple[int, ...]], library: str) -> list[Entry]:

@@ -1,6 +1,6 @@
-"""The content of a library's folder: how the library writes the models of each family that it has."""
+"""A library as a value: how it stores the models of each family."""
 
-import inspect
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -19,11 +19,16 @@ Tensors = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
 Values = dict[str, Any]  # Arguments of a model.
 
-# Arguments that belong to the run that trains a model: another run has its own.
+# Arguments of the training run, which another run does not take over from a checkpoint.
 REGULARISATION = {"dropout", "attention_dropout", "stochastic_depth", "uniform_depth", "depth_by"}
 REGULARISATION |= {"rope_rescale"}
-# Arguments that change nothing in what a trained model computes of images of its size.
-TRAINING_ONLY = REGULARISATION | {"position_resize", "head_bias", "head_deviation", "initialization"}
+# Arguments that do not change the output of a trained model for images of its size.
+TRAINING_ONLY = REGULARISATION | {
+    "position_resize",
+    "head_bias",
+    "head_std",
+    "initialization",
+}
 TRAINING_ONLY |= {"layer_scale", "remat", "scan", "dtype"}
 
 
@@ -32,7 +37,8 @@ PROBLEM_TYPES = {"softmax": "single_label_classification", "sigmoid": "multi_lab
 
 
 def read_problem_type(config: dict, num_classes: int) -> str:
-    """The kind of probabilities by a config's `problem_type`; without one as Transformers' pipeline has it.
+    """The kind of probabilities by a config's `problem_type`; without one as Transformers' pipeline
+    has it.
 
     Raises:
       UserError: the outputs are no probabilities.
@@ -53,21 +59,22 @@ def problem_type(num_classes: int, probabilities: str) -> dict[str, str]:
 
 
 class ObjectiveFormat(NamedTuple):
-    """A library's way to write what an objective of training has beside a model, such as a decoder.
+    """A library's format for the parameters of a training objective, such as a decoder.
 
     Attributes:
-      name: of the objective, as in `config.objective.name`, or `beside.MASK`.
-      owns: regular expression of how its tensors' names start.
-      values: those of `config.objective` that tensors and a `config.json` say.
-      rename: brings its tensors to the names that `rules` knows. It raises UserError for tensors that the
-        objective would compute otherwise with.
-      rules: the names of its parameters, by the model's arguments.
-      describe: what `config.json` says of a model with such parameters, by the model's arguments and the
-        values of `config.objective`. It raises UserError for what the library does not have; None: nothing is
-        written.
-      finish: the tensors that are written besides, by the same two.
-      prefix: of the model's names where the objective's are beside them.
-      shapes: of its parameters by our path, by the model's arguments; None: they follow from the values.
+      name: name of the objective, as in `config.objective.name`, or `beside.MASK`.
+      owns: regular expression for the start of its tensors' names.
+      values: returns the values of `config.objective`, from its tensors and a `config.json`.
+      rename: renames its tensors to the names in `rules`. It raises UserError for tensors with
+        which the objective would compute something else.
+      rules: returns the names of its parameters, from the model's arguments.
+      describe: returns the content of `config.json` for a model with such parameters, from the
+        model's arguments and the values of `config.objective`. It raises UserError where the
+        library has no such model. None: the format is not written.
+      finish: returns additional tensors to write, from the same arguments.
+      prefix: prefix of the model's names in files with an objective.
+      shapes: returns the shapes of its parameters by our path, from the model's arguments; None:
+        the values determine them.
     """
 
     name: str
@@ -82,21 +89,23 @@ class ObjectiveFormat(NamedTuple):
 
 
 class Format(NamedTuple):
-    """A library's way to write the models of one family: the family's file in its folder ends with one.
+    """A library's format for the models of one family; each file of a library's folder defines one.
 
     Attributes:
       model: the family's class.
-      claims: whether a `config.json` (or {}) and tensors' names are of such a model.
-      arguments: turns tensors (renamed), a `config.json` and the size of the images that are wanted, or None,
-        into the model's arguments and, in words, what the files leave open.
-      rules: the names of a model's parameters, by its arguments.
-      describe: what the library's `config.json` says of a model. It raises UserError for a model that the
-        library does not have.
-      rename: brings tensors to the names and shapes that `rules` knows, whatever version wrote them.
+      claims: returns True if a `config.json` (or {}) and tensors belong to such a model.
+      arguments: returns the model's arguments, and in words the assumptions made, from renamed
+        tensors, a
+        `config.json` and the size of the images that the model is loaded for, or None.
+      rules: returns the names of a model's parameters, from its arguments.
+      describe: returns the content of the library's `config.json` for a model. It raises UserError
+        for a model that the library does not have.
+      rename: renames and reshapes tensors as in `rules`, whatever version wrote them.
       number: changes the names of the entries to write.
       finish: changes the arrays to write.
-      holds: whether a model of the family, by its arguments, belongs in this format, where there are several.
-      objective: what of training such files may hold beside the model; None: nothing.
+      holds: returns True if a model of the family, by its arguments, belongs in this format rather
+        than in another of the library's.
+      objective: format of an objective's parameters in such files; None: there are none.
     """
 
     model: type[ImageModel]
@@ -116,18 +125,19 @@ class Library(NamedTuple):
 
     Attributes:
       title: its name in messages.
-      formats: one for each family of models, or several.
-      suffix: of its files; empty: a folder.
-      claims: whether files are the library's, by their path, `config.json` (or {}) and tensors.
-      prepare: what all of the library's models need before `Format.claims`: tensors and config, changed.
-      unknown: says why tensors of no known format are refused, by config and tensors.
-      preprocessing: mean and deviation of the pixels, what else the model should see of an image, and in
-        words what a file does not say; from `config.json`, `preprocessor_config.json` and the channels.
-      class_names: the names of the classes in a `config.json`, if they are named.
-      probabilities: the kind of probabilities, `softmax` or `sigmoid`, by a `config.json` and the number of
-        classes.
-      files: the JSON files beside the tensors, by name; None: the library has none.
-      written: models are written for it too.
+      formats: one or several formats for each family of models.
+      suffix: suffix of its files; empty: a folder.
+      claims: returns True for the library's files, from their path, `config.json` (or {}) and
+        tensors.
+      prepare: returns tensors and config, changed as all formats of the library need it.
+      unknown: returns the error message for tensors of no known format, from config and tensors.
+      preprocessing: returns mean and std of the pixels, the preprocessing, and in words the
+        assumptions made, from `config.json`, `preprocessor_config.json` and the number of channels.
+      class_names: returns the class names in a `config.json`, or none.
+      probabilities: returns the kind of probabilities, `softmax` or `sigmoid`, from a `config.json`
+        and the number of classes.
+      files: returns the JSON files to write, by name; None: the library has none.
+      written: models can be written in its formats.
     """
 
     title: str
@@ -138,15 +148,17 @@ class Library(NamedTuple):
     unknown: Callable[[dict, Tensors], str]
     preprocessing: Callable[[dict, dict, int], tuple[dict, Preprocessing | None, str]]
     class_names: Callable[[dict], list]
-    files: Callable[[dict, Values, Preprocessing | None, Sequence[str], str], dict[str, dict] | None]
+    files: Callable[
+        [dict, Values, Preprocessing | None, Sequence[str], str], dict[str, dict] | None
+    ]
     written: bool = True
     probabilities: Callable[[dict, int], str] = read_problem_type
 
     def read_format(self, config: dict, tensors: Tensors) -> Format:
-        """The format that tensors are in.
+        """Returns the format of tensors.
 
         Raises:
-          UserError: none of the library's.
+          UserError: it is none of the library's.
         """
         for known in self.formats:
             if known.claims(config, tensors):
@@ -154,7 +166,7 @@ class Library(NamedTuple):
         raise UserError(self.unknown(config, tensors))
 
     def format_of(self, model: type[ImageModel], values: Values) -> Format:
-        """The format of models of a class with these arguments.
+        """Returns the format for models of a class with these arguments.
 
         Raises:
           UserError: the library has no such models.
@@ -165,18 +177,21 @@ class Library(NamedTuple):
         raise UserError(f"{self.title} has no {model.__name__}")
 
     def has(self, model: type[ImageModel], values: Values) -> bool:
-        """True where the library can describe a model of a class with these arguments."""
+        """Returns True if the library has models of a class with these arguments."""
         try:
             self.format_of(model, values).describe(values)
         except UserError:
             return False
         return True
 
-    def writes_objective(self, model: type[ImageModel], values: Values, name: str, said: Values) -> bool:
-        """True where the library has a place beside such a model for an objective's parameters.
+    def writes_objective(
+        self, model: type[ImageModel], values: Values, name: str, said: Values
+    ) -> bool:
+        """Returns True if the library's files of such a model can contain an objective's
+        parameters.
 
         Args:
-          name: of the objective.
+          name: name of the objective.
           said: values of `config.objective`.
         """
         known = self.format_of(model, values).objective
@@ -189,31 +204,35 @@ class Library(NamedTuple):
         return True
 
 
-def refuse_unsaid(title: str, model: type[ImageModel], values: Values, *said: str, **only: Any) -> None:
-    """Raises UserError for an argument that a library cannot say, and that is not as it always is there.
+def refuse_unsaid(
+    title: str, model: type[ImageModel], values: Values, *said: str, **only: Any
+) -> None:
+    """Raises UserError for an argument that a library cannot store and that differs from its fixed
+    value.
 
     Args:
-      title: the library's name of such models.
+      title: the library's name for such models.
       values: complete arguments.
-      said: names of those that the library says, beside the model's sizes and its pixels' statistics.
-      only: what others always are there, where it is not our own default.
+      said: names of the arguments that the library stores, in addition to sizes and pixel
+        statistics.
+      only: the library's values of other arguments, where they differ from our defaults.
     """
-    for name, parameter in inspect.signature(model.__init__).parameters.items():
-        always = only.get(name, parameter.default)
+    for field in dataclasses.fields(model.options_type):
+        name, always = field.name, only.get(field.name, field.default)
         free = name in (
             *said,
             *TRAINING_ONLY,
             "channels",
             "mean",
-            "deviation",
+            "std",
             "norm_epsilon",
             "resnet_epsilons",
         )
-        told = name not in only and (free or always is inspect.Parameter.empty)
+        told = name not in only and (free or always is dataclasses.MISSING)
         if not told and values[name] != always:
             raise UserError(f"{title} has no {name}={values[name]!r}")
 
 
 def load_formats(package: str, *modules: str) -> tuple[Format, ...]:
-    """The `FORMAT` of each of a library's modules."""
+    """Returns the `FORMAT` of each of a library's modules."""
     return tuple(import_module(f"{package}.{module}").FORMAT for module in modules)

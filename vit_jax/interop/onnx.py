@@ -1,8 +1,9 @@
 """A JAX function as an ONNX model: `convert` traces it and writes each operation of the trace.
 
-What follows from constants alone (parameters cast to a type, standardised kernels, tables of positions) is
-computed here, by JAX, and written as a number. Of the rest there are the operations that the models have,
-each as ONNX's of the same meaning; another is refused. One dimension may be symbolic: the batch.
+What follows from constants alone (parameters cast to a type, standardised kernels, tables of
+positions) is computed here, by JAX, and written as a number. Of the rest there are the operations
+that the models have, each as ONNX's of the same meaning; another is refused. One dimension may be
+symbolic: the batch.
 """
 
 import functools
@@ -20,6 +21,7 @@ from onnx import TensorProto, helper
 from vit_jax.errors import UserError
 
 OPSET = 18
+Axes = Sequence[int]
 
 TYPES = {
     np.dtype(np.float32): TensorProto.FLOAT,
@@ -85,7 +87,9 @@ def convert(
     """
     traced = jax.jit(function).trace(argument).jaxpr
     graph = _Graph(names[0], argument, most_bytes)
-    (result,) = graph.run(traced, [_Value(names[0], argument.shape, argument.shape, argument.dtype)])
+    (result,) = graph.run(
+        traced, [_Value(names[0], argument.shape, argument.shape, argument.dtype)]
+    )
     graph.add("Identity", [graph.whole(result)], output=names[1])
     described = [
         helper.make_tensor_value_info(
@@ -110,12 +114,27 @@ class _Value(NamedTuple):
 
     held: np.ndarray | str
     shape: tuple  # That it stands for, as JAX says; the batch is symbolic.
-    narrow: tuple  # That is held: 1 where it would repeat itself. ONNX's operations on elements repeat it.
+    # That is held: 1 where it would repeat itself. ONNX's operations on elements repeat it.
+    narrow: tuple
     dtype: np.dtype
 
     @property
     def known(self) -> bool:
         return isinstance(self.held, np.ndarray)
+
+
+def _is_constant(equation, inputs: list[_Value]) -> bool:
+    """Returns True if an equation's outputs follow from parameters alone, whatever the batch."""
+    return all(value.known for value in inputs) and all(
+        _is_static(variable.aval.shape) for variable in equation.outvars
+    )
+
+
+def _computed(equation, inputs: list[_Value]) -> list[_Value]:
+    """Returns the outputs of an equation of constants, computed by JAX."""
+    arrays = [np.broadcast_to(value.held, value.shape) for value in inputs]
+    results = equation.primitive.bind(*arrays, **equation.params)
+    return list(map(_constant, results if equation.primitive.multiple_results else [results]))
 
 
 class _Graph:
@@ -125,7 +144,9 @@ class _Graph:
         self.images, self.batch = images, argument.shape[0]
         self.nodes: list[onnx.NodeProto] = []
         self.tensors: dict[str, TensorProto] = {}
-        self.written: dict[int, tuple[str, np.ndarray]] = {}  # The array too, so that its id stays its own.
+        self.written: dict[
+            int, tuple[str, np.ndarray]
+        ] = {}  # The array too, so that its id stays its own.
         self.room = self.most_bytes = most_bytes
 
     def run(self, closed: ClosedJaxpr, arguments: list[_Value]) -> list[_Value]:
@@ -144,17 +165,17 @@ class _Graph:
         return [read(variable) for variable in jaxpr.outvars]
 
     def equation(self, equation, inputs: list[_Value]) -> list[_Value]:
+        """Writes the nodes of one equation of a jaxpr, and returns its outputs."""
         name, params = equation.primitive.name, equation.params
         out = equation.outvars[0].aval
         if name == "broadcast_in_dim":
             return [self.broadcast(inputs[0], out, params["broadcast_dimensions"])]
         if name in CALLS:
             inner = params.get("jaxpr") or params.get("call_jaxpr")
-            return self.run(inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ()), inputs)
-        if all(value.known for value in inputs) and all(_is_static(v.aval.shape) for v in equation.outvars):
-            whole = [np.broadcast_to(value.held, value.shape) for value in inputs]
-            results = equation.primitive.bind(*whole, **params)
-            return [_constant(x) for x in (results if equation.primitive.multiple_results else [results])]
+            closed = inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())
+            return self.run(closed, inputs)
+        if _is_constant(equation, inputs):
+            return _computed(equation, inputs)
         if name == "cond" and params["branches_platforms"]:
             # Ways to compute the same on one kind of device each; the last is for any device.
             return self.run(params["branches"][-1], inputs[1:])
@@ -165,12 +186,15 @@ class _Graph:
         write = getattr(self, f"_{name}", None)
         if write is None:
             raise UserError(
-                f"the model computes {name!r}, which is not written to ONNX; StableHLO holds all operations"
+                f"the model computes {name!r}, which is not written to ONNX; StableHLO holds all "
+                "operations"
             )
         written = write(inputs, out, **params)
         return written if isinstance(written, list) else [written]
 
-    def add(self, operation: str, inputs: Sequence[str], output: str | None = None, **attributes) -> str:
+    def add(
+        self, operation: str, inputs: Sequence[str], output: str | None = None, **attributes
+    ) -> str:
         """A node more; returns the name of its output."""
         output = output or f"{operation}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(operation, inputs, [output], **attributes))
@@ -182,8 +206,8 @@ class _Graph:
             self.room -= array.nbytes
             if self.room < 0:
                 raise UserError(
-                    f"its parameters take more than the {self.most_bytes / 1e9:.1f} GB that one file of ONNX "
-                    "holds; --dtype=bfloat16 or --dtype=float16 takes half"
+                    f"its parameters take more than the {self.most_bytes / 1e9:.1f} GB that one "
+                    "file of ONNX holds; --dtype=bfloat16 or --dtype=float16 takes half"
                 )
             name = f"constant_{len(self.tensors)}"
             self.tensors[name] = helper.make_tensor(
@@ -206,7 +230,9 @@ class _Graph:
         if value.known and _is_static(value.shape):
             return self.name(np.ascontiguousarray(np.broadcast_to(value.held, value.shape)))
         # A 1 leaves a dimension as it is: the batch need not be known where it is there already.
-        missing = [1 if old == new else new for old, new in zip(value.narrow, value.shape, strict=True)]
+        missing = [
+            1 if old == new else new for old, new in zip(value.narrow, value.shape, strict=True)
+        ]
         if _is_static(missing):
             return self.add("Expand", [self.held(value), self.integers(missing)])
         parts = [self.size(d) if not isinstance(d, int) else self.integers([d]) for d in missing]
@@ -217,22 +243,32 @@ class _Graph:
         batch = self.add("Shape", [self.images], start=0, end=1)
         times = dimension // self.batch
         if not isinstance(times, int) or times * self.batch != dimension:
-            raise UserError(f"an array of the model has the size {dimension}, which is not written to ONNX")
+            raise UserError(
+                f"an array of the model has the size {dimension}, which is not written to ONNX"
+            )
         return batch if times == 1 else self.add("Mul", [batch, self.integers([times])])
 
     def elementwise(self, operation: str, inputs: Sequence[_Value], out) -> _Value:
         name = self.add(operation, [self.held(value) for value in inputs])
-        return _Value(name, out.shape, _together([value.narrow for value in inputs], out.ndim), out.dtype)
+        return _Value(
+            name, out.shape, _together([value.narrow for value in inputs], out.ndim), out.dtype
+        )
 
     def full(self, name: str, out) -> _Value:
         return _Value(name, out.shape, out.shape, out.dtype)
 
     def reshape(self, name: str, shape: Sequence) -> str:
         """One dimension may be symbolic, and is what is left."""
-        return self.add("Reshape", [name, self.integers([d if isinstance(d, int) else -1 for d in shape])])
+        return self.add(
+            "Reshape", [name, self.integers([d if isinstance(d, int) else -1 for d in shape])]
+        )
 
     def transpose(self, name: str, order: Sequence[int]) -> str:
-        return name if list(order) == sorted(order) else self.add("Transpose", [name], perm=list(order))
+        return (
+            name
+            if list(order) == sorted(order)
+            else self.add("Transpose", [name], perm=list(order))
+        )
 
     def cast(self, name: str, old, new) -> str:
         return name if old == new else self.add("Cast", [name], to=TYPES[np.dtype(new)])
@@ -250,7 +286,9 @@ class _Graph:
 
     def _convert_element_type(self, inputs, out, new_dtype, **_) -> _Value:
         (value,) = inputs
-        return _Value(self.cast(self.held(value), value.dtype, new_dtype), out.shape, value.narrow, out.dtype)
+        return _Value(
+            self.cast(self.held(value), value.dtype, new_dtype), out.shape, value.narrow, out.dtype
+        )
 
     def _rsqrt(self, inputs, out, **_) -> _Value:
         root = self.elementwise("Sqrt", inputs, out)
@@ -279,10 +317,14 @@ class _Graph:
         return self.full(self.reshape(self.whole(value), out.shape), out)
 
     def _squeeze(self, inputs, out, dimensions, **_) -> _Value:
-        return self.full(self.add("Squeeze", [self.whole(inputs[0]), self.integers(dimensions)]), out)
+        return self.full(
+            self.add("Squeeze", [self.whole(inputs[0]), self.integers(dimensions)]), out
+        )
 
     def _expand_dims(self, inputs, out, dimensions, **_) -> _Value:
-        return self.full(self.add("Unsqueeze", [self.whole(inputs[0]), self.integers(dimensions)]), out)
+        return self.full(
+            self.add("Unsqueeze", [self.whole(inputs[0]), self.integers(dimensions)]), out
+        )
 
     def _transpose(self, inputs, out, permutation) -> _Value:
         (value,) = inputs
@@ -290,10 +332,14 @@ class _Graph:
         return _Value(self.transpose(self.held(value), permutation), out.shape, narrow, out.dtype)
 
     def _concatenate(self, inputs, out, dimension) -> _Value:
-        return self.full(self.add("Concat", [self.whole(value) for value in inputs], axis=dimension), out)
+        return self.full(
+            self.add("Concat", [self.whole(value) for value in inputs], axis=dimension), out
+        )
 
     def _stack(self, inputs, out, axis, **_) -> _Value:
-        parts = [self.add("Unsqueeze", [self.whole(value), self.integers([axis])]) for value in inputs]
+        parts = [
+            self.add("Unsqueeze", [self.whole(value), self.integers([axis])]) for value in inputs
+        ]
         return self.full(self.add("Concat", parts, axis=axis), out)
 
     def _unstack(self, inputs, out, axis, **_) -> list[_Value]:
@@ -322,14 +368,18 @@ class _Graph:
         """A slice at one place that is known: `x[:, 0]`, `x[..., :2]`."""
         value, place = inputs
         if not place.known or place.narrow != (len(dimension_numbers.start_index_map),):
-            raise UserError("the model looks up places that it computes, which is not written to ONNX")
+            raise UserError(
+                "the model looks up places that it computes, which is not written to ONNX"
+            )
         starts = [0] * len(value.shape)
         for axis, start in zip(dimension_numbers.start_index_map, place.held, strict=True):
             starts[axis] = int(start)
         limits = [start + size for start, size in zip(starts, slice_sizes, strict=True)]
         name = self.slice(value, starts, limits, [1] * len(starts))
         dropped = dimension_numbers.collapsed_slice_dims
-        return self.full(self.add("Squeeze", [name, self.integers(dropped)]) if dropped else name, out)
+        return self.full(
+            self.add("Squeeze", [name, self.integers(dropped)]) if dropped else name, out
+        )
 
     def _pad(self, inputs, out, padding_config) -> _Value:
         value, filling = inputs
@@ -340,41 +390,60 @@ class _Graph:
         return self.full(self.add("Pad", [self.whole(value), pads, self.held(filling)]), out)
 
     def _reduce_sum(self, inputs, out, axes, **_) -> _Value:
-        """One axis after the other, since ONNX Runtime adds the numbers of several axes in a row: after
-        a BiT's group norms the logits would be 1e-4 from those of float64 sums, and are 7e-6."""
+        """One axis after the other, since ONNX Runtime adds the numbers of several axes in a row:
+        after a BiT's group norms the logits would be 1e-4 from those of float64 sums, and are 7e-6.
+        """
         name = self.whole(inputs[0])
         for axis in sorted(axes, reverse=True):
             name = self.add("ReduceSum", [name, self.integers([axis])], keepdims=0)
         return self.full(name, out)
 
     def _reduce_max(self, inputs, out, axes, **_) -> _Value:
-        return self.full(self.add("ReduceMax", [self.whole(inputs[0]), self.integers(axes)], keepdims=0), out)
+        return self.full(
+            self.add("ReduceMax", [self.whole(inputs[0]), self.integers(axes)], keepdims=0), out
+        )
 
     def _dot_general(self, inputs, out, dimension_numbers, preferred_element_type, **_) -> _Value:
         """MatMul of `[batch axes..., free, contracted]` and `[batch axes..., contracted, free]`."""
-        (contracted, together), sides = dimension_numbers, []
+        contracted, batch = dimension_numbers
         free = [
-            [axis for axis in range(len(value.shape)) if axis not in (*contracted[side], *together[side])]
-            for side, value in enumerate(inputs)
+            [axis for axis in range(len(value.shape)) if axis not in (*bound, *shared)]
+            for value, bound, shared in zip(inputs, contracted, batch, strict=True)
         ]
-        for side, value in enumerate(inputs):
-            axes = [free[side], contracted[side]] if side == 0 else [contracted[side], free[side]]
-            order = [*together[side], *axes[0], *axes[1]]
-            shape = [value.shape[axis] for axis in together[side]]
-            sizes = [[value.shape[axis] for axis in part] for part in axes]
-            # Free axes of the first need not be merged where the second has no batch axes.
-            apart = side == 0 and not together[0] and free[0]
-            shape += (sizes[0] if apart else [math.prod(sizes[0])]) + [math.prod(sizes[1])]
-            if value.known and _is_static(value.shape):
-                array = np.broadcast_to(value.held, value.shape).transpose(order).reshape(shape)
-                sides.append(self.name(np.ascontiguousarray(array.astype(out.dtype))))
-                continue
-            name = self.transpose(self.cast(self.whole(value), value.dtype, out.dtype), order)
-            merged = len(shape) != len(order) or not all(axes)
-            sides.append(self.reshape(name, shape) if merged else name)
-        name = self.add("MatMul", sides)
-        made = len(together[0]) + (len(free[0]) if not together[0] and free[0] else 1) + 1
-        return self.full(name if made == out.ndim and all(free) else self.reshape(name, out.shape), out)
+        # Free axes of the first need not be merged where the second has no batch axes.
+        keeps_free = not batch[0] and bool(free[0])
+        first = self._operand(inputs[0], out.dtype, batch[0], free[0], contracted[0], keeps_free)
+        second = self._operand(inputs[1], out.dtype, batch[1], contracted[1], free[1], False)
+        name = self.add("MatMul", [first, second])
+        rank = len(batch[0]) + (len(free[0]) if keeps_free else 1) + 1
+        if rank != out.ndim or not all(free):
+            name = self.reshape(name, out.shape)
+        return self.full(name, out)
+
+    def _operand(
+        self, value: _Value, dtype, batch: Axes, rows: Axes, columns: Axes, keeps_rows: bool
+    ) -> str:
+        """Returns the name of a MatMul operand `[batch axes..., rows, columns]`.
+
+        Args:
+          value: the operand before its axes are moved and merged.
+          dtype: type of the result.
+          batch: axes of the batch.
+          rows: axes that are merged to the rows; none are a row of length 1.
+          columns: axes that are merged to the columns; none are a column of length 1.
+          keeps_rows: axes of the rows are moved, but not merged.
+        """
+        order = [*batch, *rows, *columns]
+        row_sizes = [value.shape[axis] for axis in rows]
+        shape = [value.shape[axis] for axis in batch]
+        shape += row_sizes if keeps_rows else [math.prod(row_sizes)]
+        shape.append(math.prod(value.shape[axis] for axis in columns))
+        if value.known and _is_static(value.shape):
+            array = np.broadcast_to(value.held, value.shape).transpose(order).reshape(shape)
+            return self.name(np.ascontiguousarray(array.astype(dtype)))
+        name = self.transpose(self.cast(self.whole(value), value.dtype, dtype), order)
+        is_merged = len(shape) != len(order) or not rows or not columns
+        return self.reshape(name, shape) if is_merged else name
 
     def _conv_general_dilated(
         self,
@@ -406,7 +475,9 @@ class _Graph:
 
     def constant_or_transpose(self, value: _Value, order: Sequence[int]) -> str:
         if value.known and _is_static(value.shape):
-            return self.name(np.ascontiguousarray(np.broadcast_to(value.held, value.shape).transpose(order)))
+            return self.name(
+                np.ascontiguousarray(np.broadcast_to(value.held, value.shape).transpose(order))
+            )
         return self.transpose(self.whole(value), order)
 
     def _reduce_window_max(self, inputs, out, **window) -> _Value:
@@ -414,7 +485,12 @@ class _Graph:
 
     def _reduce_window_sum(self, inputs, out, window_dimensions, **window) -> _Value:
         mean = self.pool(
-            "AveragePool", inputs[0], out, window_dimensions=window_dimensions, count_include_pad=1, **window
+            "AveragePool",
+            inputs[0],
+            out,
+            window_dimensions=window_dimensions,
+            count_include_pad=1,
+            **window,
         )
         count = _constant(np.asarray(math.prod(window_dimensions), out.dtype))
         return self.elementwise("Mul", [mean, count], out)
@@ -438,7 +514,9 @@ class _Graph:
         moving = [axis for axis, step in enumerate(steps) if step != (1, 1, (0, 0))]
         order = [axis for axis in range(len(steps)) if axis not in moving] + moving
         if order[2:] != moving:
-            raise UserError("the model pools over its batch or channels, which is not written to ONNX")
+            raise UserError(
+                "the model pools over its batch or channels, which is not written to ONNX"
+            )
         name = self.add(
             operation,
             [self.transpose(self.whole(value), order)],

@@ -1,6 +1,7 @@
 """The preprocessing of images that libraries' files name, read and written.
 
-Mean and deviation are arguments of the model, which normalises by them; the rest is `Preprocessing`.
+Mean and std are arguments of the model, which normalises by them; the rest is
+`Preprocessing`.
 """
 
 import math
@@ -17,10 +18,10 @@ _TIMM = {"bilinear": "bilinear_antialias", "bicubic": "bicubic", "lanczos": "lan
 _PILLOW = {1: "lanczos", 2: "bilinear_antialias", 3: "bicubic"}
 _PILLOW_NAMES = {0: "nearest", 4: "box", 5: "hamming"}
 
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "deviation": (0.229, 0.224, 0.225)}
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 CLIP = {
     "mean": (0.48145466, 0.4578275, 0.40821073),
-    "deviation": (0.26862954, 0.26130258, 0.27577711),
+    "std": (0.26862954, 0.26130258, 0.27577711),
 }
 
 # What Transformers' image processors do where their file does not say.
@@ -38,7 +39,7 @@ _PROCESSORS = {
         do_center_crop=True,
         crop_size={"height": 224, "width": 224},
         image_mean=CLIP["mean"],
-        image_std=CLIP["deviation"],
+        image_std=CLIP["std"],
     ),
     "CLIP": dict(
         size={"shortest_edge": 224},
@@ -46,7 +47,7 @@ _PROCESSORS = {
         do_center_crop=True,
         crop_size={"height": 224, "width": 224},
         image_mean=CLIP["mean"],
-        image_std=CLIP["deviation"],
+        image_std=CLIP["std"],
     ),
     "Beit": dict(size={"height": 224, "width": 224}, resample=3),
     "Siglip": dict(size={"height": 224, "width": 224}, resample=3),
@@ -54,7 +55,7 @@ _PROCESSORS = {
         size={"height": 224, "width": 224},
         resample=2,
         image_mean=IMAGENET["mean"],
-        image_std=IMAGENET["deviation"],
+        image_std=IMAGENET["std"],
     ),
     "ConvNext": dict(
         size={"shortest_edge": 384},
@@ -65,7 +66,9 @@ _PROCESSORS = {
 
 
 class Preprocessing(NamedTuple):
-    """The way of an image to a model's size. A value that is not known here is kept as it was said."""
+    """The way of an image to a model's size. A value that is not known here is kept as it was
+    said.
+    """
 
     kind: str  # `short_side` or `square`: which sides are resized before the central crop.
     share: (
@@ -86,20 +89,21 @@ UNSAID = Preprocessing("short_side", Fraction(7, 8), "bilinear")
 
 
 def per_channel(value: float | tuple[float, ...], channels: int) -> list[float]:
-    """A mean or deviation as libraries write it."""
+    """A mean or std as libraries write it."""
     return list(value) if isinstance(value, tuple) else [value] * channels
 
 
 def of_timm(config: dict, channels: int) -> tuple[dict[str, Any], Preprocessing]:
-    """Mean and deviation, and the rest, by a `config.json` of timm's; what it does not say is timm's default.
+    """Mean and std, and the rest, by a `config.json` of timm's; what it does not say is
+    timm's default.
 
     Raises:
-      UserError: a mean, deviation or crop share that is none.
+      UserError: a mean, std or crop share that is none.
     """
     said = config.get("pretrained_cfg", config) or {}
     found = {
         "mean": said.get("mean") or IMAGENET["mean"],
-        "deviation": said.get("std") or IMAGENET["deviation"],
+        "std": said.get("std") or IMAGENET["std"],
     }
     for name, value in found.items():
         if isinstance(value, list | tuple) and len(value) != channels:
@@ -113,14 +117,16 @@ def of_timm(config: dict, channels: int) -> tuple[dict[str, Any], Preprocessing]
 
 
 def of_transformers(said: dict) -> tuple[dict[str, Any], Preprocessing]:
-    """Mean, deviation and, of a crop, `image_size`; and the rest, by a `preprocessor_config.json`.
+    """Mean, std and, of a crop, `image_size`; and the rest, by a `preprocessor_config.json`.
 
     Raises:
       UserError: a processor whose defaults are not known does not say all; values that are none.
     """
     said = _with_defaults(said)
     found = _statistics(said)
-    size = _sides(said.get("size"), "shortest_edge" if _kind(said).startswith(("Bit", "CLIP")) else None)
+    size = _sides(
+        said.get("size"), "shortest_edge" if _kind(said).startswith(("Bit", "CLIP")) else None
+    )
     crop = _sides(said.get("crop_size"))
     resample = said["resample"]
     interpolation = _PILLOW.get(resample, f"resample={_PILLOW_NAMES.get(resample, resample)}")
@@ -137,7 +143,9 @@ def of_transformers(said: dict) -> tuple[dict[str, Any], Preprocessing]:
             kind = "short_side"
         if said.get("do_center_crop"):
             if crop.keys() != {"height", "width"}:
-                raise UserError(f"crop_size is {said.get('crop_size')!r} and must be a height and a width")
+                raise UserError(
+                    f"crop_size is {said.get('crop_size')!r} and must be a height and a width"
+                )
             share = Fraction(min(crop.values()), whole)
             size = crop
         found["image_size"] = size["height"], size["width"]
@@ -154,38 +162,42 @@ def _with_defaults(said: dict) -> dict:
     wanted = ("size", "resample", "do_rescale", "do_normalize", "image_mean", "image_std")
     if missing := [key for key in wanted if said.get(key) is None]:
         raise UserError(
-            f"preprocessor_config.json is of a {kind}, whose defaults are not known here: it must say "
-            f"{', '.join(missing)}"
+            f"preprocessor_config.json is of a {kind}, whose defaults are not known here: it must "
+            f"say {', '.join(missing)}"
         )
     return said
 
 
 def _of_convnext(said: dict) -> dict:
-    """ConvNeXt's processor in the words of the others: a square of 384 pixels and more, else a crop."""
+    """ConvNeXt's processor in the words of the others: a square of 384 pixels and more, else a
+    crop.
+    """
     side = min(_sides(said["size"]).values(), default=384)
     square = {"height": side, "width": side}
     if side >= 384:
         return said | dict(size=square, do_center_crop=False)
     return said | dict(
-        size={"shortest_edge": int(side / _share(said["crop_pct"]))}, do_center_crop=True, crop_size=square
+        size={"shortest_edge": int(side / _share(said["crop_pct"]))},
+        do_center_crop=True,
+        crop_size=square,
     )
 
 
 def _statistics(said: dict) -> dict[str, Any]:
-    """Mean and deviation of pixels in [0, 1] to which rescaling and normalising come together."""
+    """Mean and std of pixels in [0, 1] to which rescaling and normalising come together."""
     scale = 255 * said.get("rescale_factor", 1 / 255) if said.get("do_rescale", True) else 255.0
     if not (isinstance(scale, int | float) and math.isfinite(scale) and scale > 0):
         raise UserError(f"rescale_factor is {said['rescale_factor']!r} and must be above 0")
-    mean, deviation = 0.0, 1.0
+    mean, std = 0.0, 1.0
     if said.get("do_normalize", True):
-        mean, deviation = said.get("image_mean", 0.5), said.get("image_std", 0.5)
+        mean, std = said.get("image_mean", 0.5), said.get("image_std", 0.5)
 
     def scaled(value):
         if abs(scale - 1) < 1e-9:  # Else 0.5 would not stay what it is.
             return value
         return [x / scale for x in value] if isinstance(value, list | tuple) else value / scale
 
-    return {"mean": scaled(mean), "deviation": scaled(deviation)}
+    return {"mean": scaled(mean), "std": scaled(std)}
 
 
 def _kind(said: dict) -> str:
@@ -194,17 +206,35 @@ def _kind(said: dict) -> str:
 
 
 def _sides(size: Any, alone: str | None = None) -> dict[str, int]:
-    """A size as a dict of numbers above 0; one number alone is of this name, or a square's side."""
-    if isinstance(size, int) and not isinstance(size, bool):
-        size = {alone: size} if alone else {"height": size, "width": size}
-    elif isinstance(size, list | tuple) and len(size) == 2:
-        size = {"height": size[0], "width": size[1]}
+    """Returns a size as a dict of numbers of pixels.
+
+    Args:
+      size: a dict, a pair of height and width, or a number.
+      alone: key of a number; None: it is the side of a square.
+    """
+    sides = {key: side for key, side in _named_sides(size, alone).items() if side is not None}
+    if not all(_is_integer(side) and side > 0 for side in sides.values()):
+        raise UserError(
+            f"a size of preprocessor_config.json is {size!r} and must be numbers of pixels"
+        )
+    return sides
+
+
+def _named_sides(size: Any, alone: str | None) -> dict[str, Any]:
+    """Returns a size as a dict, without checking its values; arguments as in `_sides`."""
     if size is None:
         return {}
-    found = {key: x for key, x in size.items() if x is not None} if isinstance(size, dict) else {"": size}
-    if not all(isinstance(x, int) and not isinstance(x, bool) and x > 0 for x in found.values()):
-        raise UserError(f"a size of preprocessor_config.json is {size!r} and must be numbers of pixels")
-    return found
+    if isinstance(size, dict):
+        return size
+    if isinstance(size, list | tuple) and len(size) == 2:
+        return {"height": size[0], "width": size[1]}
+    if not _is_integer(size):
+        return {"": size}
+    return {alone: size} if alone else {"height": size, "width": size}
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _share(value: Any) -> float:
@@ -214,12 +244,15 @@ def _share(value: Any) -> float:
 
 
 def to_timm(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
-    """The values of timm's `pretrained_cfg`, but for mean and deviation; see `lost`.
+    """The values of timm's `pretrained_cfg`, but for mean and std; see `lost`.
 
     Raises:
       UserError: timm has no such crop.
     """
-    names = {ours: theirs for theirs, ours in _TIMM.items()} | {"bilinear": "bilinear", "area": "bilinear"}
+    names = {ours: theirs for theirs, ours in _TIMM.items()} | {
+        "bilinear": "bilinear",
+        "area": "bilinear",
+    }
     _require(seen, names, "timm")
     share = float(seen.share)
     while math.floor(min(size) / share) < math.floor(seen.resize(size)):
@@ -229,7 +262,8 @@ def to_timm(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
 
 
 def to_transformers(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
-    """The values of Transformers' `preprocessor_config.json`, but for mean and deviation; see `lost`.
+    """The values of Transformers' `preprocessor_config.json`, but for mean and std; see
+    `lost`.
 
     Raises:
       UserError: Transformers has no such crop.
@@ -256,18 +290,28 @@ def to_transformers(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any
     )
 
 
-def lost(seen: Preprocessing | None, probabilities: str, size: tuple[int, int], library: str) -> list[str]:
-    """Lists in lines the preprocessing and the kind of probabilities that a library's files cannot hold."""
+def lost(
+    seen: Preprocessing | None, probabilities: str, size: tuple[int, int], library: str
+) -> list[str]:
+    """Lists in lines the preprocessing and the kind of probabilities that a library's files cannot
+    hold.
+    """
     if library == "google":
         found = ["Google's npz holds no crop, no interpolation and no names of classes"]
         if probabilities == "sigmoid":
-            found.append("the sigmoid of each class: predictions by this file would be of a softmax")
+            found.append(
+                "the sigmoid of each class: predictions by this file would be of a softmax"
+            )
         return found
     seen, found = seen or UNSAID, []
     if seen.interpolation in ("bilinear", "area"):
-        found.append(f"interpolation {seen.interpolation!r}: there bilinear, smoothed as Pillow does it")
+        found.append(
+            f"interpolation {seen.interpolation!r}: there bilinear, smoothed as Pillow does it"
+        )
     if library == "transformers" and seen.kind == "short_side" and size[0] != size[1]:
-        found.append("the crop that keeps the aspect ratio: Transformers has none but squares, and squeezes")
+        found.append(
+            "the crop that keeps the aspect ratio: Transformers has none but squares, and squeezes"
+        )
     return found
 
 
@@ -275,4 +319,6 @@ def _require(seen: Preprocessing, names: dict, library: str) -> None:
     if seen.kind not in ("short_side", "square"):
         raise UserError(f"{library} is not told of a crop by {seen.kind}, which is not done here")
     if seen.interpolation not in names:
-        raise UserError(f"{library} is not told of the interpolation {seen.interpolation!r}: not done here")
+        raise UserError(
+            f"{library} is not told of the interpolation {seen.interpolation!r}: not done here"
+        )

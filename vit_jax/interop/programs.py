@@ -1,4 +1,6 @@
-"""A model as a program in one file, of images alone: StableHLO and ONNX, and whether it computes the same."""
+"""A model as a program in one file, of images alone: StableHLO and ONNX, and whether it computes
+the same.
+"""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,13 +13,18 @@ from flax import nnx
 
 from vit_jax.errors import UserError
 from vit_jax.interop.preprocessing import UNSAID, Preprocessing, per_channel
+from vit_jax.models.layers import placing
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-MOST_BYTES = 2**31 - 2**20  # Of parameters in a file: protocol buffers and flatbuffers end at 2 GiB.
+MOST_BYTES = (
+    2**31 - 2**20
+)  # Of parameters in a file: protocol buffers and flatbuffers end at 2 GiB.
 
 
 def as_served(model):
-    """The model without what helps training alone: its layers one after the other, computed once."""
+    """The model without what helps training alone: its layers one after the other, computed
+    once.
+    """
     for _, part in nnx.iter_modules(model):
         for name, value in dict(scan=False, remat="none").items():
             if hasattr(part, name):
@@ -26,9 +33,19 @@ def as_served(model):
 
 
 def function_of(model) -> Callable:
-    """The model as a function of images alone, to float32: features come in the type that is computed in."""
+    """The model as a function of images alone, to float32: features come in the type that is
+    computed in.
+
+    It is traced as for a CPU, whose operations every platform has; cuDNN's attention is a GPU's
+    alone.
+    """
     graphdef, params = nnx.split(model)
-    return lambda images: nnx.merge(graphdef, params)(images).astype(np.float32)
+
+    def call(images: jax.Array) -> jax.Array:
+        with placing(lambda _, x: x, platform="cpu"):
+            return nnx.merge(graphdef, params)(images).astype(np.float32)
+
+    return call
 
 
 def any_batch(images: tuple[int, ...], dtype: np.dtype):
@@ -59,8 +76,9 @@ def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> 
         "antialias": smoothed,
         "preprocessing_known": preprocessing is not None,
         "mean": per_channel(model.mean, model.channels),
-        "std": per_channel(model.deviation, model.channels),
-        "normalization": "in the program, whose input is pixels in input_range; mean and std are of [0, 1]",
+        "std": per_channel(model.std, model.channels),
+        "normalization": "in the program, whose input is pixels in input_range; mean and std are "
+        "of [0, 1]",
     }
     if seen.kind == "square":  # Both sides are resized, each in this proportion to the crop.
         facts["resize_to"] = [int(side / seen.share) for side in size]
@@ -72,7 +90,11 @@ def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> 
 
 
 def write_stablehlo(
-    model, file: Path, images: tuple[int, ...], dtype: np.dtype, metadata: Mapping[str, Any] | None = None
+    model,
+    file: Path,
+    images: tuple[int, ...],
+    dtype: np.dtype,
+    metadata: Mapping[str, Any] | None = None,
 ) -> Callable:
     """Writes a model by jax.export and returns what runs the file.
 
@@ -84,7 +106,9 @@ def write_stablehlo(
             f"its parameters take {size / 1e9:.1f} GB, and StableHLO holds {MOST_BYTES / 1e9:.1f}; "
             "--dtype=float16 and a file called .onnx take half"
         )
-    exported = jax.export.export(jax.jit(function_of(model)), platforms=PLATFORMS)(any_batch(images, dtype))
+    exported = jax.export.export(jax.jit(function_of(model)), platforms=PLATFORMS)(
+        any_batch(images, dtype)
+    )
     file.write_bytes(exported.serialize())
     if metadata:
         text = json.dumps(metadata, indent=2, ensure_ascii=False) + "\n"
@@ -98,24 +122,33 @@ def metadata_file(file: Path) -> Path:
 
 
 def write_onnx(
-    model, file: Path, images: tuple[int, ...], dtype: np.dtype, metadata: Mapping[str, Any] | None = None
+    model,
+    file: Path,
+    images: tuple[int, ...],
+    dtype: np.dtype,
+    metadata: Mapping[str, Any] | None = None,
 ) -> Callable:
     """Writes a model by `vit_jax.interop.onnx` and returns what runs the file.
 
-    Metadata are its `metadata_props`, texts as they are and other values as JSON, with ONNX's own names for
-    the pixels of images added.
+    Metadata are its `metadata_props`, texts as they are and other values as JSON, with ONNX's own
+    names for the pixels of images added.
     """
     try:
         import onnx
         import onnxruntime
     except ImportError as error:
-        raise UserError(f'{error.name} is not installed; pip install -e ".[onnx]" brings it') from error
+        raise UserError(
+            f'{error.name} is not installed; pip install -e ".[onnx]" brings it'
+        ) from error
     from vit_jax.interop.onnx import convert
 
-    written = convert(function_of(model), any_batch(images, dtype), ("images", "logits"), MOST_BYTES)
+    written = convert(
+        function_of(model), any_batch(images, dtype), ("images", "logits"), MOST_BYTES
+    )
     if metadata:
         texts = {
-            name: value if isinstance(value, str) else json.dumps(value) for name, value in metadata.items()
+            name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in metadata.items()
         }
         onnx.helper.set_model_props(written, texts | _onnx_pixels(model.channels, dtype))
     onnx.checker.check_model(written, full_check=True)
@@ -137,11 +170,16 @@ def _onnx_pixels(channels: int, dtype: np.dtype) -> dict[str, str]:
 
 
 def difference(model, run: Callable, images: tuple[int, ...], dtype: np.dtype, batch: int) -> float:
-    """The largest between the logits of the model and of the program over random images, as a share of the
-    largest logit."""
+    """The largest between the logits of the model and of the program over random images, as a share
+    of the largest logit.
+    """
     rng = np.random.default_rng(batch)
     shape = (batch, *images)
-    drawn = rng.integers(256, size=shape, dtype=np.uint8) if dtype == np.uint8 else rng.uniform(-1, 1, shape)
+    drawn = (
+        rng.integers(256, size=shape, dtype=np.uint8)
+        if dtype == np.uint8
+        else rng.uniform(-1, 1, shape)
+    )
     drawn = drawn.astype(dtype)
     wanted = np.asarray(jax.jit(function_of(model))(drawn))
     return float(np.abs(np.asarray(run(drawn)) - wanted).max() / (np.abs(wanted).max() or 1))

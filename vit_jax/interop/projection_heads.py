@@ -1,9 +1,9 @@
 """The heads of DINO, iBOT and DINOv2 as their authors' training saves them, in our names.
 
-An MLP of three layers, `head.mlp.{0,2,4}`, and prototypes, `head.last_layer`, whose weight has its lengths
-apart (`weight_g`, `weight_v`: PyTorch's weight_norm) or is plain, as in DINOv3. DINOv2 has `dino_head` and,
-where patches have their own, `ibot_head`; iBOT's has a second last layer behind the same MLP. What they
-remember is the teacher's mean, `dino_loss.center` and the like.
+An MLP of three layers, `head.mlp.{0,2,4}`, and prototypes, `head.last_layer`, whose weight has its
+lengths apart (`weight_g`, `weight_v`: PyTorch's weight_norm) or is plain, as in DINOv3. DINOv2 has
+`dino_head` and, where patches have their own, `ibot_head`; iBOT's has a second last layer behind
+the same MLP. What they remember is the teacher's mean, `dino_loss.center` and the like.
 """
 
 import re
@@ -15,7 +15,9 @@ from vit_jax.errors import UserError
 
 Arrays = dict[str, np.ndarray]
 
-OWNS = re.compile(r"(dino_head|ibot_head|head)\.(mlp|last_layer)|mask_token$|masked_embed$|\w+_loss\.center")
+OWNS = re.compile(
+    r"(dino_head|ibot_head|head)\.(mlp|last_layer)|mask_token$|masked_embed$|\w+_loss\.center"
+)
 _CENTRES = {
     "centre": ("dino_loss.center", "ibot_loss.center"),
     "patch_centre": ("ibot_patch_loss.center", "ibot_loss.center2"),
@@ -39,27 +41,50 @@ class Heads(NamedTuple):
 
 
 def read_heads(tensors: Arrays) -> Heads | None:
-    """The heads among tensors that `OWNS` is of; None where there is none.
+    """Converts the heads among tensors whose names match `OWNS`; returns None if there are none.
 
     Raises:
-      UserError: the heads compute otherwise than ours.
+      UserError: the heads differ from those that are supported.
     """
-    tensors, notes = {_old_name(name): array for name, array in tensors.items()}, []
-    starts = [start for start in ("dino_head", "head") if f"{start}.mlp.0.weight" in tensors]
-    if not starts:
+    tensors = {_old_name(name): array for name, array in tensors.items()}
+    prefix = next((p for p in ("dino_head", "head") if f"{p}.mlp.0.weight" in tensors), None)
+    if prefix is None:
         return None
-    heads = {"head": _head(tensors, starts[0], "last_layer")}
+    heads = {"head": _head(tensors, prefix, "last_layer")}
+    patch_head, notes = _patch_head(tensors, heads["head"])
+    if patch_head is not None:
+        heads["patch_head"] = patch_head
+    values = _options(heads)
+    own = {f"{name}/{path}": array for name, head in heads.items() for path, array in head.items()}
+    for name in ("mask_token", "masked_embed"):
+        if name in tensors:
+            own["mask"] = tensors[name].reshape(1, 1, -1)
+    memory = _centres(tensors)
+    kept = dict.fromkeys([*(path.partition("/")[0] for path in own), *memory])
+    notes.append(f"kept, of pre-training: {', '.join(kept)}")
+    return Heads(values, own, memory, notes)
+
+
+def _patch_head(tensors: Arrays, head: Arrays) -> tuple[Arrays | None, list[str]]:
+    """Returns the patches' own head, None where they share `head`, and notes on it."""
     if "ibot_head.mlp.0.weight" in tensors:
-        heads["patch_head"] = _head(tensors, "ibot_head", "last_layer")
-    elif any(name.startswith("head.last_layer2.") for name in tensors):
-        second = _head(tensors, "head", "last_layer2")
-        if any(not np.array_equal(second[path], array) for path, array in heads["head"].items()):
-            heads["patch_head"] = second
-            notes.append("head.last_layer2 becomes a head of its own for patches, with a copy of head.mlp")
-    gains = [head["gains"] for head in heads.values() if "gains" in head]
-    lengths = "free" if not gains else "learned" if any((x != 1).any() for x in gains) else "one"
-    if gains and len(gains) < len(heads):
-        raise UserError("one has its prototypes' lengths apart, and the other not")
+        return _head(tensors, "ibot_head", "last_layer"), []
+    if not any(name.startswith("head.last_layer2.") for name in tensors):
+        return None, []
+    second = _head(tensors, "head", "last_layer2")
+    if all(np.array_equal(second[path], array) for path, array in head.items()):
+        return None, []
+    note = "head.last_layer2 becomes a head of its own for patches, with a copy of head.mlp"
+    return second, [note]
+
+
+def _options(heads: dict[str, Arrays]) -> dict[str, Any]:
+    """Returns the objective's options for the heads, and deletes gains that are all one.
+
+    Raises:
+      UserError: the heads differ in MLP width or in how prototypes are normalized.
+    """
+    lengths = _prototype_lengths(heads)
     if lengths == "one":
         for head in heads.values():
             del head["gains"]
@@ -72,18 +97,31 @@ def read_heads(tensors: Arrays) -> Heads | None:
     if "patch_head" in heads:
         bottleneck, prototypes = heads["patch_head"]["prototypes"].shape
         values |= dict(patch_prototypes=prototypes, patch_bottleneck=bottleneck)
-    own = {f"{name}/{path}": array for name, head in heads.items() for path, array in head.items()}
-    for name in ("mask_token", "masked_embed"):
-        if name in tensors:
-            own["mask"] = tensors[name].reshape(1, 1, -1)
-    memory = {}
-    for ours, theirs in _CENTRES.items():
-        for name in theirs:
-            if name in tensors:
-                memory[ours] = tensors[name].reshape(-1)
-    kept = dict.fromkeys([*(path.partition("/")[0] for path in own), *memory])
-    notes.append(f"kept, of pre-training: {', '.join(kept)}")
-    return Heads(values, own, memory, notes)
+    return values
+
+
+def _prototype_lengths(heads: dict[str, Arrays]) -> str:
+    """Returns the option `prototype_lengths`: `free`, `learned`, or `one`, where all gains are 1.
+
+    Raises:
+      UserError: only one of the heads has gains.
+    """
+    gains = [head["gains"] for head in heads.values() if "gains" in head]
+    if not gains:
+        return "free"
+    if len(gains) < len(heads):
+        raise UserError("one has its prototypes' lengths apart, and the other not")
+    return "learned" if any((x != 1).any() for x in gains) else "one"
+
+
+def _centres(tensors: Arrays) -> Arrays:
+    """Returns the running means of the teacher's outputs, by the objective's names."""
+    return {
+        ours: tensors[name].reshape(-1)
+        for ours, names in _CENTRES.items()
+        for name in names
+        if name in tensors
+    }
 
 
 def _old_name(name: str) -> str:

@@ -25,7 +25,8 @@ from vit_jax.small_files import check_small, read_small
 
 # Every one of them fits into float32 without loss.
 _FLOATS = ("float32", "float16", "bfloat16")
-# PyTorch's files, which only `vit_jax.convert` reads, and the name under which libraries have a model's.
+# PyTorch's files, which only `vit_jax.convert` reads, and the name under which libraries have a
+# model's.
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".tar")
 TORCH_MODEL = "pytorch_model.bin"
 _DAMAGE = (
@@ -47,7 +48,9 @@ class Tensor(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str
-    read: Callable[[], np.ndarray]  # Float32, of that shape; perhaps a view of the file. Or a UserError.
+    read: Callable[
+        [], np.ndarray
+    ]  # Float32, of that shape; perhaps a view of the file. Or a UserError.
 
     def reshaped(self, shape: tuple[int, ...]) -> "Tensor":
         """The same numbers in another shape of as many."""
@@ -83,7 +86,9 @@ def _what(path: Path, start: bytes) -> str:
 
 def _pickled(path: Path) -> str:
     """The reason why a pickle is not read, and the command that reads the tensors of PyTorch's."""
-    named = path if path.suffix in TORCH_SUFFIXES else f"{path.with_suffix('.pth').name} (so renamed)"
+    named = (
+        path if path.suffix in TORCH_SUFFIXES else f"{path.with_suffix('.pth').name} (so renamed)"
+    )
     return (
         "it is a pickle, which can run any code and is never read; of a file of PyTorch's "
         f"python -m vit_jax.convert {named} FOLDER reads the tensors, and load_model takes FOLDER"
@@ -95,7 +100,11 @@ def _open_npz(path: Path) -> dict[str, Tensor]:
     with _damaged(path, "its list of arrays"), zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             if not info.filename.endswith(".npy"):
-                what = _pickled(path) if info.filename.endswith(".pkl") else f"it holds {info.filename!r}"
+                what = (
+                    _pickled(path)
+                    if info.filename.endswith(".pkl")
+                    else f"it holds {info.filename!r}"
+                )
                 raise UserError(f"{path} is not an npz file of arrays: {what}")
             with archive.open(info) as file:
                 shape, fortran, dtype = _npy_header(file)
@@ -107,7 +116,15 @@ def _open_npz(path: Path) -> dict[str, Tensor]:
             if skip + math.prod(shape) * dtype.itemsize != info.file_size:
                 raise ValueError(f"{name} is not as long as its shape says")
 
-            def read(info=info, skip=skip, shape=shape, dtype=dtype, fortran=fortran, name=name, kind=kind):
+            def read(
+                info=info,
+                skip=skip,
+                shape=shape,
+                dtype=dtype,
+                fortran=fortran,
+                name=name,
+                kind=kind,
+            ):
                 check_float(path, name, kind)
                 array = aligned_empty(shape, dtype)
                 with _damaged(path, info.filename):
@@ -195,7 +212,8 @@ def check_float(path: Path, name: str, kind: str) -> None:
     """Raises UserError unless a tensor is of a type that float32 holds exactly."""
     if kind not in _FLOATS:
         raise UserError(
-            f"{path}: {name} is of type {kind}; read are {', '.join(_FLOATS)}, which float32 holds exactly"
+            f"{path}: {name} is of type {kind}; read are {', '.join(_FLOATS)}, which float32 "
+            "holds exactly"
         )
 
 
@@ -207,10 +225,14 @@ def _damaged(path: Path, part: str) -> Iterator[None]:
     except UserError:
         raise
     except _DAMAGE as error:
-        if isinstance(error, OSError) and error.errno:  # The system's, which says nothing of what is in it.
+        if (
+            isinstance(error, OSError) and error.errno
+        ):  # The system's, which says nothing of what is in it.
             raise UserError(f"cannot read {path}: {error.strerror}") from error
         detail = str(error).strip().split("\n")[0] or type(error).__name__
-        raise UserError(f"{path} is damaged or cut short ({part}: {detail}); fetch it again") from error
+        raise UserError(
+            f"{path} is damaged or cut short ({part}: {detail}); fetch it again"
+        ) from error
 
 
 def write_npz(path: Path, tensors: dict[str, np.ndarray]) -> None:
@@ -232,7 +254,9 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 def save_safetensors(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
-    """Does what safetensors' `save_file` does, with the mode that the umask gives: others may read it."""
+    """Does what safetensors' `save_file` does, with the mode that the umask gives: others may read
+    it.
+    """
     path.touch()
     mode = stat.S_IMODE(path.stat().st_mode)
     save_file(tensors, path, metadata=metadata)
@@ -242,7 +266,8 @@ def save_safetensors(path: Path, tensors: dict[str, np.ndarray], metadata: dict[
 def aligned_empty(shape: tuple[int, ...], dtype) -> np.ndarray:
     """An array that JAX on a CPU takes over without a copy, for which it must start at 64 bytes.
 
-    Fresh pages from the system; NumPy asks for huge ones, which can wait long for others to be moved.
+    Fresh pages from the system; NumPy asks for huge ones, which can wait long for others to be
+    moved.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -263,7 +288,9 @@ def whole(destination: Path) -> Iterator[Path]:
       UserError: the destination exists, or its folder does not.
     """
     if destination.exists() or destination.is_symlink():
-        raise UserError(f"{destination} exists already; give another destination, or remove it first")
+        raise UserError(
+            f"{destination} exists already; give another destination, or remove it first"
+        )
     if not destination.parent.is_dir():
         raise UserError(f"there is no folder {destination.parent} to write {destination.name} into")
     temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))

@@ -1,8 +1,9 @@
-"""PyTorch's own files, such as `.pth`, in which authors publish weights: read by PyTorch, and nowhere else.
+"""PyTorch's own files, such as `.pth`, in which authors publish weights: read by PyTorch, and
+nowhere else.
 
-`torch.load(weights_only=True)` runs in a process of its own, where torch is installed; it takes tensors and
-plain values and refuses every other object, so that no code of the file is run. Only `vit_jax.convert` reads
-such files: all else refuses pickles.
+`torch.load(weights_only=True)` runs in a process of its own, where torch is installed; it takes
+tensors and plain values and refuses every other object, so that no code of the file is run. Only
+`vit_jax.convert` reads such files: all else refuses pickles.
 """
 
 import json
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,9 +26,9 @@ from vit_jax.interop.timm.authors import PIXELS, as_timm
 
 OLDEST_TORCH = (2, 6)  # Before, weights_only=True could be made to run code (CVE-2025-32434).
 
-# Finds the tensors, by the key that is asked for or the only one that holds some, and saves them with what
-# the losses of training remember. An `argparse.Namespace` holds the training's arguments and is no more than
-# its values, which are read by the same rule.
+# Finds the tensors, by the key that is asked for or the only one that holds some, and saves them
+# with what the losses of training remember. An `argparse.Namespace` holds the training's arguments
+# and is no more than its values, which are read by the same rule.
 _READ = f"""
 import argparse, re, sys
 import torch
@@ -68,16 +70,26 @@ floats = {{name: x.detach().clone().contiguous() for name, x in content.items() 
 save_file(floats, destination)
 """
 
-# Prefixes that wrappers put before names (`model` and `net`: Lightning), and names that authors have where
-# timm has others.
+# Prefixes that wrappers put before names (`model` and `net`: Lightning), and names that authors
+# have where timm has others.
 _PREFIXES = r"^(module\.|model\.|net\.|backbone\.|encoder\.|_orig_mod\.)+"
-_RENAMED = {"register_tokens": "reg_token", r"\.mlp\.w12\.": ".mlp.fc1.", r"\.mlp\.w3\.": ".mlp.fc2."}
-_RENAMED[r"^blocks\.\d+\.(?=\d+\.)"] = "blocks."  # Blocks in chunks, which count through all of them.
+_RENAMED = {
+    "register_tokens": "reg_token",
+    r"\.mlp\.w12\.": ".mlp.fc1.",
+    r"\.mlp\.w3\.": ".mlp.fc2.",
+}
+_RENAMED[r"^blocks\.\d+\.(?=\d+\.)"] = (
+    "blocks."  # Blocks in chunks, which count through all of them.
+)
 # What belongs to pre-training and not to the model: tokens that mask, decoders, projection heads.
 # What an objective starts from is kept.
-_LEFT_OUT = r"^(mask_token|masked_embed|decoder|head\.(mlp|last_layer)|dino_head|ibot_head|\w+_loss\.)"
+_LEFT_OUT = (
+    r"^(mask_token|masked_embed|decoder|head\.(mlp|last_layer)|dino_head|ibot_head|\w+_loss\.)"
+)
 _LEFT_OUT += r"|^(projectors?|predictor|lm_head|cls_pt_layers|local_cls_norm)\b"
-_LEFT_OUT_OF_CONVNEXT = _LEFT_OUT + r"|^(proj|pred)\b"  # FCMAE's decoder; elsewhere they may be the model's.
+_LEFT_OUT_OF_CONVNEXT = (
+    _LEFT_OUT + r"|^(proj|pred)\b"
+)  # FCMAE's decoder; elsewhere they may be the model's.
 
 
 def is_torch_file(source: str) -> bool:
@@ -89,32 +101,31 @@ def refuse_module(source: str) -> None:
     """Raises UserError for a path of a whole pickled module, with the way to its tensors."""
     if source.endswith(".pkl"):
         raise UserError(
-            f"{source} is a pickle, which can run any code and is never read: where you trust it, and with "
-            f"its authors' package installed, torch.save(torch.load({source!r}, weights_only=False)"
-            ".state_dict(), 'FILE.pth') writes its tensors, and FILE.pth is read here"
+            f"{source} is a pickle, which can run any code and is never read: where you trust it, "
+            f"and with its authors' package installed, torch.save(torch.load({source!r}, "
+            "weights_only=False).state_dict(), 'FILE.pth') writes its tensors, and FILE.pth is "
+            "read here"
         )
 
 
 def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, list[str]]:
-    """Writes the tensors of one of PyTorch's files into a folder as timm has them, DINO's heads beside them.
+    """Converts a PyTorch file to a timm checkpoint; DINO's heads go to files next to it.
 
-    Tensors of a `pytorch_model.bin` with a `config.json` in the same folder keep their names, and the
-    library's files are copied too. Tensors of float64 are rounded to float32.
+    Tensors of a `pytorch_model.bin` with a `config.json` in the same folder keep their names, and
+    the library's files are copied too. Tensors of float64 are rounded to float32.
 
     Args:
       source: the path; `FILE@KEY` where the file holds several dicts of tensors, such as `teacher`.
-      folder: an empty one, for the new file.
-      pixels: by which mean and deviation the model sees them, of `PIXELS`; None: as its authors have it.
+      folder: an empty folder for the converted files.
+      pixels: mean and std of the preprocessing, a name of `PIXELS`; None: the authors' own.
 
     Returns:
-      The folder, and in words what was left out and taken for granted.
+      The folder, and notes on what was skipped or assumed.
 
     Raises:
-      UserError: there is no such file, or no torch of 2.6 or later; the file holds more than tensors, or
-        several dicts of them and no key; see also `as_timm`.
+      UserError: there is no such file, or no torch of 2.6 or later; the file holds more than
+        tensors, or several dicts of them and no key; see also `as_timm`.
     """
-    from safetensors.numpy import save_file
-
     path, _, key = (source, "", "") if source.endswith(SUFFIXES) else source.rpartition("@")
     if not Path(path).is_file():
         raise UserError(f"there is no file {path}")
@@ -129,80 +140,139 @@ def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, 
     if openai.LIBRARY.claims(read, {}, dict(named)):
         place, more = _of_openai(dict(named), read, pixels)
         return place, notes + more
-    form = next((form for form in timm.LIBRARY.formats if form.claims({}, dict(named))), None)
-    convnext = any(short.startswith("downsample_layers.") for short, _ in named)
-    left = _LEFT_OUT_OF_CONVNEXT if convnext else _LEFT_OUT
-    kept = form.objective.owns if form and form.objective else "$"
-    heads = None
-    try:
-        heads = read_heads({short: array for short, array in named if OWNS.match(short)})
-    except UserError as error:
-        notes.append(f"the heads are not read: {error}")
-    tensors, left_out = {}, []
-    for short, array in named:
-        if heads and OWNS.match(short):
-            continue
-        if re.match(left, short) and not re.match(kept, short):
-            left_out.append(short)
-        elif short in tensors:
-            raise UserError(f"{path}: two tensors are called {short} without what stands before their names")
-        else:
-            tensors[short] = array
     read.unlink()
-    if "reg_token" in tensors and "pos_embed" in tensors:
-        # There registers have no positions; in timm zeros are none.
-        table, zeros = tensors["pos_embed"], np.zeros_like(tensors["reg_token"])
-        tensors["pos_embed"] = np.concatenate([table[:, :1], zeros, table[:, 1:]], axis=1)
     try:
-        tensors, config, new = as_timm(tensors, pixels)
+        return folder, notes + _convert_to_timm(named, folder, pixels)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
+
+
+def _convert_to_timm(named: list[tuple[str, Any]], folder: Path, pixels: str | None) -> list[str]:
+    """Writes tensors of a model's authors as a timm checkpoint, and returns notes as `unpack` does.
+
+    Args:
+      named: pairs of timm's name and the tensor.
+      folder: as in `unpack`.
+      pixels: as in `unpack`.
+    """
+    heads, notes = None, []
+    try:
+        heads = read_heads({name: array for name, array in named if OWNS.match(name)})
+    except UserError as error:
+        notes.append(f"the heads are not read: {error}")
+    if heads:
+        named = [(name, array) for name, array in named if not OWNS.match(name)]
+    tensors, skipped = _model_tensors(named)
+    tensors, config, assumptions = as_timm(_with_register_positions(tensors), pixels)
+    _write_timm(folder, tensors, config)
     if heads:
         write_beside(folder, "dino", heads.values, heads.own, heads.memory)
         notes.extend(heads.notes)
-    starts = sorted({name.split(".")[0] for name in left_out})
-    notes.extend(f"left out, of pre-training alone: {start}" for start in starts)
-    notes.extend(new)
-    seen = config["pretrained_cfg"]
-    mean = next(title for title, way in PIXELS.items() if way["mean"] == seen["mean"])
-    crop = "all of the image's square" if seen["crop_pct"] == 1 else "a crop of 7/8"
-    crop = "all of the image, squeezed" if "crop_mode" in seen else crop
-    return folder, [*notes, f"assumed: pixels by the mean and deviation `{mean}`, {crop}, bicubic"]
+    prefixes = sorted({name.split(".")[0] for name in skipped})
+    notes.extend(f"left out, of pre-training alone: {prefix}" for prefix in prefixes)
+    return [*notes, *assumptions, _preprocessing_note(config["pretrained_cfg"])]
+
+
+def _model_tensors(
+    named: list[tuple[str, Any]],
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Separates the model's tensors from those that only pre-training uses.
+
+    Args:
+      named: pairs of timm's name and the tensor, except the heads that `read_heads` has read.
+
+    Returns:
+      The tensors by name, and the names of those that are skipped.
+
+    Raises:
+      UserError: two tensors have the same name.
+    """
+    form = next((form for form in timm.LIBRARY.formats if form.claims({}, dict(named))), None)
+    is_convnext = any(name.startswith("downsample_layers.") for name, _ in named)
+    skip = _LEFT_OUT_OF_CONVNEXT if is_convnext else _LEFT_OUT
+    keep = form.objective.owns if form and form.objective else "$"
+    tensors, skipped = {}, []
+    for name, array in named:
+        if re.match(skip, name) and not re.match(keep, name):
+            skipped.append(name)
+            continue
+        if name in tensors:
+            raise UserError(f"two tensors have the name {name} when their prefixes are removed")
+        tensors[name] = array
+    return tensors, skipped
+
+
+def _with_register_positions(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Adds zeros for the registers to the positions: the authors' have none, timm's have."""
+    if "reg_token" not in tensors or "pos_embed" not in tensors:
+        return tensors
+    positions, zeros = tensors["pos_embed"], np.zeros_like(tensors["reg_token"])
+    positions = np.concatenate([positions[:, :1], zeros, positions[:, 1:]], axis=1)
+    return tensors | {"pos_embed": positions}
+
+
+def _write_timm(folder: Path, tensors: dict[str, np.ndarray], config: dict) -> None:
+    """Writes the two files of a timm checkpoint."""
+    from safetensors.numpy import save_file
+
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def _preprocessing_note(preprocessing: dict) -> str:
+    """Returns a line on the assumed preprocessing, a `pretrained_cfg` of timm."""
+    name = next(name for name, pixels in PIXELS.items() if pixels["mean"] == preprocessing["mean"])
+    if "crop_mode" in preprocessing:
+        crop = "all of the image, squeezed"
+    elif preprocessing["crop_pct"] == 1:
+        crop = "all of the image's square"
+    else:
+        crop = "a crop of 7/8"
+    return f"assumed: pixels by the mean and std `{name}`, {crop}, bicubic"
 
 
 def _read(path: str, key: str, destination: Path) -> None:
-    """Writes the tensors that PyTorch reads of a file, in a process of its own, to a safetensors file.
+    """Writes the tensors that PyTorch reads of a file, in a process of its own, to a safetensors
+    file.
 
     Raises:
       UserError: as of `unpack`.
     """
     done = subprocess.run(
-        [sys.executable, "-I", "-c", _READ, path, str(destination), key], capture_output=True, text=True
+        [sys.executable, "-I", "-c", _READ, path, str(destination), key],
+        capture_output=True,
+        text=True,
     )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         missing = re.search(r"No module named '(\w+)'", lines[-1])
-        words = f"{missing[1]} is needed to read it: pip install {missing[1]}" if missing else lines[-1]
+        words = (
+            f"{missing[1]} is needed to read it: pip install {missing[1]}" if missing else lines[-1]
+        )
         raise UserError(f"{path}: {words}")
 
 
 def _load(file: Path) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Returns the tensors of a safetensors file, float64 rounded to float32, and a note on the rounding."""
+    """Returns the tensors of a safetensors file, float64 rounded to float32, and a note on the
+    rounding.
+    """
     from safetensors.numpy import load_file
 
     loaded = load_file(file)
     doubles = [name for name, array in loaded.items() if array.dtype == np.float64]
     rounded = loaded | {name: loaded[name].astype(np.float32) for name in doubles}
-    line = f"rounded from float64 to float32: {len(doubles):,} tensors, such as {min(doubles, default='')}"
+    line = (
+        f"rounded from float64 to float32: {len(doubles):,} tensors, such as "
+        f"{min(doubles, default='')}"
+    )
     return rounded, [line] if doubles else []
 
 
 def _with_files_beside(
     tensors: dict[str, np.ndarray], folder: Path, described: Path, pixels: str | None
 ) -> Path:
-    """Writes tensors into a folder under their own names, with the `config.json` that describes them.
+    """Writes tensors into a folder under their own names, with the `config.json` that describes
+    them.
 
     Raises:
       UserError: `pixels` is given, but the folder's files define the normalization.
@@ -211,7 +281,8 @@ def _with_files_beside(
 
     if pixels is not None:
         raise UserError(
-            f"--pixels={pixels} is not for {TORCH_MODEL}: {described} defines the normalization of pixels"
+            f"--pixels={pixels} is not for {TORCH_MODEL}: {described} defines the normalization "
+            "of pixels"
         )
     save_file(tensors, folder / "model.safetensors")
     for file in (described, described.with_name("preprocessor_config.json")):
@@ -220,7 +291,9 @@ def _with_files_beside(
     return folder
 
 
-def _of_openai(tensors: dict[str, np.ndarray], read: Path, pixels: str | None) -> tuple[Path, list[str]]:
+def _of_openai(
+    tensors: dict[str, np.ndarray], read: Path, pixels: str | None
+) -> tuple[Path, list[str]]:
     """Leaves the tensors of DALL-E's encoder in their folder by its names, as `unpack` returns.
 
     Raises:
@@ -229,10 +302,14 @@ def _of_openai(tensors: dict[str, np.ndarray], read: Path, pixels: str | None) -
     from safetensors.numpy import save_file
 
     if pixels is not None:
-        raise UserError(f"--pixels={pixels} is not for DALL-E's encoder, which maps pixels in its own way")
+        raise UserError(
+            f"--pixels={pixels} is not for DALL-E's encoder, which maps pixels in its own way"
+        )
     read.unlink()
     save_file(tensors, read.parent / "model.safetensors")
-    return read.parent, ["assumed: pixels in [0, 1] as 0.8 times them and 0.1, as OpenAI's code maps them"]
+    return read.parent, [
+        "assumed: pixels in [0, 1] as 0.8 times them and 0.1, as OpenAI's code maps them"
+    ]
 
 
 def _short(name: str) -> str:

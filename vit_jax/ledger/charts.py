@@ -10,13 +10,18 @@ from vit_jax.ledger.tables import Points, short
 MARKS = {"ViT": "o", "BiT": "s", "hybrid": "^"}  # By family, where points have one.
 
 
-def lines(points: Points, x: str, y: str = "accuracy", by: Sequence[str] = (), log: bool = True, **labels):
-    """A line for each combination of the factors `by`: mean and deviation over seeds of `y`, over `x`.
+def lines(
+    points: Points, x: str, y: str = "accuracy", by: Sequence[str] = (), log: bool = True, **labels
+):
+    """Draws a line for each combination of factors: mean and standard deviation over seeds.
 
     Args:
-      points: each has the factors and, by its name, a list of the figure's values, which are shares of 1.
+      points: each has the factors and, by its name, a list of the figure's values, which are shares
+        of 1.
       x: a factor, or a figure such as exaflops, whose mean is taken.
-      log: whether the axis of x is logarithmic; an axis of words is not.
+      y: the figure.
+      by: factors that distinguish the lines.
+      log: use a logarithmic x-axis, except for an axis of words.
       **labels: `xlabel`, `ylabel`, `title`.
 
     Returns:
@@ -30,17 +35,7 @@ def lines(points: Points, x: str, y: str = "accuracy", by: Sequence[str] = (), l
     for point in points:
         series.setdefault(tuple(point[factor] for factor in by), []).append(point)
     for name, members in series.items():
-        if not isinstance(at(members[0], x), str):
-            members = sorted(members, key=lambda point: at(point, x))
-        means = [100 * statistics.mean(point[y]) for point in members]
-        deviations = [100 * statistics.stdev(point[y]) if len(point[y]) > 1 else 0.0 for point in members]
-        # A share is from 0 to 100 %, and so are its bars.
-        below = [min(mean, deviation) for mean, deviation in zip(means, deviations, strict=True)]
-        above = [min(100 - mean, deviation) for mean, deviation in zip(means, deviations, strict=True)]
-        mark = MARKS.get(str(members[0].get("family")), "o")
-        places = [at(point, x) for point in members]
-        label = " ".join(map(short, name)) if name else None
-        axes.errorbar(places, means, (below, above), fmt=f"{mark}-", capsize=3, markersize=5, label=label)
+        _draw_line(axes, members, x, y, label=" ".join(map(short, name)) if name else None)
     if log and points and not isinstance(at(points[0], x), str):
         axes.set_xscale("log")
     axes.set(xlabel=labels.pop("xlabel", x), ylabel=labels.pop("ylabel", f"{y}, %"), **labels)
@@ -48,8 +43,26 @@ def lines(points: Points, x: str, y: str = "accuracy", by: Sequence[str] = (), l
     if by and points:
         legend = dict(frameon=False, fontsize="small")
         # Many lines leave no room among them.
-        axes.legend(**legend) if len(series) <= 4 else figure.legend(loc="outside right upper", **legend)
+        axes.legend(**legend) if len(series) <= 4 else figure.legend(
+            loc="outside right upper", **legend
+        )
     return figure
+
+
+def _draw_line(axes, points: Sequence[Mapping[str, Any]], x: str, y: str, label: str | None):
+    """Draws a line with error bars; arguments as in `lines`."""
+    if not isinstance(at(points[0], x), str):
+        points = sorted(points, key=lambda point: at(point, x))
+    means = [100 * statistics.mean(point[y]) for point in points]
+    stds = [100 * statistics.stdev(point[y]) if len(point[y]) > 1 else 0.0 for point in points]
+    # A share is from 0 to 100 %, and so are its bars.
+    below = [min(mean, std) for mean, std in zip(means, stds, strict=True)]
+    above = [min(100 - mean, std) for mean, std in zip(means, stds, strict=True)]
+    mark = MARKS.get(str(points[0].get("family")), "o")
+    places = [at(point, x) for point in points]
+    axes.errorbar(
+        places, means, (below, above), fmt=f"{mark}-", capsize=3, markersize=5, label=label
+    )
 
 
 def with_laws(figure, laws: Mapping[str, Mapping[str, float]], points: Points, x: str, by: str):
@@ -69,7 +82,12 @@ def with_laws(figure, laws: Mapping[str, Mapping[str, float]], points: Points, x
         fitted = 100 * (1 - law["factor"] * over ** -law["exponent"])
         kept = fitted >= 0
         axes.plot(
-            over[kept], fitted[kept], color="black", linewidth=1, dashes=dashes, label=f"{name}, power law"
+            over[kept],
+            fitted[kept],
+            color="black",
+            linewidth=1,
+            dashes=dashes,
+            label=f"{name}, power law",
         )
     for legend in figure.legends:
         legend.remove()
@@ -84,7 +102,8 @@ def at(point: Mapping[str, Any], name: str) -> Any:
 
 
 def panels(rows: Points, x: str, xlabel: str, figures: Mapping[str, str], by: str):
-    """A panel for each figure, a line in it for each value of the factor `by`; axes are logarithmic.
+    """A panel for each figure, a line in it for each value of the factor `by`; axes are
+    logarithmic.
 
     Args:
       rows: with a number for each figure.
@@ -100,7 +119,9 @@ def panels(rows: Points, x: str, xlabel: str, figures: Mapping[str, str], by: st
             itertools.cycle("os^Dv"), dict.fromkeys(row[by] for row in rows), strict=False
         ):
             ours = sorted((row for row in rows if row[by] == value), key=lambda row: row[x])
-            axes.plot([row[x] for row in ours], [row[name] for row in ours], f"{mark}-", label=value)
+            axes.plot(
+                [row[x] for row in ours], [row[name] for row in ours], f"{mark}-", label=value
+            )
         axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=label)
         axes.set_xticks(places, map(str, places))
         axes.minorticks_off()

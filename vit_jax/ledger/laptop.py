@@ -1,9 +1,10 @@
 """Laptop scale: small models of three families on images of 16 pixels that the package composes.
 
-At 16 pixels a step costs a quarter of one at 32, and an object is still larger than a handwritten digit of
-scikit-learn's. Objects fill the image (`centred`), since small ViTs need thousands of steps to find scattered
-ones. Pre-training is on images of `letters`, of which any number may be taken; what was learnt is tried on
-alphabets that are not among them. `configs/composed.py` is the recipe.
+At 16 pixels a step costs a quarter of one at 32, and an object is still larger than a handwritten
+digit of scikit-learn's. Objects fill the image (`centred`), since small ViTs need thousands of
+steps to find scattered ones. Pre-training is on images of `letters`, of which any number may be
+taken; what was learnt is tried on alphabets that are not among them. `configs/composed.py` is the
+recipe.
 """
 
 from collections.abc import Mapping
@@ -34,23 +35,32 @@ def config(
     size: int = 16,
     source: str = "centred",
 ) -> str:
-    """The config of a run on the first images of a collection, of `size` pixels, in batches of 128."""
+    """The config of a run on the first images of a collection, of `size` pixels, in batches of
+    128.
+    """
     images_of = f"source={source},collection={collection},images={images},size={size}"
     return f"composed:model={model},{images_of},steps={steps}"
 
 
 def short_run(steps: int, **values: Any) -> tuple[str, Mapping[str, Any]]:
-    """A run of the quickstart's model on scikit-learn's digits, which a ViT has learnt in half a minute.
+    """A run of the quickstart's model on scikit-learn's digits, which a ViT has learnt in half a
+    minute.
 
-    It sees the digits from 0 to 6; few-shot, `fewshot/digits/10`, is on all ten. On scattered objects a ViT
-    needs thousands of steps to be better than chance.
+    It sees the digits from 0 to 6; few-shot, `fewshot/digits/10`, is on all ten. On scattered
+    objects a ViT needs thousands of steps to be better than chance.
 
     Args:
       **values: of the config, that it changes.
     """
-    last = {key: steps for key in ("steps", "evaluate_every", "checkpoint__every", "fewshot__every")}
+    last = {
+        key: steps for key in ("steps", "evaluate_every", "checkpoint__every", "fewshot__every")
+    }
     last |= {"optimizer__warmup_steps": max(1, steps // 10)}
-    seen = {"data__classes": tuple("0123456"), "fewshot__sets": ("digits:",), "fewshot__shots": (10,)}
+    seen = {
+        "data__classes": tuple("0123456"),
+        "fewshot__sets": ("digits:",),
+        "fewshot__shots": (10,),
+    }
     return "quickstart", last | seen | values
 
 
@@ -63,7 +73,9 @@ def fewshot(
       steps: between evaluations, a multiple of the run's `evaluate_every`. Their figures are
         `fewshot/greek/10` and so on.
     """
-    sets = tuple(f"{source}:{name}@train[:{images}],test[:2000]" for name in collections or DOWNSTREAM)
+    sets = tuple(
+        f"{source}:{name}@train[:{images}],test[:2000]" for name in collections or DOWNSTREAM
+    )
     return {"fewshot__sets": sets, "fewshot__shots": (shots,), "fewshot__every": steps}
 
 
@@ -77,13 +89,17 @@ def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -
 
     file, _, argument = config.partition(":")
     plain, other = (read_config(f"{CONFIGS / file}.py:{argument}") for _ in range(2))
-    other.update_from_flattened_dict({key.replace("__", "."): value for key, value in values.items()})
+    other.update_from_flattened_dict(
+        {key.replace("__", "."): value for key, value in values.items()}
+    )
     costs = [make_workload(each, None).multiply_adds for each in (plain, other)]
     return max(1, round(steps * costs[0] / costs[1]))
 
 
 def shorter(steps: int) -> Mapping[str, Any]:
-    """Values that compare choices by runs of fewer steps, on images of `dev` in place of the test images."""
+    """Values that compare choices by runs of fewer steps, on images of `dev` in place of the test
+    images.
+    """
     return {
         "data__test_split": "dev[:5000]",
         "steps": steps,
@@ -101,4 +117,6 @@ def mean_fewshot(point: Mapping[str, Any], prefix: str = "", shots: int = 10) ->
       prefix: `best ` for the best of all evaluations.
     """
     names = [f"{prefix}fewshot/{name}/{shots}" for name in DOWNSTREAM]
-    return [sum(values) / len(names) for values in zip(*(point[name] for name in names), strict=True)]
+    return [
+        sum(values) / len(names) for values in zip(*(point[name] for name in names), strict=True)
+    ]

@@ -15,16 +15,20 @@ BLOCK = re.compile(r"(<!-- (record|verdict) ([\w-]+) -->\n).*?(<!-- end of recor
 
 
 def page(experiments: Mapping[str, Experiment], records: Mapping[str, Mapping[str, Any]]) -> str:
-    """The text of LEDGER.md: a line for each record, then each experiment, its command and what came out."""
+    """Returns the text of LEDGER.md: a line for each record, then a section for each experiment."""
     names = sorted(experiments, key=lambda name: order(experiments[name].place, name))
     lines = [
         "# The ledger",
         "",
-        "Every table, figure and claim of the paper that is a command here, with what came out of it.",
-        "Written by `python -m vit_jax.experiment ledger` from the records in `experiments/records/`;",
+        "Every table, figure and claim of the paper that is a command here, with what came out "
+        "of it.",
+        "Written by `python -m vit_jax.experiment ledger` from the records in "
+        "`experiments/records/`;",
         "`python -m vit_jax.experiment record NAME DIR` makes a record of the runs in a folder.",
-        "Laptop scale is small images and models on two processor cores: it can show orderings and slopes,",
-        "never the paper's accuracies, which stand beside ours only where the same thing is measured.",
+        "Laptop scale is small images and models on two processor cores: it can show orderings "
+        "and slopes,",
+        "never the paper's accuracies, which stand beside ours only where the same thing is "
+        "measured.",
         "",
     ]
     sections = {
@@ -35,23 +39,33 @@ def page(experiments: Mapping[str, Experiment], records: Mapping[str, Mapping[st
         lines += [f"**{title}**", "", summary(chosen, experiments, records), ""]
     lines.pop()
     for name in names:
-        experiment = experiments[name]
-        whose = "The paper's claim" if experiment.place else "The claim"
-        lines += ["", f"## {heading(name, experiment)}", "", f"{whose}: {experiment.claim}", ""]
-        lines.append(f"`python -m vit_jax.experiment {name} --out=DIR`{needs(experiment)}")
-        for scale in ("laptop", "paper"):
-            key = name if scale == "laptop" else f"{name}-paper"
-            if key in records:
-                lines += ["", block(experiment, records[key])]
-        if name not in records and f"{name}-paper" not in records:
-            lines += ["", "Not recorded yet."]
+        lines += section(name, experiments[name], records)
     return "\n".join(lines) + "\n"
 
 
+def section(
+    name: str, experiment: Experiment, records: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """Returns the lines on an experiment: its claim, its command and its records."""
+    whose = "The paper's claim" if experiment.place else "The claim"
+    lines = ["", f"## {heading(name, experiment)}", "", f"{whose}: {experiment.claim}", ""]
+    lines.append(f"`python -m vit_jax.experiment {name} --out=DIR`{needs(experiment)}")
+    recorded = [records[key] for key in (name, f"{name}-paper") if key in records]
+    for record in recorded:
+        lines += ["", block(experiment, record)]
+    if not recorded:
+        lines += ["", "Not recorded yet."]
+    return lines
+
+
 def summary(
-    names: Sequence[str], experiments: Mapping[str, Experiment], records: Mapping[str, Mapping[str, Any]]
+    names: Sequence[str],
+    experiments: Mapping[str, Experiment],
+    records: Mapping[str, Mapping[str, Any]],
 ) -> str:
-    """Returns a table with a line for each record: link, claim, scale, verdict and first figures."""
+    """Returns a table with a line for each record: link, claim, scale, verdict and first
+    figures.
+    """
     lines = []
     for name in names:
         for key in (name, f"{name}-paper"):
@@ -75,7 +89,9 @@ def heading(name: str, experiment: Experiment) -> str:
 
 
 def order(place: str, name: str) -> tuple:
-    """The order of the ledger: tables, figures, sections, appendices, our own; each by its number."""
+    """The order of the ledger: tables, figures, sections, appendices, our own; each by its
+    number.
+    """
     kinds = ("Table", "Figure", "Section", "Appendix", "")
     kind, _, rest = place.partition(" ")
     numbers = [int(number) for number in re.findall(r"\d+", rest)]
@@ -85,13 +101,17 @@ def order(place: str, name: str) -> tuple:
 def needs(experiment: Experiment) -> str:
     """The time that it takes and what must be here, in words."""
     if experiment.read is None:
-        return " has the paper's scale alone" + (f"; needs {experiment.needs}" if experiment.needs else "")
+        return " has the paper's scale alone" + (
+            f"; needs {experiment.needs}" if experiment.needs else ""
+        )
     time = f"about {duration(60 * experiment.minutes)} of two cores"
     return f": {time}" + (f"; needs {experiment.needs}" if experiment.needs else "")
 
 
 def block(experiment: Experiment, record: Mapping[str, Any]) -> str:
-    """A record as Markdown: how far it is, table, finding and verdict and, of laptop scale, its pictures."""
+    """A record as Markdown: how far it is, table, finding and verdict and, of laptop scale, its
+    pictures.
+    """
     scaled = experiment.at(record["scale"])
     spent = f", {duration(record['seconds'])} of runs" if record["seconds"] else ""
     seeds = len(record["seeds"])
@@ -107,7 +127,9 @@ def block(experiment: Experiment, record: Mapping[str, Any]) -> str:
     pictures = PICTURES.glob(f"{record['experiment']}*.png") if record["scale"] == "laptop" else ()
     for picture in sorted(pictures):
         if re.fullmatch(rf"{record['experiment']}(-.+)?", picture.stem):
-            alternative = f"ours: {experiment.place or record['experiment']}, {verdict_of(record)[0]}"
+            alternative = (
+                f"ours: {experiment.place or record['experiment']}, {verdict_of(record)[0]}"
+            )
             lines += ["", f"![{alternative}]({picture.relative_to(ROOT)})"]
     return "\n".join(lines)
 
@@ -127,7 +149,10 @@ def against_published(scaled: Experiment, record: Mapping[str, Any]) -> str:
         for column, number in cells.items()
     }
     widest = max(shares, key=lambda name: abs(shares[name]))
-    return f"The widest of {len(shares)} differences to published figures is {shares[widest]:+.1%}, {widest}."
+    return (
+        f"The widest of {len(shares)} differences to published figures is {shares[widest]:+.1%}, "
+        f"{widest}."
+    )
 
 
 def verdict_in_words(record: Mapping[str, Any]) -> str:
@@ -139,7 +164,8 @@ def verdict_in_words(record: Mapping[str, Any]) -> str:
 def with_records(
     text: str, experiments: Mapping[str, Experiment], records: Mapping[str, Mapping[str, Any]]
 ) -> str:
-    """A page in which each block `<!-- record NAME -->` ... `<!-- end of record -->` has the record's table.
+    """A page in which each block `<!-- record NAME -->` ... `<!-- end of record -->` has the
+    record's table.
 
     One that begins with `<!-- verdict NAME -->` has the record's verdict.
 

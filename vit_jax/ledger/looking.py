@@ -35,11 +35,19 @@ def of_models(
     finding: Callable[[Figures], str],
     runs_of: str = "figure7",
 ) -> Experiment:
-    """An experiment on a ViT and a hybrid: those of figure 7's runs, or checkpoints that are given."""
+    """An experiment on a ViT and a hybrid: those of figure 7's runs, or checkpoints that are
+    given.
+    """
     shared = dict(read=read, table=table, draw=draw, finding=finding)
     own = {} if runs_of else dict(stages=(TRAINED,), options=FLAGS, minutes=35)
     return Experiment(
-        claim, place=place, paper=Experiment("", **shared), needs=NEEDS, runs_of=runs_of, **own, **shared
+        claim,
+        place=place,
+        paper=Experiment("", **shared),
+        needs=NEEDS,
+        runs_of=runs_of,
+        **own,
+        **shared,
     )
 
 
@@ -57,7 +65,8 @@ class Seen(NamedTuple):
     Attributes:
       model: a TokenModel.
       images: uint8 `[images, height, width, 3]`.
-      masks: bool `[images, height, width]`, where the labelled object is; None where it is not known.
+      masks: bool `[images, height, width]`, where the labelled object is; None where it is not
+        known.
       rollout: `[images, rows, columns]`, the patches' shares in the output; they sum to 1.
       distance: `[layers, heads]`, mean attention distance in pixels.
     """
@@ -70,7 +79,8 @@ class Seen(NamedTuple):
 
 
 def seen_in(study: Study) -> dict[str, Seen]:
-    """The sights of each finished run of the stage `trained` on its test images, by its model's name.
+    """The sights of each finished run of the stage `trained` on its test images, by its model's
+    name.
 
     At the paper's scale it is each checkpoint, by its file's name, and the folder's images.
 
@@ -87,38 +97,45 @@ def seen_in(study: Study) -> dict[str, Seen]:
 
 @functools.cache
 def seen_by(checkpoint: str, folder: str = "") -> Seen:
-    """The sights of a checkpoint's model on a folder's images, or of the first test images of its run.
+    """The sights of a checkpoint's model on a folder's images, or of the first test images of its
+    run.
 
     Raises:
       UserError: the model has no attention that can be shown; no image can be read.
     """
+    from vit_jax.checkpoint_crop import checkpoint_crop
     from vit_jax.inspection.attention_maps import check_attends
     from vit_jax.inspection.drawing import look
+    from vit_jax.interop.open import open_checkpoint
     from vit_jax.load import build_model
-    from vit_jax.runs.workdir import checkpoint_crop, open_any
 
-    opened = open_any(checkpoint)
+    opened = open_checkpoint(checkpoint)
     model = build_model(opened, say=str)
     check_attends(model)
     crop = checkpoint_crop(opened, model.image_size)
-    images, masks = images_of_folder(folder, crop) if folder else test_images(Path(checkpoint), crop)
+    images, masks = (
+        images_of_folder(folder, crop) if folder else test_images(Path(checkpoint), crop)
+    )
     seen = look(model, images, 16)
     return Seen(model, images, masks, seen["rollout"][:, -1], seen["distance"])
 
 
 @functools.cache
 def attention_jaccard(workdir: Path, share: float = 0.6) -> float:
-    """Jaccard's index of the class token's attention with the labelled objects of a run's test images.
+    """Jaccard's index of the class token's attention with the labelled objects of a run's test
+    images.
 
-    Of each head of the last layer the patches that have most of its attention, `share` of it in all, are
-    compared with the object by Jaccard's index; of each image the best head counts (DINO, 2104.14294, section
+    Of each head of the last layer the patches that have most of its attention, `share` of it in
+    all, are compared with the object by Jaccard's index; of each image the best head counts (DINO,
+    2104.14294, section
     4.2.2). The mean over the images.
     """
+    from vit_jax.checkpoint_crop import checkpoint_crop
     from vit_jax.inspection.drawing import look
+    from vit_jax.interop.open import open_checkpoint
     from vit_jax.load import build_model
-    from vit_jax.runs.workdir import checkpoint_crop, open_any
 
-    opened = open_any(str(workdir))
+    opened = open_checkpoint(str(workdir))
     model = build_model(opened, say=str)
     images, masks = test_images(workdir, checkpoint_crop(opened, model.image_size))
     heads = look(model, images, 16)["attention"][:, -1]
@@ -135,7 +152,9 @@ def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarr
     """
     flat = heads.reshape(*heads.shape[:2], -1)
     order = np.argsort(-flat, axis=-1, kind="stable")
-    before = np.cumsum(np.take_along_axis(flat, order, -1), -1) - np.take_along_axis(flat, order, -1)
+    before = np.cumsum(np.take_along_axis(flat, order, -1), -1) - np.take_along_axis(
+        flat, order, -1
+    )
     kept = np.zeros(flat.shape, bool)
     np.put_along_axis(kept, order, before < share, -1)
     kept = kept.reshape(heads.shape)
@@ -153,7 +172,9 @@ def images_of_folder(folder: str, crop) -> tuple[np.ndarray, None]:
 
 
 def test_images(workdir: Path, crop) -> tuple[np.ndarray, np.ndarray]:
-    """The first test images of a run on composed images, and where the labelled object of each is."""
+    """The first test images of a run on composed images, and where the labelled object of each
+    is.
+    """
     from vit_jax.runs.splits import open_splits
     from vit_jax.runs.workdir import saved_run
 
@@ -176,7 +197,9 @@ def positions_of(workdir: Path) -> np.ndarray:
 
 
 def distances(study: Study) -> dict[str, Any]:
-    """Mean attention distance of models, `[layers][heads]` in pixels, and of a head that sees all alike."""
+    """Mean attention distance of models, `[layers][heads]` in pixels, and of a head that sees all
+    alike.
+    """
     seen = seen_in(study)
     return {
         "distance": {name: one.distance.tolist() for name, one in seen.items()},
@@ -204,7 +227,8 @@ def span(heads: list[float]) -> str:
 
 
 def nearness(similarity: np.ndarray) -> dict[str, float]:
-    """The mean similarity of position embeddings: of neighbours, of one row or column, of all others.
+    """The mean similarity of position embeddings: of neighbours, of one row or column, of all
+    others.
 
     Args:
       similarity: `[rows, columns, rows, columns]`.
@@ -213,12 +237,17 @@ def nearness(similarity: np.ndarray) -> dict[str, float]:
     down, right = (abs(places[:, None] - places[None]) for places in (rows, columns))
     flat = similarity.reshape(len(rows), -1)
     neighbours, line = down + right == 1, (down == 0) ^ (right == 0)
-    groups = {"neighbours": neighbours, "one row or column": line, "others": (down > 0) & (right > 0)}
+    groups = {
+        "neighbours": neighbours,
+        "one row or column": line,
+        "others": (down > 0) & (right > 0),
+    }
     return {name: float(flat[chosen].mean()) for name, chosen in groups.items() if chosen.any()}
 
 
 def on_objects(seen: Seen) -> dict[str, list[float]] | None:
-    """The rollout's weight on the labelled object of each image, and the object's share of the image.
+    """The rollout's weight on the labelled object of each image, and the object's share of the
+    image.
 
     A patch's weight is spread evenly over it. None where masks are not known.
     """

@@ -15,8 +15,8 @@ SUITES = ("fewshot", "knn")  # Sections of a config that name data sets to evalu
 # What TFDS cannot say of sets that it does not know.
 TO_GET = {
     "jft": "JFT-300M was never published: any large set of labelled images may stand for it",
-    "imagenet21k": "get ImageNet-21k from https://image-net.org, and python -m vit_jax.prepare makes a data "
-    "set of it (docs/preparing_data.md)",
+    "imagenet21k": "get ImageNet-21k from https://image-net.org, and python -m vit_jax.prepare "
+    "makes a data set of it (docs/preparing_data.md)",
 }
 KEYS = tuple(f"data.{key}" for key in ("train_split", "dev_split", "test_split"))
 
@@ -43,20 +43,25 @@ class OtherData(NamedTuple):
 
 
 def read_data(texts: Sequence[str]) -> dict[str, OtherData]:
-    """Reads values of `--data`, such as `jft=tfds:/data/mine@train,val,label_key=labels,num_classes=90`.
+    """Reads values of `--data`, such as
+    `jft=tfds:/data/mine@train,val,label_key=labels,num_classes=90`.
 
     Raises:
       UserError: one is not written so, or a name is there twice.
     """
     found: dict[str, OtherData] = {}
     kinds = [kind.name for kind in SOURCES.values() if kind.path]
-    pattern = r"([^=]+)=(\w+):([^@,]+)(?:@([^@,=]+),([^@,=]+))?(?:,label_key=([^,]+))?(?:,num_classes=(\d+))?"
+    pattern = (
+        r"([^=]+)=(\w+):([^@,]+)(?:@([^@,=]+),([^@,=]+))?"
+        r"(?:,label_key=([^,]+))?(?:,num_classes=(\d+))?"
+    )
     for text in texts:
         match = re.fullmatch(pattern, text)
         if not match or match[2] not in kinds:
             raise UserError(
-                f"cannot read --data={text}: write {FORM}, such as jft=folder:/data/mine@train,val; kinds "
-                f"are {', '.join(kinds)}; label_key=KEY, then num_classes=N, may follow after commas"
+                f"cannot read --data={text}: write {FORM}, such as "
+                f"jft=folder:/data/mine@train,val; kinds are {', '.join(kinds)}; label_key=KEY, "
+                "then num_classes=N, may follow after commas"
             )
         if match[1] in found:
             raise UserError(f"--data names {match[1]} twice")
@@ -67,14 +72,21 @@ def read_data(texts: Sequence[str]) -> dict[str, OtherData]:
 
 
 def names_of(config: ConfigDict) -> list[str]:
-    """The names of the data sets that a run of a config reads, as `--data` takes them: `jft`, `vtab/dtd`."""
-    read = [(config.data.source, config.data.path), *((each.kind, each.path) for each in _sets(config))]
+    """The names of the data sets that a run of a config reads, as `--data` takes them: `jft`,
+    `vtab/dtd`.
+    """
+    read = [
+        (config.data.source, config.data.path),
+        *((each.kind, each.path) for each in _sets(config)),
+    ]
     return list(dict.fromkeys(_name(*each) for each in read))
 
 
 def _sets(config: ConfigDict) -> list[DataSet]:
     """The data sets on which a run is evaluated by frozen features."""
-    return [data_set(text) for suite in SUITES if config[suite].every for text in config[suite].sets]
+    return [
+        data_set(text) for suite in SUITES if config[suite].every for text in config[suite].sets
+    ]
 
 
 def open_all(config: ConfigDict, given: Sequence[str] = ()) -> None:
@@ -107,9 +119,11 @@ def _name(kind: str, path: str) -> str:
 
 
 def replaced(config: ConfigDict, data: Mapping[str, OtherData]) -> dict[str, Any]:
-    """The values of a config, by dotted keys, that change where other data stand in its sets' places.
+    """The values of a config, by dotted keys, that change where other data stand in its sets'
+    places.
 
-    The splits keep their slices: `train[:99%]` of data with the splits `all` and `val` is `all[:99%]`.
+    The splits keep their slices: `train[:99%]` of data with the splits `all` and `val` is
+    `all[:99%]`.
     """
     values: dict[str, Any] = {}
     if (other := data.get(_name(config.data.source, config.data.path))) is not None:

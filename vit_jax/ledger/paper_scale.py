@@ -1,4 +1,6 @@
-"""The paper's own scale: its pre-training sets and models as configs, its data sets by the tables' rows."""
+"""The paper's own scale: its pre-training sets and models as configs, its data sets by the tables'
+rows.
+"""
 
 import re
 import statistics
@@ -14,7 +16,13 @@ from vit_jax.ledger.stages import by_model, transfer
 from vit_jax.ledger.study import Experiment, Study
 
 SETS = {"ImageNet": "i1k", "ImageNet-21k": "i21k", "JFT-300M": "jft"}
-MODELS = {"ViT-B/16": "b16", "ViT-B/32": "b32", "ViT-L/16": "l16", "ViT-L/32": "l32", "ViT-H/14": "h14"}
+MODELS = {
+    "ViT-B/16": "b16",
+    "ViT-B/32": "b32",
+    "ViT-L/16": "l16",
+    "ViT-L/32": "l32",
+    "ViT-H/14": "h14",
+}
 # Rows of tables 2, 5, 6 and 7, and the recipes that fine-tune on them.
 TASKS = {
     "ImageNet": "imagenet2012",
@@ -32,7 +40,8 @@ BY_SET = {
 }
 # Columns of table 2, of which table 9 has the ViTs; BiT-L is by BiT's own recipe.
 LARGEST = {
-    name: BY_SET[name] for name in ("ViT-H/14, JFT-300M", "ViT-L/16, JFT-300M", "ViT-L/16, ImageNet-21k")
+    name: BY_SET[name]
+    for name in ("ViT-H/14, JFT-300M", "ViT-L/16, JFT-300M", "ViT-L/16, ImageNet-21k")
 } | {"BiT-R152x4, JFT-300M": ("bit_r152x4_jft",)}
 # The ends of the band of ResNets in figure 3: the smallest and the largest BiT on each set.
 BAND = {
@@ -42,7 +51,8 @@ BAND = {
     if suffix != "jft"
 }
 BAND |= {f"BiT-{size}, JFT-300M": (f"bit_{size.lower()}_jft",) for size in ("R50x1", "R152x4")}
-# Values that evaluate a pre-training run as figures 4, 8, 9 and 13 do: ImageNet by five images of each class.
+# Values that evaluate a pre-training run as figures 4, 8, 9 and 13 do: ImageNet by five images of
+# each class.
 FIVE_SHOT = {
     "fewshot__sets": ("tfds:imagenet2012@train,validation",),
     "fewshot__shots": (5,),
@@ -57,7 +67,8 @@ SCALING = {
     )
     for name, head in zip(TABLE6.by_model(), TABLE6.columns, strict=True)
 }
-# Models of figure 4, and its numbers of JFT-300M's images; all runs have the steps of the one on all images.
+# Models of figure 4, and its numbers of JFT-300M's images; all runs have the steps of the one on
+# all images.
 JFT_IMAGES = 303_000_000
 SUBSETS = (9_000_000, 30_000_000, 90_000_000, JFT_IMAGES)
 ON_SUBSETS = {"ViT-b/32": ("vit_b32_jft", {"model__name": "ViT-b/32"})}
@@ -67,7 +78,9 @@ FIVE_SHOT_FIGURE = "fewshot/imagenet2012/5"
 
 
 def scaling(picture: str) -> Experiment:
-    """Table 6's models, their accuracies beside the paper's, and power laws of the mean over compute."""
+    """Table 6's models, their accuracies beside the paper's, and power laws of the mean over
+    compute.
+    """
     transferred = transfer(SCALING, TASKS, "table6")
 
     def read(study: Study) -> dict[str, dict[str, float]]:
@@ -75,12 +88,18 @@ def scaling(picture: str) -> Experiment:
         whole = [name for name in SCALING if all(name in row for row in rows.values())]
         means = {name: statistics.mean(row[name] for row in rows.values()) for name in whole}
         few_shot = by_model(study, "pretrained", FIVE_SHOT_FIGURE)
-        compute = {point["model"]: point["exaflops"][0] for point in study.points("pretrained", "exaflops")}
+        compute = {
+            point["model"]: point["exaflops"][0] for point in study.points("pretrained", "exaflops")
+        }
         return rows | {"mean of these": means, "few-shot": few_shot, "exaFLOPs": compute}
 
     def points(rows: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
         return [
-            {"family": family_of(name), "exaflops": [rows["exaFLOPs"][name]], "accuracy": [mean / 100]}
+            {
+                "family": family_of(name),
+                "exaflops": [rows["exaFLOPs"][name]],
+                "accuracy": [mean / 100],
+            }
             for name, mean in rows["mean of these"].items()
         ]
 

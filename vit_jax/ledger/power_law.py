@@ -8,7 +8,9 @@ import numpy as np
 RESAMPLED = 2000
 
 
-def laws(points: Sequence[Mapping[str, Any]], x: str, y: str, by: str) -> dict[str, dict[str, float]]:
+def laws(
+    points: Sequence[Mapping[str, Any]], x: str, y: str, by: str
+) -> dict[str, dict[str, float]]:
     """The power law of 1 - y over x of each group of points.
 
     Args:
@@ -16,13 +18,16 @@ def laws(points: Sequence[Mapping[str, Any]], x: str, y: str, by: str) -> dict[s
       by: the factor that groups them.
 
     Returns:
-      For each group of three points or more `factor` and `exponent`; `low` and `high`, between which 90 % of
-      the exponents of fits to resampled points are (a bootstrap); and `points`, their number.
+      For each group of three points or more `factor` and `exponent`; `low` and `high`, between
+      which 90 % of the exponents of fits to resampled points are (a bootstrap); and `points`, their
+      number.
     """
     groups: dict[str, list[tuple[float, float]]] = {}
     for point in points:
         groups.setdefault(point[by], []).append((np.mean(point[x]), 1 - np.mean(point[y])))
-    return {name: law(*np.transpose(members)) for name, members in groups.items() if len(members) > 2}
+    return {
+        name: law(*np.transpose(members)) for name, members in groups.items() if len(members) > 2
+    }
 
 
 def law(compute: np.ndarray, error: np.ndarray) -> dict[str, float]:

@@ -20,7 +20,9 @@ KEPT = "mfu.json"
 
 
 def pretraining_jobs(experiment: Experiment) -> dict[str, Job]:
-    """The runs of the first stage at the paper's scale by what they run; none without that scale."""
+    """The runs of the first stage at the paper's scale by what they run; none without that
+    scale.
+    """
     if experiment.paper is None or not experiment.paper.stages:
         return {}
     study = Study(Path("nowhere"), experiment.defaults, scale="paper")
@@ -28,7 +30,8 @@ def pretraining_jobs(experiment: Experiment) -> dict[str, Job]:
 
 
 def said(job: Job, *left_out: str) -> str:
-    """The flags of a run in short, without folders, seed and evaluation: `vit_b16_jft model.pooling=gap`.
+    """The flags of a run in short, without folders, seed and evaluation: `vit_b16_jft
+    model.pooling=gap`.
 
     Args:
       left_out: how other keys begin that are not wanted.
@@ -44,11 +47,13 @@ TELLING = ("model.name", "model.dropout", "model.dtype", "objective.name", "batc
 
 
 def device_days(job: Job, chip: str, folder: Path) -> float | None:
-    """The estimated days of one device, a core of v3 or a chip of v5e; None: it fits the slice in no way.
+    """The estimated days of one device, a core of v3 or a chip of v5e; None: it fits the slice in
+    no way.
 
-    They are the run's compute at the MFU of a compiled step. One is compiled for runs that are alike in
-    `TELLING`; those that differ in length, data, positions, pooling or a layer's width are taken to have
-    its MFU.
+    They are the run's compute at the MFU of a compiled step. One is compiled for runs that are
+    alike in
+    `TELLING`; those that differ in length, data, positions, pooling or a layer's width are taken to
+    have its MFU.
 
     Args:
       folder: keeps the MFUs that were found, so that each is found once.
@@ -66,7 +71,9 @@ def device_days(job: Job, chip: str, folder: Path) -> float | None:
         (folder / KEPT).write_text(json.dumps(known, indent=1) + "\n")
     if known[key] is None:
         return None
-    return make_workload(config, None).exaflops * 1e18 / (known[key] * where.chip.peak_flops) / 86_400
+    return (
+        make_workload(config, None).exaflops * 1e18 / (known[key] * where.chip.peak_flops) / 86_400
+    )
 
 
 def known_mfus(folder: Path) -> dict[str, float | None]:
@@ -82,8 +89,12 @@ def step_of(config: ConfigDict) -> str:
     return " ".join([values[TELLING[0]], *others])
 
 
-def first_that_fits(config: ConfigDict, where: Slice, prices: dict[str, dict]) -> tuple[str, Estimate]:
-    """The change that a run needs to fit a slice, in words, and its plan, which may still not fit."""
+def first_that_fits(
+    config: ConfigDict, where: Slice, prices: dict[str, dict]
+) -> tuple[str, Estimate]:
+    """The change that a run needs to fit a slice, in words, and its plan, which may still not
+    fit.
+    """
     job = make_workload(config, None)
     plan = estimate(config, job, where, prices)
     if not plan.fits:

@@ -29,14 +29,18 @@ def write_progress(path: Path, title: str, study: "Study", pictures: Sequence[st
     counts = f"{done} of {len(study.trials)} runs that are known so far" + (
         f", {failed} failed" * bool(failed)
     )
-    counts += f"; about {duration(study.left)} left of the stage that is under way" if study.left else ""
+    counts += (
+        f"; about {duration(study.left)} left of the stage that is under way" if study.left else ""
+    )
     drawn = {name: path.with_name(name).read_bytes() for name in pictures}
     write_page(
         path,
         title,
         [
             Section("", f"<p>{counts}.</p>", ""),
-            Section("Results so far", "".join(picture(name, inline(png)) for name, png in drawn.items())),
+            Section(
+                "Results so far", "".join(picture(name, inline(png)) for name, png in drawn.items())
+            ),
             Section("Runs", f"<table>{rows}</table>", ""),
         ],
         REFRESH_SECONDS,

@@ -1,8 +1,9 @@
-"""Records of experiments: what came out, by which command, commit, versions and machine, one JSON file each.
+"""Records of experiments: what came out, by which command, commit, versions and machine, one JSON
+file each.
 
-They lie in experiments/records and are committed. A record may be made of a part of the runs, and of runs
-that were made anywhere, such as on a pod. Whether its figures bear the claim out is not computed: who makes
-the record says it, with what differs, as its verdict.
+They lie in experiments/records and are committed. A record may be made of a part of the runs, and
+of runs that were made anywhere, such as on a pod. Whether its figures bear the claim out is not
+computed: who makes the record says it, with what differs, as its verdict.
 """
 
 import datetime
@@ -37,14 +38,17 @@ def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> d
     """The record of an experiment's runs that are finished.
 
     Args:
-      folders: the study's, or folders in which its runs lie under their names, or which are its runs.
+      folders: the study's, or folders in which its runs lie under their names, or which are its
+        runs.
 
     Raises:
       UserError: no run of it is finished there; a run's commit is not known.
     """
     about = read_study(folders)
     if about.get("steps"):
-        raise UserError(f"{folders[0]} is a trial of {about['steps']} steps a run, which is not recorded")
+        raise UserError(
+            f"{folders[0]} is a trial of {about['steps']} steps a run, which is not recorded"
+        )
     study = Study(folders[0], about["options"], scale=about["scale"], places=folders)
     scaled = experiment.at(study.scale)
     trials, finished = known_trials(scaled, study), study.finished()
@@ -64,7 +68,9 @@ def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> d
         "date": datetime.date.today().isoformat(),
         "versions": manifests[0]["versions"] if manifests else versions_here(),
         "machine": machine(manifests),
-        "seconds": round(sum(seconds) if scaled.stages else about.get("seconds", time.monotonic() - begun)),
+        "seconds": round(
+            sum(seconds) if scaled.stages else about.get("seconds", time.monotonic() - begun)
+        ),
         "runs": {"finished": len(finished), "known": len(trials), "failed": len(study.failures)},
         "seeds": sorted({trial.factors.get("seed", 0) for trial in finished}),
         "figures": figures,
@@ -72,25 +78,32 @@ def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> d
     } | beside_published(experiment, scaled, figures)
 
 
-def beside_published(experiment: Experiment, scaled: Experiment, figures: Figures) -> dict[str, Any]:
+def beside_published(
+    experiment: Experiment, scaled: Experiment, figures: Figures
+) -> dict[str, Any]:
     """Published figures that ours can be set against, and ours less them, as a record has them.
 
     Args:
       scaled: the experiment at the record's scale.
 
     Returns:
-      `published` and `difference`, both by row and column; where nothing can be compared, `published` is the
-      reason and `difference` is empty.
+      `published` and `difference`, both by row and column; where nothing can be compared,
+      `published` is the reason and `difference` is empty.
     """
     pairs = {row: cells for row, cells in scaled.pairs(figures).items() if cells}
     if not pairs:
         return {"published": why_apart(experiment), "difference": {}}
     rounded = {
-        row: {name: (round(paper, 6), round(ours - paper, 6)) for name, (paper, ours) in cells.items()}
+        row: {
+            name: (round(paper, 6), round(ours - paper, 6)) for name, (paper, ours) in cells.items()
+        }
         for row, cells in pairs.items()
     }
     return {
-        key: {row: {name: both[place] for name, both in cells.items()} for row, cells in rounded.items()}
+        key: {
+            row: {name: both[place] for name, both in cells.items()}
+            for row, cells in rounded.items()
+        }
         for place, key in enumerate(("published", "difference"))
     }
 
@@ -107,7 +120,8 @@ def why_apart(experiment: Experiment) -> str:
 
 
 def read_study(folders: Sequence[Path]) -> dict[str, Any]:
-    """The scale and the flags of the study that the first folder is of; of other folders the paper's scale.
+    """The scale and the flags of the study that the first folder is of; of other folders the
+    paper's scale.
 
     Raises:
       UserError: a folder does not exist.
@@ -141,8 +155,8 @@ def commits(manifests: Sequence[Mapping], names: Sequence[str]) -> str:
     for commit, name in zip(found, [*names, "this"], strict=False):
         if not re.fullmatch(r"[0-9a-f]{7,40}", commit):
             raise UserError(
-                f"the commit of run {name} is {commit or 'not known'}: a record needs runs of a committed "
-                "state; commit first and run it again"
+                f"the commit of run {name} is {commit or 'not known'}: a record needs runs of a "
+                "committed state; commit first and run it again"
             )
     return ", ".join(dict.fromkeys(commit[:10] for commit in found))
 
@@ -155,8 +169,11 @@ def machine(manifests: Sequence[Mapping]) -> str:
     return "; ".join(devices)
 
 
-def with_verdict(record: Mapping[str, Any], verdict: str = "", folder: Path = RECORDS) -> dict[str, Any]:
-    """The record with a verdict: the given one, or that of the record which is there, of the same figures.
+def with_verdict(
+    record: Mapping[str, Any], verdict: str = "", folder: Path = RECORDS
+) -> dict[str, Any]:
+    """The record with a verdict: the given one, or that of the record which is there, of the same
+    figures.
 
     Args:
       verdict: a word of `VERDICTS`, the scale, and a sentence or two, separated by colons:
@@ -171,7 +188,9 @@ def with_verdict(record: Mapping[str, Any], verdict: str = "", folder: Path = RE
         verdict = before.get("verdict", "") if before["figures"] == record["figures"] else ""
     word, _, reason = verdict.partition(": ")
     if word not in VERDICTS or not SCALE.match(reason):
-        wanted = f'--verdict="WORD: At 16 pixels, 1,200 steps: ..." with {", ".join(VERDICTS)} as WORD'
+        wanted = (
+            f'--verdict="WORD: At 16 pixels, 1,200 steps: ..." with {", ".join(VERDICTS)} as WORD'
+        )
         raise UserError(f"say whether these figures bear the claim out, and what differs: {wanted}")
     return {**record, "verdict": verdict}
 
@@ -195,7 +214,8 @@ def path_of(record: Mapping[str, Any], folder: Path) -> Path:
 
 
 def write_record(record: Mapping[str, Any], folder: Path = RECORDS) -> Path:
-    """Writes a record into the folder of records and returns its path; a smaller one never replaces it.
+    """Writes a record into the folder of records and returns its path; a smaller one never replaces
+    it.
 
     Raises:
       UserError: the record that is there is of more runs.
@@ -205,7 +225,8 @@ def write_record(record: Mapping[str, Any], folder: Path = RECORDS) -> Path:
         before = json.loads(path.read_text())["runs"]["finished"]
         if before > record["runs"]["finished"]:
             raise UserError(
-                f"{path} is of {before} runs, and these are {record['runs']['finished']}; remove it first"
+                f"{path} is of {before} runs, and these are {record['runs']['finished']}; remove "
+                "it first"
             )
     folder.mkdir(exist_ok=True)
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")

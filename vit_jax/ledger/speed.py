@@ -1,4 +1,6 @@
-"""Speed and memory of inference: by the clock here, and by the TPU compiler's estimate (figure 12)."""
+"""Speed and memory of inference: by the clock here, and by the TPU compiler's estimate (figure
+12).
+"""
 
 import json
 import statistics
@@ -24,7 +26,9 @@ def kept(
     for model in models:
         for size in sizes:
             if (model, size) not in known and fits(model, size):
-                rows.append({"model": model, "size": size} | how(model, size, 1 if study.steps else 5))
+                rows.append(
+                    {"model": model, "size": size} | how(model, size, 1 if study.steps else 5)
+                )
                 study.say(f"{model} {size}: {rows[-1]['speed']:,.1f} images/s")
                 with file.open("a") as lines:
                     lines.write(json.dumps(rows[-1]) + "\n")
@@ -52,7 +56,9 @@ def timed(model: str, size: int, turns: int) -> dict[str, float]:
 
 
 def on_tpu(model: str, size: int, turns: int) -> dict[str, float]:
-    """The TPU compiler's estimate for a core of TPU v3: images/s, and MB that an image more takes."""
+    """The TPU compiler's estimate for a core of TPU v3: images/s, and MB that an image more
+    takes.
+    """
     import jax
 
     from vit_jax.benchmarks.bench_inference import lower_ours

@@ -1,4 +1,5 @@
-"""Stages of experiments: a run for each combination of factors, at the best of some values, over seeds.
+"""Stages of experiments: a run for each combination of factors, at the best of some values, over
+seeds.
 
 Values of the config are written with two underscores for a dot, as `Study.job` takes them.
 """
@@ -23,11 +24,14 @@ from vit_jax.runs.warm_start import has_resnet
 
 HYPERRULE_RATE = bit_hyperrule("imagenet2012").optimizer.learning_rate  # Of all data sets.
 Stage = Callable[[Study], list[Trial]]
-# Makes a run's config and the values that it changes, of a study and the run's factors; None: there is none.
+# Makes a run's config and the values that it changes, of a study and the run's factors; None: there
+# is none.
 Make = Callable[..., tuple[str, Mapping[str, Any]] | None]
 
 
-def grid(name: str, factors: Mapping[str, Sequence], make: Make, seeds: Sequence[int] = (0,)) -> Stage:
+def grid(
+    name: str, factors: Mapping[str, Sequence], make: Make, seeds: Sequence[int] = (0,)
+) -> Stage:
     """A stage with a run for each combination of the factors and each seed.
 
     Args:
@@ -37,7 +41,9 @@ def grid(name: str, factors: Mapping[str, Sequence], make: Make, seeds: Sequence
 
     def stage(study: Study) -> list[Trial]:
         varied = dict(factors) | {"seed": seeds}
-        return [trial for cell in combinations(varied) if (trial := trial_of(study, name, cell, make))]
+        return [
+            trial for cell in combinations(varied) if (trial := trial_of(study, name, cell, make))
+        ]
 
     return stage
 
@@ -51,16 +57,20 @@ def at_best(
     seeds: Sequence[int] = (0, 1, 2),
     alike: Callable[[dict[str, Any]], dict[str, Any]] = lambda cell: cell,
 ) -> tuple[Stage, Stage]:
-    """Two stages: all choices, compared on held-out images; then each combination at its best, over seeds.
+    """Two stages: all choices, compared on held-out images; then each combination at its best, over
+    seeds.
 
     A combination that has one choice is not compared.
 
     Args:
       name, factors, make: as of `grid`; `make` is given the choices too.
-      choices: values of the config by their keys, such as `optimizer__learning_rate`, or other factors.
-      held_out: the splits on which the choices are trained and compared: the test images are not seen.
+      choices: values of the config by their keys, such as `optimizer__learning_rate`, or other
+        factors.
+      held_out: the splits on which the choices are trained and compared: the test images are not
+        seen.
       seeds: the first of them compares the choices.
-      alike: turns a combination of factors into that whose choice it takes over, such as a smaller model's.
+      alike: turns a combination of factors into that whose choice it takes over, such as a smaller
+        model's.
     """
     comparison = f"{name}-choices"
 
@@ -92,7 +102,9 @@ def at_best(
 
 
 def best(points: Sequence[Mapping[str, Any]], choices: Mapping[str, Sequence]) -> dict[str, Any]:
-    """The choices of the point with the highest mean accuracy, of equals the first; nothing of no points."""
+    """The choices of the point with the highest mean accuracy, of equals the first; nothing of no
+    points.
+    """
     if not points:
         return {}
     winner = max(points, key=lambda point: statistics.mean(point["accuracy"]))
@@ -106,21 +118,31 @@ def combinations(factors: Mapping[str, Sequence]) -> Iterator[dict[str, Any]]:
 
 
 def trial_of(
-    study: Study, stage: str, cell: Mapping[str, Any], make: Make, more: Mapping[str, Any] | None = None
+    study: Study,
+    stage: str,
+    cell: Mapping[str, Any],
+    make: Make,
+    more: Mapping[str, Any] | None = None,
 ) -> Trial | None:
-    """The run of one combination of factors; None where there is none, or what it starts from is missing."""
+    """The run of one combination of factors; None where there is none, or what it starts from is
+    missing.
+    """
     made = make(study, **cell)
     if made is None:
         return None
     config, values = made
     name = f"{stage}/{slug(cell)}"
-    return Trial(stage, cell, study.job(name, config, **values | (more or {}), seed=cell.get("seed", 0)))
+    return Trial(
+        stage, cell, study.job(name, config, **values | (more or {}), seed=cell.get("seed", 0))
+    )
 
 
 def slug(cell: Mapping[str, Any]) -> str:
     """A folder's name: the values of the factors, a number with the last word of its name."""
     parts = [
-        str(value) if isinstance(value, str) else f"{re.split('_', key)[-1]}{short(value).replace(',', '')}"
+        str(value)
+        if isinstance(value, str)
+        else f"{re.split('_', key)[-1]}{short(value).replace(',', '')}"
         for key, value in cell.items()
     ]
     return re.sub(r"[^\w.+=-]+", "-", "_".join(parts)).strip("-")
@@ -135,10 +157,12 @@ def transfer(
     table: str,
     high_resolution: Mapping[str, int] | None = None,
 ) -> Experiment:
-    """Pre-training and fine-tuning as the paper's, its accuracies beside those of a published table.
+    """Pre-training and fine-tuning as the paper's, its accuracies beside those of a published
+    table.
 
     Args:
-      models: by the columns of the table as `Table.by_model` names them: a config and values that it changes.
+      models: by the columns of the table as `Table.by_model` names them: a config and values that
+        it changes.
       data_sets: as of `fine_tuning`, by the table's rows.
       table: of `vit_jax.published`.
       high_resolution: as of `fine_tuning`.
@@ -174,23 +198,26 @@ def fine_tuning(
     seeds: Sequence[int] = (0, 1, 2),
     high_resolution: Mapping[str, int] = {},
 ) -> list[Stage]:
-    """Stages of fine-tuning from the runs of `pretraining`, as table 4: rates on held-out images first.
+    """Stages of fine-tuning from the runs of `pretraining`, as table 4: rates on held-out images
+    first.
 
-    The rates and the held-out images are those of `python -m vit_jax.sweep`; some are for ResNets alone. BiTs
-    are fine-tuned by BiT-HyperRule too: the paper reports the better of the two. Here held-out images say
-    which that is.
+    The rates and the held-out images are those of `python -m vit_jax.sweep`; some are for ResNets
+    alone. BiTs are fine-tuned by BiT-HyperRule too: the paper reports the better of the two. Here
+    held-out images say which that is.
 
     Args:
       models: as of `pretraining`.
       data_sets: names in `TRANSFER`, or `vtab/NAME` of one of VTAB-1k's tasks.
-      high_resolution: pixels of ImageNet's images by model, where they are not 384; with them the parameters
-        are averaged (table 2).
+      high_resolution: pixels of ImageNet's images by model, where they are not 384; with them the
+        parameters are averaged (table 2).
     """
     stages = []
     for data_set in data_sets:
         sweep = finetune(data_set).sweep
 
-        def make(study, model, recipe, optimizer__learning_rate, seed, data_set=data_set, sweep=sweep):
+        def make(
+            study, model, recipe, optimizer__learning_rate, seed, data_set=data_set, sweep=sweep
+        ):
             checkpoint = study.workdir("pretrained", model=model)
             name = named_config(models[model][0]).model.name
             rates = (*sweep.rates, *(sweep.resnet_rates if is_resnet(models[model][0]) else ()))
@@ -198,7 +225,9 @@ def fine_tuning(
                 rates = (HYPERRULE_RATE,) if parse_name(name)[0].any_size else ()
             if not checkpoint or optimizer__learning_rate not in rates:
                 return None
-            values = dict(finetune__checkpoint=checkpoint, optimizer__learning_rate=optimizer__learning_rate)
+            values = dict(
+                finetune__checkpoint=checkpoint, optimizer__learning_rate=optimizer__learning_rate
+            )
             if recipe == "bit_hyperrule":  # Whose size of image is the model's.
                 return f"bit_hyperrule:dataset={data_set},model={name}", values
             size = high_resolution.get(model, 0) if data_set == "imagenet2012" else 0
@@ -208,7 +237,10 @@ def fine_tuning(
         train_split, dev_split = held_out_splits(finetune(data_set))
         held_out = dict(data__train_split=train_split, data__test_split=dev_split)
         rates = dict.fromkeys((*sweep.rates, *sweep.resnet_rates, HYPERRULE_RATE))
-        choices = {"recipe": ("finetune", "bit_hyperrule"), "optimizer__learning_rate": tuple(rates)}
+        choices = {
+            "recipe": ("finetune", "bit_hyperrule"),
+            "optimizer__learning_rate": tuple(rates),
+        }
         stages += at_best(data_set, {"model": tuple(models)}, make, choices, held_out, seeds)
     return stages
 

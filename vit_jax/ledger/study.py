@@ -1,8 +1,9 @@
-"""Experiments as values, and what conducts one: runs in stages, figures read from them, a table and pictures.
+"""Experiments as values, and what conducts one: runs in stages, figures read from them, a table and
+pictures.
 
 An experiment is a file in experiments/ that makes one `Experiment`, and is run by
-`python -m vit_jax.experiment NAME --out=DIR`; the same command again goes on where it was stopped, and on
-several machines that see one DIR they share the runs.
+`python -m vit_jax.experiment NAME --out=DIR`; the same command again goes on where it was stopped,
+and on several machines that see one DIR they share the runs.
 """
 
 import ast
@@ -23,11 +24,13 @@ from vit_jax.errors import UserError
 from vit_jax.ledger.other_data import names_of, open_all, read_data, replaced
 from vit_jax.ledger.progress_page import write_progress
 from vit_jax.ledger.tables import Pairs, beside, matched
+from vit_jax.options.objective import OBJECTIVES
 from vit_jax.runs.jobs import Job, Outcome, job_of, outcome, run_jobs
 from vit_jax.runs.workdir import saved_run
 
 Figures = Mapping[str, Any]  # What an experiment found, as JSON can hold it.
-STUDY = "study.json"  # The experiment, its scale and its flags, so that another's runs are not mixed in.
+# The experiment, its scale and its flags, so that another's runs are not mixed in.
+STUDY = "study.json"
 
 
 class Trial(NamedTuple):
@@ -52,8 +55,8 @@ class Study:
 
     Args:
       out: the folder for all of it.
-      options: values of the experiment's own flags; and `data`, other data in the place of those that its
-        runs name, as `read_data` takes them.
+      options: values of the experiment's own flags; and `data`, other data in the place of those
+        that its runs name, as `read_data` takes them.
       scale: `laptop` or `paper`.
       places: folders in which a run may also lie, under its name.
       steps: of each run, to try the experiment; None: those that it asks for.
@@ -68,10 +71,18 @@ class Study:
         places: Sequence[Path] = (),
         steps: int | None = None,
     ):
-        self.out, self.options, self.say, self.scale, self.steps = out, dict(options), say, scale, steps
+        self.out, self.options, self.say, self.scale, self.steps = (
+            out,
+            dict(options),
+            say,
+            scale,
+            steps,
+        )
         self.trials: list[Trial] = []
         self.data = read_data(options.get("data") or ())
-        self.left: float | None = None  # Seconds that the stage's other runs will take, once one is done.
+        self.left: float | None = (
+            None  # Seconds that the stage's other runs will take, once one is done.
+        )
         self._places, self._outcomes = places, {}
 
     def job(self, name: str, config: str = "quickstart", **values: Any) -> Job:
@@ -83,7 +94,9 @@ class Study:
         """
         found = [place / name for place in self._places if (place / name).is_dir()]
         found += [
-            place for place in self._places if place.parts[-len(Path(name).parts) :] == Path(name).parts
+            place
+            for place in self._places
+            if place.parts[-len(Path(name).parts) :] == Path(name).parts
         ]
         changed = {key.replace("__", "."): value for key, value in values.items()}
         if self.steps:
@@ -107,7 +120,9 @@ class Study:
         return [
             trial
             for trial in self.trials
-            if stage in ("", trial.stage) and trial.has(factors) and self.outcome(trial).figures is not None
+            if stage in ("", trial.stage)
+            and trial.has(factors)
+            and self.outcome(trial).figures is not None
         ]
 
     def workdir(self, stage: str, **factors: Any) -> Path | None:
@@ -121,8 +136,9 @@ class Study:
         """The finished runs of a stage, those that differ in their seeds alone together.
 
         Args:
-          *figures: names, such as `accuracy`, `fewshot/glyphs/5`, `seconds`; `best` before one asks for the
-            highest value of all evaluations (early stopping); `exaflops` is the compute of the run.
+          *figures: names, such as `accuracy`, `fewshot/glyphs/5`, `seconds`; `best` before one asks
+            for the highest value of all evaluations (early stopping); `exaflops` is the compute of
+            the run.
 
         Returns:
           For each the factors, the seeds as `seeds`, and a list of each figure.
@@ -175,7 +191,9 @@ class Study:
 
 
 class Rehearsal(Study):
-    """A study in which runs are finished as soon as they are named, and the first choices are the best."""
+    """A study in which runs are finished as soon as they are named, and the first choices are the
+    best.
+    """
 
     def outcome(self, trial: Trial) -> Outcome:
         return Outcome({"accuracy": 0.0})
@@ -199,17 +217,18 @@ class Experiment:
 
     Args:
       claim: what it shows or whether it holds, in a sentence.
-      read: makes the figures of the runs that are finished; it is called after each run, so that what takes
-        long in it is to be kept. None: it has no laptop scale.
-      place: where it stands in the paper: `Table 8`, `Figure 5`, `Section 4.6`; empty: it is our own.
+      read: makes the figures of the runs that are finished; it is called after each run, so that
+        what takes long in it is to be kept. None: it has no laptop scale.
+      place: where it stands in the paper: `Table 8`, `Figure 5`, `Section 4.6`; empty: it is our
+        own.
       stages: each makes runs; a later one sees the figures of those before it.
       paper: the same at the paper's own scale; None: there is none.
       table: the figures in Markdown; by default they stand beside those of `published`.
       draw: pictures by their names, without ending.
       finding: what came out, in a sentence made of the figures.
       published: a table of `vit_jax.published`, of whose rows and columns the figures are.
-      compared: the published figure and ours, by row and column, where both measure the same; by default
-        those of `published`.
+      compared: the published figure and ours, by row and column, where both measure the same; by
+        default those of `published`.
       options: its own flags: what `add_argument` takes.
       needs: what must be here, in words; empty: nothing.
       minutes: at laptop scale, of two processes with an idle core each.
@@ -238,10 +257,14 @@ class Experiment:
 
     def markdown(self, figures: Figures) -> str:
         """The figures as a table."""
-        return self.table(figures) if self.table else beside(published.table(self.published), figures)
+        return (
+            self.table(figures) if self.table else beside(published.table(self.published), figures)
+        )
 
     def pairs(self, figures: Figures) -> Pairs:
-        """The published figures and ours, by row and column; none where nothing published is comparable."""
+        """The published figures and ours, by row and column; none where nothing published is
+        comparable.
+        """
         if self.compared:
             return self.compared(figures)
         return matched(published.table(self.published), figures) if self.published else {}
@@ -263,11 +286,14 @@ def conduct(name: str, experiment: Experiment, study: Study) -> Figures:
     """Runs all stages at the study's scale, and writes NAME.md, NAME.json and the pictures.
 
     Raises:
-      UserError: the folder is another study's; data are missing; runs failed, but for which all was done.
+      UserError: the folder is another study's; data are missing; runs failed, but for which all was
+        done.
     """
     scaled = experiment.at(study.scale)
     first = scaled.stages[0](study) if study.scale == "paper" and scaled.stages else ()
-    if any(study.outcome(trial).pending for trial in first):  # Fine-tuning's too, before the pre-training.
+    if any(
+        study.outcome(trial).pending for trial in first
+    ):  # Fine-tuning's too, before the pre-training.
         check_data(rehearsed(scaled, study.out, study.options, study.scale), study)
     claim(name, experiment, study)
     begun = time.monotonic()
@@ -287,14 +313,15 @@ def conduct(name: str, experiment: Experiment, study: Study) -> Figures:
     if failures := study.failures:
         first = next(iter(failures))
         raise UserError(
-            f"{len(failures)} of {len(study.trials)} runs failed, and the figures are those of the others; "
-            f"the same command tries them again. {first}: {failures[first]}"
+            f"{len(failures)} of {len(study.trials)} runs failed, and the figures are those of "
+            f"the others; the same command tries them again. {first}: {failures[first]}"
         )
     return figures
 
 
 def check_data(trials: Sequence[Trial], study: Study) -> None:
-    """Opens each data set of runs that are to come once, so that what is missing is said before all of them.
+    """Opens each data set of runs that are to come once, so that what is missing is said before all
+    of them.
 
     Raises:
       UserError: one cannot be opened.
@@ -304,8 +331,11 @@ def check_data(trials: Sequence[Trial], study: Study) -> None:
         open_all(config_of(trial.job), given=[other.name for other in study.data.values()])
 
 
-def rehearsed(experiment: Experiment, out: Path, options: Mapping[str, Any], scale: str) -> list[Trial]:
-    """All runs of a study, none of which is made or looked at; where a choice is to come, by the first.
+def rehearsed(
+    experiment: Experiment, out: Path, options: Mapping[str, Any], scale: str
+) -> list[Trial]:
+    """All runs of a study, none of which is made or looked at; where a choice is to come, by the
+    first.
 
     Args:
       experiment: at that scale.
@@ -324,7 +354,9 @@ def data_sets_of(trials: Sequence[Trial]) -> list[str]:
 
 def _of_data(job: Job) -> tuple[str, ...]:
     """The flags of a run that say what it reads."""
-    kept = tuple(f"--config.{section}." for section in ("data", "fewshot", "knn", "objective"))
+    kept = tuple(
+        f"--config.{section}." for section in ("data", "fewshot", "knn", "objective", *OBJECTIVES)
+    )
     return tuple(flag for flag in job.flags if flag.startswith(("--config=", *kept)))
 
 
@@ -374,7 +406,9 @@ def count_seconds(study: Study, seconds: float) -> None:
     """Adds to the time that a study without runs took, which nothing else in its folder tells."""
     file = study.out / STUDY
     about = json.loads(file.read_text())
-    file.write_text(json.dumps(about | {"seconds": about.get("seconds", 0.0) + seconds}, indent=2) + "\n")
+    file.write_text(
+        json.dumps(about | {"seconds": about.get("seconds", 0.0) + seconds}, indent=2) + "\n"
+    )
 
 
 def write(name: str, experiment: Experiment, study: Study, figures: Figures) -> None:
@@ -389,7 +423,9 @@ def write(name: str, experiment: Experiment, study: Study, figures: Figures) -> 
 
 
 def draw(name: str, experiment: Experiment, study: Study, figures: Figures) -> list[str]:
-    """Draws the pictures into the folder and returns their files' names: NAME.png, NAME-OTHER.png."""
+    """Draws the pictures into the folder and returns their files' names: NAME.png,
+    NAME-OTHER.png.
+    """
     files = []
     for picture, figure in (experiment.draw(study, figures) if experiment.draw else {}).items():
         files.append(f"{name}-{picture}.png" if picture != name else f"{name}.png")
@@ -398,7 +434,8 @@ def draw(name: str, experiment: Experiment, study: Study, figures: Figures) -> l
 
 
 def known_trials(experiment: Experiment, study: Study) -> list[Trial]:
-    """The runs that can be named without running any: up to the first stage of which a run is to come.
+    """The runs that can be named without running any: up to the first stage of which a run is to
+    come.
 
     Args:
       experiment: at the study's scale.

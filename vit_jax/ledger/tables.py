@@ -7,8 +7,12 @@ from typing import Any
 
 from vit_jax import published
 
-Points = Sequence[Mapping[str, Any]]  # Factors and figures of runs that differ in their seeds alone.
-Pairs = Mapping[str, Mapping[str, tuple[float, float]]]  # A published figure and ours, by row and column.
+Points = Sequence[
+    Mapping[str, Any]
+]  # Factors and figures of runs that differ in their seeds alone.
+Pairs = Mapping[
+    str, Mapping[str, tuple[float, float]]
+]  # A published figure and ours, by row and column.
 
 
 def markdown_table(header: Sequence[Any], lines: Iterable[Sequence[Any]]) -> str:
@@ -34,9 +38,15 @@ def written(figure: float | None) -> str:
 
 
 def short(value: Any) -> str:
-    """A factor's value in a heading or a folder's name: 10000 as `10,000`, a rate without noughts."""
+    """A factor's value in a heading or a folder's name: 10000 as `10,000`, a rate without
+    noughts.
+    """
     return (
-        f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else f"{value}"
+        f"{value:,}"
+        if isinstance(value, int)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else f"{value}"
     )
 
 
@@ -46,7 +56,9 @@ def in_words(factor: str) -> str:
 
 
 def means(points: Points, *factors: str, figure: str = "accuracy") -> dict[str, float]:
-    """The mean of a figure, in per cent, by the values of the factors as words: `BiT-R14x1/8, adam`."""
+    """The mean of a figure, in per cent, by the values of the factors as words: `BiT-R14x1/8,
+    adam`.
+    """
     return {
         ", ".join(short(point[factor]) for factor in factors): 100 * statistics.mean(point[figure])
         for point in points
@@ -55,14 +67,17 @@ def means(points: Points, *factors: str, figure: str = "accuracy") -> dict[str, 
 
 def ranking(means: Mapping[str, float]) -> str:
     """The figures in words, the highest first."""
-    return "; ".join(f"{name}: {means[name]:.1f} %" for name in sorted(means, key=means.get, reverse=True))
+    return "; ".join(
+        f"{name}: {means[name]:.1f} %" for name in sorted(means, key=means.get, reverse=True)
+    )
 
 
 def pivot(points: Points, rows: str, columns: str, figure: str = "accuracy") -> str:
     """A figure's mean and deviation, in per cent, by two factors; empty where there is no run.
 
     Args:
-      points: the figures of runs; each has the factors and, by its name, a list of the figure's values.
+      points: the figures of runs; each has the factors and, by its name, a list of the figure's
+        values.
       rows, columns: names of factors.
     """
     heads = list(dict.fromkeys(point[columns] for point in points))
@@ -71,7 +86,9 @@ def pivot(points: Points, rows: str, columns: str, figure: str = "accuracy") -> 
         [short(row), *(cells.get((row, head), "") for head in heads)]
         for row in dict.fromkeys(point[rows] for point in points)
     ]
-    return markdown_table([f"{figure}, %", *(f"{in_words(columns)} {short(head)}" for head in heads)], lines)
+    return markdown_table(
+        [f"{figure}, %", *(f"{in_words(columns)} {short(head)}" for head in heads)], lines
+    )
 
 
 def written_factor(value: Any) -> str:
@@ -80,7 +97,9 @@ def written_factor(value: Any) -> str:
 
 
 def listing(points: Points, factors: Sequence[str], figures: Sequence[str] = ("accuracy",)) -> str:
-    """A line for each point: factors, or means of figures; then mean and deviation of shares, in per cent."""
+    """A line for each point: factors, or means of figures; then mean and deviation of shares, in
+    per cent.
+    """
     lines = [
         [
             *(written_factor(point[factor]) for factor in factors),
@@ -88,7 +107,9 @@ def listing(points: Points, factors: Sequence[str], figures: Sequence[str] = ("a
         ]
         for point in points
     ]
-    return markdown_table([*map(in_words, factors), *(f"{figure}, %" for figure in figures)], lines)
+    return markdown_table(
+        [*map(in_words, factors), *(f"{in_words(figure)}, %" for figure in figures)], lines
+    )
 
 
 def crossings(points: Points, x: str, models: Sequence[str], figure: str = "accuracy") -> str:
@@ -112,25 +133,25 @@ def crossings(points: Points, x: str, models: Sequence[str], figure: str = "accu
 
 
 def beside(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -> str:
-    """A line for each column of a published table that we have figures of: the paper's, and ours.
+    """Returns a table of the paper's figures and ours, a line for each column that we have.
 
     Args:
-      figures: ours, by the table's rows and its columns as `Table.by_model` names them; other columns, which
-        are not printed, have ours alone.
+      table: the published table.
+      figures: ours, by the table's rows and its columns as `Table.by_model` names them; other
+        columns, which are not printed, have ours alone.
     """
     printed = table.by_model(baselines=True)
-    printed |= {column: {} for each in figures.values() for column in each if column not in printed}
+    columns = dict.fromkeys([*printed, *(column for each in figures.values() for column in each)])
     header = [""] + [f"{row}, {whose}" for row in figures for whose in ("paper", "ours")]
     lines = []
-    for column in printed:
-        ours = [each.get(column) for each in figures.values()]
-        if any(figure is not None for figure in ours):
-            cells = [
-                ("" if figure is None else f"{figure:,}") if place == 0 else written(figure)
-                for row, figure_of_ours in zip(figures, ours, strict=True)
-                for place, figure in enumerate((printed[column].get(row), figure_of_ours))
-            ]
-            lines.append([column, *cells])
+    for column in columns:
+        if all(ours.get(column) is None for ours in figures.values()):
+            continue
+        line = [column]
+        for row, ours in figures.items():
+            paper = printed.get(column, {}).get(row)
+            line += ["" if paper is None else f"{paper:,}", written(ours.get(column))]
+        lines.append(line)
     return markdown_table(header, lines)
 
 
@@ -152,7 +173,9 @@ def matched(table: published.Table, figures: Mapping[str, Mapping[str, float]]) 
 
 
 def gains(published: Mapping[str, float], ours: Mapping[str, float], base: str) -> Pairs:
-    """The published points and ours that each name of both has over a base; nothing without the base."""
+    """The published points and ours that each name of both has over a base; nothing without the
+    base.
+    """
     return {
         f"points over {base}": {
             name: (published[name] - published[base], ours[name] - ours[base])
@@ -225,7 +248,9 @@ def by_name(figures: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def against(points: Points, factor: str, one: str, figures: Sequence[str]) -> str:
-    """A sentence on each figure: its mean where the factor has the value `one`, and the others' range."""
+    """A sentence on each figure: its mean where the factor has the value `one`, and the others'
+    range.
+    """
     sentences = []
     for figure in figures:
         means = [(point[factor], 100 * statistics.mean(point[figure])) for point in points]
@@ -238,7 +263,8 @@ def against(points: Points, factor: str, one: str, figures: Sequence[str]) -> st
 
 
 def slopes(points: Points, x: str, y: str, by: str) -> str:
-    """A sentence: the points of y that a doubling of x brings, by least squares, for each value of a factor.
+    """A sentence: the points of y that a doubling of x brings, by least squares, for each value of
+    a factor.
 
     Args:
       x: a figure of each point, one number.

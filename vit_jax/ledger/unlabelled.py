@@ -1,4 +1,6 @@
-"""Stages that pre-train a small ViT without labels, and fine-tune it on a tenth of the images with them."""
+"""Stages that pre-train a small ViT without labels, and fine-tune it on a tenth of the images with
+them.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,9 +10,9 @@ from vit_jax.ledger.stages import Stage, at_best, grid
 
 MODEL, COLLECTION, IMAGES, LABELLED = "ViT-32x4/4", "digits", 20_000, 2000
 RATES = (1e-3, 3e-3)
-# Models of other families by the values of their runs: of the ViT's patches, width and compute (0.93 million
-# multiply-adds an image; theirs are 0.87 and 0.86), but 2.7 times its 53,000 parameters, since half of their
-# blocks are twice as wide.
+# Models of other families by the values of their runs: of the ViT's patches, width and compute
+# (0.93 million multiply-adds an image; theirs are 0.87 and 0.86), but 2.7 times its 53,000
+# parameters, since half of their blocks are twice as wide.
 OTHERS = {
     "ConvNeXt": {"model__name": "ConvNeXt-T", "model__blocks": (3, 3), "model__widths": (32, 64)},
     "Swin": {
@@ -21,7 +23,8 @@ OTHERS = {
         "model__window": 2,
     },
 }
-# One stage of as many places as the ViT has patches, and as wide: 0.86 million, and 64,000 parameters.
+# One stage of as many places as the ViT has patches, and as wide: 0.86 million, and 64,000
+# parameters.
 CONVNEXT_V2 = {"model__name": "ConvNeXtV2-T", "model__blocks": (6,), "model__widths": (32,)}
 # Runs that make tokenisers of 64 codes, the second with a teacher.
 TOKENISERS = {
@@ -30,35 +33,47 @@ TOKENISERS = {
         "model__blocks": (1, 1, 1),
         "model__widths": (16, 32, 64),
         "objective__name": "dvae",
-        "objective__codes": 64,
-        "objective__divergence_weight": 1.0,
-        "objective__divergence_steps": 300,
-        "objective__code_temperature_steps": 1500,
+        "dvae__codes": 64,
+        "dvae__kl_weight": 1.0,
+        "dvae__kl_steps": 300,
+        "dvae__temperature_steps": 1500,
         "steps": 1500,
     },
     "VQ-KD": {
         "objective__name": "vqkd",
         "objective__teacher": "DINO",
-        "objective__codes": 64,
-        "objective__code_dim": 8,
-        "objective__decoder_dim": 32,
-        "objective__decoder_depth": 1,
-        "objective__decoder_heads": 4,
+        "vqkd__codes": 64,
+        "vqkd__code_dim": 8,
+        "vqkd__decoder_dim": 32,
+        "vqkd__decoder_depth": 1,
+        "vqkd__decoder_heads": 4,
         "steps": 1500,
     },
 }
 # Objectives without labels by the values of their runs, for small models on images of 64 pixels.
-DINO = {"name": "dino", "head_hidden": 256, "bottleneck": 64, "prototypes": 1024, "teacher_momentum": 0.99}
+# DINO's options for views without distortions, as suit drawings.
+PLAIN_VIEWS = {"jitter": (0.0,) * 4, "grey": 0.0, "blur": (0.0,) * 3, "solarize": (0.0,) * 3}
+DINO = PLAIN_VIEWS | {
+    "head_hidden": 256,
+    "bottleneck": 64,
+    "prototypes": 1024,
+    "teacher_momentum": 0.99,
+}
 DINO |= {"local_crops": 4, "local_size": 32, "local_area": (0.1, 0.4)}
 PATCHES = {"patch_weight": 1.0, "patch_prototypes": 1024, "centring": "sinkhorn", "koleo": 0.1}
+
+
+def objective_values(name: str, teacher: str | None = None, **options: Any) -> dict[str, Any]:
+    """Returns the values of a run with an objective, its teacher and its options."""
+    values = {"objective__name": name} | {f"{name}__{key}": x for key, x in options.items()}
+    return values | ({"objective__teacher": teacher} if teacher else {})
+
+
 OBJECTIVES = {
-    name: {f"objective__{key}": value for key, value in values.items()}
-    for name, values in {
-        "masked patches": {"name": "masked_patch"},
-        "MAE": {"name": "mae", "decoder_dim": 64, "decoder_depth": 2, "decoder_heads": 4},
-        "DINO": DINO,
-        "DINOv2": DINO | PATCHES,
-    }.items()
+    "masked patches": objective_values("masked_patch"),
+    "MAE": objective_values("mae", decoder_dim=64, decoder_depth=2, decoder_heads=4),
+    "DINO": objective_values("dino", **DINO),
+    "DINOv2": objective_values("dino", **(DINO | PATCHES)),
 }
 
 
@@ -69,15 +84,17 @@ def few_labels(
     seeds: Sequence[int] = (0, 1, 2),
     only_teach: Sequence[str] = (),
 ) -> list[Stage]:
-    """Stages: `pretrained`, then `finetuned` at the rate that held-out images choose for each start.
+    """Stages: `pretrained`, then `finetuned` at the rate that held-out images choose for each
+    start.
 
     Args:
-      starts: by name the values of a pre-training run, such as those of its objective; none (`{}`) trains on
-        the labels of all images; None, or values with 0 steps, starts fine-tuning from random parameters.
-        Those of a model, as in `OTHERS`, are fine-tuning's too. An `objective__teacher` is the name of a
-        start, whose run it is.
+      starts: by name the values of a pre-training run, such as those of its objective; none (`{}`)
+        trains on the labels of all images; None, or values with 0 steps, starts fine-tuning from
+        random parameters. Those of a model, as in `OTHERS`, are fine-tuning's too. An
+        `objective__teacher` is the name of a start, whose run it is.
       steps: of a pre-training run, if its values do not say.
-      seeds: of pre-training and of the fine-tuning that follows it, and of a teacher and its pupils.
+      seeds: of pre-training and of the fine-tuning that follows it, and of a teacher and its
+        pupils.
       only_teach: names of starts that are not fine-tuned, such as tokenisers.
     """
 

@@ -1,13 +1,13 @@
 """Models by their papers' names: `ViT-B/16` is size B with patches of 16 pixels.
 
-`MODELS` lists the names; `list_models("*ViT-L/16")` shows some with their sizes. `FAMILIES` lists the
-families that the names are of.
+`MODELS` lists the names; `list_models("*ViT-L/16")` shows some with their sizes. `FAMILIES` lists
+the families that the names are of.
 """
 
+import dataclasses
 import fnmatch
-import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from typing import Any, Literal, overload
@@ -18,6 +18,8 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.models.family import Axes, Family, match_axes
 from vit_jax.models.image_model import About, ImageModel
 from vit_jax.models.model_card import ModelCard, abstract, count_multiply_adds, count_parameters
+from vit_jax.options.model import ImageOptions, make_options
+from vit_jax.options.option import options_of
 from vit_jax.published.cards import all_figures
 from vit_jax.published.unheld import refuse_unheld
 from vit_jax.published.weights import Weights, all_weights
@@ -36,8 +38,10 @@ FAMILIES: tuple[Family, ...] = tuple(
 MODELS = tuple(name for family in FAMILIES for name in family.names)
 
 
-def family_of(model: ImageModel | type[ImageModel]) -> Family:
-    """The family of a model or of a class of models."""
+def family_of(model: ImageModel | type[ImageModel] | ImageOptions) -> Family:
+    """Returns the family of a model, of a class of models, or of a model's options."""
+    if isinstance(model, ImageOptions):
+        return next(family for family in FAMILIES if family.model.options_type is type(model))
     kind = model if isinstance(model, type) else type(model)
     return next(family for family in FAMILIES if family.model is kind)
 
@@ -46,7 +50,8 @@ def parse_name(name: str) -> tuple[Family, dict]:
     """The family that a name is of, and the arguments that it stands for.
 
     Raises:
-      UserError: no family has such a name; of published models that are not read it says what they have.
+      UserError: no family has such a name; of published models that are not read it says what they
+        have.
     """
     for family in FAMILIES:
         if (values := family.parse(name)) is not None:
@@ -56,13 +61,13 @@ def parse_name(name: str) -> tuple[Family, dict]:
 
 
 def takes(name: str, argument: str) -> bool:
-    """True where the named model has such an argument."""
+    """Returns True where the named model has such an argument."""
     return argument in known_arguments(parse_name(name)[0].model)
 
 
 def known_arguments(model: type[ImageModel]) -> set[str]:
-    """The names of all arguments of a class of models but `rngs`."""
-    return inspect.signature(model.__init__).parameters.keys() - {"self", "rngs"}
+    """Returns the names of all arguments of a class of models."""
+    return {*options_of(model.options_type)}
 
 
 def logical_axes(path: str, rank: int) -> Axes | None:
@@ -78,27 +83,58 @@ def is_undecayed(path: str) -> bool:
     return any(re.search(rf"(^|/){end}$", path) for family in FAMILIES for end in family.undecayed)
 
 
-def model_factory(
-    name: str, *, num_classes: int, image_size: int | tuple[int, int], **overrides
-) -> Callable[..., ImageModel]:
-    """Returns what builds the named model when it is called with `rngs=nnx.Rngs(...)`.
+def model_options(
+    name: str, *, num_classes: int, image_size: int | tuple[int, int], **overrides: Any
+) -> ImageOptions:
+    """Returns the options of the named model.
 
     Args:
-      name: one of `MODELS`, or another of their pattern: any size with any patch size, any hybrid with any
-        size, any BiT width.
+      name: one of `MODELS`, or another of their pattern: any size with any patch size, any hybrid
+        with any size, any BiT width.
       num_classes: width of the head; 0 for no head.
       image_size: pixels, or (height, width).
-      **overrides: any other argument of the class, over what the name says.
+      **overrides: other fields of the family's options, in place of the name's values.
 
     Raises:
-      UserError: an unknown name, or an argument that the model does not have.
+      UserError: the name is unknown, or the model has no such argument, or not with this value.
     """
     family, values = parse_name(name)
     known = known_arguments(family.model)
     for key in overrides:
         if key not in known:
             raise UserError(f"{name} has no argument {key!r} (model.{key}); {nearest(key, known)}")
-    return partial(family.model, num_classes=num_classes, image_size=image_size, **(values | overrides))
+    sizes = dict(num_classes=num_classes, image_size=image_size)
+    return make_options(family.model.options_type, sizes | values | overrides)
+
+
+def stored_options(options: ImageOptions) -> dict[str, Any]:
+    """Returns a model's options as manifests contain them: the family's name, `class`, and all."""
+    return {"class": family_of(options).name} | dataclasses.asdict(options)
+
+
+def read_options(stored: Mapping[str, Any]) -> ImageOptions:
+    """Returns the options that `stored_options` returned; missing ones get their defaults.
+
+    Raises:
+      UserError: there is no such family, or an option is unknown or invalid.
+    """
+    values = dict(stored)
+    name = values.pop("class", None)
+    family = next((family for family in FAMILIES if family.name == name), None)
+    if family is None:
+        raise UserError(f"it names no class of models, but {name!r}")
+    return make_options(family.model.options_type, values)
+
+
+def model_factory(
+    name: str, *, num_classes: int, image_size: int | tuple[int, int], **overrides: Any
+) -> Callable[..., ImageModel]:
+    """Returns the function that builds the named model from `rngs=nnx.Rngs(...)`.
+
+    Arguments as for `model_options`.
+    """
+    options = model_options(name, num_classes=num_classes, image_size=image_size, **overrides)
+    return partial(family_of(options).model, options)
 
 
 def create_model(
@@ -109,10 +145,10 @@ def create_model(
     seed: int = 0,
     **overrides: Any,
 ) -> ImageModel:
-    """The named model with freshly initialised parameters; arguments as for `model_factory`."""
+    """Returns the named model with random parameters; arguments as for `model_options`."""
     build = model_factory(name, num_classes=num_classes, image_size=image_size, **overrides)
     model = build(rngs=nnx.Rngs(seed))
-    model.about = About(name, dict(build.keywords))
+    model.about = About(name)
     return model
 
 
@@ -139,13 +175,15 @@ def list_models(pattern: str = "*", *, pretrained: Literal[True]) -> Listed: ...
 
 
 def list_models(pattern: str = "*", *, pretrained: bool = False) -> Names | Listed:
-    """The names that match, such as `*ViT-L/16`; shown, they are cards with sizes, costs and sources.
+    """The names that match, such as `*ViT-L/16`; shown, they are cards with sizes, costs and
+    sources.
 
     A name without `*`, `?` or `[` may be any that `create_model` takes, as `ViT-b/16` is.
 
     Args:
-      pretrained: in place of names the `Weights` that are published for them, which `load_model(name,
-        pretrained=tag)` loads; the pattern may match the tag or the repository too, as `*deit*` does.
+      pretrained: in place of names the `Weights` that are published for them, which
+        `load_model(name, pretrained=tag)` loads; the pattern may match the tag or the repository
+        too, as `*deit*` does.
 
     Raises:
       UserError: such a name is of no model.
@@ -154,7 +192,10 @@ def list_models(pattern: str = "*", *, pretrained: bool = False) -> Names | List
         return Listed(
             found
             for found in all_weights()
-            if any(fnmatch.fnmatchcase(text, pattern) for text in (found.model, found.tag, found.repository))
+            if any(
+                fnmatch.fnmatchcase(text, pattern)
+                for text in (found.model, found.tag, found.repository)
+            )
         )
     found = Names(name for name in MODELS if fnmatch.fnmatchcase(name, pattern))
     if not found and not set("*?[") & set(pattern):
@@ -174,10 +215,14 @@ def _card_of(name: str) -> ModelCard:
 def model_card(
     name: str, *, num_classes: int = 1000, image_size: int | tuple[int, int] = 224, **overrides: Any
 ) -> ModelCard:
-    """Parameters, cost and source of a model; arguments as for `model_factory`. Nothing is allocated."""
+    """Parameters, cost and source of a model; arguments as for `model_options`. Nothing is
+    allocated.
+    """
     if takes(name, "scan"):
         overrides = dict(scan=True) | overrides  # One layer is traced for all.
-    model = abstract(model_factory(name, num_classes=num_classes, image_size=image_size, **overrides))
+    model = abstract(
+        model_factory(name, num_classes=num_classes, image_size=image_size, **overrides)
+    )
     return ModelCard(
         name=name,
         parameters=count_parameters(model),

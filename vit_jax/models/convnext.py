@@ -1,22 +1,22 @@
-"""ConvNeXt and ConvNeXt V2 (Liu et al., 2022; Woo et al., 2023): convolutions arranged as a Transformer.
+"""ConvNeXt and ConvNeXt V2 (Liu et al., 2022; Woo et al., 2023): convolutions arranged as a
+Transformer.
 
-Four stages of blocks: a 7x7 convolution of each channel by itself, a layer norm, and an MLP over the
-channels. V1 scales a block's output by a learned factor (LayerScale), V2 normalises the MLP's hidden values
-by how strong each channel is in the whole image (GRN). Dimensions are named: batch height width channels.
+Four stages of blocks: a 7x7 convolution of each channel by itself, a layer norm, and an MLP over
+the channels. V1 scales a block's output by a learned factor (LayerScale), V2 normalises the MLP's
+hidden values by how strong each channel is in the whole image (GRN). Dimensions are named: batch
+height width channels.
 """
 
 import math
 import re
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.arguments import check_arguments, or_none
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.depthwise import depthwise
@@ -25,39 +25,11 @@ from vit_jax.models.family import Family
 from vit_jax.models.image_model import ImageModel, ImagesLike, height_and_width
 from vit_jax.models.kept_patches import KeptPatches
 from vit_jax.models.layers import GELUS, named, rising, run_blocks
-from vit_jax.models.pixels import Statistic
-from vit_jax.models.resnet import HEAD_AXES, linear_head
-from vit_jax.options import Option, flag, number, one_of, several, whole
+from vit_jax.models.resnet import HEAD_AXES, classifier
+from vit_jax.options.model import ConvNeXtOptions
 
-ARGUMENTS = {
-    "widths": several(whole(1, 2**16), least=1),
-    "grn": flag(),
-    "stem": one_of("patches", "overlapping", "tiered", "activated"),
-    "centred_norm": flag(),
-    "norm_first": flag(),
-    "head_hidden": or_none(whole(1, 2**20)),
-    "head_epsilon": or_none(number(above=0, most=1)),
-}
-
-OPTIONS = {
-    "model.widths": Option(None, ARGUMENTS["widths"], "Channels in each stage of a ConvNeXt or DVAE."),
-    "model.grn": Option(None, ARGUMENTS["grn"], "ConvNeXt V2's normalisation of hidden values."),
-    "model.stem": Option(None, ARGUMENTS["stem"], "A ConvNeXt's first layers."),
-    "model.centred_norm": Option(
-        None, ARGUMENTS["centred_norm"], "Layer norms of a ConvNeXt subtract the mean, and add a bias."
-    ),
-    "model.norm_first": Option(
-        None, ARGUMENTS["norm_first"], "Normalise a ConvNeXt's features before the mean."
-    ),
-    "model.head_epsilon": Option(
-        None, ARGUMENTS["head_epsilon"], "Small constant of the norm before a ConvNeXt's head."
-    ),
-    "model.head_hidden": Option(
-        None, ARGUMENTS["head_hidden"], "Width of a hidden layer in a ConvNeXt's head."
-    ),
-}
-
-# Blocks and channels of each stage, by the authors' names; Atto to Nano came with V2, Small is V1's alone.
+# Blocks and channels of each stage, by the authors' names; Atto to Nano came with V2, Small is V1's
+# alone.
 SIZES = {
     "Atto": dict(blocks=(2, 2, 6, 2), widths=(40, 80, 160, 320)),
     "Femto": dict(blocks=(2, 2, 6, 2), widths=(48, 96, 192, 384)),
@@ -69,7 +41,9 @@ SIZES = {
     "L": dict(blocks=(3, 3, 27, 3), widths=(192, 384, 768, 1536)),
     "XL": dict(blocks=(3, 3, 27, 3), widths=(256, 512, 1024, 2048)),
     "H": dict(blocks=(3, 3, 27, 3), widths=(352, 704, 1408, 2816)),
-    "XXL": dict(blocks=(3, 4, 30, 3), widths=(384, 768, 1536, 3072), norm_epsilon=1e-5),  # OpenCLIP's.
+    "XXL": dict(
+        blocks=(3, 4, 30, 3), widths=(384, 768, 1536, 3072), norm_epsilon=1e-5
+    ),  # OpenCLIP's.
     "Zepto": dict(blocks=(2, 2, 4, 2), widths=(32, 64, 128, 256), centred_norm=False),  # timm's.
 }
 SMALL = ("Atto", "Femto", "Pico", "Nano")
@@ -101,7 +75,9 @@ class Common(NamedTuple):
         return nnx.Linear(inputs, outputs, kernel_init=_small, dtype=self.dtype, rngs=rngs)
 
     def conv(self, inputs: int, outputs: int, side: int, stride: int, rngs: nnx.Rngs) -> nnx.Conv:
-        """A convolution; one whose stride is its side sees every pixel once, others keep the borders."""
+        """A convolution; one whose stride is its side sees every pixel once, others keep the
+        borders.
+        """
         pad = 0 if stride == side else side // 2
         return nnx.Conv(
             inputs,
@@ -119,7 +95,9 @@ _small = initializers.normal(0.02)  # As the authors', whose cut at -2 and 2 cut
 
 
 class ResponseNorm(nnx.Module):
-    """Global response normalisation: each channel times its strength in the image over the channels' mean."""
+    """Global response normalisation: each channel times its strength in the image over the
+    channels' mean.
+    """
 
     def __init__(self, channels: int):
         self.scale, self.bias = nnx.Param(jnp.zeros(channels)), nnx.Param(jnp.zeros(channels))
@@ -127,7 +105,8 @@ class ResponseNorm(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[batch, height, width, channels]` to the same shape; the strengths are float32."""
         squares = jnp.square(x.astype(jnp.float32)).sum((1, 2), keepdims=True)
-        # The root of 0 has no slope, which few places make likely enough; PyTorch's norm calls it 0 too.
+        # The root of 0 has no slope, which few places make likely enough; PyTorch's norm calls it 0
+        # too.
         strength = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
         share = (strength / (strength.mean(-1, keepdims=True) + 1e-6)).astype(x.dtype)
         return x + self.scale[...].astype(x.dtype) * (x * share) + self.bias[...].astype(x.dtype)
@@ -140,18 +119,24 @@ class Depthwise(nnx.Conv):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[batch, height, width, channels]` to the same shape."""
-        x, kernel, bias = self.promote_dtype((x, self.kernel[...], self.bias[...]), dtype=self.dtype)
+        x, kernel, bias = self.promote_dtype(
+            (x, self.kernel[...], self.bias[...]), dtype=self.dtype
+        )
         return depthwise(x, kernel) + bias
 
 
 class DeviationNorm(nnx.Module):
-    """Channels over their deviation in each place, times a factor; their mean stays (timm's SimpleNorm)."""
+    """Channels over their std in each place, times a factor; their mean stays (timm's
+    SimpleNorm).
+    """
 
     def __init__(self, channels: int, epsilon: float):
         self.scale, self.epsilon = nnx.Param(jnp.ones(channels)), epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`[..., channels]` to the same shape; the variance divides by one less than the channels."""
+        """`[..., channels]` to the same shape; the variance divides by one less than the
+        channels.
+        """
         variance = x.astype(jnp.float32).var(-1, keepdims=True, ddof=1)
         return x * (jax.lax.rsqrt(variance + self.epsilon) * self.scale[...]).astype(x.dtype)
 
@@ -187,7 +172,8 @@ class ConvNeXtBlock(nnx.Module):
         """`[batch, height, width, channels]` to the same shape.
 
         Args:
-          kept: the patches that `x` has of each image; the convolution sees zeros in place of the others.
+          kept: the patches that `x` has of each image; the convolution sees zeros in place of the
+            others.
         """
         around = self.depthwise(x) if kept is None else kept.gather(self.depthwise(kept.scatter(x)))
         branch = self.fc1(self.norm(around))
@@ -203,79 +189,34 @@ class ConvNeXtBlock(nnx.Module):
 class ConvNeXt(ImageModel):
     """A ConvNeXt, V1 or V2, for images of any size.
 
-    The first layers divide the image's sides by 4 and each later stage by 2; what is left over at the right
-    and at the bottom is not seen, as in the authors' code.
-
-    Args:
-      image_size: height and width in pixels, or one number for a square; other sizes are taken too.
-      num_classes: width of the linear head; 0 for none: the call then returns what would enter it.
-      blocks, widths: blocks and channels of each stage.
-      grn: V2's normalisation of hidden values.
-      layer_scale: initial value of LayerScale; None for none, as in V2.
-      stem: `patches`, a convolution of 4x4 pixels; `overlapping`, two of 3x3 that each halve the image;
-        `tiered`, the first of these with half the channels; `activated`, a GELU between the two (timm).
-      norm_first: normalise the last stage's features at each place, and not their mean (timm).
-      head_hidden: width of a dense layer with a GELU before the linear head; None for none (timm, OpenCLIP).
-      channels: of the images.
-      mean, deviation: of the pixels that it is trained on, as of `ViT`.
-      gelu: `erf` (exact, as the authors'), `tanh` or `quick`.
-      stochastic_depth: rate of skipped branches in the last block; it rises linearly from 0.
-      norm_epsilon: of the layer norms.
-      centred_norm: the norms are layer norms; else they divide by the deviation alone (timm).
-      head_epsilon: of the last one, before the head; None for `norm_epsilon` (Transformers).
-      head_bias: initial value of the head's biases.
-      head_deviation: of the normal values that the head's kernel starts from; 0: zeros.
-      remat: what of a block the backward pass computes anew, as of `ViT`.
-      dtype: of the computation; parameters, normalisation statistics and logits are float32.
-      rngs: the key for initialisation.
+    The first layers divide the image's sides by 4 and each later stage by 2; what is left over at
+    the right and at the bottom is not seen, as in the authors' code. `ConvNeXtOptions` describes
+    the arguments.
 
     Raises:
-      UserError: an argument of another type or out of its bounds, or more stages than widths.
+      UserError: the numbers of blocks and widths differ, or the images are too small.
     """
 
-    arguments = ARGUMENTS
+    options: ConvNeXtOptions
+    options_type = ConvNeXtOptions
 
-    def __init__(
-        self,
-        *,
-        image_size: int | tuple[int, int],
-        num_classes: int,
-        blocks: tuple[int, ...] = (3, 3, 9, 3),
-        widths: tuple[int, ...] = (96, 192, 384, 768),
-        grn: bool = False,
-        layer_scale: float | None = 1e-6,
-        stem: str = "patches",
-        norm_first: bool = False,
-        head_hidden: int | None = None,
-        channels: int = 3,
-        mean: Statistic = 0.5,
-        deviation: Statistic = 0.5,
-        gelu: str = "erf",
-        stochastic_depth: float = 0.0,
-        norm_epsilon: float = 1e-6,
-        centred_norm: bool = True,
-        head_epsilon: float | None = None,
-        head_bias: float = 0.0,
-        head_deviation: float = 0.0,
-        remat: str = "none",
-        dtype: str = "float32",
-        rngs: nnx.Rngs,
-    ):
-        given = SimpleNamespace(**locals())
-        check_arguments(vars(given), self.arguments)
-        size = height_and_width(image_size)
-        _check_together(given, size)
-        super().__init__(size, channels, mean, deviation, any_size=True)
-        self.num_classes, self.blocks, self.widths = num_classes, tuple(blocks), tuple(widths)
-        self.stochastic_depth, self.gelu, self.remat = stochastic_depth, gelu, remat
-        common = Common(grn, gelu, layer_scale, norm_epsilon, jnp.dtype(dtype), centred_norm)
-
-        self.activated = stem == "activated"
-        self.stem = nnx.Dict(_stem(stem, channels, widths[0], common, rngs))
+    def __init__(self, options: ConvNeXtOptions, *, rngs: nnx.Rngs):
+        super().__init__(options, any_size=True)
+        _check_together(options)
+        widths, head_hidden = options.widths, options.head_hidden
+        common = Common(
+            options.grn,
+            options.gelu,
+            options.layer_scale,
+            options.norm_epsilon,
+            jnp.dtype(options.dtype),
+            options.centred_norm,
+        )
+        self.stem = nnx.Dict(_stem(options.stem, options.channels, widths[0], common, rngs))
         self.stem_norm = common.norm(widths[0], rngs)
         # Named by stage and place, so that a checkpoint's paths are strings that sort in order.
         self.stages = nnx.Dict()
-        for stage, (count, width) in enumerate(zip(blocks, widths, strict=True)):
+        for stage, (count, width) in enumerate(zip(options.blocks, widths, strict=True)):
             before = widths[stage - 1]
             parts = {}
             if stage:
@@ -283,38 +224,41 @@ class ConvNeXt(ImageModel):
                 parts["downsample"] = common.conv(before, width, 2, 2, rngs)
             parts |= {f"{place:02d}": ConvNeXtBlock(width, common, rngs) for place in range(count)}
             self.stages[f"{stage}"] = nnx.Dict(parts)
-        self.norm = common._replace(epsilon=head_epsilon or norm_epsilon).norm(widths[-1], rngs)
-        self.norm_first, features = norm_first, head_hidden or widths[-1]
+        last = common._replace(epsilon=options.head_epsilon or options.norm_epsilon)
+        self.norm = last.norm(widths[-1], rngs)
         self.pre_logits = common.dense(widths[-1], head_hidden, rngs) if head_hidden else None
-        self.head = (
-            linear_head(features, num_classes, head_bias, rngs, head_deviation) if num_classes else None
-        )
+        self.head = classifier(head_hidden or widths[-1], options, rngs)
 
     @property
     def pixel_kernel(self) -> jax.Array:
         return self.stem["0"].kernel[...]
 
-    def features(self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False) -> Any:
+    def features(
+        self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False
+    ) -> Any:
         """Turns images into what enters the head, `[batch, features]`.
 
         Args:
-          dense: give the features of each stage instead, `[batch, rows, columns, channels]`, finest first.
-            They are not normalised, as in the authors' code for dense prediction before its norms.
+          dense: give the features of each stage instead, `[batch, rows, columns, channels]`, finest
+            first. They are not normalised, as in the authors' code for dense prediction before its
+            norms.
         """
         stages = self._stages(images, rngs)
         if dense:
             return stages
         x = stages[-1]
-        x = self.norm(x).mean((1, 2)) if self.norm_first else self.norm(x.mean((1, 2)))
+        x = self.norm(x).mean((1, 2)) if self.options.norm_first else self.norm(x.mean((1, 2)))
         if self.pre_logits is not None:
-            x = GELUS[self.gelu](self.pre_logits(x))
+            x = GELUS[self.options.gelu](self.pre_logits(x))
         return x
 
     @property
     def leaves_out(self) -> int | None:
-        return None if len(self.stem) > 1 else 4 * 2 ** (len(self.blocks) - 1)
+        return None if len(self.stem) > 1 else 4 * 2 ** (len(self.options.blocks) - 1)
 
-    def features_of(self, images: jax.Array, keep: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
+    def features_of(
+        self, images: jax.Array, keep: jax.Array, rngs: nnx.Rngs | None = None
+    ) -> jax.Array:
         x = self._stages(images, rngs, keep)[-1]
         return x.reshape(len(x), -1, x.shape[-1])
 
@@ -324,9 +268,11 @@ class ConvNeXt(ImageModel):
         """Turns images into the features of each stage, finest first.
 
         Args:
-          keep: as of `features_of`; each stage's features are then of these patches, one under the other.
+          keep: as of `features_of`; each stage's features are then of these patches, one under the
+            other.
         """
-        _check_size(jnp.shape(images)[1:3], len(self.blocks))
+        options = self.options
+        _check_size(jnp.shape(images)[1:3], len(options.blocks))
         x = self.normalize(images)
         kept = None
         if keep is not None:
@@ -334,46 +280,54 @@ class ConvNeXt(ImageModel):
             x = kept.gather(x)
         for place, conv in self.stem.items():
             x = conv(x)
-            if self.activated and place == "0":
-                x = GELUS[self.gelu](x)
+            if options.stem == "activated" and place == "0":
+                x = GELUS[options.gelu](x)
         x = named("features", self.stem_norm(x))
         key, first, found = None if rngs is None else rngs.dropout(), 0, []
-        for count, parts in zip(self.blocks, self.stages.values(), strict=True):
+        for count, parts in zip(options.blocks, self.stages.values(), strict=True):
             if "downsample" in parts:
                 x = named("features", parts["downsample"](parts["norm"](x)))
             blocks = [parts[f"{place:02d}"] for place in range(count)]
-            x = run_blocks(blocks, x, first, self.block_rate, key, remat=self.remat, kept=kept)
+            x = run_blocks(blocks, x, first, self.block_rate, key, remat=options.remat, kept=kept)
             found.append(x)
             first += count
         return found
 
     def block_rate(self, block: int) -> float:
         """Stochastic depth of a block, counted from 0 through all stages."""
-        return rising(self.stochastic_depth, block, sum(self.blocks))
+        return rising(self.options.stochastic_depth, block, sum(self.options.blocks))
 
 
-def _stem(kind: str, channels: int, width: int, common: Common, rngs: nnx.Rngs) -> dict[str, nnx.Conv]:
+def _stem(
+    kind: str, channels: int, width: int, common: Common, rngs: nnx.Rngs
+) -> dict[str, nnx.Conv]:
     """The convolutions that divide an image's sides by 4."""
     if kind == "patches":
         return {"0": common.conv(channels, width, 4, 4, rngs)}
     middle = _divisible(width // 2) if kind == "tiered" else width
-    return {"0": common.conv(channels, middle, 3, 2, rngs), "1": common.conv(middle, width, 3, 2, rngs)}
+    return {
+        "0": common.conv(channels, middle, 3, 2, rngs),
+        "1": common.conv(middle, width, 3, 2, rngs),
+    }
 
 
 def _divisible(channels: int) -> int:
-    """The multiple of 8 that is nearest, one up where that would be less than nine tenths (timm)."""
+    """The multiple of 8 that is nearest, one up where that would be less than nine tenths
+    (timm).
+    """
     near = max(8, (channels + 4) // 8 * 8)
     return near + 8 if near < 0.9 * channels else near
 
 
-def _check_together(given: SimpleNamespace, size: tuple[int, int]) -> None:
-    """Raises UserError for arguments of `ConvNeXt` that do not fit one another."""
-    if len(given.blocks) != len(given.widths):
+def _check_together(options: ConvNeXtOptions) -> None:
+    """Raises UserError for arguments that contradict one another."""
+    blocks, widths = len(options.blocks), len(options.widths)
+    if blocks != widths:
         raise UserError(
-            f"model.blocks has {len(given.blocks)} stages and model.widths {len(given.widths)}: each stage "
-            "needs its width"
+            f"model.blocks has {blocks} stages and model.widths {widths}: each stage needs its "
+            "width"
         )
-    _check_size(size, len(given.blocks))
+    _check_size(height_and_width(options.image_size), blocks)
 
 
 def _check_size(size: tuple[int, ...], stages: int) -> None:
@@ -381,7 +335,8 @@ def _check_size(size: tuple[int, ...], stages: int) -> None:
     least = 4 * 2 ** (stages - 1)
     if len(size) == 2 and min(size) < least:
         raise UserError(
-            f"images of {size[0]}x{size[1]} pixels are too small for {stages} stages: use {least} or more"
+            f"images of {size[0]}x{size[1]} pixels are too small for {stages} stages: use {least} "
+            "or more"
         )
 
 
@@ -417,11 +372,11 @@ def _smallest(values: dict) -> dict:
 def _layers(model: ConvNeXt) -> Callable[[str], float]:
     """The function that numbers a parameter's layer, as the papers' fine-tuning counts them.
 
-    Models with 27 blocks or so in the third stage have twelve layers: each other stage is one, and three
-    blocks of the third are one (V1, and V2's larger ones). Of smaller models each block is one, the first
-    of them with the stem (V2).
+    Models with 27 blocks or so in the third stage have twelve layers: each other stage is one, and
+    three blocks of the third are one (V1, and V2's larger ones). Of smaller models each block is
+    one, the first of them with the stem (V2).
     """
-    blocks = model.blocks
+    blocks = model.options.blocks
     grouped = len(blocks) == 4 and blocks[2] >= 27
     return partial(_layer, blocks, grouped)
 
@@ -451,10 +406,10 @@ FAMILY = Family(
     axes=(
         (r"depthwise/kernel", "height width one -> channels"),
         (r"(stem/\d+|downsample)/kernel", "height width inputs -> outputs"),
-        (r"(stages/\d+|blocks)/\d+/fc1/kernel", "dim -> hidden"),
-        (r"(stages/\d+|blocks)/\d+/fc1/bias", "hidden"),
-        (r"(stages/\d+|blocks)/\d+/fc2/kernel", "hidden -> dim"),
-        (r"response_norm/(scale|bias)", "hidden"),
+        (r"(stages/\d+|blocks)/\d+/fc1/kernel", "dim -> mlp_dim"),
+        (r"(stages/\d+|blocks)/\d+/fc1/bias", "mlp_dim"),
+        (r"(stages/\d+|blocks)/\d+/fc2/kernel", "mlp_dim -> dim"),
+        (r"response_norm/(scale|bias)", "mlp_dim"),
         (r"pre_logits/kernel", "dim -> dim"),
         *HEAD_AXES,
     ),

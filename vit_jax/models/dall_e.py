@@ -1,40 +1,29 @@
-"""The encoder of DALL-E's discrete autoencoder (Ramesh et al., 2021): images to codes of 8x8 pixels.
+"""The encoder of DALL-E's discrete autoencoder (Ramesh et al., 2021): images to codes of 8x8
+pixels.
 
-A 7x7 convolution, then stages of residual blocks of four convolutions, between which the largest of 2x2
-places is kept; a 1x1 convolution scores the codes at each place. Dimensions are named: batch height width
-channels.
+A 7x7 convolution, then stages of residual blocks of four convolutions, between which the largest of
+2x2 places is kept; a 1x1 convolution scores the codes at each place. Dimensions are named: batch
+height width channels.
 """
 
 import math
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.arguments import check_arguments
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.family import Family
-from vit_jax.models.image_model import CodeModel, ImagesLike, height_and_width
+from vit_jax.models.image_model import CodeModel, ImagesLike
 from vit_jax.models.layers import named, run_layers
-from vit_jax.models.pixels import Statistic
 from vit_jax.models.resnet import HEAD_AXES
-from vit_jax.options import several, whole
+from vit_jax.options.model import DVAEOptions
+from vit_jax.options.option import options_of
 
-_WIDTHS = several(whole(1, 2**16), least=1)
-ARGUMENTS = {
-    "widths": _WIDTHS._replace(
-        words="a tuple of multiples of 4 above 0, one for each stage",
-        holds=lambda x: _WIDTHS.holds(x) and all(width % 4 == 0 for width in x),
-    ),
-}
-
-BLOCKS, WIDTHS = (2, 2, 2, 2), (256, 512, 1024, 2048)  # OpenAI's.
-MEAN, DEVIATION = -0.125, 1.25  # They bring a pixel u in [0, 1] to 0.8 u + 0.1.
 STEM = 7  # Side of the first kernel.
 
 
@@ -50,7 +39,14 @@ class CodeBlock(nnx.Module):
     """
 
     def __init__(
-        self, inputs: int, outputs: int, sides: tuple[int, ...], gain: float, *, dtype: Any, rngs: nnx.Rngs
+        self,
+        inputs: int,
+        outputs: int,
+        sides: tuple[int, ...],
+        gain: float,
+        *,
+        dtype: Any,
+        rngs: nnx.Rngs,
     ):
         hidden, self.gain = outputs // 4, gain
         channels = (inputs, hidden, hidden, hidden, outputs)
@@ -71,54 +67,28 @@ class CodeBlock(nnx.Module):
 class DVAE(CodeModel):
     """The encoder of DALL-E's discrete autoencoder, for images of any size that its stride divides.
 
-    The linear head scores the codes: at each place of the last stage, and as of any model once more on the
-    mean over all places.
-
-    Args:
-      image_size: height and width in pixels, or one number for a square; other sizes are taken too.
-      num_classes: number of the codes; 0 for no head, and so no codes.
-      blocks, widths: blocks and channels of each stage; the image's sides are halved between two stages.
-      channels: of the images.
-      mean, deviation: of the pixels that it is trained on, as of `ViT`; the defaults are OpenAI's way.
-      remat: what of a block the backward pass computes anew, as of `ViT`.
-      dtype: of the computation; parameters and scores are float32.
-      rngs: the key for initialisation.
+    The linear head scores the codes: at each place of the last stage, and as of any model once more
+    on the mean over all places. `DVAEOptions` describes the arguments.
 
     Raises:
-      UserError: an argument of another type or out of its bounds; more stages than widths; a size that the
-        stride does not divide.
+      UserError: the numbers of blocks and widths differ, or the stride does not divide the size.
     """
 
-    arguments = ARGUMENTS
+    options: DVAEOptions
+    options_type = DVAEOptions
 
-    def __init__(
-        self,
-        *,
-        image_size: int | tuple[int, int],
-        num_classes: int,
-        blocks: tuple[int, ...] = BLOCKS,
-        widths: tuple[int, ...] = WIDTHS,
-        channels: int = 3,
-        mean: Statistic = MEAN,
-        deviation: Statistic = DEVIATION,
-        remat: str = "none",
-        dtype: str = "float32",
-        rngs: nnx.Rngs,
-    ):
-        given = SimpleNamespace(**locals())
-        check_arguments(vars(given), self.arguments)
+    def __init__(self, options: DVAEOptions, *, rngs: nnx.Rngs):
+        super().__init__(options, any_size=True)
+        blocks, widths = options.blocks, options.widths
         if len(blocks) != len(widths):
             raise UserError(
-                f"model.blocks has {len(blocks)} stages and model.widths {len(widths)}: each stage needs its "
-                "width"
+                f"model.blocks has {len(blocks)} stages and model.widths {len(widths)}: each "
+                "stage needs its width"
             )
-        size, stride = height_and_width(image_size), 2 ** (len(blocks) - 1)
-        check_divides(size, stride)
-        super().__init__(size, channels, mean, deviation, any_size=True)
-        self.num_classes, self.blocks, self.widths = num_classes, tuple(blocks), tuple(widths)
-        self.code_stride, self.remat = stride, remat
-        values: dict[str, Any] = dict(dtype=jnp.dtype(dtype), rngs=rngs)
-        self.stem = convolution(channels, widths[0], STEM, **values)
+        self.code_stride = 2 ** (len(blocks) - 1)
+        check_divides(self.image_size, self.code_stride)
+        values: dict[str, Any] = dict(dtype=jnp.dtype(options.dtype), rngs=rngs)
+        self.stem = convolution(options.channels, widths[0], STEM, **values)
         gain = 1 / sum(blocks) ** 2
         # Named by stage and place, so that a checkpoint's paths are strings that sort in order.
         self.stages, before = nnx.Dict(), widths[0]
@@ -128,10 +98,10 @@ class DVAE(CodeModel):
                 parts[f"{place:02d}"] = CodeBlock(before, width, (3, 3, 3, 1), gain, **values)
                 before = width
             self.stages[f"{stage}"] = nnx.Dict(parts)
-        drawn = initializers.normal(1 / math.sqrt(widths[-1]))
+        drawn, codes = initializers.normal(1 / math.sqrt(before)), options.num_classes
         self.head = (
-            nnx.Linear(widths[-1], num_classes, kernel_init=drawn, dtype=jnp.float32, rngs=rngs)
-            if num_classes
+            nnx.Linear(before, codes, kernel_init=drawn, dtype=jnp.float32, rngs=rngs)
+            if codes
             else None
         )
 
@@ -139,12 +109,14 @@ class DVAE(CodeModel):
     def pixel_kernel(self) -> jax.Array:
         return self.stem.kernel[...]
 
-    def features(self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False) -> Any:
+    def features(
+        self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False
+    ) -> Any:
         """Turns images into the mean of the last stage's activated features, `[batch, features]`.
 
         Args:
-          dense: give the features of each stage instead, `[batch, rows, columns, channels]`, finest first and
-            not activated: the first ones are those of each pixel.
+          dense: give the features of each stage instead, `[batch, rows, columns, channels]`, finest
+            first and not activated: the first ones are those of each pixel.
         """
         pixels = self.normalize(images)
         check_divides(pixels.shape[1:3], self.code_stride)
@@ -157,7 +129,7 @@ class DVAE(CodeModel):
             if stages:
                 x = named("features", nnx.max_pool(x, window_shape=(2, 2), strides=(2, 2)))
             blocks = list(parts.values())
-            x = run_layers(call, blocks, x, [None] * len(blocks), remat=self.remat)
+            x = run_layers(call, blocks, x, [None] * len(blocks), remat=self.options.remat)
             stages.append(x)
         return stages if dense else nnx.relu(x).mean((1, 2))
 
@@ -166,7 +138,9 @@ class DVAE(CodeModel):
 
 
 def convolution(inputs: int, outputs: int, side: int, *, dtype: Any, rngs: nnx.Rngs) -> nnx.Conv:
-    """A convolution that keeps the map's sides, with normal values of variance 1 / inputs as OpenAI's."""
+    """A convolution that keeps the map's sides, with normal values of variance 1 / inputs as
+    OpenAI's.
+    """
     drawn = initializers.normal(1 / math.sqrt(inputs * side**2))
     return nnx.Conv(inputs, outputs, (side, side), kernel_init=drawn, dtype=dtype, rngs=rngs)
 
@@ -175,18 +149,22 @@ def check_divides(size: tuple[int, ...], stride: int) -> None:
     """Raises UserError for images that do not divide into places of so many pixels."""
     if len(size) == 2 and (size[0] % stride or size[1] % stride):
         raise UserError(
-            f"images of {size[0]}x{size[1]} pixels do not divide into places of {stride}x{stride}: take "
-            f"multiples of {stride}"
+            f"images of {size[0]}x{size[1]} pixels do not divide into places of "
+            f"{stride}x{stride}: take multiples of {stride}"
         )
 
 
+# OpenAI's.
+_SIZE = {name: options_of(DVAEOptions)[name].default for name in ("blocks", "widths")}
+
+
 def _parse(name: str) -> dict | None:
-    return dict(blocks=BLOCKS, widths=WIDTHS) if name == "DVAE" else None
+    return dict(_SIZE) if name == "DVAE" else None
 
 
 def _spell(values: dict) -> str:
-    blocks, widths = tuple(values["blocks"]), tuple(values["widths"])
-    return "DVAE" if (blocks, widths) == (BLOCKS, WIDTHS) else f"DVAE (blocks {blocks}, widths {widths})"
+    size = {name: tuple(values[name]) for name in _SIZE}
+    return "DVAE" if size == _SIZE else "DVAE (blocks {blocks}, widths {widths})".format(**size)
 
 
 def _smallest(values: dict) -> dict:
@@ -197,7 +175,7 @@ def _smallest(values: dict) -> dict:
 
 def _layers(model: DVAE) -> Callable[[str], float]:
     """The function that numbers a parameter's layer: each block is one."""
-    return partial(_layer, model.blocks)
+    return partial(_layer, model.options.blocks)
 
 
 def _layer(blocks: tuple[int, ...], path: str) -> float:

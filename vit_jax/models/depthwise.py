@@ -1,17 +1,19 @@
 """The convolution of each channel by itself, for which XLA has no fast program on CPUs.
 
-There it is computed as sums of shifted products, element by element, of which XLA makes one loop over the
-channels. In a trace both ways stand, and a device takes its own when the trace is compiled for it: so FLOPs
-are counted of the convolution, and so a file that holds the model for any device has the convolution too.
-docs/performance.md has what each way gave.
+There it is computed as sums of shifted products, element by element, of which XLA makes one loop
+over the channels. In a trace both ways stand, and a device takes its own when the trace is compiled
+for it: so FLOPs are counted of the convolution, and so a file that holds the model for any device
+has the convolution too. docs/measurements.md has what each way gave.
 """
 
 import jax
 import jax.numpy as jnp
 
-COLUMNS = 28  # Of an image at a time in the kernel's gradient, at most: they stay in a core's cache.
-# Products in its sums, at least. With fewer XLA cuts the parts out of memory anew for each product, number
-# by number.
+COLUMNS = (
+    28  # Of an image at a time in the kernel's gradient, at most: they stay in a core's cache.
+)
+# Products in its sums, at least. With fewer XLA cuts the parts out of memory anew for each product,
+# number by number.
 LEAST = 16
 
 
@@ -64,16 +66,19 @@ def _shifted(x: jax.Array, kernel: jax.Array) -> jax.Array:
     padded = _pad(x, rows // 2, columns // 2)
     kernel = kernel[:, :, 0].astype(jnp.float32)
     places = [(i, j) for i in range(rows) for j in range(columns)]
-    total = sum((padded[:, i : i + height, j : j + width] * kernel[i, j] for i, j in places), jnp.zeros(()))
+    total = sum(
+        (padded[:, i : i + height, j : j + width] * kernel[i, j] for i, j in places), jnp.zeros(())
+    )
     return total.astype(x.dtype)
 
 
 @jax.jit(static_argnums=2)
 def _of_kernel(x: jax.Array, gradient: jax.Array, sides: tuple[int, int]) -> jax.Array:
-    """The kernel's gradient, float32: for each of its elements the sum of shifted images times `gradient`.
+    """The kernel's gradient, float32: for each of its elements the sum of shifted images times
+    `gradient`.
 
-    Some images and columns at a time are summed element by element, and the rows of the image at the end: a
-    sum over the images, rows and columns at once would be computed channel by channel.
+    Some images and columns at a time are summed element by element, and the rows of the image at
+    the end: a sum over the images, rows and columns at once would be computed channel by channel.
     """
     batch, height, width, channels = x.shape
     rows, columns = sides
@@ -90,7 +95,10 @@ def _of_kernel(x: jax.Array, gradient: jax.Array, sides: tuple[int, int]) -> jax
         times = jax.lax.dynamic_slice(gradient, first, (images, height, step, channels))
         places = [(image, column) for image in range(images) for column in range(step)]
         return [
-            total + sum(seen[b, i : i + height, j : j + columns] * times[b, :, j, None] for b, j in places)
+            total
+            + sum(
+                seen[b, i : i + height, j : j + columns] * times[b, :, j, None] for b, j in places
+            )
             for i, total in enumerate(sums)
         ]
 
@@ -104,4 +112,6 @@ def _pad(x: jax.Array, rows: int, columns: int, more: tuple[int, int] = (0, 0)) 
     Args:
       more: zeros after the last image, and after the last column.
     """
-    return jnp.pad(x.astype(jnp.float32), ((0, more[0]), (rows, rows), (columns, columns + more[1]), (0, 0)))
+    return jnp.pad(
+        x.astype(jnp.float32), ((0, more[0]), (rows, rows), (columns, columns + more[1]), (0, 0))
+    )

@@ -15,10 +15,14 @@ from jax.extend.random import threefry2x32_p
 from vit_jax.models.layers import part
 
 
-def drop(x: jax.Array, rate: float, rngs: nnx.Rngs | None, shape: tuple[int, ...] | None = None) -> jax.Array:
-    """Zeros in place of a share of the values, the others enlarged; without `rngs` the values themselves.
+def drop(
+    x: jax.Array, rate: float, rngs: nnx.Rngs | None, shape: tuple[int, ...] | None = None
+) -> jax.Array:
+    """Zeros in place of a share of the values, the others enlarged; without `rngs` the values
+    themselves.
 
-    They keep their type. The factor is float32: 0.9 in bfloat16 is 0.8984, which enlarges by 0.2 % too much.
+    They keep their type. The factor is float32: 0.9 in bfloat16 is 0.8984, which enlarges by 0.2 %
+    too much.
 
     Args:
       rate: the share, from 0 to below 1; what falls is that to the nearest 1 / 65,536.
@@ -30,16 +34,19 @@ def drop(x: jax.Array, rate: float, rngs: nnx.Rngs | None, shape: tuple[int, ...
     dropped = jnp.round(rate * 2**16).astype(jnp.uint32)
     drawn = draw16(rngs.dropout(), shape, first=part() * shape[0])
     kept = jnp.concatenate([numbers >= dropped for numbers in drawn], axis=-2)
-    # Without the barrier each use of the mask draws anew, which costs more than the layer's products.
+    # Without the barrier each use of the mask draws anew, which costs more than the layer's
+    # products.
     kept = jax.lax.optimization_barrier(kept[..., : shape[-2], :])
     return jnp.where(kept, (x / jnp.float32(1 - rate)).astype(x.dtype), 0)
 
 
 def draw16(key: jax.Array, shape: tuple[int, ...], first: jax.Array | int = 0) -> list[jax.Array]:
-    """Uniform numbers below 2^16, as uint32, the same on any mesh: four arrays, the quarters of `shape`.
+    """Uniform numbers below 2^16, as uint32, the same on any mesh: four arrays, the quarters of
+    `shape`.
 
-    A block of threefry has 64 bits, of which `jax.random.bits` gives 32. This takes four numbers of each, for
-    the quarters (rounded up) of the last axis but one: of the tokens, which no mesh divides.
+    A block of threefry has 64 bits, of which `jax.random.bits` gives 32. This takes four numbers of
+    each, for the quarters (rounded up) of the last axis but one: of the tokens, which no mesh
+    divides.
 
     Args:
       first: number of the first row, of a larger array's numbers.
@@ -64,12 +71,14 @@ def add_for_subset(
     rngs: nnx.Rngs,
     read: int | None = None,
 ) -> jax.Array:
-    """`x + branch(x)`, where the branch is computed for a drawn subset of the images alone, and enlarged.
+    """`x + branch(x)`, where the branch is computed for a drawn subset of the images alone, and
+    enlarged.
 
     Args:
       x: `[batch, ..., tokens, dim]`.
       branch: treats each image by itself.
-      rate: the share of images that are left out, from 0 to below 1, as near as whole images of a group come.
+      rate: the share of images that are left out, from 0 to below 1, as near as whole images of a
+        group come.
       read: the branch returns so many tokens only, the first, and so does this.
     """
     groups, size, kept = subset_sizes(x.shape[0], rate)
@@ -91,7 +100,9 @@ def add_for_subset(
 
 
 def draw_subset(images: int, rate: float, rngs: nnx.Rngs) -> jax.Array:
-    """int32 `[groups, kept]`: the images of each group that are kept, all different; the same on any mesh."""
+    """int32 `[groups, kept]`: the images of each group that are kept, all different; the same on
+    any mesh.
+    """
     groups, size, kept = subset_sizes(images, rate)
     numbers = part() * groups + jnp.arange(groups)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(rngs.dropout(), numbers)
@@ -99,10 +110,11 @@ def draw_subset(images: int, rate: float, rngs: nnx.Rngs) -> jax.Array:
 
 
 def subset_sizes(images: int, rate: float) -> tuple[int, int, int]:
-    """Groups of consecutive images, images of each group, and how many of these are kept, at least one.
+    """Groups of consecutive images, images of each group, and how many of these are kept, at least
+    one.
 
-    A group has 32 images, or as many as the largest power of two that divides their number; where that is
-    below 8, all are one group.
+    A group has 32 images, or as many as the largest power of two that divides their number; where
+    that is below 8, all are one group.
     """
     size = math.gcd(images, 32)
     size = size if size >= 8 else images

@@ -1,12 +1,15 @@
-"""A family of models as a value: its names, and what other parts of the program must know of its parameters.
+"""A family of models as a value: its names, and the properties of its parameters that other parts
+need.
 
-`vit_jax.models.FAMILIES` lists all of them. Nothing else asks "a ViT or a BiT?".
+`vit_jax.models.FAMILIES` lists all families. No other code distinguishes a ViT from a BiT.
 """
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from vit_jax.models.image_model import ImageModel
 
@@ -14,11 +17,90 @@ from vit_jax.models.image_model import ImageModel
 class Axes(NamedTuple):
     """The logical axes of a parameter, such as dim, part, heads and head_dim of a projection.
 
-    An axis called `part` counts arrays that lie side by side in one, and that published code keeps apart.
+    An axis called `part` counts arrays that are concatenated in one parameter, and that published
+    code stores separately.
     """
 
     names: tuple[str, ...]
-    inputs: int  # The first so many are summed over; 0 for what is no kernel.
+    inputs: int  # Leading axes that are summed over; 0 for a parameter that is not a kernel.
+
+
+class Change(NamedTuple):
+    """A parameter of an adapted model, and the model before and after the adaptation.
+
+    Attributes:
+      path: the parameter's path.
+      shape: its shape in the adapted model.
+      before, after: the models, with shapes in place of arrays.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class Resize:
+    """A rule that resizes parameters laid out by a size of the model, such as its grid of patches.
+
+    The rule applies where the sizes of the layouts in the two models differ.
+
+    Attributes:
+      path: regular expression for whole paths.
+      size: returns the size of the layout, from a model and the shape of its parameter.
+      resize: returns the values for the adapted model, float32 of `Change.shape`, from the
+        checkpoint's values. It raises UserError where they cannot be resized.
+      note: returns a remark for the log, from the size before and after; empty: none.
+      has_tokens: the parameter also has rows for tokens, and the rule applies where only these
+        differ.
+    """
+
+    path: str
+    size: Callable[[Any, tuple[int, ...]], tuple[int, ...]]
+    resize: Callable[[np.ndarray, Change], np.ndarray]
+    note: Callable[[tuple[int, ...], tuple[int, ...]], str] = lambda before, after: ""
+    has_tokens: bool = False
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """Rules by which a checkpoint's parameters become those of a model with other arguments.
+
+    Attributes:
+      resizes: rules for parameters whose size changes; the first one that matches a path is used.
+      heads: prefixes of the paths of the classification heads.
+      new_norms: prefixes of the paths of norms that start as the identity where a checkpoint lacks
+        them.
+      copied: for a regular expression of paths, the path of the one parameter that is copied to all
+        of them if the checkpoint has it.
+      computed: returns the arrays that a model computes, and that other models of the family learn
+        as parameters, by path.
+      implied: returns arguments that change with others; called with the checkpoint's and the
+        changed ones.
+    """
+
+    resizes: tuple[Resize, ...] = ()
+    heads: tuple[str, ...] = ("head/",)
+    new_norms: tuple[str, ...] = ()
+    copied: Mapping[str, str] = field(default_factory=dict)
+    computed: Callable[[Any], dict[str, np.ndarray]] = lambda model: {}
+    implied: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] = lambda known, changes: {}
+
+    def resize_of(self, path: str) -> Resize | None:
+        """Returns the rule for the parameter of a path; None: it cannot be resized."""
+        return next((rule for rule in self.resizes if re.fullmatch(rule.path, path)), None)
+
+    def source_of(self, path: str, stored: Iterable[str]) -> str:
+        """Returns the path in a checkpoint of the parameter that becomes the one of a path.
+
+        Args:
+          stored: the paths of all parameters of the checkpoint.
+        """
+        for pattern, source in self.copied.items():
+            if source in stored and re.fullmatch(pattern, path):
+                return source
+        return path
 
 
 @dataclass(frozen=True)
@@ -26,25 +108,28 @@ class Family:
     """One family of models.
 
     Attributes:
-      model: the class; its name is the family's, which manifests of workdirs have.
-      names: the models that are listed.
-      parse: turns a name such as "ViT-B/16" into arguments of the class; None: it is no name of this family.
-      spell: turns complete arguments into the name, or into words for sizes that have none.
-      source: the publication of a named model.
-      smallest: turns complete or parsed arguments into those, `image_size` too, that make the model small and
-        still run every line of it, for `:smoke` and tests.
-      axes: logical axes by the end of a parameter's path, a regular expression: "dim -> part heads head_dim"
-        of a kernel, inputs before the arrow, and "part heads head_dim" of its bias. Several entries may end
-        alike and differ in their number of axes.
-      layer: makes of a model the function that gives the number of the encoder layer that a parameter belongs
-        to, by its path in the model; -1 before the encoder, infinity behind it. None: the family has no such
-        layers.
-      embedding: starts of the paths of what turns patches into tokens, a norm on these too, for which the
-        learning rate may have a factor; empty: the family has no patch embedding.
-      undecayed: ends of the paths, regular expressions, of parameters that weight decay leaves alone, as it
-        does biases and scales.
-      any_size: a model's parameters do not tell the size of its images.
-      loose: arguments that names tell, and that a run may change in the checkpoint from which it starts.
+      model: the class; its name is the family's, and is stored in manifests of workdirs.
+      names: names of the listed models.
+      parse: returns the arguments of the class for a name such as "ViT-B/16"; None: it is no name
+        of this family.
+      spell: returns the name for complete arguments, or a description of sizes without a name.
+      source: returns the publication of a named model.
+      smallest: returns arguments, `image_size` included, that make the model of complete or parsed
+        arguments small and still run all of its code, for `:smoke` and tests.
+      axes: logical axes for the end of a parameter's path, a regular expression: "dim -> part heads
+        head_dim" of a kernel, inputs before the arrow, and "part heads head_dim" of its bias.
+        Entries with the same path differ in their number of axes.
+      layer: returns for a model the function from a parameter's path to the number of its encoder
+        layer:
+        -1 before the encoder, infinity after it. None: the family has no such layers.
+      embedding: prefixes of the paths of the patch embedding and its norm, for which the learning
+        rate can be scaled; empty: the family has no patch embedding.
+      undecayed: regular expressions for the ends of paths of parameters without weight decay, in
+        addition to biases and scales.
+      any_size: the shapes of a model's parameters do not depend on the size of its images.
+      loose: arguments that names contain, and that a run may change in the checkpoint from which it
+        starts.
+      adaptation: rules by which a checkpoint's parameters are adapted to other arguments.
     """
 
     model: type[ImageModel]
@@ -59,6 +144,7 @@ class Family:
     undecayed: tuple[str, ...] = ()
     any_size: bool = False
     loose: tuple[str, ...] = ()
+    adaptation: Adaptation = Adaptation()
 
     @property
     def name(self) -> str:
@@ -67,7 +153,7 @@ class Family:
 
 
 def parse_axes(text: str) -> Axes:
-    """Reads "dim -> part heads head_dim"."""
+    """Parses "dim -> part heads head_dim"."""
     inputs, arrow, outputs = text.partition("->")
     if not arrow:
         return Axes(tuple(text.split()), 0)
@@ -75,7 +161,9 @@ def parse_axes(text: str) -> Axes:
 
 
 def match_axes(table: Iterable[tuple[str, str]], path: str, rank: int) -> Axes | None:
-    """The first entry of a family's `axes` that a path ends with and that has so many axes, or None."""
+    """Returns the axes of the first entry of `Family.axes` that matches a path and its number of
+    axes.
+    """
     for end, text in table:
         axes = parse_axes(text)
         if len(axes.names) == rank and re.search(rf"(^|/){end}$", path):

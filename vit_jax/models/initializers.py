@@ -1,7 +1,8 @@
 """Initial values that NumPy draws on the host: to compile JAX's own draws takes seconds.
 
-They are functions of the key and the shape alone, whatever the devices and the mesh. Each is called as Flax
-calls an initialiser, with a key, a shape and a dtype; while JAX traces it is a callback, and draws nothing.
+They are functions of the key and the shape alone, whatever the devices and the mesh. Each is called
+as Flax calls an initialiser, with a key, a shape and a dtype; while JAX traces it is a callback,
+and draws nothing.
 """
 
 import math
@@ -13,15 +14,15 @@ import numpy as np
 
 Initializer = Callable[..., jax.Array]  # (key, shape, dtype)
 BLOCK = 2**16  # Numbers that stay in the processor's cache while they are worked on.
-CUT_DEVIATION = 0.87962566103423978  # Of a standard normal cut at -2 and 2.
+CUT_STD = 0.87962566103423978  # Of a standard normal cut at -2 and 2.
 
 
-def normal(deviation: float) -> Initializer:
+def normal(std: float) -> Initializer:
     """An initialiser that draws from a normal distribution around 0."""
 
     def draw(generator, out):
         generator.standard_normal(out=out, dtype=np.float32)
-        out *= deviation
+        out *= std
 
     return _initializer(draw)
 
@@ -71,13 +72,13 @@ def lecun() -> Initializer:
         generator.standard_normal(out=out, dtype=np.float32)
         while (beyond := np.abs(out) > 2).any():
             out[beyond] = generator.standard_normal(np.count_nonzero(beyond), dtype=np.float32)
-        out *= math.sqrt(1 / _fans(out.shape)[0]) / CUT_DEVIATION
+        out *= math.sqrt(1 / _fans(out.shape)[0]) / CUT_STD
 
     return _initializer(draw)
 
 
-def cut_normal(deviation: float) -> Initializer:
-    """An initialiser that draws from a normal distribution around 0, cut at its own deviation.
+def cut_normal(std: float) -> Initializer:
+    """An initialiser that draws from a normal distribution around 0, cut at its own std.
 
     What is drawn deviates by 0.54 of it (timm's `trunc_normal_` with a=-std and b=std).
     """
@@ -89,7 +90,7 @@ def cut_normal(deviation: float) -> Initializer:
         while beyond.size:
             flat[beyond] = generator.standard_normal(beyond.size, dtype=np.float32)
             beyond = beyond[np.abs(flat[beyond]) > 1]
-        flat *= deviation
+        flat *= std
 
     return _initializer(draw)
 
@@ -104,7 +105,7 @@ def torch_convolution(share: float = 1.0) -> Initializer:
     """Uniform values of variance 1 / (3 inputs), as PyTorch starts convolutions and dense layers.
 
     Args:
-      share: of that deviation.
+      share: of that std.
     """
     return _initializer(
         lambda generator, out: _fill_evenly(generator, out, share * _fans(out.shape)[0] ** -0.5)
@@ -162,7 +163,8 @@ class Scheme(NamedTuple):
         lambda layer, depth, sub_norm: {}
     )  # `of_layer`'s.
 
-    # Class, mask and other tokens; None: zeros where a token's learned position starts it, else normal.
+    # Class, mask and other tokens; None: zeros where a token's learned position starts it, else
+    # normal.
     token: Initializer | None = None
     positions: Initializer = normal(0.02)  # Learned ones.
 
@@ -175,13 +177,13 @@ class Scheme(NamedTuple):
         return self._replace(**self.own(layer, depth, sub_norm))
 
 
-def _of_beit(deviation: float) -> "Scheme":
+def _of_beit(std: float) -> "Scheme":
     """BEiT's values, all of one standard deviation before they are cut."""
-    drawn, zeros = cut_normal(deviation), jax.nn.initializers.zeros
+    drawn, zeros = cut_normal(std), jax.nn.initializers.zeros
 
     def own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
         """The last layers of branches, divided by sqrt(2 (layer + 1))."""
-        return {"out": cut_normal(deviation / math.sqrt(2 * (layer + 1)))}
+        return {"out": cut_normal(std / math.sqrt(2 * (layer + 1)))}
 
     return Scheme(drawn, lambda inputs: zeros, drawn, zeros, *[drawn] * 3, own, drawn, drawn)
 
@@ -197,7 +199,8 @@ def _plain_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]
 
 
 def aggregation(dim: int) -> "Scheme":
-    """The values of the layers, of this width, of BEiT v2's patch aggregation, which are PyTorch's own.
+    """The values of the layers, of this width, of BEiT v2's patch aggregation, which are PyTorch's
+    own.
 
     Biases are zeros all the same.
     """
@@ -210,7 +213,9 @@ def aggregation(dim: int) -> "Scheme":
 
 
 def _eva02s_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
-    """EVA-02's kernels but those of queries and keys, sqrt(log(2 depth)) larger where `sub_norm`."""
+    """EVA-02's kernels but those of queries and keys, sqrt(log(2 depth)) larger where
+    `sub_norm`.
+    """
     if not sub_norm:
         return {}
     factor = math.sqrt(math.log(2 * depth))
@@ -219,7 +224,8 @@ def _eva02s_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer
     return {"qkv": qkv, "dense": one, "gated": gated, "out": one}
 
 
-# DeiT's, DINO's and Swin's in PyTorch, whose cut at -2 and 2 cuts nothing; patches as PyTorch's convolutions.
+# DeiT's, DINO's and Swin's in PyTorch, whose cut at -2 and 2 cuts nothing; patches as PyTorch's
+# convolutions.
 _DEIT = Scheme(
     torch_convolution(),
     lambda inputs: uniform(inputs**-0.5),
@@ -231,19 +237,27 @@ _DEIT = Scheme(
 
 SCHEMES = {
     # The paper's code, by Flax.
-    "flax": Scheme(lecun(), lambda inputs: jax.nn.initializers.zeros, xavier(parts=3), normal(1e-6)),
-    # Masked autoencoders' in PyTorch: Xavier for patches as for a dense layer, and for q, k and v at once.
+    "flax": Scheme(
+        lecun(), lambda inputs: jax.nn.initializers.zeros, xavier(parts=3), normal(1e-6)
+    ),
+    # Masked autoencoders' in PyTorch: Xavier for patches as for a dense layer, and for q, k and v
+    # at once.
     "mae": Scheme(
-        xavier(dense=True), lambda inputs: uniform(inputs**-0.5), xavier(), jax.nn.initializers.zeros
+        xavier(dense=True),
+        lambda inputs: uniform(inputs**-0.5),
+        xavier(),
+        jax.nn.initializers.zeros,
     ),
     "deit": _DEIT,
-    # DeiT III's class token has no position embedding: here it is zero, and its position starts as the token.
+    # DeiT III's class token has no position embedding: here it is zero, and its position starts as
+    # the token.
     "deit3": _DEIT._replace(token=None),
     "dinov2": _DEIT._replace(token=normal(1e-6)),
     # BEiT's in PyTorch, and EVA-g's.
     "beit": _of_beit(0.02),
     "eva": _of_beit(0.015),
-    # Of BEiT v2's tokeniser in PyTorch, encoder and decoder: DeiT's, and BEiT's division of last layers.
+    # Of BEiT v2's tokeniser in PyTorch, encoder and decoder: DeiT's, and BEiT's division of last
+    # layers.
     "vqkd": _DEIT._replace(own=_vqkds_own),
     # EVA-02's in PyTorch: Xavier's normal values, q, k and v at once; patches as MAE has them.
     "eva02": Scheme(

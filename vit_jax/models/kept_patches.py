@@ -9,9 +9,11 @@ import jax.numpy as jnp
 class KeptPatches(NamedTuple):
     """The places of the patches that are kept of each image.
 
-    One under the other they are a tall image, `[batch, kept * side, side, channels]`, of which layers that
-    see one place, or a part of a patch, compute what they would in the whole image. Maps of a lower
-    resolution are gathered alike, as long as a patch has whole places: `side` is their number in its row.
+    One under the other they are a tall image, `[batch, kept * side, side, channels]`, of which
+    layers that see one place, or a part of a patch, compute what they would in the whole image.
+    Maps of a lower
+    resolution are gathered alike, as long as a patch has whole places: `side` is their number in
+    its row.
 
     Attributes:
       positions: int32 `[batch, kept]`, numbers of the patches in raster order, each once.
@@ -28,7 +30,9 @@ class KeptPatches(NamedTuple):
         side = height // rows
         patches = x.reshape(batch, rows, side, columns, side, channels).swapaxes(2, 3)
         patches = patches.reshape(batch, rows * columns, side * side * channels)
-        kept = jnp.take_along_axis(patches, self.positions[..., None], axis=1, mode="promise_in_bounds")
+        kept = jnp.take_along_axis(
+            patches, self.positions[..., None], axis=1, mode="promise_in_bounds"
+        )
         return kept.reshape(batch, -1, side, channels)
 
     def scatter(self, x: jax.Array) -> jax.Array:

@@ -1,4 +1,6 @@
-"""Names of activations, and running a stack of layers: one by one or as a scan, kept or rematerialised."""
+"""Names of activations, and running a stack of layers: one by one or as a scan, kept or
+rematerialised.
+"""
 
 import contextlib
 import math
@@ -17,15 +19,18 @@ REMAT = {
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
-_place: ContextVar[Callable[[str, jax.Array], jax.Array]] = ContextVar("place", default=lambda _, x: x)
+_place: ContextVar[Callable[[str, jax.Array], jax.Array]] = ContextVar(
+    "place", default=lambda _, x: x
+)
 _captured: ContextVar[dict[str, list[jax.Array]] | None] = ContextVar("captured", default=None)
 _platform: ContextVar[str | None] = ContextVar("platform", default=None)
 _part: ContextVar[jax.Array | int] = ContextVar("part", default=0)
 
 
 def named(name: str, x: jax.Array) -> jax.Array:
-    """The activation itself; whoever calls the model may say where activations of this name live, and
-    capture them."""
+    """The activation itself; whoever calls the model may say where activations of this name live,
+    and capture them.
+    """
     capture(name, lambda: x)
     return _place.get()(name, x)
 
@@ -37,9 +42,16 @@ def capture(name: str, compute: Callable[[], jax.Array]) -> None:
         found[name].append(compute())
 
 
+def captures() -> bool:
+    """Returns True while intermediate results are collected."""
+    return bool(_captured.get())
+
+
 @contextlib.contextmanager
 def capturing(names: Sequence[str]) -> Iterator[dict[str, list[jax.Array]]]:
-    """Collects what models compute under these names while it is entered, in the order of the call."""
+    """Collects what models compute under these names while it is entered, in the order of the
+    call.
+    """
     found = {name: [] for name in names}
     token = _captured.set(found)
     try:
@@ -56,8 +68,9 @@ def platform() -> str:
 def _exact_gelu(x: jax.Array) -> jax.Array:
     """x times the share of a normal distribution that lies below it, computed in float32 at least.
 
-    As PyTorch has it. erfc, which has more digits far below zero, takes twice the memory and longer on a CPU,
-    and by the TPU compiler's estimate a quarter more cycles of a whole ConvNeXt block in bfloat16.
+    As PyTorch has it. erfc, which has more digits far below zero, takes twice the memory and longer
+    on a CPU, and by the TPU compiler's estimate a quarter more cycles of a whole ConvNeXt block in
+    bfloat16.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return (0.5 * wide * (1 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)
@@ -71,7 +84,9 @@ GELUS = {
 
 
 def part() -> jax.Array | int:
-    """Number of the part of the batch that a model is traced for, where it sees no more than a part."""
+    """Number of the part of the batch that a model is traced for, where it sees no more than a
+    part.
+    """
     return _part.get()
 
 
@@ -79,8 +94,9 @@ def part() -> jax.Array | int:
 def placing(
     place: Callable[[str, jax.Array], jax.Array], platform: str, part: jax.Array | int = 0
 ) -> Iterator[None]:
-    """Traces models for such devices while it is entered, and applies `place(name, x)` to every named
-    activation; models are given this part of the batch, of parts that are alike."""
+    """Traces models for such devices while it is entered, and applies `place(name, x)` to every
+    named activation; models are given this part of the batch, of parts that are alike.
+    """
     tokens = _place.set(place), _platform.set(platform), _part.set(part)
     try:
         yield
@@ -90,7 +106,9 @@ def placing(
 
 
 def rising(rate: float, number: int, layers: int) -> float:
-    """Stochastic depth of a layer, counted from 0: it rises linearly from 0 to the rate in the last one."""
+    """Stochastic depth of a layer, counted from 0: it rises linearly from 0 to the rate in the last
+    one.
+    """
     return rate * number / max(1, layers - 1)
 
 
@@ -138,7 +156,7 @@ def run_layers(
 
     What is captured must come out of the call: then neither is done.
     """
-    if _captured.get():
+    if captures():
         remat, scan = "none", False
 
     def step(graphdef, params, x, values):
@@ -161,7 +179,9 @@ def run_layers(
         else:
             graphdef, params = nnx.split(layer)
             again = jax.checkpoint(
-                lambda params, x, graphdef=graphdef, values=values: step(graphdef, params, x, values),
+                lambda params, x, graphdef=graphdef, values=values: step(
+                    graphdef, params, x, values
+                ),
                 policy=REMAT[remat],
             )
             x = again(params, x)

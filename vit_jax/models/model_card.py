@@ -30,13 +30,15 @@ class ModelCard:
         tokens = "" if self.tokens is None else f"{self.tokens:,} tokens"
         return (
             f"{self.name:15} {self.parameters / 1e6:9,.2f} M parameters  "
-            f"{self.multiply_adds / 1e9:8,.2f} GFLOPs (multiply-adds)  {tokens:>12} at {height}x{width}  "
-            f"{self.source}"
+            f"{self.multiply_adds / 1e9:8,.2f} GFLOPs (multiply-adds)  {tokens:>12} at "
+            f"{height}x{width}  {self.source}"
         )
 
 
 class _OneKey:
-    """Stands for `nnx.Rngs` where only shapes are wanted: counting keys would take longer than the rest."""
+    """Stands for `nnx.Rngs` where only shapes are wanted: counting keys would take longer than the
+    rest.
+    """
 
     def __init__(self):
         self._key = jax.random.key(0)
@@ -64,10 +66,12 @@ def parameter_shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:
 
 
 def count_multiply_adds(model: nnx.Module) -> int:
-    """Multiply-adds of one image's forward pass: matrix products and convolutions, as JAX traces them.
+    """Multiply-adds of one image's forward pass: matrix products and convolutions, as JAX traces
+    them.
 
     The papers' "GFLOPs" count one multiply-add as one, and nothing where a kernel lies on padding.
-    They count all tokens of the last layer, also where a model does not compute those that nobody reads.
+    They count all tokens of the last layer, also where a model does not compute those that nobody
+    reads.
     `model` may be abstract.
     """
     graphdef, params = nnx.split(model)
@@ -81,7 +85,9 @@ def count_multiply_adds(model: nnx.Module) -> int:
 
 
 def training_flops(multiply_adds: float) -> float:
-    """The least operations of a step with so many in its forward pass: two each, and twice that backwards."""
+    """The least operations of a step with so many in its forward pass: two each, and twice that
+    backwards.
+    """
     return 6.0 * multiply_adds
 
 
@@ -101,8 +107,13 @@ def _count(jaxpr: core.Jaxpr) -> int:
 
 
 def multiply_adds(equation: core.JaxprEqn) -> int:
-    """Multiply-adds of one operation that JAX traced: 0 but for products of matrices and convolutions."""
-    kind, shapes = equation.primitive.name, [v.aval.shape for v in equation.invars if hasattr(v, "aval")]
+    """Multiply-adds of one operation that JAX traced: 0 but for products of matrices and
+    convolutions.
+    """
+    kind, shapes = (
+        equation.primitive.name,
+        [v.aval.shape for v in equation.invars if hasattr(v, "aval")],
+    )
     if kind == "dot_general":
         (contracted, _), _ = equation.params["dimension_numbers"]
         summed = math.prod(shapes[0][axis] for axis in contracted)
@@ -131,12 +142,20 @@ def _convolution(inputs: tuple, kernel: tuple, outputs: tuple, params: dict) -> 
 
 
 def count_taps(
-    inputs: int, kernel: int, outputs: int, stride: int, padding: int, dilation: int, kernel_dilation: int
+    inputs: int,
+    kernel: int,
+    outputs: int,
+    stride: int,
+    padding: int,
+    dilation: int,
+    kernel_dilation: int,
 ) -> int:
     """Pairs of an output and a kernel element, along one axis, that meet an input and not padding.
 
-    Output o and element k meet place p = o stride + k kernel_dilation - padding, which is an input if
-    `dilation` divides it: for each k, every `period`-th o between the first and the last within the input.
+    Output o and element k meet place p = o stride + k kernel_dilation - padding, which is an input
+    if
+    `dilation` divides it: for each k, every `period`-th o between the first and the last within the
+      input.
     """
     start = np.arange(kernel) * kernel_dilation - padding
     common = math.gcd(stride, dilation)

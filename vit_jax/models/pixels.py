@@ -1,4 +1,4 @@
-"""Pixels as models take them: uint8 or floats, and the mean and deviation of a training set."""
+"""Pixels as models take them: uint8 or floats, and the mean and std of a training set."""
 
 from typing import Any
 
@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError
-
-Statistic = float | tuple[float, ...]  # Of all channels, or of each.
+from vit_jax.options.model import Statistic
 
 
 def to_floats(images: jax.Array) -> jax.Array:
@@ -33,9 +32,11 @@ def from_lists(values: Any) -> np.ndarray:
 
 
 def in_channels(images: jax.Array, channels: int) -> jax.Array:
-    """RGB images, uint8 `[..., 3]`, in grey, `[..., 1]`, for a model of one channel; for others as they are.
+    """RGB images, uint8 `[..., 3]`, in grey, `[..., 1]`, for a model of one channel; for others as
+    they are.
 
-    Grey is ITU-R 601-2 luma in Pillow's fixed point: an image whose channels are alike keeps its values.
+    Grey is ITU-R 601-2 luma in Pillow's fixed point: an image whose channels are alike keeps its
+    values.
     """
     if channels != 1 or images.shape[-1] != 3:
         return images
@@ -43,13 +44,6 @@ def in_channels(images: jax.Array, channels: int) -> jax.Array:
     return ((weighted.sum(-1, keepdims=True) + 2**15) >> 16).astype(jnp.uint8)
 
 
-def plain_statistic(value: Statistic) -> Statistic:
-    """The same as one number where all channels have the same."""
-    if not isinstance(value, list | tuple):
-        return float(value)
-    return float(value[0]) if len(set(value)) == 1 else tuple(map(float, value))
-
-
-def affine(mean: Statistic, deviation: Statistic) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of pixels in [-1, 1], float32."""
-    return np.float32(2 * np.asarray(mean) - 1), np.float32(2 * np.asarray(deviation))
+def affine(mean: Statistic, std: Statistic) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and std of pixels in [-1, 1], float32."""
+    return np.float32(2 * np.asarray(mean) - 1), np.float32(2 * np.asarray(std))

@@ -12,9 +12,9 @@ from flax import nnx
 from vit_jax.models import initializers
 
 FIXED = ("sincos2d", "sincos2d_mae")
-# How a table is resized: linearly from corner to corner, as the paper's code; as PyTorch resizes pictures,
-# bicubic (Transformers), with 0.1 more than the new side in its scale (DINO, DINOv2), or smoothed (timm).
-RESIZES = ("linear", "bicubic", "bicubic_offset", "bicubic_antialias")
+# How a table is resized: linearly from corner to corner, as the paper's code; as PyTorch resizes
+# pictures, bicubic (Transformers), with 0.1 more than the new side in its scale (DINO, DINOv2), or
+# smoothed (timm).
 
 
 class PositionEmbedding(nnx.Module):
@@ -23,8 +23,9 @@ class PositionEmbedding(nnx.Module):
     Args:
       kind: `1d`, a learned table; `2d`, learned halves for column and row; or one of `FIXED`.
       grid: rows and columns of patches.
-      prefix: tokens before the patches; in `2d` each has a vector of its own, in fixed positions zeros.
-      resize: of `RESIZES`.
+      prefix: tokens before the patches; in `2d` each has a vector of its own, in fixed positions
+        zeros.
+      resize: of `POSITION_RESIZES` (options/model.py).
       drawn: draws the first values of learned ones; None: from a normal distribution of 0.02.
     """
 
@@ -57,7 +58,9 @@ class PositionEmbedding(nnx.Module):
             return self.table[...]
         rows, columns = self.grid
         if self.kind in FIXED:
-            return jnp.pad(sincos2d(self.grid, self.dim, self.kind), ((self.prefix, 0), (0, 0)))[None]
+            return jnp.pad(sincos2d(self.grid, self.dim, self.kind), ((self.prefix, 0), (0, 0)))[
+                None
+            ]
         x = jnp.broadcast_to(self.x[...][None], (rows, columns, self.dim // 2))
         y = jnp.broadcast_to(self.y[...][:, None], (rows, columns, self.dim // 2))
         table = jnp.concatenate([x, y], axis=-1).reshape(-1, self.dim)
@@ -68,8 +71,8 @@ class PositionEmbedding(nnx.Module):
     def resized(self, grid: tuple[int, int]) -> "PositionEmbedding":
         """The same positions for another grid, as a function of these: gradients reach their table.
 
-        Learned ones are interpolated as `interop.positions.resize_positions` does (paper, section 3.2), fixed
-        ones are computed for the new grid; those of the prefix tokens stay.
+        Learned ones are interpolated as `models.resize.resize_positions` does (paper, section 3.2),
+        fixed ones are computed for the new grid; those of the prefix tokens stay.
         """
         other = nnx.clone(self)
         other.grid = tuple(grid)
@@ -77,8 +80,12 @@ class PositionEmbedding(nnx.Module):
         rows, columns = (interpolation(old, new, self.resize) for old, new in sides)
         if self.kind == "1d":
             prefix, patches = self.table[:, : self.prefix], self.table[0, self.prefix :]
-            patches = jnp.einsum("rR,cC,RCd->rcd", rows, columns, patches.reshape(*self.grid, self.dim))
-            other.table = nnx.Param(jnp.concatenate([prefix, patches.reshape(1, -1, self.dim)], axis=1))
+            patches = jnp.einsum(
+                "rR,cC,RCd->rcd", rows, columns, patches.reshape(*self.grid, self.dim)
+            )
+            other.table = nnx.Param(
+                jnp.concatenate([prefix, patches.reshape(1, -1, self.dim)], axis=1)
+            )
         elif self.kind == "2d":
             other.x, other.y = nnx.Param(columns @ self.x[...]), nnx.Param(rows @ self.y[...])
         return other
@@ -88,8 +95,9 @@ def interpolation(old: int, new: int, kind: str = "linear") -> np.ndarray:
     """The weights `[new, old]` with which an axis of a table is resized, float32.
 
     Args:
-      kind: of `RESIZES`. `linear` keeps both ends where they are; the others keep the outer edges of the
-        outermost patches, and weigh by Keys's cubic of parameter -0.75, or smoothed of -0.5.
+      kind: one of `POSITION_RESIZES`. `linear` keeps the centres of the outermost patches in place;
+        the others keep their outer edges, and weigh by Keys's cubic of parameter -0.75, or smoothed
+        of -0.5.
     """
     if kind == "linear":
         places = np.arange(new) * ((old - 1) / max(1, new - 1))
@@ -121,8 +129,9 @@ def sincos2d(grid: tuple[int, int], dim: int, kind: str) -> np.ndarray:
     """Fixed positions `[rows * columns, dim]`: sines and cosines of the column, then of the row.
 
     Args:
-      kind: of `FIXED`. Of its D/4 frequencies, number i is 10,000 to the power -i / (D/4 - 1) in `sincos2d`,
-        as in "Better plain ViT baselines for ImageNet-1k" (Beyer et al., 2022), and to -i / (D/4) in
+      kind: of `FIXED`. Of its D/4 frequencies, number i is 10,000 to the power -i / (D/4 - 1) in
+        `sincos2d`, as in "Better plain ViT baselines for ImageNet-1k" (Beyer et al., 2022), and to
+        -i / (D/4) in
         `sincos2d_mae`, as in masked autoencoders (He et al., 2022).
     """
     frequencies = 10_000.0 ** -np.linspace(0, 1, dim // 4, endpoint=kind == "sincos2d")
@@ -131,7 +140,8 @@ def sincos2d(grid: tuple[int, int], dim: int, kind: str) -> np.ndarray:
 
 
 class RelativeLayout(NamedTuple):
-    """The layout of a table of relative positions, `[offsets, head_dim]`, over queries and keys (paper, D.4).
+    """The layout of a table of relative positions, `[offsets, head_dim]`, over queries and keys
+    (paper, D.4).
 
     Patches are numbered in raster order, N of them: their difference p_q - p_k lies from -(N-1) to
     N-1 and takes rows 0 to 2N-2. What is not a patch has three more: to a patch, from a patch, to
@@ -160,10 +170,12 @@ class RelativeLayout(NamedTuple):
         return offsets if self.prefix + self.registers else offsets[inside, inside]
 
     def resized(self, table: jax.Array, grid: tuple[int, int]) -> jax.Array:
-        """The table for another grid, resized by rows and columns, bicubically as Swin's tables of biases.
+        """The table for another grid, resized by rows and columns, bicubically as Swin's tables of
+        biases.
 
-        A difference of numbers stands for one offset in rows and columns, or two: C - 1 columns of C are
-        one row less a column. Its new vector is the mean of theirs over all pairs of patches that have it.
+        A difference of numbers stands for one offset in rows and columns, or two: C - 1 columns of
+        C are one row less a column. Its new vector is the mean of theirs over all pairs of patches
+        that have it.
         """
         old, new = math.prod(self.grid), math.prod(grid)
         among = table[difference(self.grid) + old - 1]  # [rows' offset, columns' offset, head_dim]
@@ -189,19 +201,23 @@ def spread_offsets(table: jax.Array) -> jax.Array:
     """Turns a table by offset, `[2 height - 1, 2 width - 1, heads]`, into one by query and key.
 
     It is `[heads, tokens, tokens]`: the entry of two places is that of their offset, the query's
-    place less the key's. Each axis is laid out by broadcasting, so that gradients are sums and no scatters.
+    place less the key's. Each axis is laid out by broadcasting, so that gradients are sums and no
+    scatters.
     """
 
     def spread(x):
         """`[2 side - 1, ...]` to `[side, side, ...]`, by query and key."""
         side = (len(x) + 1) // 2
-        # Row i of many copies of 2 side numbers, read as rows of 2 side - 1, begins i places earlier.
+        # Row i of many copies of 2 side numbers, read as rows of 2 side - 1, begins i places
+        # earlier.
         row = jnp.concatenate([x[::-1], jnp.zeros_like(x[:1])])
         rows = jnp.broadcast_to(row, (side, *row.shape)).reshape(-1, *x.shape[1:])
         return rows[: side * len(x)].reshape(side, *x.shape)[:, side - 1 :]
 
     rows = spread(table)  # [query's row, key's row, columns' offset, heads]
-    both = spread(jnp.moveaxis(rows, 2, 0))  # [query's column, key's column, query's row, key's row, heads]
+    both = spread(
+        jnp.moveaxis(rows, 2, 0)
+    )  # [query's column, key's column, query's row, key's row, heads]
     tokens = both.shape[0] * both.shape[2]
     return both.transpose(4, 2, 0, 3, 1).reshape(-1, tokens, tokens)
 
@@ -209,7 +225,8 @@ def spread_offsets(table: jax.Array) -> jax.Array:
 class BiasLayout(NamedTuple):
     """The layout of a table of biases by offset, `[offsets, heads]`, over queries and keys (BEiT).
 
-    Its rows are those of all offsets between two patches, query less key, in raster order; where there are
+    Its rows are those of all offsets between two patches, query less key, in raster order; where
+    there are
     other tokens, three more: from one of these to a patch, from a patch to one, and among them.
     """
 
@@ -220,7 +237,9 @@ class BiasLayout(NamedTuple):
     @property
     def rows(self) -> int:
         """Rows of the table."""
-        return math.prod(2 * side - 1 for side in self.grid) + (3 if self.prefix + self.registers else 0)
+        return math.prod(2 * side - 1 for side in self.grid) + (
+            3 if self.prefix + self.registers else 0
+        )
 
     def spread(self, table: jax.Array) -> jax.Array:
         """The table by query and key, `[heads, tokens, tokens]`."""
@@ -237,14 +256,18 @@ class BiasLayout(NamedTuple):
             parts = block(row_of_others, queries, self.prefix), middle
             return jnp.concatenate([*parts, block(row_of_others, queries, self.registers)], axis=2)
 
-        others = [line(count, -1, block(-3, count, patches)) for count in (self.prefix, self.registers)]
+        others = [
+            line(count, -1, block(-3, count, patches)) for count in (self.prefix, self.registers)
+        ]
         return jnp.concatenate([others[0], line(patches, -2, among), others[1]], axis=1)
 
     def resized(self, table: jax.Array, grid: tuple[int, int]) -> jax.Array:
-        """The table for another grid, as BEiT's authors resize it for fine-tuning: by cubic splines.
+        """The table for another grid, as BEiT's authors resize it for fine-tuning: by cubic
+        splines.
 
-        The old offsets stand at places whose distances grow from the middle like a geometric series, so that
-        the outermost are those of the new grid; near offsets keep their fine differences.
+        The old offsets stand at places whose distances grow from the middle like a geometric
+        series, so that the outermost are those of the new grid; near offsets keep their fine
+        differences.
         """
         old, new = (tuple(2 * side - 1 for side in sides) for sides in (self.grid, grid))
         count, heads = math.prod(old), table.shape[-1]
@@ -262,13 +285,20 @@ def spline(old: int, new: int) -> np.ndarray:
     from scipy.interpolate import InterpolatedUnivariateSpline  # Slow to import, and seldom needed.
 
     places, wanted = spline_places(old, new), np.arange(new) - new // 2
-    units = np.eye(old)  # A spline is linear in its values. Beyond its ends it stays as it is there.
-    values = [InterpolatedUnivariateSpline(places, unit, k=min(3, old - 1), ext=3)(wanted) for unit in units]
+    units = np.eye(
+        old
+    )  # A spline is linear in its values. Beyond its ends it stays as it is there.
+    values = [
+        InterpolatedUnivariateSpline(places, unit, k=min(3, old - 1), ext=3)(wanted)
+        for unit in units
+    ]
     return np.stack(values, axis=1).astype(np.float32)
 
 
 def spline_places(old: int, new: int) -> np.ndarray:
-    """The places of an old axis's offsets among the new one's, `[old]`: a geometric series from 0."""
+    """The places of an old axis's offsets among the new one's, `[old]`: a geometric series from
+    0.
+    """
     low, high = 1.01, 1.5
     while high - low > 1e-6:
         ratio = (low + high) / 2
@@ -298,7 +328,9 @@ class Rope(NamedTuple):
 
 ROPES = {
     "eva02": Rope(10_000, stretched=True),  # Fang et al., 2023.
-    "pe": Rope(10_000, columns_first=True, stretched=True, after_cls=True),  # Perception Encoder, 2025.
+    "pe": Rope(
+        10_000, columns_first=True, stretched=True, after_cls=True
+    ),  # Perception Encoder, 2025.
     "axial": Rope(100, columns_first=True),  # Heo et al., 2024, "RoPE-Axial".
     "dinov3": Rope(100, centred=True),  # Simeoni et al., 2025.
 }
@@ -344,7 +376,9 @@ def draw_scale(most: float, key: jax.Array) -> jax.Array:
 def places_of(grid: tuple[int, int], prefix: int, registers: int) -> np.ndarray:
     """Column and row of each token, float32 `[tokens, 2]`; 0 of what is no patch."""
     rows, columns = np.indices(grid).reshape(2, -1)
-    return np.pad(np.stack([columns, rows], axis=1), ((prefix, registers), (0, 0))).astype(np.float32)
+    return np.pad(np.stack([columns, rows], axis=1), ((prefix, registers), (0, 0))).astype(
+        np.float32
+    )
 
 
 def mixed_frequencies(heads: int, head_dim: int, rngs: nnx.Rngs) -> jax.Array:
@@ -374,7 +408,8 @@ def rotate(x: jax.Array, cosines: jax.Array, sines: jax.Array, halves: bool = Fa
     """Turns pairs of channels of `[batch, tokens, heads, head_dim]` by the tables' angles.
 
     Args:
-      halves: a pair is a channel of the first half and its fellow of the second; else two neighbours.
+      halves: a pair is a channel of the first half and its fellow of the second; else two
+        neighbours.
     """
     if halves:
         first, second = jnp.split(x, 2, axis=-1)

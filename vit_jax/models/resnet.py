@@ -5,6 +5,7 @@ et al., 2020); the hybrids' (paper, section 3.1) after it, as their released che
 Dimensions are named: batch height width channels.
 """
 
+import dataclasses
 import math
 import re
 from fractions import Fraction
@@ -15,53 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.arguments import MOST_LAYERS, check_arguments, or_none
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
-from vit_jax.models.family import Family
+from vit_jax.models.family import Adaptation, Family, Resize
 from vit_jax.models.image_model import ImageModel, ImagesLike, height_and_width
 from vit_jax.models.layers import named, platform, run_layers
-from vit_jax.models.pixels import Statistic
 from vit_jax.models.position import interpolation
-from vit_jax.options import Option, flag, number, one_of, several, whole
-
-_UNITS, _WIDTH = several(whole(1, MOST_LAYERS)), number(above=0, most=1024)
-
-# Arguments of a BiT and of a hybrid.
-RESNET_ARGUMENTS = {
-    "resnet_blocks": or_none(
-        _UNITS._replace(
-            words=f"a tuple of units in each stage, 1 to {MOST_LAYERS:,}, in at most 8 stages",
-            holds=lambda x: _UNITS.holds(x) and len(x) <= 8,
-        )
-    ),
-    "resnet_width": _WIDTH._replace(
-        words="a multiple of 1/32, above 0, at most 1,024",
-        holds=lambda x: _WIDTH.holds(x) and 32 * x % 1 == 0,
-    ),
-    "resnet_stem": one_of("large", "small"),
-    "resnet_epsilons": one_of("google", "timm"),
-}
-
-ARGUMENTS = {
-    "axial": flag(),
-}
-
-OPTIONS = {
-    "model.resnet_blocks": Option(
-        None, RESNET_ARGUMENTS["resnet_blocks"], "Units in each stage of the ResNet, of a hybrid or a BiT."
-    ),
-    "model.resnet_width": Option(None, RESNET_ARGUMENTS["resnet_width"], "Factor on the ResNet's channels."),
-    "model.resnet_stem": Option(
-        None,
-        RESNET_ARGUMENTS["resnet_stem"],
-        "The ResNet's first layers: for large images, or for those of 32 pixels or so.",
-    ),
-    "model.resnet_epsilons": Option(
-        None, RESNET_ARGUMENTS["resnet_epsilons"], "Whose small constants in the ResNet's norms."
-    ),
-    "model.axial": Option(None, ARGUMENTS["axial"], "Axial attention in a BiT."),
-}
+from vit_jax.models.resize import resize_axis
+from vit_jax.options.model import BiTOptions, HeadOptions
 
 
 class Rules(NamedTuple):
@@ -70,7 +32,7 @@ class Rules(NamedTuple):
     same_padding: bool  # Else both sides alike: (size - 1) // 2.
     norm_epsilon: float
     variance_epsilon: float  # Of standardised weights: sqrt(variance + this) +
-    deviation_epsilon: float  # this.
+    std_epsilon: float  # this.
 
 
 # By whether a trunk is pre-activated, and whose numbers it has: timm's and Transformers' code took
@@ -83,8 +45,8 @@ RULES = {
 }
 
 
-# Units in each stage, by the number of layers, of which a unit has three. BiT's are 50 and above; 14 and 26
-# are for small models and images.
+# Units in each stage, by the number of layers, of which a unit has three. BiT's are 50 and above;
+# 14 and 26 are for small models and images.
 BIT_BLOCKS = {
     "14": (1, 1, 1, 1),
     "26": (2, 2, 2, 2),
@@ -99,18 +61,20 @@ HEAD_AXES = ((r"(head|distillation_head)/kernel", "features -> classes"),)
 
 
 class StdConv(nnx.Module):
-    """A convolution whose kernel is brought to mean 0 and deviation 1 for each output channel."""
+    """A convolution whose kernel is brought to mean 0 and std 1 for each output channel."""
 
     def __init__(self, inputs, outputs, size, *, stride=1, rules: Rules, dtype, rngs: nnx.Rngs):
         self.kernel = nnx.Param(initializers.lecun()(rngs.params(), (size, size, inputs, outputs)))
         self.size, self.stride, self.rules, self.dtype = size, stride, rules, dtype
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`[batch, height, width, inputs]` to `[batch, height / stride, width / stride, outputs]`."""
+        """`[batch, height, width, inputs]` to `[batch, height / stride, width / stride,
+        outputs]`.
+        """
         kernel = self.kernel[...]
         mean = kernel.mean(axis=(0, 1, 2))
-        deviation = jnp.sqrt(kernel.var(axis=(0, 1, 2)) + self.rules.variance_epsilon)
-        kernel = (kernel - mean) / (deviation + self.rules.deviation_epsilon)
+        std = jnp.sqrt(kernel.var(axis=(0, 1, 2)) + self.rules.variance_epsilon)
+        kernel = (kernel - mean) / (std + self.rules.std_epsilon)
         x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
         small = self.size == 3 and self.stride == 1 and max(x.shape[1:3]) <= 2
         if small and platform() == "cpu":
@@ -128,10 +92,13 @@ class StdConv(nnx.Module):
 def _convolve_small_maps(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """A 3x3 convolution of maps of at most 2x2, as the product in which each place sees all.
 
-    XLA's own for CPUs takes 8 to 20 times as long, with gradients 3 to 7 times (docs/performance.md).
+    XLA's own for CPUs takes 8 to 20 times as long, with gradients 3 to 7 times
+    (docs/measurements.md).
     """
     # By input and output place, the element of the kernel that lies between them, from 0 to 2.
-    rows, columns = (np.subtract.outer(np.arange(size), np.arange(size)) + 1 for size in x.shape[1:3])
+    rows, columns = (
+        np.subtract.outer(np.arange(size), np.arange(size)) + 1 for size in x.shape[1:3]
+    )
     between = kernel[rows[:, :, None, None], columns]
     return jnp.einsum("bhwi,hHwWio->bHWo", x, between)
 
@@ -139,9 +106,9 @@ def _convolve_small_maps(x: jax.Array, kernel: jax.Array) -> jax.Array:
 class AxialAttention(nnx.Module):
     """Attention within columns, then within rows, in place of a 3x3 convolution (appendix D.6).
 
-    As in Axial-DeepLab (Wang et al., 2020): 8 heads, queries and keys of half the values' width, and
-    learned relative positions for queries, keys and values. Group norms stand for their batch norms
-    after the projection and at the end, the scale 1 / sqrt(width) for those of the logits.
+    As in Axial-DeepLab (Wang et al., 2020): 8 heads, queries and keys of half the values' width,
+    and learned relative positions for queries, keys and values. Group norms stand for their batch
+    norms after the projection and at the end, the scale 1 / sqrt(width) for those of the logits.
 
     Args:
       span: height and width of the input.
@@ -149,7 +116,9 @@ class AxialAttention(nnx.Module):
 
     HEADS = 8
 
-    def __init__(self, width: int, span: tuple[int, int], *, stride: int, rules: Rules, dtype, rngs):
+    def __init__(
+        self, width: int, span: tuple[int, int], *, stride: int, rules: Rules, dtype, rngs
+    ):
         def axis(length):
             return _AxisAttention(width, length, self.HEADS, rules=rules, dtype=dtype, rngs=rngs)
 
@@ -184,7 +153,9 @@ class _AxisAttention(nnx.Module):
         x = self.norm(self.qkv(x)).reshape(batch, lines, length, self.heads, 4 * half)
         query, key, value = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         place = np.arange(length)
-        table = self.relative_embedding[...].astype(x.dtype)[place[:, None] - place[None, :] + length - 1]
+        table = self.relative_embedding[...].astype(x.dtype)[
+            place[:, None] - place[None, :] + length - 1
+        ]
         for_query, for_key, for_value = (
             table[..., :half],
             table[..., half : 2 * half],
@@ -195,15 +166,22 @@ class _AxisAttention(nnx.Module):
             + jnp.einsum("blqhd,qkd->blhqk", query, for_query)
             + jnp.einsum("blkhd,qkd->blhqk", key, for_key)
         )
-        weights = jax.nn.softmax(logits.astype(jnp.float32) / math.sqrt(half), axis=-1).astype(x.dtype)
+        weights = jax.nn.softmax(logits.astype(jnp.float32) / math.sqrt(half), axis=-1).astype(
+            x.dtype
+        )
         x = jnp.einsum("blhqk,blkhd->blqhd", weights, value)
         x = x + jnp.einsum("blhqk,qkd->blqhd", weights, for_value)
         return self.out_norm(x.reshape(batch, lines, length, width))
 
     def resize(self, length: int) -> None:
-        """Changes the table of relative positions to one for lines of another length, bicubically."""
+        """Changes the table of relative positions to one for lines of another length,
+        bicubically.
+        """
         weights = interpolation(2 * self.length - 1, 2 * length - 1, "bicubic")
-        self.relative_embedding, self.length = nnx.Param(weights @ self.relative_embedding[...]), length
+        self.relative_embedding, self.length = (
+            nnx.Param(weights @ self.relative_embedding[...]),
+            length,
+        )
 
 
 class PreActivationUnit(nnx.Module):
@@ -219,7 +197,9 @@ class PreActivationUnit(nnx.Module):
         if span is None:
             self.conv2 = conv(middle, middle, 3, stride=stride)
         else:
-            self.conv2 = AxialAttention(middle, span, stride=stride, rules=rules, dtype=dtype, rngs=rngs)
+            self.conv2 = AxialAttention(
+                middle, span, stride=stride, rules=rules, dtype=dtype, rngs=rngs
+            )
         self.norm3 = group_norm(middle, rules, dtype, rngs)
         self.conv3 = conv(middle, 4 * middle, 1)
         changes = stride != 1 or inputs != 4 * middle
@@ -260,16 +240,16 @@ class ResNet(nnx.Module):
     """Images to the features of each stage.
 
     Args:
-      blocks: units in each stage, such as (3, 4, 6, 3); the first stage keeps the root's resolution,
-        each other halves it. An empty tuple is the root alone.
+      blocks: units in each stage, such as (3, 4, 6, 3); the first stage keeps the root's
+        resolution, each other halves it. An empty tuple is the root alone.
       width: factor on all channels.
-      stem: `large`, a 7x7 convolution and a pool that each halve the image; `small`, a 3x3 convolution that
-        keeps its size, for images of 32 pixels or so.
+      stem: `large`, a 7x7 convolution and a pool that each halve the image; `small`, a 3x3
+        convolution that keeps its size, for images of 32 pixels or so.
       channels: of the images.
       preactivation: BiT's units, or else the hybrids'.
       epsilons: `google` or `timm`, whose small constants.
       axial_span: height and width of the images, for attention instead of 3x3 convolutions.
-      remat: what of a unit the backward pass computes anew, as of `ViT`.
+      remat: what of a unit the backward pass computes anew, as of `ViTOptions`.
 
     Raises:
       UserError: a width whose channels the norms' groups do not divide, or axial attention's heads.
@@ -296,11 +276,13 @@ class ResNet(nnx.Module):
         root = (7, 2) if self.pools else (3, 1)
         if axial_span and first % (2 * AxialAttention.HEADS):
             raise UserError(
-                f"axial attention needs a width of {2 * AxialAttention.HEADS} channels or a multiple, not "
-                f"{first}: a multiple of 1/4 (model.resnet_width)"
+                f"axial attention needs a width of {2 * AxialAttention.HEADS} channels or a "
+                f"multiple, not {first}: a multiple of 1/4 (model.resnet_width)"
             )
         self.channels = first
-        self.root = StdConv(channels, first, root[0], stride=root[1], rules=rules, dtype=dtype, rngs=rngs)
+        self.root = StdConv(
+            channels, first, root[0], stride=root[1], rules=rules, dtype=dtype, rngs=rngs
+        )
         self.root_norm = None if preactivation else group_norm(self.channels, rules, dtype, rngs)
         self.stages = nnx.Dict()
         shrunk = resnet_stride((), stem)
@@ -310,7 +292,9 @@ class ResNet(nnx.Module):
                 stride = 2 if stage > 1 and place == 1 else 1
                 span = axial_span and tuple(math.ceil(side / shrunk) for side in axial_span)
                 middle = first * 2 ** (stage - 1)
-                units[f"{place:02d}"] = unit(self.channels, middle, stride, span, rules, dtype, rngs)
+                units[f"{place:02d}"] = unit(
+                    self.channels, middle, stride, span, rules, dtype, rngs
+                )
                 self.channels = 4 * middle
                 shrunk *= stride
             self.stages[f"{stage}"] = nnx.Dict(units)
@@ -347,95 +331,62 @@ def resnet_stride(blocks: tuple[int, ...] | None, stem: str) -> int:
 class BiT(ImageModel):
     """A BiT ResNet: the paper's baseline (Kolesnikov et al., 2020).
 
-    Args:
-      image_size: height and width in pixels, or one number for a square; other sizes work too,
-        except for `axial`.
-      num_classes: width of the linear head; 0 for none: the call then returns what would enter it.
-      resnet_blocks: units in each stage.
-      resnet_width: factor on all channels.
-      resnet_stem: `large`, which divides the image's sides by 4, or `small`, which keeps them, for images of
-        32 pixels or so.
-      resnet_epsilons: `google` or `timm`, whose small constants.
-      channels: of the images.
-      mean, deviation: of the pixels that it is trained on, as of `ViT`.
-      axial: attention along columns and rows instead of 3x3 convolutions (appendix D.6).
-      head_bias: initial value of the head's biases.
-      head_deviation: of the normal values that the head's kernel starts from; 0: zeros.
-      remat: what of a unit the backward pass computes anew, as of `ViT`.
-      dtype: of the computation; parameters, normalisation statistics and logits are float32.
-      rngs: the key for initialisation.
+    Images of other sizes work too, except for `axial`. `BiTOptions` describes the arguments.
 
     Raises:
-      UserError: an argument of another type or out of its bounds; a width that does not divide into groups;
-        an image that `axial` cannot halve as often as it must.
+      UserError: a width that does not divide into groups; an image that `axial` cannot halve as
+        often as it must.
     """
 
-    arguments = RESNET_ARGUMENTS | ARGUMENTS
+    options: BiTOptions
+    options_type = BiTOptions
 
-    def __init__(
-        self,
-        *,
-        image_size: int | tuple[int, int],
-        num_classes: int,
-        resnet_blocks: tuple[int, ...] = (3, 4, 6, 3),
-        resnet_width: float = 1,
-        resnet_stem: str = "large",
-        resnet_epsilons: str = "google",
-        channels: int = 3,
-        mean: Statistic = 0.5,
-        deviation: Statistic = 0.5,
-        axial: bool = False,
-        head_bias: float = 0.0,
-        head_deviation: float = 0.0,
-        remat: str = "none",
-        dtype: str = "float32",
-        rngs: nnx.Rngs,
-    ):
-        check_arguments(locals(), self.arguments)
-        if not resnet_blocks:
-            raise UserError(f"resnet_blocks is {resnet_blocks!r} and must have a stage (model.resnet_blocks)")
-        size = height_and_width(image_size)
-        stride = resnet_stride(resnet_blocks, resnet_stem)
-        if axial:
-            _check_size(size, stride)
-        compute = jnp.dtype(dtype)
-        super().__init__(size, channels, mean, deviation, any_size=not axial)
-        self.num_classes, self.stride = num_classes, stride
+    def __init__(self, options: BiTOptions, *, rngs: nnx.Rngs):
+        super().__init__(options, any_size=not options.axial)
+        blocks, epsilons = options.resnet_blocks, options.resnet_epsilons
+        if not blocks:
+            raise UserError(
+                f"resnet_blocks is {blocks!r} and must have a stage (model.resnet_blocks)"
+            )
+        self.stride = resnet_stride(blocks, options.resnet_stem)
+        if options.axial:
+            _check_size(self.image_size, self.stride)
+        dtype = jnp.dtype(options.dtype)
         self.resnet = ResNet(
-            tuple(resnet_blocks),
-            resnet_width,
-            channels,
-            stem=resnet_stem,
+            blocks,
+            options.resnet_width,
+            options.channels,
+            stem=options.resnet_stem,
             preactivation=True,
-            epsilons=resnet_epsilons,
-            axial_span=size if axial else None,
-            remat=remat,
-            dtype=compute,
+            epsilons=epsilons,
+            axial_span=self.image_size if options.axial else None,
+            remat=options.remat,
+            dtype=dtype,
             rngs=rngs,
         )
-        self.norm = group_norm(self.resnet.channels, RULES[True, resnet_epsilons], compute, rngs)
-        self.head = (
-            linear_head(self.resnet.channels, num_classes, head_bias, rngs, head_deviation)
-            if num_classes
-            else None
-        )
+        self.norm = group_norm(self.resnet.channels, RULES[True, epsilons], dtype, rngs)
+        self.head = classifier(self.resnet.channels, options, rngs)
 
     @property
     def pixel_kernel(self) -> jax.Array:
         return self.resnet.root.kernel[...]
 
-    def features(self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False) -> Any:
-        """Turns images into the mean of the last stage's features over all places, `[batch, features]`.
+    def features(
+        self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False
+    ) -> Any:
+        """Turns images into the mean of the last stage's features over all places, `[batch,
+        features]`.
 
         Args:
-          dense: give the features of each stage instead, `[batch, rows, columns, channels]`, finest first.
-            They are neither normalised nor activated, with which a unit begins.
+          dense: give the features of each stage instead, `[batch, rows, columns, channels]`, finest
+            first. They are neither normalised nor activated, with which a unit begins.
         """
         _, *stages = self.resnet(self.normalize(images))
         return stages if dense else nnx.relu(self.norm(stages[-1])).mean(axis=(1, 2))
 
     def resized(self, image_size: int | tuple[int, int]) -> "BiT":
-        """The same model for images of another size: an axial one's relative positions are interpolated.
+        """The same model for images of another size: an axial one's relative positions are
+        interpolated.
 
         Raises:
           UserError: it is axial, and cannot halve the images as often as it must.
@@ -445,7 +396,7 @@ class BiT(ImageModel):
             return self
         _check_size(size, self.stride)
         other = nnx.clone(self)
-        other.image_size = size
+        other.options = dataclasses.replace(self.options, image_size=size)
         for stage in other.resnet.stages.values():
             for unit in stage.values():
                 axes = unit.conv2.column, unit.conv2.row
@@ -458,18 +409,31 @@ def _check_size(size: tuple[int, int], stride: int) -> None:
     """Raises UserError for images that axial attention cannot halve as often as it must."""
     if size[0] % stride or size[1] % stride:
         raise UserError(
-            f"axial attention needs an image of multiples of {stride} pixels, not {size[0]}x{size[1]}"
+            f"axial attention needs an image of multiples of {stride} pixels, not "
+            f"{size[0]}x{size[1]}"
         )
 
 
+def classifier(inputs: int, options: HeadOptions, rngs: nnx.Rngs) -> nnx.Linear | None:
+    """Returns the linear head of a model; None: it has no classes."""
+    if not options.num_classes:
+        return None
+    return linear_head(inputs, options.num_classes, options.head_bias, rngs, options.head_std)
+
+
 def linear_head(
-    inputs: int, num_classes: int, bias: float, rngs: nnx.Rngs, deviation: float = 0.0
+    inputs: int, num_classes: int, bias: float, rngs: nnx.Rngs, std: float = 0.0
 ) -> nnx.Linear:
-    """Kernel zero, so that the first logits are the bias, or normal of a `deviation`; float32."""
+    """Returns a dense layer, float32, whose first outputs are the bias if `std` is 0.
+
+    Args:
+      bias: initial value of the biases.
+      std: standard deviation of the initial kernel; 0: zeros.
+    """
     return nnx.Linear(
         inputs,
         num_classes,
-        kernel_init=initializers.normal(deviation) if deviation else nnx.initializers.zeros_init(),
+        kernel_init=initializers.normal(std) if std else nnx.initializers.zeros_init(),
         bias_init=nnx.initializers.constant(bias),
         dtype=jnp.float32,
         rngs=rngs,
@@ -501,8 +465,8 @@ def group_norm(channels, rules, dtype, rngs, scale=1.0):
     groups = min(32, channels // 2)
     if channels % groups:
         raise UserError(
-            f"{groups} groups of a norm do not divide {channels} channels; use a power of two or a multiple "
-            "of 1/2 (model.resnet_width)"
+            f"{groups} groups of a norm do not divide {channels} channels; use a power of two or "
+            "a multiple of 1/2 (model.resnet_width)"
         )
     return nnx.GroupNorm(
         channels,
@@ -534,20 +498,32 @@ def _smallest(values: dict) -> dict:
     return dict(resnet_blocks=(1, 1), resnet_width=1, image_size=size)
 
 
+# Relative positions of axial attention along the rows and columns of a feature map.
+LINES = Resize(
+    ".*/relative_embedding",
+    size=lambda model, shape: shape[:1],
+    resize=lambda table, change: resize_axis(table, change.shape[0], "bicubic"),
+)
 FAMILY = Family(
     model=BiT,
     names=(
         *(f"BiT-{name}" for name in ("R50x1", "R50x2", "R50x3", "R101x1", "R101x3")),
         *(f"BiT-{name}" for name in ("R152x1", "R152x2", "R152x4", "R200x3")),
-        *(f"BiT-{name}" for name in ("R14x1/8", "R14x1/4", "R26x1/8", "R26x1/4", "R26x1/2", "R26x1")),
+        *(
+            f"BiT-{name}"
+            for name in ("R14x1/8", "R14x1/4", "R26x1/8", "R26x1/4", "R26x1/2", "R26x1")
+        ),
         "AxialResNet50",
     ),
     parse=_parse,
     spell=_spell,
     source=lambda name: (
-        "Kolesnikov et al., 2020 (BiT)" if name.startswith("BiT") else "Dosovitskiy et al., 2021 (ViT)"
+        "Kolesnikov et al., 2020 (BiT)"
+        if name.startswith("BiT")
+        else "Dosovitskiy et al., 2021 (ViT)"
     ),
     smallest=_smallest,
     axes=(*RESNET_AXES, *HEAD_AXES),
     any_size=True,
+    adaptation=Adaptation((LINES,)),
 )

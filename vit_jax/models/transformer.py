@@ -1,7 +1,8 @@
-"""The layers of a Transformer: attention, MLP, encoder blocks, attention pooling (paper, section 3.1).
+"""The layers of a Transformer: attention, MLP, encoder blocks, attention pooling (paper, section
+3.1).
 
-Dimensions are named: batch tokens dim heads head_dim hidden. Dropout is active when a call brings `rngs`, and
-only then.
+Dimensions are named: batch tokens dim heads head_dim mlp_dim. Dropout is active when a call brings
+`rngs`, and only then.
 """
 
 import dataclasses
@@ -26,9 +27,9 @@ class Stack:
     """The values that all layers of a Transformer share.
 
     Attributes:
-      dim, heads, hidden: width, attention heads, and width of the MLP.
-      mlp, gelu, dropout, attention_dropout, depth_by, layer_scale, qk_norm, qkv_bias, bias: as of `ViT`.
-      norm, norm_at, sub_norm, rope: as of `ViT`.
+      dim, heads, mlp_dim: width, attention heads, and width of the MLP.
+      mlp, gelu, dropout, attention_dropout, depth_by, layer_scale, qk_norm, qkv_bias, bias, norm,
+        norm_at, sub_norm, rope: as of `ViTOptions`.
       offsets: rows of each layer's table of relative positions; 0: none.
       biases: rows of each layer's table of biases by offset; 0: none.
       epsilon: of the norms.
@@ -38,7 +39,7 @@ class Stack:
 
     dim: int
     heads: int
-    hidden: int
+    mlp_dim: int
     mlp: str = "gelu"
     gelu: str = "tanh"
     dropout: float = 0.0
@@ -73,9 +74,10 @@ def make_norm(dim: int, stack: Stack, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMS
 class Attention(nnx.Module):
     """Multi-head self-attention (appendix A): softmax(q k / sqrt(head_dim)) v, all heads at once.
 
-    Queries and keys of each head may be normalised (Dehghani et al., 2023), and what the heads attended, all
-    heads at once (sub-LN; Wang et al., 2022). With relative positions an embedding for each offset is added
-    to the keys, for all heads the same (appendix D.4), or a number for each offset and head to the scores.
+    Queries and keys of each head may be normalised (Dehghani et al., 2023), and what the heads
+    attended, all heads at once (sub-LN; Wang et al., 2022). With relative positions an embedding
+    for each offset is added to the keys, for all heads the same (appendix D.4), or a number for
+    each offset and head to the scores.
     """
 
     def __init__(self, stack: Stack, *, rngs: nnx.Rngs):
@@ -123,16 +125,20 @@ class Attention(nnx.Module):
         rotation: Rotation | None = None,
         places: np.ndarray | None = None,
         read: int | None = None,
+        attended: int | None = None,
     ) -> jax.Array:
         """`[batch, ..., tokens, dim]` to the same shape. The softmax is taken in float32.
 
         Args:
-          offsets: `[tokens, tokens]`, row of the table of relative positions for each query and key.
+          offsets: `[tokens, tokens]`, row of the table of relative positions for each query and
+            key.
           layout: of the tokens, by which the layer's table of biases is spread.
           bias: `[heads, tokens, tokens]`, added to the scores; not beside offsets or a layout.
           rotation: cosines and sines that turn queries and keys.
-          places: `[tokens, 2]`, column and row, with which the layer's own frequencies make a rotation.
+          places: `[tokens, 2]`, column and row, with which the layer's own frequencies make a
+            rotation.
           read: attend from so many tokens only, the first.
+          attended: attend to so many tokens only, the first.
         """
         query, key, value = (named("heads", part) for part in self.project(x, read))
         if self.query_norm is not None:
@@ -152,17 +158,27 @@ class Attention(nnx.Module):
             bias = layout.spread(self.bias_table[...].astype(jnp.float32))[None, :, :read]
         # More axes before the tokens than the batch are lines of a grid, each for itself.
         lines = [part.reshape(-1, *part.shape[-3:]) for part in (query, key, value)]
-        attended = attend(*lines, bias=bias, dropout=self.dropout, rngs=rngs)
-        attended = named("heads", attended.reshape(query.shape))
+        out = attend(*lines, bias=bias, dropout=self.dropout, rngs=rngs, attended=attended)
+        out = named("heads", out.reshape(query.shape))
         if self.norm is not None:
-            flat = attended.reshape(*attended.shape[:-2], -1)
-            attended = named("heads", self.norm(flat).reshape(attended.shape))
-        return self.out(attended)
+            out = named("heads", self.norm(out.reshape(*out.shape[:-2], -1)).reshape(out.shape))
+        return self.out(out)
 
-    def project(self, x: jax.Array, read: int | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries of the first `read` tokens, keys and values, `[batch, ..., tokens, heads, head_dim]`."""
+    def project(
+        self, x: jax.Array, read: int | None = None
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries of the first `read` tokens, keys and values, `[batch, ..., tokens, heads,
+        head_dim]`.
+        """
         kernel = self.qkv.kernel[...].astype(x.dtype)
         bias = self._biases(x.dtype)
+        if platform() == "gpu":
+            # One product would have their gradients joined, once for its inputs and once for its
+            # kernel.
+            return tuple(
+                _flat_product(tokens, kernel[:, part], None if bias is None else bias[part])
+                for part, tokens in enumerate((x if read is None else x[..., :read, :], x, x))
+            )
         if read is None and platform() != "tpu":
             fused = jnp.einsum("...c,cshd->...shd", x, kernel)
             return tuple(jnp.moveaxis(fused if bias is None else fused + bias, -3, 0))
@@ -181,29 +197,55 @@ class Attention(nnx.Module):
         return jnp.insert(bias, 1, 0, axis=0) if self.qkv_bias == "qv" else bias
 
 
+def _flat_product(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """`[..., channels]` by `[channels, heads, head_dim]` to `[..., heads, head_dim]`."""
+    product = x @ kernel.reshape(kernel.shape[0], -1)
+    product = product if bias is None else product + bias.reshape(-1)
+    return product.reshape(*product.shape[:-1], *kernel.shape[1:])
+
+
 class Mlp(nnx.Module):
     """Dense, GELU, dropout, dense, applied to each token alone.
 
-    With `swiglu` the first layer is twice as wide: SiLU of one half gates the other (Shazeer, 2020). Hidden
-    values may be normalised (sub-LN; Wang et al., 2022).
+    With `swiglu` the first layer is twice as wide: SiLU of one half gates the other (Shazeer,
+    2020). Hidden values may be normalised (sub-LN; Wang et al., 2022).
     """
 
     def __init__(self, stack: Stack, *, rngs: nnx.Rngs):
-        dim, hidden = stack.dim, stack.hidden
-        values = dict(bias_init=stack.scheme.mlp_bias, use_bias=stack.bias, dtype=stack.dtype, rngs=rngs)
+        dim, mlp_dim = stack.dim, stack.mlp_dim
+        values = dict(
+            bias_init=stack.scheme.mlp_bias, use_bias=stack.bias, dtype=stack.dtype, rngs=rngs
+        )
         if stack.mlp == "swiglu":
-            self.fc1 = nnx.LinearGeneral(dim, (2, hidden), kernel_init=stack.scheme.gated, **values)
+            self.fc1 = nnx.LinearGeneral(
+                dim, (2, mlp_dim), kernel_init=stack.scheme.gated, **values
+            )
         else:
-            self.fc1 = nnx.Linear(dim, hidden, kernel_init=stack.scheme.dense, **values)
-        self.norm = make_norm(hidden, stack, rngs) if stack.sub_norm != "none" else None
-        self.fc2 = nnx.Linear(hidden, dim, kernel_init=stack.scheme.out, **values)
+            self.fc1 = nnx.Linear(dim, mlp_dim, kernel_init=stack.scheme.dense, **values)
+        self.norm = make_norm(mlp_dim, stack, rngs) if stack.sub_norm != "none" else None
+        self.fc2 = nnx.Linear(mlp_dim, dim, kernel_init=stack.scheme.out, **values)
         self.kind, self.gelu, self.dropout = stack.mlp, stack.gelu, stack.dropout
 
     def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
-        x = self.fc1(x)
-        x = nnx.silu(x[..., 0, :]) * x[..., 1, :] if self.kind == "swiglu" else GELUS[self.gelu](x)
+        x = self._first(x)
         x = drop(named("hidden", x), self.dropout, rngs)
         return self.fc2(x if self.norm is None else named("hidden", self.norm(x)))
+
+    def _first(self, x: jax.Array) -> jax.Array:
+        """The first layer and what follows it, to hidden values."""
+        if self.kind == "swiglu":
+            x = self.fc1(x)
+            return nnx.silu(x[..., 0, :]) * x[..., 1, :]
+        gelu = GELUS[self.gelu]
+        if platform() != "gpu":
+            return gelu(self.fc1(x))
+        # GELU's derivative costs more to keep than to compute again from the product.
+        product = x @ self.fc1.kernel[...].astype(x.dtype)
+        if self.fc1.bias is None:
+            return jax.checkpoint(gelu)(product)
+        return jax.checkpoint(lambda x, bias: gelu(x + bias))(
+            product, self.fc1.bias[...].astype(x.dtype)
+        )
 
 
 class EncoderBlock(nnx.Module):
@@ -237,8 +279,8 @@ class EncoderBlock(nnx.Module):
         """`[batch, ..., tokens, dim]` to the same shape; `positions` are those of `Attention`.
 
         Args:
-          stochastic_depth: in place of the block's own, which a scan over blocks cannot tell apart; where a
-            subset is drawn, whose size must be known, it is the block's own all the same.
+          stochastic_depth: in place of the block's own, which a scan over blocks cannot tell apart;
+            where a subset is drawn, whose size must be known, it is the block's own all the same.
           read: return so many tokens only, the first.
         """
         skipped = self.stochastic_depth if stochastic_depth is None else stochastic_depth
@@ -253,7 +295,9 @@ class EncoderBlock(nnx.Module):
 
             if self.depth_by == "subset" and rngs is not None:
                 return add_for_subset(x, branch, self.stochastic_depth, rngs, read)
-            return x[..., :read, :] + drop(branch(x), skipped, rngs, (x.shape[0],) + (1,) * (x.ndim - 1))
+            return x[..., :read, :] + drop(
+                branch(x), skipped, rngs, (x.shape[0],) + (1,) * (x.ndim - 1)
+            )
 
         attention = partial(self.attention, rngs=rngs, read=read, **positions)
         x = add(x, attention, self.norm1, self.scale1, read)
@@ -263,12 +307,16 @@ class EncoderBlock(nnx.Module):
 class AxialBlock(nnx.Module):
     """Attention and MLP within each row of the grid, then within each column (appendix D.6)."""
 
-    def __init__(self, grid: tuple[int, int], stack: Stack, stochastic_depth: float = 0.0, *, rngs: nnx.Rngs):
+    def __init__(
+        self, grid: tuple[int, int], stack: Stack, stochastic_depth: float = 0.0, *, rngs: nnx.Rngs
+    ):
         self.grid = grid
         self.row = EncoderBlock(stack, stochastic_depth, rngs=rngs)
         self.column = EncoderBlock(stack, stochastic_depth, rngs=rngs)
 
-    def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None, stochastic_depth=None) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, rngs: nnx.Rngs | None = None, stochastic_depth=None
+    ) -> jax.Array:
         """`[batch, rows * columns, dim]` to the same shape."""
         grid = x.reshape(x.shape[0], *self.grid, x.shape[-1])
         grid = self.row(grid, rngs, stochastic_depth).swapaxes(1, 2)
@@ -285,18 +333,31 @@ class AttentionPooling(nnx.Module):
             dim, (heads, head_dim), kernel_init=initializers.xavier(), dtype=dtype, rngs=rngs
         )
         self.key_value = nnx.LinearGeneral(
-            dim, (2, heads, head_dim), kernel_init=initializers.xavier(parts=2), dtype=dtype, rngs=rngs
+            dim,
+            (2, heads, head_dim),
+            kernel_init=initializers.xavier(parts=2),
+            dtype=dtype,
+            rngs=rngs,
         )
         self.out = nnx.LinearGeneral(
-            (heads, head_dim), dim, axis=(-2, -1), kernel_init=initializers.xavier(), dtype=dtype, rngs=rngs
+            (heads, head_dim),
+            dim,
+            axis=(-2, -1),
+            kernel_init=initializers.xavier(),
+            dtype=dtype,
+            rngs=rngs,
         )
         self.norm = make_norm(dim, stack, rngs)
-        plain = dict(mlp="gelu", dropout=0.0, bias=True, sub_norm="none", scheme=initializers.SCHEMES["flax"])
+        plain = dict(
+            mlp="gelu", dropout=0.0, bias=True, sub_norm="none", scheme=initializers.SCHEMES["flax"]
+        )
         self.mlp = Mlp(dataclasses.replace(stack, **plain), rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[batch, tokens, dim]` to `[batch, dim]`."""
-        query = jnp.broadcast_to(self.query(self.probe[...]), (x.shape[0], 1, *self.query.out_features))
+        query = jnp.broadcast_to(
+            self.query(self.probe[...]), (x.shape[0], 1, *self.query.out_features)
+        )
         key, value = jnp.moveaxis(self.key_value(x), -3, 0)
         x = self.out(jax.nn.dot_product_attention(query, key, value))
         return (x + self.mlp(self.norm(x)))[:, 0]

@@ -1,6 +1,8 @@
-"""Names of ViTs: sizes with their patches, hybrids, and by their authors' names the plain ViTs that followed.
+"""Names of ViTs: sizes with their patches, hybrids, and by their authors' names the plain ViTs that
+followed.
 
-`ViT-B/16` is size B with patches of 16 pixels, any size with any patch. `FOLLOWERS` lists the others.
+`ViT-B/16` is size B with patches of 16 pixels, any size with any patch. `FOLLOWERS` lists the
+  others.
 """
 
 import re
@@ -9,28 +11,31 @@ from typing import NamedTuple
 from vit_jax.models.resnet import WIDTH, parse_width, resnet_stride, spell_width
 
 # B, L and H: table 1 of the ViT paper, b: its figure 4, with every width halved; Ti and S: "How to
-# train your ViT?" (Steiner et al., 2022); the others: "Scaling Vision Transformers" (Zhai et al., 2022)
-# and "Getting ViT in Shape" (Alabdulmohsin et al., 2023), by big_vision's names.
+# train your ViT?" (Steiner et al., 2022); the others: "Scaling Vision Transformers" (Zhai et al.,
+# 2022) and "Getting ViT in Shape" (Alabdulmohsin et al., 2023), by big_vision's names.
 SIZES = {
-    "mu": dict(dim=32, depth=1, hidden=128, heads=2),
-    "Ti": dict(dim=192, depth=12, hidden=768, heads=3),
-    "S": dict(dim=384, depth=12, hidden=1536, heads=6),
-    "b": dict(dim=384, depth=12, hidden=1536, heads=12),
-    "M": dict(dim=512, depth=12, hidden=2048, heads=8),
-    "B": dict(dim=768, depth=12, hidden=3072, heads=12),
-    "L": dict(dim=1024, depth=24, hidden=4096, heads=16),
-    "So400m": dict(dim=1152, depth=27, hidden=4304, heads=16),
-    "H": dict(dim=1280, depth=32, hidden=5120, heads=16),
-    "g": dict(dim=1408, depth=40, hidden=6144, heads=16),
-    "G": dict(dim=1664, depth=48, hidden=8192, heads=16),
-    "e": dict(dim=1792, depth=56, hidden=15360, heads=16),
+    "mu": dict(dim=32, depth=1, mlp_dim=128, heads=2),
+    "Ti": dict(dim=192, depth=12, mlp_dim=768, heads=3),
+    "S": dict(dim=384, depth=12, mlp_dim=1536, heads=6),
+    "b": dict(dim=384, depth=12, mlp_dim=1536, heads=12),
+    "M": dict(dim=512, depth=12, mlp_dim=2048, heads=8),
+    "B": dict(dim=768, depth=12, mlp_dim=3072, heads=12),
+    "L": dict(dim=1024, depth=24, mlp_dim=4096, heads=16),
+    "So400m": dict(dim=1152, depth=27, mlp_dim=4304, heads=16),
+    "H": dict(dim=1280, depth=32, mlp_dim=5120, heads=16),
+    "g": dict(dim=1408, depth=40, mlp_dim=6144, heads=16),
+    "G": dict(dim=1664, depth=48, mlp_dim=8192, heads=16),
+    "e": dict(dim=1792, depth=56, mlp_dim=15360, heads=16),
 }
 
-HEAD_WIDTH = 32  # Of sizes that a name gives in numbers: ViT-64x4 has 4 layers of width 64 and 2 heads.
+HEAD_WIDTH = (
+    32  # Of sizes that a name gives in numbers: ViT-64x4 has 4 layers of width 64 and 2 heads.
+)
 
 # The ResNet before a hybrid's Transformer, by what its name says. The number after the slash is all
-# of its down-sampling, except for R+ViT-Ti/16, which patches of 8 features bring to 32. Those of 4 and 8 are
-# for images of 32 pixels or so; as R50's at 16, R14 and R26 at 4 have no stage 4, but its units in stage 3.
+# of its down-sampling, except for R+ViT-Ti/16, which patches of 8 features bring to 32. Those of 4
+# and 8 are for images of 32 pixels or so; as R50's at 16, R14 and R26 at 4 have no stage 4, but its
+# units in stage 3.
 HYBRIDS = {
     ("R50", 32): dict(resnet_blocks=(3, 4, 6, 3), patch_size=1),
     ("R50", 16): dict(resnet_blocks=(3, 4, 9), patch_size=1),
@@ -65,9 +70,9 @@ def _sized(*names: str, **others) -> dict[str, dict]:
     return {name: SIZES[size] | dict(patch_size=int(patch)) | others for name, size, patch in sizes}
 
 
-def _gated(patch: int, dim: int, depth: int, hidden: int, heads: int, **others) -> dict:
+def _gated(patch: int, dim: int, depth: int, mlp_dim: int, heads: int, **others) -> dict:
     """A size with gated MLPs."""
-    size = dict(patch_size=patch, dim=dim, depth=depth, hidden=hidden, heads=heads)
+    size = dict(patch_size=patch, dim=dim, depth=depth, mlp_dim=mlp_dim, heads=heads)
     return size | dict(mlp="swiglu") | others
 
 
@@ -94,12 +99,20 @@ FOLLOWERS = (
         _sized("S/16")
         | {"S+/16": _gated(16, 384, 12, 1536, 6)}
         | _sized("B/16", "L/16")
-        | {"H+/16": _gated(16, 1280, 32, 5120, 20), "7B/16": _gated(16, 4096, 40, 8192, 32, qkv_bias="none")},
+        | {
+            "H+/16": _gated(16, 1280, 32, 5120, 20),
+            "7B/16": _gated(16, 4096, 40, 8192, 32, qkv_bias="none"),
+        },
     ),
     Follower("BEiT", "Bao et al., 2022 (BEiT)", _BEIT, _BEITS),
     # The same models, which go by BEiT's name where only their arguments are known.
     Follower("BEiTv2", "Peng et al., 2022 (BEiT v2)", _BEIT, _BEITS),
-    Follower("EVA", "Fang et al., 2023 (EVA)", dict(qkv_bias="qv", gelu="erf") | _AVERAGED, _sized("g/14")),
+    Follower(
+        "EVA",
+        "Fang et al., 2023 (EVA)",
+        dict(qkv_bias="qv", gelu="erf") | _AVERAGED,
+        _sized("g/14"),
+    ),
     Follower(
         "EVA02",
         "Fang et al., 2024 (EVA-02)",
@@ -128,12 +141,19 @@ FOLLOWERS = (
         "Zhai et al., 2023 (SigLIP)",
         dict(pooling="map"),
         _sized("B/32", "B/16", "L/16", "So400m/16", "So400m/14")
-        | {"g-opt/16": dict(patch_size=16, dim=1536, depth=40, hidden=6144, heads=16)},
+        | {"g-opt/16": dict(patch_size=16, dim=1536, depth=40, mlp_dim=6144, heads=16)},
     ),
     Follower(
         "AIMv2",
         "Fini et al., 2024 (AIMv2)",
-        dict(stem_norm="patches", norm="rms", norm_epsilon=1e-5, bias=False, qkv_bias="none", pooling="gap"),
+        dict(
+            stem_norm="patches",
+            norm="rms",
+            norm_epsilon=1e-5,
+            bias=False,
+            qkv_bias="none",
+            pooling="gap",
+        ),
         {
             "L/14": _gated(14, 1024, 24, 2816, 8),
             "H/14": _gated(14, 1536, 24, 4096, 12),
@@ -158,7 +178,16 @@ _FOLLOWING = {
 }
 
 NAMES = (
-    *("ViT-mu/16", "ViT-Ti/32", "ViT-Ti/16", "ViT-Ti/8", "ViT-S/32", "ViT-S/16", "ViT-S/14", "ViT-S/8"),
+    *(
+        "ViT-mu/16",
+        "ViT-Ti/32",
+        "ViT-Ti/16",
+        "ViT-Ti/8",
+        "ViT-S/32",
+        "ViT-S/16",
+        "ViT-S/14",
+        "ViT-S/8",
+    ),
     *("ViT-b/32", "ViT-M/16", "ViT-B/32", "ViT-B/16", "ViT-B/14", "ViT-B/8"),
     *("ViT-L/32", "ViT-L/16", "ViT-L/14", "ViT-So400m/14", "ViT-H/32", "ViT-H/16", "ViT-H/14"),
     *("ViT-g/16", "ViT-g/14", "ViT-G/16", "ViT-G/14", "ViT-e/14"),
@@ -170,8 +199,8 @@ NAMES = (
     *_FOLLOWING,
 )
 
-# What tells models of one size and patch apart, as the paper's have it. What enters the head is not among
-# it, since fine-tuning changes that, nor are constants such as the norms' epsilons.
+# What tells models of one size and patch apart, as the paper's have it. What enters the head is not
+# among it, since fine-tuning changes that, nor are constants such as the norms' epsilons.
 _TELLING = dict(
     resnet_blocks=None,
     distillation="none",
@@ -189,7 +218,7 @@ _TELLING = dict(
     qkv_bias="all",
     bias=True,
 )
-_SIZE = ("dim", "depth", "hidden", "heads")
+_SIZE = ("dim", "depth", "mlp_dim", "heads")
 
 
 def _trunk(values: dict) -> dict:
@@ -198,7 +227,9 @@ def _trunk(values: dict) -> dict:
     if told["rope"] == "dinov3":
         del told["qkv_bias"]  # All of DINOv3's are zero, and timm leaves them out.
     # CLIP and OpenCLIP differ in nothing else; exact GELU and its tanh approximation are one.
-    return told | dict(scaled=values.get("layer_scale") is not None, quick=values.get("gelu") == "quick")
+    return told | dict(
+        scaled=values.get("layer_scale") is not None, quick=values.get("gelu") == "quick"
+    )
 
 
 _PAPERS_TRUNK = _trunk({})
@@ -221,24 +252,35 @@ def parse(name: str) -> dict | None:
     if name in _FOLLOWING:
         return dict(_FOLLOWING[name][0])
     match = re.fullmatch(rf"(Axial-)?(?:(R\d*)(?:x({WIDTH}))?\+)?ViT-(\w+)/(\d+)", name)
-    size = match and (SIZES.get(match[4]) or _numbered_size(match[4]))
-    if not match or not size or not int(match[5]):
+    if not match or not int(match[5]):
         return None
-    axial, resnet, width, patch = match[1], match[2], match[3], int(match[5])
-    trunk = HYBRIDS.get((resnet, patch)) if resnet else dict(resnet_blocks=None, patch_size=patch)
-    if not trunk or (axial and resnet):
+    axial, resnet, width, size, patch = *match.groups()[:4], int(match[5])
+    values = SIZES.get(size) or _numbered_size(size)
+    trunk = _parse_trunk(resnet, width, patch)
+    if values is None or trunk is None or (axial and resnet):
         return None
-    wide = dict(resnet_width=parse_width(width)) if width else {}
-    return size | trunk | wide | (dict(attention="axial", pooling="gap") if axial else {})
+    return values | trunk | (dict(attention="axial", pooling="gap") if axial else {})
+
+
+def _parse_trunk(resnet: str | None, width: str | None, patch: int) -> dict | None:
+    """Returns the arguments of the layers before the encoder; None: there is no such hybrid."""
+    if resnet is None:
+        return dict(resnet_blocks=None, patch_size=patch)
+    hybrid = HYBRIDS.get((resnet, patch))
+    if hybrid is None:
+        return None
+    return hybrid | (dict(resnet_width=parse_width(width)) if width else {})
 
 
 def _numbered_size(text: str) -> dict | None:
-    """The size that numbers name, as 64x4 does: an MLP four times as wide, heads of `HEAD_WIDTH`."""
+    """The size that numbers name, as 64x4 does: an MLP four times as wide, heads of
+    `HEAD_WIDTH`.
+    """
     match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
     if not match or int(match[1]) % HEAD_WIDTH:
         return None
     dim = int(match[1])
-    return dict(dim=dim, depth=int(match[2]), hidden=4 * dim, heads=dim // HEAD_WIDTH)
+    return dict(dim=dim, depth=int(match[2]), mlp_dim=4 * dim, heads=dim // HEAD_WIDTH)
 
 
 def spell(values: dict) -> str:
@@ -251,13 +293,15 @@ def spell(values: dict) -> str:
     if name is None:
         name = "{dim}x{depth}".format(**size)
         if _numbered_size(name) != size:
-            name += " (MLP {hidden}, {heads} heads)".format(**size)
+            name += " (MLP {mlp_dim}, {heads} heads)".format(**size)
     width = values.get("resnet_width", 1)
     wide = "" if width == 1 else f"x{spell_width(width)}"
     trunk = "" if blocks is None else f"R{3 * sum(blocks) + 2 if blocks else ''}{wide}+"
     down = values["patch_size"] * resnet_stride(blocks, stem)
     shown, large = values | dict(resnet_stem=stem), dict(resnet_stem="large")
-    named = (number for (_, number), parts in HYBRIDS.items() if (large | parts).items() <= shown.items())
+    named = (
+        number for (_, number), parts in HYBRIDS.items() if (large | parts).items() <= shown.items()
+    )
     return f"{trunk}ViT-{name}/{next(named, down)}"
 
 

@@ -1,4 +1,6 @@
-"""Start-up of a run over several processes (one a host): the peers find each other, then JAX starts."""
+"""Start-up of a run over several processes (one a host): the peers find each other, then JAX
+starts.
+"""
 
 import contextlib
 import ctypes
@@ -17,7 +19,10 @@ SHUTDOWN_SECONDS = 30
 
 @contextlib.contextmanager
 def start(
-    coordinator: str | None, processes: int | None, process: int | None, connect_seconds: float = 120.0
+    coordinator: str | None,
+    processes: int | None,
+    process: int | None,
+    connect_seconds: float = 120.0,
 ):
     """The context of a run's `Peers`, with JAX's collectives ready.
 
@@ -38,12 +43,16 @@ def start(
     if coordinator == "auto":
         coordinator, processes, process, local_devices = detect(connect_seconds)
     elif processes is None or process is None:
-        raise UserError("--coordinator=HOST:PORT needs --processes and --process too (or --coordinator=auto)")
+        raise UserError(
+            "--coordinator=HOST:PORT needs --processes and --process too (or --coordinator=auto)"
+        )
     with join(coordinator, processes, process, connect_seconds) as peers:
         if peers.count > 1:
             _hold_aborts()
             # A port of its own for JAX, for the given one has the peers' connections.
-            address = f"{coordinator.rpartition(':')[0]}:{peers.share('port for JAX', _free_port())}"
+            address = (
+                f"{coordinator.rpartition(':')[0]}:{peers.share('port for JAX', _free_port())}"
+            )
             try:
                 jax.distributed.initialize(
                     address,
@@ -69,7 +78,9 @@ def detect(seconds: float) -> tuple[str, int, int, list[int] | None]:
       UserError: there is no Cloud TPU, GKE or SLURM around this process, or it does not answer.
     """
     try:
-        detected = ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, int(seconds))
+        detected = ClusterEnv.auto_detect_unset_distributed_params(
+            None, None, None, None, None, int(seconds)
+        )
     except Exception as error:  # A metadata server's, or the client's of Kubernetes.
         raise UserError(f"--coordinator=auto: {error}") from error
     if None in detected[:3]:
@@ -79,7 +90,12 @@ def detect(seconds: float) -> tuple[str, int, int, list[int] | None]:
         )
     address, processes, process, local_devices = detected
     # On SLURM JAX gives a task one GPU, unless this variable, which it reads later, says otherwise.
-    return address, processes, process, None if os.environ.get("JAX_LOCAL_DEVICE_IDS") else local_devices
+    return (
+        address,
+        processes,
+        process,
+        None if os.environ.get("JAX_LOCAL_DEVICE_IDS") else local_devices,
+    )
 
 
 def _free_port() -> int:
@@ -90,8 +106,8 @@ def _free_port() -> int:
 def _hold_aborts() -> None:
     """Gives the peers' thread 6 s to name a dead leader.
 
-    JAX's client aborts when it loses its service, with a stack trace and no name. The handler of the
-    signal is the C library's `sleep`, and its argument is the signal's number.
+    JAX's client aborts when it loses its service, with a stack trace and no name. The handler of
+    the signal is the C library's `sleep`, and its argument is the signal's number.
     """
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]

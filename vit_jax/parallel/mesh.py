@@ -1,4 +1,6 @@
-"""One named mesh over every device: batches are split over `data` and `fsdp`, parameters by `sharding.py`."""
+"""One named mesh over every device: batches are split over `data` and `fsdp`, parameters by
+`sharding.py`.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,22 +11,9 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.errors import UserError
-from vit_jax.options import Option, whole
 
 AXES = ("data", "fsdp", "tensor")
 BATCH = ("data", "fsdp")  # The axes over which the images of a batch are divided.
-
-OPTIONS = {
-    "mesh.data": Option(
-        None, whole(1, 2**20), "Devices that take parts of the batch; None: all the rest.", operational=True
-    ),
-    "mesh.fsdp": Option(
-        1, whole(1, 2**20), "Devices over which parameters are divided.", operational=True, optional=True
-    ),
-    "mesh.tensor": Option(
-        1, whole(1, 2**20), "Devices over which heads and hidden units are.", operational=True, optional=True
-    ),
-}
 
 
 def mesh_shape(sizes: Mapping[str, int | None], devices: int) -> tuple[int, ...]:
@@ -37,7 +26,9 @@ def mesh_shape(sizes: Mapping[str, int | None], devices: int) -> tuple[int, ...]
     rest = math.prod(size for size in given.values() if size is not None)
     shape = tuple(devices // rest if size is None else size for size in given.values())
     if math.prod(shape) != devices or list(given.values()).count(None) > 1:
-        words = " x ".join(f"{axis} {'?' if size is None else size}" for axis, size in given.items())
+        words = " x ".join(
+            f"{axis} {'?' if size is None else size}" for axis, size in given.items()
+        )
         raise UserError(
             f"the mesh {words} does not make up {devices} device(s): the sizes' product must "
             "(mesh.data, mesh.fsdp, mesh.tensor; None for one of them takes the rest)"
@@ -48,7 +39,8 @@ def mesh_shape(sizes: Mapping[str, int | None], devices: int) -> tuple[int, ...]
 def make_mesh(sizes: Mapping[str, int | None], devices: Sequence[jax.Device] | None = None) -> Mesh:
     """All devices of all processes, or those given, on the axes `data`, `fsdp` and `tensor`.
 
-    Neighbours on `tensor`, then on `fsdp`, are neighbours in the machine; where it has several slices,
+    Neighbours on `tensor`, then on `fsdp`, are neighbours in the machine; where it has several
+    slices,
     `data` goes across them.
 
     Raises:
@@ -62,7 +54,10 @@ def make_mesh(sizes: Mapping[str, int | None], devices: Sequence[jax.Device] | N
         grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=split_axes)
     elif shape[0] % slices == 0:
         grid = mesh_utils.create_hybrid_device_mesh(
-            [shape[0] // slices, *shape[1:]], [slices, 1, 1], devices, allow_split_physical_axes=split_axes
+            [shape[0] // slices, *shape[1:]],
+            [slices, 1, 1],
+            devices,
+            allow_split_physical_axes=split_axes,
         )
     else:
         raise UserError(
@@ -115,7 +110,10 @@ def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
 def to_devices(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     """Global arrays from this process's rows of each, as `local_rows` numbers them."""
     sharding = split_batch(mesh)
-    return {name: jax.make_array_from_process_local_data(sharding, array) for name, array in batch.items()}
+    return {
+        name: jax.make_array_from_process_local_data(sharding, array)
+        for name, array in batch.items()
+    }
 
 
 def place(array: np.ndarray | jax.Array, sharding: NamedSharding) -> jax.Array:
@@ -129,11 +127,14 @@ def everywhere(array: np.ndarray, mesh: Mesh) -> jax.Array:
     return place(array, replicated(mesh))
 
 
-def over_devices(array: np.ndarray, mesh: Mesh, rows: int | None = None, fill: float = 0) -> jax.Array:
+def over_devices(
+    array: np.ndarray, mesh: Mesh, rows: int | None = None, fill: float = 0
+) -> jax.Array:
     """An array that every process has, its rows divided over the devices as a batch's are.
 
     Args:
-      rows: with rows of `fill` up to so many; by default the next number that divides over the mesh.
+      rows: with rows of `fill` up to so many; by default the next number that divides over the
+        mesh.
     """
     padded = np.full((rows or whole_batch(mesh, len(array)), *array.shape[1:]), fill, array.dtype)
     padded[: len(array)] = array

@@ -23,7 +23,9 @@ from vit_jax.errors import UserError, mistake
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 20.0  # After which a process counts as dead; all are gone within 30.
-GRACE_SECONDS = 2.0  # Time from the first bad news to the verdict: a cause may come after its effects.
+GRACE_SECONDS = (
+    2.0  # Time from the first bad news to the verdict: a cause may come after its effects.
+)
 BARRIER_SECONDS = 600.0
 END_SECONDS = 3600.0  # Time for the last process to write its checkpoint and the report.
 LONGEST = 64 * 2**20  # Bytes of a message.
@@ -34,8 +36,8 @@ AGAIN = "the same command goes on from the newest checkpoint"
 class Peers:
     """The processes of this run. Made by itself, it is a run of one, and every method is free.
 
-    As a context it ends with a barrier. An error that leaves it ends all processes: the leader prints
-    one line that says whose it was, and the exit code is 2 for a user's mistake, else 1.
+    As a context it ends with a barrier. An error that leaves it ends all processes: the leader
+    prints one line that says whose it was, and the exit code is 2 for a user's mistake, else 1.
 
     Attributes:
       index: of this process; 0 is the leader. count: how many there are. hosts: their hosts' names.
@@ -56,7 +58,9 @@ class Peers:
             return value
         answer = self._meet(name, value, seconds)
         if missing := answer.get("missing"):
-            raise UserError(f"{missing} did not come to the barrier {name!r} within {seconds:g} s; {AGAIN}")
+            raise UserError(
+                f"{missing} did not come to the barrier {name!r} within {seconds:g} s; {AGAIN}"
+            )
         return answer["value"]
 
     def barrier(self, name: str, seconds: float = BARRIER_SECONDS) -> None:
@@ -73,7 +77,9 @@ class Peers:
             return
         mine = json.loads(json.dumps(values))
         leaders = self.share(f"{what} of the leader", mine)
-        keys = [key for key in sorted(mine.keys() | leaders.keys()) if mine.get(key) != leaders.get(key)]
+        keys = [
+            key for key in sorted(mine.keys() | leaders.keys()) if mine.get(key) != leaders.get(key)
+        ]
         if keys:
             details = [f"{key} is {mine.get(key)}, there {leaders.get(key)}" for key in keys[:8]]
             details += [f"{len(keys) - 8} more"] if len(keys) > 8 else []
@@ -108,7 +114,9 @@ class Peers:
 
 
 class Connected(Peers):
-    """The part that leader and follower share: the main thread speaks, a thread of its own listens."""
+    """The part that leader and follower share: the main thread speaks, a thread of its own
+    listens.
+    """
 
     def __init__(self, index: int, count: int, silence: float):
         super().__init__(index, count)
@@ -122,7 +130,9 @@ class Connected(Peers):
 
     def _meet(self, name, value, seconds):
         with self._changed:
-            self._tell({"at": name, "value": value if self.index == 0 else None, "seconds": seconds})
+            self._tell(
+                {"at": name, "value": value if self.index == 0 else None, "seconds": seconds}
+            )
             self._changed.wait_for(lambda: name in self._answers)
             return self._answers.pop(name)
 
@@ -192,7 +202,8 @@ class Leader(Connected):
     def _watch(self):
         beaten = 0.0
         while not self._ended:
-            now = time.monotonic()  # Before the select: what came while this process stood still counts.
+            # Before the select: messages that came while this process was stopped count.
+            now = time.monotonic()
             ready = self._selector.select(BEAT_SECONDS / 4)
             with self._changed:
                 for key, _ in ready:
@@ -203,11 +214,16 @@ class Leader(Connected):
                 if now - beaten >= BEAT_SECONDS:
                     beaten = now
                     send({}, self._followers.values())
-                for name in [name for name, arrivals in self._arrivals.items() if now > arrivals.deadline]:
-                    missing = [self.name(i) for i in range(self.count) if i not in self._arrivals[name].here]
-                    self._answer(name, missing=", ".join(missing[:8]))
+                self._end_barriers(now)
                 if now > self._verdict_at:
                     self._end()
+
+    def _end_barriers(self, now: float) -> None:
+        """Answers barriers whose time limit is over, with the processes that are missing."""
+        for name, arrivals in list(self._arrivals.items()):
+            if now > arrivals.deadline:
+                missing = [self.name(i) for i in range(self.count) if i not in arrivals.here]
+                self._answer(name, missing=", ".join(missing[:8]))
 
     def _accept(self):
         with contextlib.suppress(OSError):
@@ -219,7 +235,11 @@ class Leader(Connected):
             for message in connection.receive():
                 if connection.process is None:
                     index, count, host = (message[key] for key in ("process", "processes", "host"))
-                    if not (type(index) is type(count) is int and 0 <= index < count and type(host) is str):
+                    if not (
+                        type(index) is type(count) is int
+                        and 0 <= index < count
+                        and type(host) is str
+                    ):
                         raise ValueError("no process of a run")
                     connection.process, connection.longest = index, LONGEST
                     self._greet(connection, index, count, host)
@@ -234,11 +254,14 @@ class Leader(Connected):
     def _greet(self, connection, index: int, count: int, host: str):
         if count != self.count:
             wrong = (
-                f"process {index} ({host}) was started with --processes={count} and {self.name(0)} with "
-                f"--processes={self.count}; give all the same"
+                f"process {index} ({host}) was started with --processes={count} and "
+                f"{self.name(0)} with --processes={self.count}; give all the same"
             )
         elif index == 0 or index in self._followers:
-            wrong = f"{self.name(index)} was started a second time, on {host}; give each its own --process"
+            wrong = (
+                f"{self.name(index)} was started a second time, on {host}; give each its own "
+                "--process"
+            )
         else:
             self.hosts[index], self._followers[index] = host, connection
             return
@@ -247,7 +270,9 @@ class Leader(Connected):
 
     def _hear(self, index, message):
         if name := message.get("at"):
-            arrivals = self._arrivals.setdefault(name, Arrivals(time.monotonic() + message["seconds"]))
+            arrivals = self._arrivals.setdefault(
+                name, Arrivals(time.monotonic() + message["seconds"])
+            )
             arrivals.here.add(index)
             if index == 0:
                 arrivals.value = message["value"]
@@ -269,19 +294,27 @@ class Leader(Connected):
         self._verdict_at = min(self._verdict_at, time.monotonic() + grace)
 
     def _end(self):
-        """Says who was the cause, sends all away and leaves. Mistakes explain deaths, and deaths faults."""
+        """Says who was the cause, sends all away and leaves. Mistakes explain deaths, and deaths
+        faults.
+        """
         news = self._mistakes or self._deaths or self._faults
         culprit, code = min(news), 2 if self._mistakes else 1
         if self._mistakes and culprit == 0:
             line = news[0]
         elif news is self._deaths:
-            line = ", ".join(f"{self.name(i)} {how}" for i, how in sorted(news.items())[:8]) + f"; {AGAIN}"
+            line = (
+                ", ".join(f"{self.name(i)} {how}" for i, how in sorted(news.items())[:8])
+                + f"; {AGAIN}"
+            )
         else:
             line = f"{self.name(culprit)}: {news[culprit]}"
         self.close_door()
         send({"leave": code, "culprit": culprit}, [*self._followers.values(), *self._refused])
-        print(f"{self._traceback if culprit == 0 else ''}error: {line}", file=sys.stderr, flush=True)
-        # What has not been read by the others is lost when this process ends: until they have hung up.
+        print(
+            f"{self._traceback if culprit == 0 else ''}error: {line}", file=sys.stderr, flush=True
+        )
+        # What has not been read by the others is lost when this process ends: until they have hung
+        # up.
         until = time.monotonic() + GRACE_SECONDS
         while self._selector.get_map() and time.monotonic() < until:
             for key, _ in self._selector.select(BEAT_SECONDS / 4):
@@ -311,7 +344,12 @@ class Follower(Connected):
             try:
                 for message in self._leader.receive() if ready else ():
                     self._hear(message)
-            except (OSError, ValueError, LookupError, TypeError):  # Perhaps it was never a leader of a run.
+            except (
+                OSError,
+                ValueError,
+                LookupError,
+                TypeError,
+            ):  # Perhaps it was never a leader of a run.
                 return self._orphaned("died")
             if now - self._leader.heard > self._silence:
                 return self._orphaned(f"has not answered for {self._silence:g} s")
@@ -329,7 +367,9 @@ class Follower(Connected):
             leave(message["leave"])
 
     def _orphaned(self, how: str):
-        """One process of the leader's host speaks, and one of the others: a host dies with all it has."""
+        """One process of the leader's host speaks, and one of the others: a host dies with all it
+        has.
+        """
         if self._ended:
             return
         if not self._started:
@@ -343,7 +383,9 @@ class Follower(Connected):
 
 @dataclasses.dataclass
 class Arrivals:
-    """The state of a barrier: who is there, until when the others may come, and what the leader brought."""
+    """The state of a barrier: who is there, until when the others may come, and what the leader
+    brought.
+    """
 
     deadline: float
     here: set[int] = dataclasses.field(default_factory=set)
@@ -354,7 +396,8 @@ class Connection:
     """JSON objects over a socket, one a line.
 
     Attributes:
-      heard: `time.monotonic()` when something last came. process: who is at the other end, if known.
+      heard: `time.monotonic()` when something last came. process: who is at the other end, if
+        known.
       longest: bytes of a message that is taken.
     """
 
@@ -421,7 +464,11 @@ def leave(code: int) -> None:
 
 @contextlib.contextmanager
 def join(
-    address: str, count: int, index: int, connect_seconds: float, silence_seconds: float = SILENCE_SECONDS
+    address: str,
+    count: int,
+    index: int,
+    connect_seconds: float,
+    silence_seconds: float = SILENCE_SECONDS,
 ):
     """The context of a run's `Peers`, entered when all processes are there.
 
@@ -430,14 +477,16 @@ def join(
       silence_seconds: after which a process counts as dead.
 
     Raises:
-      UserError: the numbers or the address are wrong, the leader's port is in use, or the leader cannot
-        be reached within `connect_seconds`.
+      UserError: the numbers or the address are wrong, the leader's port is in use, or the leader
+        cannot be reached within `connect_seconds`.
     """
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isdigit() and 0 < int(port) < 2**16):
         raise UserError(f"--coordinator={address} must be HOST:PORT of process 0, or auto")
     if not 0 <= index < count:
-        raise UserError(f"--process={index} must be from 0 to {count - 1}, below --processes={count}")
+        raise UserError(
+            f"--process={index} must be from 0 to {count - 1}, below --processes={count}"
+        )
     if count == 1:
         yield Peers()
         return
@@ -451,8 +500,8 @@ def join(
         answer = peers._meet("start", None, connect_seconds)
         if missing := answer.get("missing"):
             raise UserError(
-                f"{missing} did not come to {address} within {connect_seconds:g} s (--connect_seconds); "
-                "start the same command on every host"
+                f"{missing} did not come to {address} within {connect_seconds:g} s "
+                "(--connect_seconds); start the same command on every host"
             )
         if how := answer.get("lost"):
             # There is no leader to say it.
@@ -481,7 +530,9 @@ def _connect(host: str, port: int, seconds: float) -> socket.socket:
     while True:
         try:
             stream = socket.create_connection((host, port), timeout=min(seconds, 5))
-            if stream.getsockname() != stream.getpeername():  # A free local port can connect to itself.
+            if (
+                stream.getsockname() != stream.getpeername()
+            ):  # A free local port can connect to itself.
                 return stream
             stream.close()
             reason = "nobody listens"
@@ -489,7 +540,8 @@ def _connect(host: str, port: int, seconds: float) -> socket.socket:
             reason = error.strerror or str(error)
         if time.monotonic() > until:
             raise UserError(
-                f"no coordinator at {host}:{port} after {seconds:g} s (--connect_seconds): {reason}; "
-                f"process 0 must run there, and {socket.gethostname()} must be able to reach it"
+                f"no coordinator at {host}:{port} after {seconds:g} s (--connect_seconds): "
+                f"{reason}; process 0 must run there, and {socket.gethostname()} must be able to "
+                "reach it"
             )
         time.sleep(0.2)

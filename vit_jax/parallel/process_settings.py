@@ -15,10 +15,12 @@ ACCELERATORS = "nvidia[0-9]*", "kfd", "accel[0-9]*", "vfio/[0-9]*"  # Their file
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc keep large freed blocks for the next step instead of returning them to the system.
+    """Makes glibc keep large freed blocks for the next step instead of returning them to the
+    system.
 
-    This matters where JAX computes on the CPU, and must be called before JAX starts. A step frees and takes
-    the same large arrays again, and new pages cost it up to half of its time (docs/performance.md). All
+    This matters where JAX computes on the CPU, and must be called before JAX starts. A step frees
+    and takes the same large arrays again, and new pages cost it up to half of its time
+    (docs/measurements.md). All
     threads share one heap for it: a heap of a thread's own has no room for blocks above 64 MB.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
@@ -26,7 +28,9 @@ def keep_freed_memory() -> None:
         return
     accelerated = any(path for pattern in ACCELERATORS for path in Path("/dev").glob(pattern))
     if (jax.config.jax_platforms or ("" if accelerated else "cpu")) == "cpu":
-        mallopt(M_ARENA_MAX, 1)  # Threads take the heap they find first; JAX's start in the next line.
+        mallopt(
+            M_ARENA_MAX, 1
+        )  # Threads take the heap they find first; JAX's start in the next line.
     if jax.default_backend() == "cpu":
         mallopt(M_MMAP_THRESHOLD, 2**30)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
@@ -53,7 +57,9 @@ def host_memory() -> tuple[int, int]:
 
 
 def _memory_limits() -> Iterator[Path]:
-    """Yields files that may hold a memory limit on this process: those of its cgroup and of all above it."""
+    """Yields files that may hold a memory limit on this process: those of its cgroup and of all
+    above it.
+    """
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, kinds, place = line.split(":", 2)

@@ -1,8 +1,8 @@
 """Places of a model's arrays on the mesh: parameters, optimizer state, activations.
 
-A model's family names the axes of its parameters (`models/family.py`). A `tensor` axis above 1 divides heads
-and hidden units, as in Megatron-LM (Shoeybi et al., 2019), or output channels. `fsdp` asks for no names: it
-divides the largest axis that is left of each larger array.
+A model's family names the axes of its parameters (`models/family.py`). A `tensor` axis above 1
+divides heads and hidden units, as in Megatron-LM (Shoeybi et al., 2019), or output channels. `fsdp`
+asks for no names: it divides the largest axis that is left of each larger array.
 """
 
 import math
@@ -14,8 +14,9 @@ from vit_jax.errors import UserError
 from vit_jax.models import logical_axes
 from vit_jax.parallel.mesh import BATCH, replicated
 
-# Axes of parameters that `tensor` divides: of a head its inputs, as the number of classes is often odd.
-TENSOR = ("heads", "hidden", "outputs", "features")
+# Axes of parameters that `tensor` divides: of a head its inputs, as the number of classes is often
+# odd.
+TENSOR = ("heads", "mlp_dim", "outputs", "features")
 
 # By name, which axes of an activation are divided, counted from either end.
 ACTIVATIONS = {
@@ -26,49 +27,67 @@ ACTIVATIONS = {
     "hidden_features": {0: BATCH, -1: "tensor"},  # batch height width hidden
 }
 
-SMALL = 2**14  # Elements: smaller arrays are copied, since to gather them takes longer than to read them.
+SMALL = (
+    2**14
+)  # Elements: smaller arrays are copied, since to gather them takes longer than to read them.
 LARGE = 2**20  # Elements: that a larger array should be copied, as no axis divides, is an error.
 
 
 def parameter_sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSharding:
-    """The place of the parameter with this path.
+    """Returns the sharding of the parameter with this path.
 
     Raises:
-      UserError: `mesh.tensor` does not divide the axis that it should, or `mesh.fsdp` none of a large array.
+      UserError: `mesh.tensor` does not divide the axis that it should, or `mesh.fsdp` none of a
+        large array.
     """
-    axes = [()] * len(shape)
     tensor, fsdp = mesh.shape["tensor"], mesh.shape["fsdp"]
-    if tensor > 1:
-        if logical := logical_axes(path, len(shape)):
-            axes = [("tensor",) if name in TENSOR else () for name in logical.names]
-        for axis, names in enumerate(axes):
-            if names and shape[axis] % tensor:
-                raise UserError(
-                    f"mesh.tensor = {tensor} does not divide axis {axis} of the parameter {path} "
-                    f"{list(shape)}; use a divisor of {shape[axis]}, such as {math.gcd(shape[axis], tensor)}"
-                )
+    axes = _tensor_axes(tensor, path, shape)
     if fsdp > 1 and math.prod(shape) >= SMALL:
-        left = [size // tensor if names else size for size, names in zip(shape, axes, strict=True)]
-        if fits := [axis for axis, size in enumerate(left) if size % fsdp == 0]:
+        sizes = [size // tensor if names else size for size, names in zip(shape, axes, strict=True)]
+        if divisible := [axis for axis, size in enumerate(sizes) if size % fsdp == 0]:
             # The largest axis, where possible one that tensor does not divide too.
-            best = max(fits, key=lambda axis: (not axes[axis], left[axis]))
+            best = max(divisible, key=lambda axis: (not axes[axis], sizes[axis]))
             axes[best] += ("fsdp",)
         elif math.prod(shape) >= LARGE:
-            near = max(math.gcd(size, fsdp) for size in left)
+            near = max(math.gcd(size, fsdp) for size in sizes)
             raise UserError(
-                f"mesh.fsdp = {fsdp} divides no axis of the parameter {path} {list(shape)}; use such as "
-                f"mesh.fsdp={near}, and more of mesh.data"
+                f"mesh.fsdp = {fsdp} divides no axis of the parameter {path} {list(shape)}; use "
+                f"such as mesh.fsdp={near}, and more of mesh.data"
             )
     return NamedSharding(mesh, PartitionSpec(*(names or None for names in axes)))
 
 
+def _tensor_axes(tensor: int, path: str, shape: tuple[int, ...]) -> list[tuple[str, ...]]:
+    """Returns for each axis of a parameter `("tensor",)` if `mesh.tensor` divides it, else ().
+
+    Raises:
+      UserError: `mesh.tensor` does not divide the axis that it should.
+    """
+    axes: list[tuple[str, ...]] = [()] * len(shape)
+    if tensor == 1:
+        return axes
+    if logical := logical_axes(path, len(shape)):
+        axes = [("tensor",) if name in TENSOR else () for name in logical.names]
+    for axis, names in enumerate(axes):
+        if names and shape[axis] % tensor:
+            raise UserError(
+                f"mesh.tensor = {tensor} does not divide axis {axis} of the parameter {path} "
+                f"{list(shape)}; use a divisor of {shape[axis]}, such as "
+                f"{math.gcd(shape[axis], tensor)}"
+            )
+    return axes
+
+
 def parameter_shardings(mesh: Mesh, params: dict) -> dict:
     """The place of every parameter; `params` may be shapes."""
-    return jax.tree.map_with_path(lambda path, x: parameter_sharding(mesh, path_name(path), x.shape), params)
+    return jax.tree.map_with_path(
+        lambda path, x: parameter_sharding(mesh, path_name(path), x.shape), params
+    )
 
 
 def optimizer_shardings(mesh: Mesh, params: dict, optimizer_state) -> dict:
-    """The places of the optimizer's state: what has a parameter's shape lives where the parameter does.
+    """The places of the optimizer's state: what has a parameter's shape lives where the parameter
+    does.
 
     Sums over rows or columns, as Adafactor keeps, and counts are copied: they are small.
     """

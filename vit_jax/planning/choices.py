@@ -1,4 +1,6 @@
-"""Finds the choices of mesh, rematerialisation and micro-batches that fit, and the fastest of them."""
+"""Finds the choices of mesh, rematerialisation and micro-batches that fit, and the fastest of
+them.
+"""
 
 import time
 from collections.abc import Callable
@@ -27,7 +29,9 @@ def nearest_fit(
     planner: Planner = estimate,
     attempts: int = 4,
 ) -> tuple[Changes, Estimate] | None:
-    """The change that costs the least speed and makes the program fit, which is planned to make certain."""
+    """The change that costs the least speed and makes the program fit, which is planned to make
+    certain.
+    """
     memory, limit = failed.memory, where.chip.memory_bytes
     sizes = memory.parameters, memory.optimizer, memory.temporaries
     for changes in likely_changes(config, where.devices, limit, *sizes):
@@ -52,21 +56,38 @@ def sweep(
     say: Callable[[str], None],
     planner: Planner = estimate,
 ) -> list[Estimate]:
-    """Plans every mesh with every rematerialisation: those that fit first, the fastest at the top."""
-    sizes = sorted({size for size in (1, 8, where.devices) if where.devices % size == 0})
-    meshes = [(fsdp, tensor) for tensor in (1, 2) for fsdp in sizes if where.devices % (fsdp * tensor) == 0]
-    candidates = [(fsdp, tensor, remat) for fsdp, tensor in meshes for remat in LEFT]
+    """Plans every mesh with every rematerialisation.
+
+    Returns:
+      The plans: those that fit first, the fastest at the top.
+    """
+    candidates = [
+        (fsdp, tensor, remat) for fsdp, tensor in _meshes(where.devices) for remat in LEFT
+    ]
     plans, started = [], time.monotonic()
     for done, (fsdp, tensor, remat) in enumerate(candidates):
-        changes = {"mesh.data": None, "mesh.fsdp": fsdp, "mesh.tensor": tensor, "model.remat": remat}
-        left = (time.monotonic() - started) / done * (len(candidates) - done) if done else None
-        then = f", {duration(left)} left" if left is not None else ""
+        changes = {
+            "mesh.data": None,
+            "mesh.fsdp": fsdp,
+            "mesh.tensor": tensor,
+            "model.remat": remat,
+        }
+        then = ""
+        if done:
+            left = (time.monotonic() - started) / done * (len(candidates) - done)
+            then = f", {duration(left)} left"
         say(f"{done + 1} of {len(candidates)}{then}: {in_words(changes)}")
         try:
             plans.append(planner(changed(config, changes), job, where, prices))
         except UserError as error:
             say(f"  left out: {error}")
     return sorted(plans, key=lambda plan: (not plan.fits, plan.step_seconds or plan.memory.total))
+
+
+def _meshes(devices: int) -> list[tuple[int, int]]:
+    """Returns the meshes to try, as sizes of the axes `fsdp` and `tensor`."""
+    sizes = sorted({size for size in (1, 8, devices) if devices % size == 0})
+    return [(fsdp, tensor) for tensor in (1, 2) for fsdp in sizes if devices % (fsdp * tensor) == 0]
 
 
 def ranking(plans: list[Estimate]) -> str:

@@ -1,4 +1,6 @@
-"""Compiles the training step of a config for a TPU slice that is not here, on this machine's CPU."""
+"""Compiles the training step of a config for a TPU slice that is not here, on this machine's
+CPU.
+"""
 
 import hashlib
 import importlib.metadata
@@ -92,7 +94,8 @@ def topology_devices(where: Slice) -> list[jax.Device]:
     """
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
-            f'the compiler for TPU {where.chip.name} is not installed; pip install -e ".[plan]" brings it'
+            f"the compiler for TPU {where.chip.name} is not installed; "
+            'pip install -e ".[plan]" brings it'
         )
     os.environ.update(ENVIRONMENT)
     # libtpu ends the process at a flag that it does not know, as are some of XLA's for CPUs.
@@ -120,16 +123,24 @@ def compile_step(config: ConfigDict, where: Slice, num_classes: int, steps: int)
     batch = abstract_batch(config, mesh)
     lowered = program.train_step.lower(program.state, program.metrics, batch)
     options = compiler_options(where.chip.kind)
-    return compile_lowered(lowered, where, parameters_of(program), program.state["optimizer"], options)
+    return compile_lowered(
+        lowered, where, parameters_of(program), program.state["optimizer"], options
+    )
 
 
 def parameters_of(program: Program) -> list[dict]:
-    """All that a step keeps of parameters: the trained ones, their averages, and the frozen ones."""
+    """All that a step keeps of parameters: the trained ones, their averages, and the frozen
+    ones.
+    """
     return [program.state[name] for name in ("params", "extra", "memory", "frozen")]
 
 
 def compile_lowered(
-    lowered: jax.stages.Lowered, where: Slice, params, optimizer_state, options: Mapping[str, str] = {}
+    lowered: jax.stages.Lowered,
+    where: Slice,
+    params,
+    optimizer_state,
+    options: Mapping[str, str] = {},
 ) -> Compiled:
     """Compiles any step of training, or finds what an earlier call with the same program found.
 
@@ -157,7 +168,9 @@ def compile_lowered(
         memory = Memory(
             **state,
             batch=sizes.argument_size_in_bytes - sum(state.values()),
-            temporaries=sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
+            temporaries=sizes.temp_size_in_bytes
+            + sizes.output_size_in_bytes
+            - sizes.alias_size_in_bytes,
             code=sizes.generated_code_size_in_bytes,
         )
         result = Compiled(memory, True, tuple(read_operations(compiled.as_text())))

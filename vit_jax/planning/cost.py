@@ -56,34 +56,55 @@ class Cost:
 
 
 def data_set_size(config: ConfigDict, images: int | None) -> tuple[int, int]:
-    """Training images and classes, none for an objective without labels; a data set at `data.path` is opened.
+    """Returns the numbers of training images and of classes; a data set at `data.path` is opened.
+
+    The classes of an objective without labels are its outputs.
+
+    Args:
+      config: the config.
+      images: number of training images; None: the data set's.
 
     Raises:
-      UserError: they are not known, and no flag says them.
+      UserError: they are unknown, and no flag sets them.
     """
-    kind, name = SOURCES.get(config.data.source), config.data.path.split(":")[0]
-    shown = name or config.data.source
-    whole, classes = DATA_SETS.get(name, (None, None))
-    if kind and (counts := kind.counts(config.data.path)):
-        whole, classes = counts
-    values = config.data
-    there = Path(values.path).exists() or (values.source == "tfds" and ":" in values.path)
-    if (whole is None or classes is None) and kind and kind.path and there and values.path:
-        labels = objective_of(config).labels
-        options = dict(path=values.path, label_key=values.label_key, only=values.classes, labels=labels)
+    values, objective = config.data, objective_of(config)
+    name = values.path.split(":")[0] or values.source
+    whole, classes = _known_size(values)
+    if (whole is None or classes is None) and _can_be_opened(values):
+        options = dict(
+            path=values.path,
+            label_key=values.label_key,
+            only=values.classes,
+            labels=objective.labels,
+        )
         train = open_source(values.source, values.train_split, **options)
         images, classes = images or len(train), len(train.class_names)
     if images is None and whole is None:
-        raise UserError(
-            f"how many training images {name or config.data.source!r} has is not known; give --images=N"
-        )
-    objective = objective_of(config)
-    classes = (config.data.num_classes or classes) if objective.labels else objective.outputs(config)
+        raise UserError(f"how many training images {name!r} has is not known; give --images=N")
+    classes = (values.num_classes or classes) if objective.labels else objective.outputs(config)
     if classes is None:
-        raise UserError(f"how many classes {shown!r} has is not known; give --config.data.num_classes=N")
+        raise UserError(
+            f"how many classes {name!r} has is not known; give --config.data.num_classes=N"
+        )
     if images is None:
-        images = len(split_range(config.data.train_split, whole))
+        images = len(split_range(values.train_split, whole))
     return images, classes
+
+
+def _known_size(values: ConfigDict) -> tuple[int | None, int | None]:
+    """Returns the numbers of images and classes of a data set that need not be opened, or None."""
+    kind = SOURCES.get(values.source)
+    if kind and (counts := kind.counts(values.path)):
+        return counts
+    return DATA_SETS.get(values.path.split(":")[0], (None, None))
+
+
+def _can_be_opened(values: ConfigDict) -> bool:
+    """Returns True if `data.path` is a data set on this machine."""
+    kind = SOURCES.get(values.source)
+    if not kind or not kind.path or not values.path:
+        return False
+    return Path(values.path).exists() or (values.source == "tfds" and ":" in values.path)
 
 
 def read_prices(path: Path) -> dict[str, dict]:
@@ -94,9 +115,13 @@ def read_prices(path: Path) -> dict[str, dict]:
     """
     try:
         prices = tomllib.loads(path.read_text())
-        return {name: {"dollars": float(x["dollars"]), "of": str(x["of"])} for name, x in prices.items()}
+        return {
+            name: {"dollars": float(x["dollars"]), "of": str(x["of"])} for name, x in prices.items()
+        }
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"cannot read prices from {path}: {error} (--prices; see {PRICES})") from error
+        raise UserError(
+            f"cannot read prices from {path}: {error} (--prices; see {PRICES})"
+        ) from error
 
 
 def cost(job: Workload, where: Slice, step_seconds: float, prices: dict[str, dict]) -> Cost:

@@ -107,7 +107,11 @@ def estimate(config: ConfigDict, job: Workload, where: Slice, prices: dict[str, 
         fits=compiled.fits,
         compile_seconds=compiled.seconds,
     )
-    return Estimate(**known, **_speed(compiled, job, where, prices)) if compiled.fits else Estimate(**known)
+    return (
+        Estimate(**known, **_speed(compiled, job, where, prices))
+        if compiled.fits
+        else Estimate(**known)
+    )
 
 
 def _speed(compiled: Compiled, job: Workload, where: Slice, prices: dict[str, dict]) -> dict:
@@ -116,9 +120,11 @@ def _speed(compiled: Compiled, job: Workload, where: Slice, prices: dict[str, di
     sent = by(operations, "kind", "sent")
     # A ring sends what it sums twice, once to add it up and once to tell; all else once.
     links = (
-        sum(size * (2 if kind == "all-reduce" else 1) for kind, size in sent.items()) / chip.link_bandwidth
+        sum(size * (2 if kind == "all-reduce" else 1) for kind, size in sent.items())
+        / chip.link_bandwidth
     )
-    # Layers that are compiled one by one do the same: what comes from the same line of JAX counts together.
+    # Layers that are compiled one by one do the same: what comes from the same line of JAX counts
+    # together.
     same = {}
     for operation in operations:
         runs, cycles = same.get((operation.part, operation.source), (0, 0))
@@ -132,7 +138,9 @@ def _speed(compiled: Compiled, job: Workload, where: Slice, prices: dict[str, di
         flops=total(operations, "flops") * where.devices,
         collectives=sent,
         link_seconds=links,
-        parts={part: cycles / chip.clock for part, cycles in by(operations, "part", "cycles").items()},
+        parts={
+            part: cycles / chip.clock for part, cycles in by(operations, "part", "cycles").items()
+        },
         costliest=[
             dict(
                 seconds=cycles / chip.clock,
@@ -148,11 +156,14 @@ def _speed(compiled: Compiled, job: Workload, where: Slice, prices: dict[str, di
 
 
 def table(plan: Estimate) -> str:
-    """The plan as a table for people."""
-    job, where, memory = plan.job, plan.where, plan.memory
+    """Returns the plan as a table for people."""
+    job, where = plan.job, plan.where
+    choices = ", ".join(
+        f"{key} {value}" for key, value in plan.choices.items() if value is not None
+    )
     lines = [
         f"{plan.model} on {where}: {plan.method}",
-        "  " + ", ".join(f"{key} {value}" for key, value in plan.choices.items() if value is not None),
+        f"  {choices}",
         "",
         _row("parameters", _number(job.parameters)),
         _row("FLOPs a step, at least", _number(job.flops)),
@@ -160,73 +171,88 @@ def table(plan: Estimate) -> str:
     if plan.flops is not None:
         share = plan.flops / job.flops
         lines.append(_row("FLOPs a step, compiled", f"{_number(plan.flops)} ({share:.1%})"))
-    lines += ["", "memory of a device, GiB"]
-    names = dict(
-        parameters="parameters", optimizer="optimizer", batch="batch", temporaries="activations, gradients"
-    )
-    names["code"] = "program"
-    for name, words in names.items():
-        if getattr(memory, name):
-            lines.append(_row(words, f"{getattr(memory, name) / GIB:,.2f}"))
-    limit = where.chip.memory_bytes / GIB
-    lines.append(
-        _row(
-            "total",
-            f"{memory.total / GIB:,.2f} of {limit:,.2f}: " + ("fits" if plan.fits else "does not fit"),
-        )
-    )
+    lines += _memory_rows(plan)
     if plan.step_seconds is None:
         return "\n".join(lines)
-    rate, slower = job.batch_size / plan.step_seconds, 1.0
+    slower = 1.0
     if plan.slowest_seconds:
         slower = plan.slowest_seconds / plan.step_seconds
-
-    def ranging(value: float, form: str, factor: float) -> str:
-        return format(value, form) if slower == 1 else f"{value:{form}} to {value * factor:{form}}"
-
-    lines += [
-        "",
-        "time, estimated",
-        _row("step", f"{ranging(plan.step_seconds * 1e3, ',.1f', slower)} ms"),
-        _row(
-            "images/s",
-            f"{ranging(rate, ',.0f', 1 / slower)} "
-            f"({ranging(rate / where.devices, ',.1f', 1 / slower)} a device)",
-        ),
-        _row("MFU", ranging(plan.mfu, ".1%", 1 / slower)),
-    ]
-    if plan.collectives is not None:
-        sent = ", ".join(f"{kind} {size / 1e9:,.3f} GB" for kind, size in plan.collectives.items()) or "none"
-        lines.append(_row("collectives", sent))
-        lines.append(_row("  were none hidden", f"{plan.link_seconds * 1e3:,.1f} ms more"))
-    run = plan.cost
-    lines += [
-        "",
-        "the run",
-        _row("steps", f"{job.steps:,} ({job.images:,} images)"),
-        _row("exaFLOPs", f"{job.exaflops:,.4g}"),
-        _row("hours", ranging(run.hours, ",.1f", slower)),
-        _row(
-            "device-days",
-            f"{ranging(run.core_days, ',.1f', slower)} ({ranging(run.chip_days, ',.1f', slower)} chip-days)",
-        ),
-        _row(
-            "price",
-            (f"${ranging(run.dollars, ',.0f', slower)} at " if run.dollars is not None else "") + run.price,
-        ),
-    ]
+    lines += [*_time_rows(plan, slower), *_run_rows(plan, slower)]
     if plan.parts:
         lines += ["", "a step by part"]
         for part, seconds in plan.parts.items():
             if seconds >= 0.005 * plan.step_seconds:
-                lines.append(_row(part, f"{seconds * 1e3:,.1f} ms  {seconds / plan.step_seconds:.1%}"))
+                share = seconds / plan.step_seconds
+                lines.append(_row(part, f"{seconds * 1e3:,.1f} ms  {share:.1%}"))
     if plan.costliest:
         lines += ["", "the ten costliest operations"]
         lines += [
-            f"  {x['seconds'] * 1e3:8.2f} ms {x['share']:6.1%}  {x['runs']:4} x {x['part']}: {x['source']}"
+            (
+                f"  {x['seconds'] * 1e3:8.2f} ms {x['share']:6.1%}  {x['runs']:4} x {x['part']}: "
+                f"{x['source']}"
+            )
             for x in plan.costliest
         ]
     return "\n".join(lines)
+
+
+def _memory_rows(plan: Estimate) -> list[str]:
+    lines = ["", "memory of a device, GiB"]
+    names = dict(
+        parameters="parameters",
+        optimizer="optimizer",
+        batch="batch",
+        temporaries="activations, gradients",
+        code="program",
+    )
+    for name, words in names.items():
+        if size := getattr(plan.memory, name):
+            lines.append(_row(words, f"{size / GIB:,.2f}"))
+    total, limit = plan.memory.total / GIB, plan.where.chip.memory_bytes / GIB
+    fits = "fits" if plan.fits else "does not fit"
+    return [*lines, _row("total", f"{total:,.2f} of {limit:,.2f}: {fits}")]
+
+
+def _time_rows(plan: Estimate, slower: float) -> list[str]:
+    """Returns the rows on a step; `slower` is the slowest step's duration in fastest steps."""
+    rate = plan.job.batch_size / plan.step_seconds
+    of_all = _range(rate, ",.0f", 1 / slower)
+    of_device = _range(rate / plan.where.devices, ",.1f", 1 / slower)
+    lines = [
+        "",
+        "time, estimated",
+        _row("step", f"{_range(plan.step_seconds * 1e3, ',.1f', slower)} ms"),
+        _row("images/s", f"{of_all} ({of_device} a device)"),
+        _row("MFU", _range(plan.mfu, ".1%", 1 / slower)),
+    ]
+    if plan.collectives is not None:
+        sent = [f"{kind} {size / 1e9:,.3f} GB" for kind, size in plan.collectives.items()]
+        lines.append(_row("collectives", ", ".join(sent) or "none"))
+        lines.append(_row("  were none hidden", f"{plan.link_seconds * 1e3:,.1f} ms more"))
+    return lines
+
+
+def _run_rows(plan: Estimate, slower: float) -> list[str]:
+    """Returns the rows on the whole run; `slower` as in `_time_rows`."""
+    job, run = plan.job, plan.cost
+    core_days, chip_days = (_range(days, ",.1f", slower) for days in (run.core_days, run.chip_days))
+    price = run.price
+    if run.dollars is not None:
+        price = f"${_range(run.dollars, ',.0f', slower)} at {run.price}"
+    return [
+        "",
+        "the run",
+        _row("steps", f"{job.steps:,} ({job.images:,} images)"),
+        _row("exaFLOPs", f"{job.exaflops:,.4g}"),
+        _row("hours", _range(run.hours, ",.1f", slower)),
+        _row("device-days", f"{core_days} ({chip_days} chip-days)"),
+        _row("price", price),
+    ]
+
+
+def _range(value: float, form: str, factor: float) -> str:
+    """Formats a value, with its product with a factor if that is not 1."""
+    return format(value, form) if factor == 1 else f"{value:{form}} to {value * factor:{form}}"
 
 
 def _row(name: str, value: str) -> str:

@@ -1,13 +1,15 @@
-"""Reads the text of a TPU's optimised HLO module: the operations of a step, their runs and estimated cycles.
+"""Reads the text of a TPU's optimised HLO module: the operations of a step, their runs and
+estimated cycles.
 
-The TPU compiler writes its own estimate of each operation, in cycles of the core, into the operation's
+The TPU compiler writes its own estimate of each operation, in cycles of the core, into the
+operation's
 `backend_config`. A loop's body is written once and counts as often as it runs.
 """
 
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from vit_jax.models.attention import SCORES, VALUES
@@ -32,7 +34,9 @@ class Operation:
     times: int = 1  # Runs in a step.
     cycles: int = 0  # The compiler's estimate.
     flops: int = 0  # FLOPs of its matrix products and convolutions.
-    sent: int = 0  # Bytes that a collective brings together: the larger of what goes in and comes out.
+    sent: int = (
+        0  # Bytes that a collective brings together: the larger of what goes in and comes out.
+    )
 
 
 def total(operations: Iterable[Operation], value: str) -> int:
@@ -56,7 +60,8 @@ def read_operations(text: str) -> list[Operation]:
         kind, sent = instruction.opcode, 0
         for name, inner in module.collectives(instruction):
             channel = re.search(r"channel_id=(\d+)", inner.rest)
-            # One that runs beside other work is written into each of the fusions that it runs beside.
+            # One that runs beside other work is written into each of the fusions that it runs
+            # beside.
             key = channel[1] if channel else inner.name
             if key not in seen:
                 seen.add(key)
@@ -66,7 +71,9 @@ def read_operations(text: str) -> list[Operation]:
         if cycles or flops or sent:
             source = re.search(r'op_name="([^"]*)"', instruction.rest)
             source, part = source[1] if source else "", module.part(instruction)
-            operations.append(Operation(instruction.name, kind, source, part, times, cycles, flops, sent))
+            operations.append(
+                Operation(instruction.name, kind, source, part, times, cycles, flops, sent)
+            )
     return operations
 
 
@@ -112,7 +119,9 @@ class _Module:
         self._of = {id(x): c for c in self.computations.values() for x in c.instructions.values()}
 
     def walk(self, name: str, times: int = 1) -> Iterator[tuple[int, _Instruction]]:
-        """Yields what runs in a computation and in its loops and calls, each with its number of runs."""
+        """Yields what runs in a computation and in its loops and calls, each with its number of
+        runs.
+        """
         for instruction in self.computations[name].instructions.values():
             yield times, instruction
             if instruction.opcode == "while":
@@ -120,26 +129,33 @@ class _Module:
                 for inner in _called(instruction, "condition", "body"):
                     yield from self.walk(inner, times * turns)
             elif instruction.opcode in ("call", "conditional", "async-start"):
-                names = ("to_apply", "calls", "true_computation", "false_computation", "branch_computations")
+                names = (
+                    "to_apply",
+                    "calls",
+                    "true_computation",
+                    "false_computation",
+                    "branch_computations",
+                )
                 for inner in _called(instruction, *names):
                     yield from self.walk(inner, times)
 
     def turns(self, loop: _Instruction) -> int:
-        """Number of a loop's turns: its counter goes from 0 to the constant in its condition."""
+        """Returns a loop's number of turns: its counter goes from 0 to a constant."""
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
             return int(known[1])
         (condition,), (body,) = _called(loop, "condition"), _called(loop, "body")
         condition, body = self.computations[condition], self.computations[body]
         test = condition.root
         limits = [self._constant(condition, name) for name in test.operands]
-        counter = [condition.instructions[name] for name in test.operands]
-        index = [re.search(r"index=(\d+)", x.rest) for x in counter if x.opcode == "get-tuple-element"]
-        if test.opcode != "compare" or "direction=LT" not in test.rest or limits[1] is None or not index:
+        index = _first_index([condition.instructions[name] for name in test.operands])
+        is_less = test.opcode == "compare" and "direction=LT" in test.rest
+        if not is_less or limits[1] is None or index is None:
             raise ValueError(f"cannot tell how often the loop {loop.name} runs")
-        following = body.instructions[body.root.operands[int(index[0][1])]]
+        following = body.instructions[body.root.operands[index]]
+        if following.opcode != "add":
+            return math.ceil(limits[1])
         steps = [self._constant(body, name) for name in following.operands]
-        step = next((s for s in steps if s is not None), 1) if following.opcode == "add" else 1
-        return math.ceil(limits[1] / step)
+        return math.ceil(limits[1] / next((step for step in steps if step is not None), 1))
 
     def collectives(self, instruction: _Instruction) -> Iterator[tuple[str, _Instruction]]:
         """Yields the collectives that an operation is or holds, with their kind."""
@@ -160,7 +176,7 @@ class _Module:
         return max(taken, given)
 
     def flops(self, instruction: _Instruction) -> int:
-        """FLOPs of the products in an operation, without those that fall on padding."""
+        """Returns the FLOPs of the products in an operation, without those that fall on padding."""
         if instruction.opcode == "fusion":
             return sum(
                 self.flops(inner)
@@ -172,35 +188,16 @@ class _Module:
         shapes = self._of[id(instruction)].instructions
         left, right = (_dimensions(shapes[name].shape) for name in instruction.operands[:2])
         out = _dimensions(instruction.shape)
-        if instruction.opcode == "dot":
-            axes = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.rest)[1]
-            return 2 * math.prod(out) * math.prod(left[int(a)] for a in axes.split(",") if a)
-        left_labels, right_labels, out_labels = re.search(
-            r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.rest
-        ).groups()
-        products = out[out_labels.index("b")] * out[out_labels.index("f")] * right[right_labels.index("i")]
-        window = re.search(r"window=\{([^}]*)\}", instruction.rest)
-        window = dict(part.split("=") for part in window[1].split()) if window else {}
-        for axis in sorted(set(left_labels) - set("bf")):
-            at = int(axis)
-            value = {
-                name: int(window[name].split("x")[at]) if name in window else 1
-                for name in ("stride", "lhs_dilate", "rhs_dilate")
-            }
-            before = int(window["pad"].split("x")[at].split("_")[0]) if "pad" in window else 0
-            sizes = (
-                left[left_labels.index(axis)],
-                right[right_labels.index(axis)],
-                out[out_labels.index(axis)],
-            )
-            products *= count_taps(*sizes, value["stride"], before, value["lhs_dilate"], value["rhs_dilate"])
-        return 2 * products
+        if instruction.opcode == "convolution":
+            return _convolution_flops(left, right, out, instruction.rest)
+        axes = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.rest)[1]
+        return 2 * math.prod(out) * math.prod(left[int(a)] for a in axes.split(",") if a)
 
     def part(self, instruction: _Instruction) -> str:
         """The part of our program that an operation comes from.
 
-        An operation of attention has a named scope of its own, any other one of a model is known by the
-        class or function that computes it, and all else by the scope of the step (`SCOPES`).
+        An operation of attention has a named scope of its own, any other one of a model is known by
+        the class or function that computes it, and all else by the scope of the step (`SCOPES`).
         """
         named = re.search(r'op_name="([^"]*)"', instruction.rest)
         source = named[1] if named else ""
@@ -224,8 +221,54 @@ class _Module:
         return int(number[1]) if instruction.opcode == "constant" and number else None
 
 
+def _first_index(instructions: list[_Instruction]) -> int | None:
+    """Returns the index of the first instruction that takes an element of a tuple, or None."""
+    for instruction in instructions:
+        if instruction.opcode == "get-tuple-element":
+            match = re.search(r"index=(\d+)", instruction.rest)
+            return int(match[1]) if match else None
+    return None
+
+
+def _convolution_flops(
+    left: Sequence[int], right: Sequence[int], out: Sequence[int], attributes: str
+) -> int:
+    """Returns the FLOPs of a convolution, without those that fall on padding.
+
+    Args:
+      left: shape of the images.
+      right: shape of the kernel.
+      out: shape of the result.
+      attributes: text of the instruction with `dim_labels` and `window`.
+    """
+    left_labels, right_labels, out_labels = re.search(
+        r"dim_labels=(\w+)_(\w+)->(\w+)", attributes
+    ).groups()
+    products = (
+        out[out_labels.index("b")] * out[out_labels.index("f")] * right[right_labels.index("i")]
+    )
+    window = re.search(r"window=\{([^}]*)\}", attributes)
+    window = dict(part.split("=") for part in window[1].split()) if window else {}
+    for axis in sorted(set(left_labels) - set("bf")):
+        at = int(axis)
+        stride, left_dilation, right_dilation = (
+            int(window[name].split("x")[at]) if name in window else 1
+            for name in ("stride", "lhs_dilate", "rhs_dilate")
+        )
+        before = int(window["pad"].split("x")[at].split("_")[0]) if "pad" in window else 0
+        sizes = (
+            left[left_labels.index(axis)],
+            right[right_labels.index(axis)],
+            out[out_labels.index(axis)],
+        )
+        products *= count_taps(*sizes, stride, before, left_dilation, right_dilation)
+    return 2 * products
+
+
 def _parse(line: str) -> _Instruction:
-    """Parses `  ROOT %name = shape opcode(operands), attributes`; a shape may be a tuple with layouts."""
+    """Parses ` ROOT %name = shape opcode(operands), attributes`; a shape may be a tuple with
+    layouts.
+    """
     head, body = line.strip().split(" = ", 1)
     end = body.index(" ")
     while body.count("(", 0, end) != body.count(")", 0, end):
@@ -233,7 +276,9 @@ def _parse(line: str) -> _Instruction:
     opcode, _, rest = body[end + 1 :].partition("(")
     operands = re.findall(r"%([\w.-]+)", rest[: rest.find(")")])
     root = head.startswith("ROOT ")
-    return _Instruction(head.removeprefix("ROOT ").lstrip("%"), body[:end], opcode, rest, operands, root)
+    return _Instruction(
+        head.removeprefix("ROOT ").lstrip("%"), body[:end], opcode, rest, operands, root
+    )
 
 
 def _called(instruction: _Instruction, *attributes: str) -> list[str]:

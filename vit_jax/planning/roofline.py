@@ -1,8 +1,9 @@
 """A roofline of a step for devices that have no compiler to ask: GPUs, and the CPU of this machine.
 
-Each matrix product takes as long as its FLOPs or its bytes do, whichever is longer; all else is fused into
-its neighbours, but for the update, which reads and writes the state. What lives in memory are the results of
-products, as long as anything is made from them; the rest is computed anew when it is wanted.
+Each matrix product takes as long as its FLOPs or its bytes do, whichever is longer; all else is
+fused into its neighbours, but for the update, which reads and writes the state. What lives in
+memory are the results of products, as long as anything is made from them; the rest is computed anew
+when it is wanted.
 """
 
 import copy
@@ -40,7 +41,9 @@ def find_machine(name: str, devices: int | None) -> Slice:
     return Slice(find_chip(name), "", devices or 1)
 
 
-def estimate_best(config: ConfigDict, job: Workload, where: Slice, prices: dict[str, dict]) -> Estimate:
+def estimate_best(
+    config: ConfigDict, job: Workload, where: Slice, prices: dict[str, dict]
+) -> Estimate:
     """The plan for devices whose compiler cannot be asked: no run is faster."""
     whole = AbstractMesh(mesh_shape(config.mesh, where.devices), AXES)
     check_batch(whole, config.batch_size, config.micro_batches)
@@ -50,7 +53,9 @@ def estimate_best(config: ConfigDict, job: Workload, where: Slice, prices: dict[
     local.mesh.data, local.mesh.fsdp, local.mesh.tensor = 1, 1, 1
     mesh = make_mesh(local.mesh, jax.devices("cpu")[:1])
     frozen = frozen_shapes(local)
-    program = make_program(local, num_classes=job.num_classes, steps=job.steps, mesh=mesh, frozen=frozen)
+    program = make_program(
+        local, num_classes=job.num_classes, steps=job.steps, mesh=mesh, frozen=frozen
+    )
     batch = abstract_batch(local, mesh)
     jaxpr = program.train_step.trace(program.state, program.metrics, batch).jaxpr.jaxpr
 

@@ -1,7 +1,9 @@
-"""Chooses of an uncurated training split what is like the images of curated sets (DINOv2, section 3).
+"""Chooses of an uncurated training split what is like the images of curated sets (DINOv2, section
+3).
 
-Near-duplicates within the split are left out first, so that the neighbours of an image are different ones.
-Everything is done by parts, whose results are kept, so that this goes on where it was.
+Near-duplicates within the split are left out first, so that the neighbours of an image are
+different ones. Everything is done by parts, whose results are kept, so that this goes on where it
+was.
 """
 
 import os
@@ -18,14 +20,16 @@ from vit_jax.preparation.index import Run, each_file, part_file, save
 from vit_jax.preparation.kept_embeddings import Embeddings, read_embeddings
 from vit_jax.preparation.similarity_index import SAMPLE, SimilarityIndex, lists_for
 
-# An image of the pool; the most similar of those kept before it, and its cosine; whether it is kept.
+# An image of the pool; the most similar of those kept before it, and its cosine; whether it is
+# kept.
 COMPARED = np.dtype([("image", "u4"), ("nearest", "u4"), ("similarity", "f4"), ("kept", "?")])
 # A curated image, and one of its neighbours, the nearest first.
 NEIGHBOUR = np.dtype([("curated", "u4"), ("image", "u4"), ("similarity", "f4")])
 
 
 def open_curated(text: str) -> Source:
-    """The images of a curated set: a folder, or `KIND:PATH`, `KIND:PATH@SPLIT,SPLIT` as evaluations name it.
+    """The images of a curated set: a folder, or `KIND:PATH`, `KIND:PATH@SPLIT,SPLIT` as evaluations
+    name it.
 
     The training split is meant, and of a folder without one all of it.
 
@@ -55,7 +59,9 @@ class Pool:
       run: runs tasks in this process.
     """
 
-    def __init__(self, files: list[Path], excluded: np.ndarray, similarity: float, work: Path, run: Run):
+    def __init__(
+        self, files: list[Path], excluded: np.ndarray, similarity: float, work: Path, run: Run
+    ):
         self._dim = read_embeddings(files[0])[1].shape[1]
         self._files, self._excluded, self._similarity = files, excluded, similarity
         self._work, self._run = work, run
@@ -63,8 +69,12 @@ class Pool:
         self._images: list[np.ndarray] = []  # Those in the index, by the parts that they are of.
 
     def compare(self) -> np.ndarray:
-        """Compares all with those kept before: an array of `COMPARED`, in the order of the images."""
-        results = each_file(self._compare, self._files, DUPLICATES, self._work / "chunks", self._run)
+        """Compares all with those kept before: an array of `COMPARED`, in the order of the
+        images.
+        """
+        results = each_file(
+            self._compare, self._files, DUPLICATES, self._work / "chunks", self._run
+        )
         return np.concatenate([np.load(file) for file in results])
 
     def neighbours(self, files: list[Path], count: int, name: str) -> np.ndarray:
@@ -75,13 +85,19 @@ class Pool:
         """
         index, images = self._kept_of(len(self._files))
         if len(index) < count:
-            raise UserError(f"--neighbours={count}: only {len(index)} different images can be retrieved")
+            raise UserError(
+                f"--neighbours={count}: only {len(index)} different images can be retrieved"
+            )
 
         def search(number: int, result: Path) -> None:
             curated, vectors = read_embeddings(files[number])
             cosines, numbers = index.nearest(vectors, count)
             found = np.empty(numbers.shape, NEIGHBOUR)
-            found["curated"], found["image"], found["similarity"] = curated[:, None], images[numbers], cosines
+            found["curated"], found["image"], found["similarity"] = (
+                curated[:, None],
+                images[numbers],
+                cosines,
+            )
             save(result, found[numbers >= 0])
 
         results = each_file(search, files, name, self._work / "chunks", self._run)
@@ -95,19 +111,27 @@ class Pool:
         if len(index):
             cosines, numbers = index.nearest(vectors, 1)
             some = numbers[:, 0] >= 0
-            found["similarity"][some], found["nearest"][some] = cosines[some, 0], images[numbers[some, 0]]
+            found["similarity"][some], found["nearest"][some] = (
+                cosines[some, 0],
+                images[numbers[some, 0]],
+            )
         found["kept"] = False
         among = vectors @ vectors.T
         for row in range(len(found)):
             kept = np.flatnonzero(found["kept"][:row])
             if len(kept) and among[row, kept].max() > found["similarity"][row]:
                 nearest = kept[among[row, kept].argmax()]
-                found["similarity"][row], found["nearest"][row] = among[row, nearest], places[nearest]
+                found["similarity"][row], found["nearest"][row] = (
+                    among[row, nearest],
+                    places[nearest],
+                )
             found["kept"][row] = found["similarity"][row] < self._similarity
         save(result, found)
 
     def _kept_of(self, parts: int) -> tuple[SimilarityIndex, np.ndarray]:
-        """The index of what was kept of the first so many parts, and the images by their numbers in it."""
+        """The index of what was kept of the first so many parts, and the images by their numbers in
+        it.
+        """
         index = self._index = self._index or self._new_index()
         for number in range(len(self._images), parts):
             found = np.load(part_file(number, DUPLICATES, self._work / "chunks"))
@@ -122,7 +146,9 @@ class Pool:
         sample = None
         if lists:
             step = max(sum(sizes) // (SAMPLE * lists), 1)
-            sample = np.concatenate([self._read(number)[1][::step] for number in range(len(self._files))])
+            sample = np.concatenate(
+                [self._read(number)[1][::step] for number in range(len(self._files))]
+            )
         return SimilarityIndex(self._dim, lists, sample, self._work / "centres.faiss")
 
     def _read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -158,7 +184,8 @@ def curate(sets: tuple[str, ...], pool: Pool, embeddings: Embeddings, count: int
       count: neighbours of each image.
 
     Raises:
-      UserError: there is no such set, no image of it can be read, or the pool is smaller than `count`.
+      UserError: there is no such set, no image of it can be read, or the pool is smaller than
+        `count`.
     """
     sources = [open_curated(text) for text in sets]
     files = [
@@ -170,7 +197,9 @@ def curate(sets: tuple[str, ...], pool: Pool, embeddings: Embeddings, count: int
     for number, (text, source) in enumerate(zip(sets, sources, strict=True)):
         part = pool.neighbours(files[number], count, f"retrieving for set {number}")
         if not len(part):
-            raise UserError(f"--retrieve_for={text}: none of the {len(source):,} images can be read")
+            raise UserError(
+                f"--retrieve_for={text}: none of the {len(source):,} images can be read"
+            )
         part["curated"] += before
         before += len(source)
         found.append(part)

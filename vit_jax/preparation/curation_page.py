@@ -1,4 +1,6 @@
-"""The page and the tables that show what was retrieved for curated images, and what was left out."""
+"""The page and the tables that show what was retrieved for curated images, and what was left
+out.
+"""
 
 import contextlib
 import html
@@ -32,7 +34,9 @@ STYLE = """<style>
 </style>"""
 
 
-def report_curation(curated: Curated, train: Source, folder: Path, similarity: float, excluded: int) -> None:
+def report_curation(
+    curated: Curated, train: Source, folder: Path, similarity: float, excluded: int
+) -> None:
     """Writes `retrieved.csv`, `duplicates.csv` and `curated.html` into `folder`.
 
     Args:
@@ -44,7 +48,10 @@ def report_curation(curated: Curated, train: Source, folder: Path, similarity: f
     write_csv(
         folder / "retrieved.csv",
         ("curated", "example", "similarity"),
-        ((curated.source.describe(i), train.describe(j), round(c, 4)) for i, j, c in neighbours.tolist()),
+        (
+            (curated.source.describe(i), train.describe(j), round(c, 4))
+            for i, j, c in neighbours.tolist()
+        ),
     )
     left_out = compared[~compared["kept"]]
     write_csv(
@@ -80,7 +87,9 @@ def _quantiles(values: np.ndarray) -> str:
 
 
 def _retrieved(curated: Curated, train: Source) -> list[Section]:
-    """Curated images beside their neighbours: a fair sample, and those with the least similar nearest one."""
+    """Curated images beside their neighbours: a fair sample, and those with the least similar
+    nearest one.
+    """
     neighbours = curated.neighbours
     starts = np.flatnonzero(np.diff(neighbours["curated"], prepend=-1))
     rows = np.split(neighbours, starts[1:])
@@ -91,9 +100,13 @@ def _retrieved(curated: Curated, train: Source) -> list[Section]:
     def draw(chosen: Iterable[int]) -> str:
         return "".join(_row(curated.source, train, rows[place]) for place in chosen)
 
-    sections = [Section("Curated images (framed), and what was retrieved for each", draw(sample), "compare")]
+    sections = [
+        Section("Curated images (framed), and what was retrieved for each", draw(sample), "compare")
+    ]
     if len(rows) > SHOWN:
-        sections.append(Section("Those for which the nearest is the least similar", draw(far), "compare"))
+        sections.append(
+            Section("Those for which the nearest is the least similar", draw(far), "compare")
+        )
     return sections
 
 
@@ -106,7 +119,9 @@ def _row(source: Source, train: Source, found: np.ndarray) -> str:
 
 
 def _pairs(curated: Curated, train: Source, similarity: float) -> list[Section]:
-    """Images just below and from the threshold on, each beside the kept one that it is most like."""
+    """Images just below and from the threshold on, each beside the kept one that it is most
+    like.
+    """
     compared = curated.compared[np.argsort(curated.compared["similarity"], kind="stable")]
     left_out = compared[~compared["kept"]]
     below = compared[compared["kept"] & (compared["similarity"] > -1)][-FEWER:][::-1]

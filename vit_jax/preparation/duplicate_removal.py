@@ -1,7 +1,8 @@
-"""Takes near-duplicates of test images out of the training split, before it is ordered (paper, section 4.1).
+"""Takes near-duplicates of test images out of the training split, before it is ordered (paper,
+section 4.1).
 
-Every training image and every test image is decoded once, for its fingerprint or for its embedding by
-a model, and by chunks, so that this goes on where it was.
+Every training image and every test image is decoded once, for its fingerprint or for its embedding
+by a model, and by chunks, so that this goes on where it was.
 """
 
 import re
@@ -27,7 +28,8 @@ from vit_jax.preparation.kept_embeddings import Embeddings, read_embeddings
 
 SHOWN = 200  # Pairs with pictures in the report.
 PRINT = np.dtype([("image", "u4"), ("fingerprint", "u8")])
-# Position in the index; which test set, and the image in it; the distance in bits, or the similarity.
+# Position in the index; which test set, and the image in it; the distance in bits, or the
+# similarity.
 PAIR = np.dtype([("position", "u4"), ("test", "u4"), ("image", "u4"), ("value", "f4")])
 
 
@@ -60,7 +62,9 @@ def near_duplicates(
     return mapped(result)
 
 
-def report(pairs: np.ndarray, train: Indexed, tests: tuple[str, ...], folder: Path, measure: str) -> None:
+def report(
+    pairs: np.ndarray, train: Indexed, tests: tuple[str, ...], folder: Path, measure: str
+) -> None:
     """Writes `removed.csv` and `removed.html` about the pairs of `near_duplicates` into `folder`.
 
     Args:
@@ -74,9 +78,13 @@ def report(pairs: np.ndarray, train: Indexed, tests: tuple[str, ...], folder: Pa
     for i, (_, test, image, value) in enumerate(pairs.tolist()):
         value = int(value) if measure == "distance" else value
         images = (found[i].image, opened[test][image].image) if i in nearest else None
-        rows.append(duplicates.Removed(found.describe(i), opened[test].describe(image), value, images))
+        rows.append(
+            duplicates.Removed(found.describe(i), opened[test].describe(image), value, images)
+        )
     references = sum(map(len, opened))
-    duplicates.write_report(folder, rows, measure=measure, examples=len(train), references=references)
+    duplicates.write_report(
+        folder, rows, measure=measure, examples=len(train), references=references
+    )
 
 
 def _alike(train: Indexed, tests: list["TestImages"], work: Path, run: Run, _) -> np.ndarray:
@@ -96,7 +104,9 @@ def _alike(train: Indexed, tests: list["TestImages"], work: Path, run: Run, _) -
     matches = duplicates.find(candidates["fingerprint"], both_ways)
     near, matches = candidates[matches >= 0], matches[matches >= 0]
     bits = np.bitwise_count(near["fingerprint"] ^ both_ways[matches])
-    return _pairs(train.positions[near["image"]], sets, references["image"], matches % len(prints), bits)
+    return _pairs(
+        train.positions[near["image"]], sets, references["image"], matches % len(prints), bits
+    )
 
 
 def _pairs(positions, sets, images, matches, values) -> np.ndarray:
@@ -147,7 +157,9 @@ def _similar(
         cosines = (vectors[near] * references[matches[near]]).sum(axis=1)
         save(result, _pairs(train.positions[places[near]], sets, images, matches[near], cosines))
 
-    compared = each_file(compare, files, "comparing with test images", work / "chunks", embeddings.run)
+    compared = each_file(
+        compare, files, "comparing with test images", work / "chunks", embeddings.run
+    )
     return np.concatenate([np.load(file) for file in compared])
 
 
@@ -166,14 +178,18 @@ class TestImages(Source):
 
         self.place = place
         if not (parts := re.fullmatch(r"([^:]+(?::[\d.*]+)?):(.+)/([^/]+)", place)):
-            raise UserError(f"--deduplicate_against={place}: give NAME:DIR/SPLIT of a prepared data set")
+            raise UserError(
+                f"--deduplicate_against={place}: give NAME:DIR/SPLIT of a prepared data set"
+            )
         name, data_dir, split = parts.groups()
         try:
             builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
             decoders = {"image": tfds.decode.SkipDecoding()}
             self._examples = builder.as_data_source(split=split, decoders=decoders)
         except (tfds.core.DatasetNotFoundError, ValueError, KeyError, NotImplementedError) as error:
-            raise UserError(f"--deduplicate_against={place}: {str(error).splitlines()[0]}") from error
+            raise UserError(
+                f"--deduplicate_against={place}: {str(error).splitlines()[0]}"
+            ) from error
 
     def __len__(self):
         return len(self._examples)

@@ -1,7 +1,8 @@
 """Near-duplicates in folders of images and between splits, found in seconds and without a model.
 
-Pairs of near fingerprints are compared by small pictures. The fingerprints of photographs tell these apart;
-those of drawings, digits or parts from one camera, which share their lowest frequencies, do not.
+Pairs of near fingerprints are compared by small pictures. The fingerprints of photographs tell
+these apart; those of drawings, digits or parts from one camera, which share their lowest
+frequencies, do not.
 """
 
 import hashlib
@@ -26,21 +27,28 @@ SIMILARITY = 0.98  # See `find_pairs`.
 PAIR = np.dtype([("first", "i8"), ("second", "i8"), ("similarity", "f4")])
 
 _SIDE = 16  # Pixels of the small pictures.
-_BORDERS = (0, 1, 2)  # 64ths of a side that are cut off, so that crops are compared with what they show.
+_BORDERS = (
+    0,
+    1,
+    2,
+)  # 64ths of a side that are cut off, so that crops are compared with what they show.
 _TYPICAL = 100  # Images whose mean is what all have in common.
-_SAME = 0.999  # Correlation of copies even where all images are alike, as of a camera that stands still.
+# Correlation of copies even where all images are alike, as of a camera that stands still.
+_SAME = 0.999
 _PART = 256  # Images between two checks of the time limit.
 _MOST_PAIRS = 2_000_000  # Of near fingerprints; of more, the nearest.
 
 
 class Looks(NamedTuple):
-    """Fingerprints and thumbnails of images, for finding near-duplicates; unreadable images are skipped.
+    """Fingerprints and thumbnails of images, for finding near-duplicates; unreadable images are
+    skipped.
 
     Attributes:
       indices: in the source, int64 `[images]`.
       fingerprints: uint64 `[images]`.
       contents: a digest of each image as it is stored, `[images]`.
-      pictures: the image without a border of each of `_BORDERS`, uint8 `[images, borders, side, side, 3]`.
+      pictures: the image without a border of each of `_BORDERS`, uint8 `[images, borders, side,
+        side, 3]`.
     """
 
     indices: np.ndarray
@@ -67,7 +75,9 @@ def look(
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
         for start in range(0, len(indices), _PART):
             part = [int(index) for index in indices[start : start + _PART]]
-            found += [seen for seen in pool.map(lambda index: _look_at(source, index), part) if seen]
+            found += [
+                seen for seen in pool.map(lambda index: _look_at(source, index), part) if seen
+            ]
             on_progress(start + len(part))
             if time.monotonic() > end:
                 break
@@ -103,11 +113,12 @@ def _look_at(source: Source, index: int) -> tuple | None:
 def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
     """Finds near-duplicates among images, also mirrored: an array of `PAIR`, of places in `looks`.
 
-    Similarity is the correlation of two images' colours at 16 x 16 pixels, one of them perhaps without a
-    border of 1.6 % or 3 % a side. Where there are 100 images or more, their mean is subtracted first: it is
-    what all of them have in common. Of nine edits (JPEG, size, brightness, contrast, crops of 1 % and 2 % a
-    side) of 31 photographs 0.7 % have a lower similarity than 0.98, and no two photographs are a pair; of
-    1,797 digits of 8 x 8 pixels 1 pair is left of 3,326 with near fingerprints.
+    Similarity is the correlation of two images' colours at 16 x 16 pixels, one of them perhaps
+    without a border of 1.6 % or 3 % a side. Where there are 100 images or more, their mean is
+    subtracted first: it is what all of them have in common. Of nine edits (JPEG, size, brightness,
+    contrast, crops of 1 % and 2 % a side) of 31 photographs 0.7 % have a lower similarity than
+    0.98, and no two photographs are a pair; of 1,797 digits of 8 x 8 pixels 1 pair is left of 3,326
+    with near fingerprints.
 
     Files of the same content are pairs of similarity 1, each with the first of them.
     """
@@ -136,17 +147,24 @@ def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
         found.append(near[near["similarity"] >= similarity])
     pairs = np.concatenate(found)
     pairs = pairs[np.argsort(-pairs["similarity"], kind="stable")]
-    _, once = np.unique(pairs[["first", "second"]], return_index=True)  # Of symmetric images, both ways.
+    _, once = np.unique(
+        pairs[["first", "second"]], return_index=True
+    )  # Of symmetric images, both ways.
     return pairs[np.sort(once)]
 
 
 def _near(prints: np.ndarray, references: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Pairs of near fingerprints, each once, the smaller index first; of very many the nearest."""
     size, distance = max(len(prints), 1), DISTANCE
-    parts, waiting = [np.empty((0, 2), np.int64)], 0  # Rows of bits, and both indices in one number.
+    parts, waiting = (
+        [np.empty((0, 2), np.int64)],
+        0,
+    )  # Rows of bits, and both indices in one number.
     for rows, columns, bits in near_pairs(prints, references, distance):
         new = (rows < columns) & (bits <= distance)
-        parts.append(np.stack([bits[new].astype(np.int64), rows[new] * size + columns[new]], axis=1))
+        parts.append(
+            np.stack([bits[new].astype(np.int64), rows[new] * size + columns[new]], axis=1)
+        )
         waiting += len(parts[-1])
         if waiting > _MOST_PAIRS:
             found = np.unique(np.concatenate(parts), axis=0)
@@ -183,19 +201,23 @@ def _similarity(ours: np.ndarray, theirs: np.ndarray, typical: np.ndarray | int)
 
 def groups(pairs: np.ndarray, images: int) -> list[np.ndarray]:
     """Returns groups of images that pairs connect, each sorted; the largest group first."""
-    graph = coo_array((np.ones(len(pairs)), (pairs["first"], pairs["second"])), shape=(images, images))
+    graph = coo_array(
+        (np.ones(len(pairs)), (pairs["first"], pairs["second"])), shape=(images, images)
+    )
     number = connected_components(graph, directed=False)[1]
     order = np.argsort(number, kind="stable")
     found = np.split(order, np.flatnonzero(np.diff(number[order])) + 1) if images else []
-    return sorted((group for group in found if len(group) > 1), key=lambda group: (-len(group), group[0]))
+    return sorted(
+        (group for group in found if len(group) > 1), key=lambda group: (-len(group), group[0])
+    )
 
 
 class Leaks(NamedTuple):
     """Images of a split that have a near-duplicate among the training images.
 
     Attributes:
-      pairs: indices of a training image and of one of the other split, and their similarity; the most similar
-        first, each image of the other split once.
+      pairs: indices of a training image and of one of the other split, and their similarity; the
+        most similar first, each image of the other split once.
       compared: number of training images, and of images of the other split, that were compared.
     """
 
@@ -207,8 +229,8 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
     """Finds images of a split that are in the training split too, as they are or nearly.
 
     Args:
-      seconds: time for decoding, at most half of it for the other split. Images that are not reached by then,
-        of a fair order, are not compared.
+      seconds: time for decoding, at most half of it for the other split. Images that are not
+        reached by then, of a fair order, are not compared.
     """
     begun = time.monotonic()
     theirs = look(other, other.fair_order(), seconds / 2)
@@ -217,9 +239,15 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
     _, first, again = np.unique(both.contents, return_index=True, return_inverse=True)
     content, count = first[again], len(theirs.indices)
     in_training = {content[place]: place for place in range(len(content) - 1, count - 1, -1)}
-    best: dict[int, tuple[float, int]] = {}  # Similarity and place of a training image, by a content.
+    best: dict[
+        int, tuple[float, int]
+    ] = {}  # Similarity and place of a training image, by a content.
     near = [(content[a], content[b], similarity) for a, b, similarity in find_pairs(both).tolist()]
-    for a, b, similarity in [*((x, x, 1.0) for x in content), *near, *((b, a, s) for a, b, s in near)]:
+    for a, b, similarity in [
+        *((x, x, 1.0) for x in content),
+        *near,
+        *((b, a, s) for a, b, s in near),
+    ]:
         if b in in_training and similarity > best.get(a, (0.0, 0))[0]:
             best[a] = similarity, in_training[b]
     found = [(*best[content[place]], place) for place in range(count) if content[place] in best]
@@ -231,7 +259,8 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
 
 
 def leak_note(train: Source, other: Source, name: str, seconds: float = 20) -> str:
-    """Returns a warning of near-duplicates between training and a split in one line; empty if there are none.
+    """Returns a warning of near-duplicates between training and a split in one line; empty if there
+    are none.
 
     Args:
       name: of the split.
@@ -243,6 +272,7 @@ def leak_note(train: Source, other: Source, name: str, seconds: float = 20) -> s
     ours, theirs, _ = found.pairs[0]
     names = f"{as_text(other.describe(theirs))} and {as_text(train.describe(ours))}"
     return (
-        f"{len(found.pairs):,} of {found.compared[1]:,} {name} images have near-duplicates among the "
-        f"training images, such as {names}: their accuracy is too high; `vit-jax duplicates FOLDER` shows all"
+        f"{len(found.pairs):,} of {found.compared[1]:,} {name} images have near-duplicates among "
+        f"the training images, such as {names}: their accuracy is too high; `vit-jax duplicates "
+        "FOLDER` shows all"
     )

@@ -1,8 +1,9 @@
-"""Finds near-duplicates between a training set and test sets, so that they can be left out of training.
+"""Finds near-duplicates between a training set and test sets, so that they can be left out of
+training.
 
-The papers' pre-training data had its near-duplicates of every test set removed (ViT, section 4.1; BiT,
-section 3). Two ways to find them: `fingerprint` and `find` compare 64 bits an image, `nearest` compares
-a model's embeddings. Mirrored copies are found by giving both forms of each reference:
+The papers' pre-training data had its near-duplicates of every test set removed (ViT, section 4.1;
+BiT, section 3). Two ways to find them: `fingerprint` and `find` compare 64 bits an image, `nearest`
+compares a model's embeddings. Mirrored copies are found by giving both forms of each reference:
 
     references = np.array([fingerprint(image) for image in test_images])
     matches = find(candidates, np.concatenate([references, mirrored(references)]))
@@ -40,14 +41,19 @@ def fingerprint(pixels: np.ndarray) -> np.uint64:
 
     The signs of the 64 lowest frequencies of the cosine transform of the image, averaged down to
     32x32 grey (pHash: Zauner, Implementation and Benchmarking of Perceptual Image Hash Functions,
-    2010, section 3.2.1; here with signs, not with the side of the median, so that a mirrored image's
-    bits are known). Brightness and contrast change no sign, size and compression few, a crop some.
+    2010, section 3.2.1; here with signs, not with the side of the median, so that a mirrored
+    image's bits are known). Brightness and contrast change no sign, size and compression few, a
+    crop some.
 
-    `NO_FINGERPRINT` where more than half of the amplitudes are below a quarter of a grey level: a clear
-    sky, a dark or an empty image. `find` never matches these; use `nearest` for them.
+    `NO_FINGERPRINT` where more than half of the amplitudes are below a quarter of a grey level: a
+    clear sky, a dark or an empty image. `find` never matches these; use `nearest` for them.
     """
-    grey = cv2.resize(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), (32, 32), interpolation=cv2.INTER_AREA)
-    waves = cv2.dct(grey.astype(np.float32))[_VERTICAL, _HORIZONTAL] / 16  # Amplitudes in grey levels.
+    grey = cv2.resize(
+        cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), (32, 32), interpolation=cv2.INTER_AREA
+    )
+    waves = (
+        cv2.dct(grey.astype(np.float32))[_VERTICAL, _HORIZONTAL] / 16
+    )  # Amplitudes in grey levels.
     if np.count_nonzero(np.abs(waves) < _FLAT) > 32:
         return NO_FINGERPRINT
     return np.packbits(waves > 0).view(">u8").astype(np.uint64)[0]
@@ -63,7 +69,8 @@ def fingerprint_of(image: bytes | np.ndarray) -> np.uint64:
 
 
 def small_pixels(image: bytes | np.ndarray) -> np.ndarray:
-    """An image as uint8 RGB of 64 pixels a side or more: detail beyond twice the hash's 32 costs time alone.
+    """An image as uint8 RGB of 64 pixels a side or more: detail beyond twice the hash's 32 costs
+    time alone.
 
     Raises:
       Unreadable: it is no image.
@@ -82,9 +89,10 @@ def find(candidates: np.ndarray, references: np.ndarray, distance: int = DISTANC
 
     Exact, in memory of O(n + m).
 
-    Within 8 bits, of 633 tiles of 35 photographs: missed are 0.7 % re-encoded (JPEG 30 to 95), 0.5 %
-    resized (0.25x to 2x), 1.5 % of other brightness or contrast, 2 % and 8 % cropped by 1.25 % and 2 % a
-    side; of 381,512 pairs of different photographs' tiles and their mirror images 1 matches, two blurs.
+    Within 8 bits, of 633 tiles of 35 photographs: missed are 0.7 % re-encoded (JPEG 30 to 95), 0.5
+    % resized (0.25x to 2x), 1.5 % of other brightness or contrast, 2 % and 8 % cropped by 1.25 %
+    and 2 % a side; of 381,512 pairs of different photographs' tiles and their mirror images 1
+    matches, two blurs.
 
     Args:
       candidates: fingerprints, uint64 `[n]`.
@@ -106,12 +114,13 @@ def find(candidates: np.ndarray, references: np.ndarray, distance: int = DISTANC
 def near_pairs(
     candidates: np.ndarray, references: np.ndarray, distance: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields pairs of near fingerprints in parts: candidates and references by index, and the bits between.
+    """Yields pairs of near fingerprints in parts: candidates and references by index, and the bits
+    between.
 
     A pair may be yielded up to four times; `NO_FINGERPRINT` is in none. Of four 16-bit parts of two
-    fingerprints that differ in `distance` bits, at least one differs in no more than that part's share; so
-    only references with such a part are compared (Norouzi et al., Fast Exact Search in Hamming Space with
-    Multi-Index Hashing, 2014).
+    fingerprints that differ in `distance` bits, at least one differs in no more than that part's
+    share; so only references with such a part are compared (Norouzi et al., Fast Exact Search in
+    Hamming Space with Multi-Index Hashing, 2014).
     """
     named = np.flatnonzero(references != NO_FINGERPRINT)
     known = references[named]
@@ -141,17 +150,20 @@ def near_pairs(
 
 
 def _buckets(fingerprints: np.ndarray, part: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices sorted by one of the four 16-bit parts, and the place where each of its values begins."""
+    """Indices sorted by one of the four 16-bit parts, and the place where each of its values
+    begins.
+    """
     values = (fingerprints >> np.uint64(16 * part)).astype(np.uint16)
     starts = np.concatenate([[0], np.bincount(values, minlength=1 << 16).cumsum()])
     return np.argsort(values, kind="stable"), starts
 
 
 def nearest(candidates: np.ndarray, references: np.ndarray, similarity: float) -> np.ndarray:
-    """The most similar reference of each candidate, int64 `[n]`: its index, or -1 if none is similar.
+    """The most similar reference of each candidate, int64 `[n]`: its index, or -1 if none is
+    similar.
 
-    In float32, so good to about 1e-6: `similarity` 1 may miss equal embeddings, and of references as
-    similar as that any may be returned. An embedding of zeros, or with NaN, is never similar.
+    In float32, so good to about 1e-6: `similarity` 1 may miss equal embeddings, and of references
+    as similar as that any may be returned. An embedding of zeros, or with NaN, is never similar.
 
     Args:
       candidates: embeddings by one model, float32 `[n, dim]`.
@@ -173,7 +185,9 @@ def nearest(candidates: np.ndarray, references: np.ndarray, similarity: float) -
 
 
 def directions(embeddings: np.ndarray) -> np.ndarray:
-    """Embeddings `[n, dim]` at length one, or zero where they have no direction (zeros, infinite, NaN)."""
+    """Embeddings `[n, dim]` at length one, or zero where they have no direction (zeros, infinite,
+    NaN).
+    """
     length = np.linalg.norm(embeddings, axis=1, keepdims=True)
     usable = np.isfinite(length) & (length > 0)
     return np.divide(embeddings, length, out=np.zeros_like(embeddings, np.float32), where=usable)
@@ -253,7 +267,9 @@ def write_report(
     if rows:
         text += f"<table><tr><th>{measure}<th>removed</tr>{lines}</table>\n"
     if shown:
-        pairs = "\n".join(_pair(row, f"{measure} {row.value:{form.replace('2', '4')}}") for row in shown)
+        pairs = "\n".join(
+            _pair(row, f"{measure} {row.value:{form.replace('2', '4')}}") for row in shown
+        )
         text += f'<h2>{len(shown):,} of the pairs, the nearest first</h2>\n<div class="pairs">{pairs}</div>\n'
     return _write(folder / "removed.html", text + "</body></html>\n")
 
@@ -262,7 +278,10 @@ def _pair(row: Removed, heading: str) -> str:
     """A training image and its reference, side by side."""
     kinds, names = ("training", "reference"), (row.example, row.reference)
     figures = "".join(
-        f"<figure>{thumbnail(image)}<figcaption><span>{kind}</span> {html.escape(name)}</figcaption></figure>"
+        (
+            f"<figure>{thumbnail(image)}<figcaption><span>{kind}</span> "
+            f"{html.escape(name)}</figcaption></figure>"
+        )
         for kind, name, image in zip(kinds, names, row.images, strict=True)
     )
     return f'<div class="pair"><h3>{heading}</h3>{figures}</div>'

@@ -1,19 +1,26 @@
 """The page and the table of the near-duplicates in folders of images."""
 
+import glob
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from vit_jax.data.image_files import ImageFiles, find_images
 from vit_jax.data.sources.base import Source
+from vit_jax.data.sources.csv_list import open_csv, split_files
 from vit_jax.data.sources.folder_rules import split_name
-from vit_jax.errors import as_text
+from vit_jax.data.sources.kind import SourceOptions
+from vit_jax.errors import UserError, as_text
 from vit_jax.inspection.html_page import Section, note, table, write_page
 from vit_jax.preparation.curation_page import STYLE, figure
 from vit_jax.preparation.duplicate_search import find_pairs, groups, look
 from vit_jax.progress import Progress
+from vit_jax.small_files import read_small
 from vit_jax.spreadsheet import file_cell, write_csv
 
 PAGE, TABLE = "duplicates.html", "duplicates.csv"
@@ -74,42 +81,126 @@ class Duplicates(NamedTuple):
         return f"{found}, in {count:,} group{'s' if count > 1 else ''}"
 
 
-def find_duplicates(folders: Sequence[str], similarity: float, say: Callable[[str], None]) -> Duplicates:
+def find_duplicates(
+    folders: Sequence[str], similarity: float, say: Callable[[str], None]
+) -> Duplicates:
     """Finds the near-duplicates among all images below folders.
 
     Args:
-      folders: one, in which folders of splits are known by their names, or several, each of them a split.
-      similarity: the lowest of near-duplicates, as of `find_pairs`.
+      folders: one folder, in which folders of splits are recognised by their names, or several,
+        each of them a split; a CSV of files has its labels as classes, and its column `split`, or
+        it is train.csv in a folder.
+      similarity: lowest similarity of near-duplicates, as in `find_pairs`.
       say: callback for lines on progress and skipped files.
 
     Raises:
-      UserError: a folder has no images.
+      UserError: there is no such folder or CSV, it is a prepared data set, or it has no images.
     """
-    source, places = find_images(folders), []
     for folder in folders:
-        images = find_images([folder])
-        found = [place_of(images.path(index), folder) for index in range(len(images))]
-        if len(folders) > 1:
-            name = as_text(folder)
-            found = [Place(f"{name}/{split}" if split else name, label) for split, label in found]
-        places += found
+        _check(folder)
+    source, places = _collect(folders)
     for line in source.note():
         say(line)
     seen = look(source, on_progress=Progress("reading", len(source), "images", say))
     pairs, count = find_pairs(seen, similarity), len(seen.indices)
-    best: dict[int, tuple[int, float]] = {}
-    for first, second, value in pairs.tolist():
-        best.setdefault(first, (second, value))
-        best.setdefault(second, (first, value))
+    nearest = _nearest(pairs)
     made = []
     for members in groups(pairs, count):
-        images, nearest = seen.indices[members].tolist(), [best[place] for place in members.tolist()]
-        similar_to = [int(seen.indices[other]) for other, _ in nearest]
+        images = seen.indices[members].tolist()
         kind = _kind([places[image] for image in images])
-        made.append(Group(kind, images, similar_to, [value for _, value in nearest]))
+        others, similarities = zip(*(nearest[place] for place in members.tolist()), strict=True)
+        similar_to = [int(seen.indices[other]) for other in others]
+        made.append(Group(kind, images, similar_to, list(similarities)))
     kinds = [*KINDS]
     made.sort(key=lambda group: (kinds.index(group.kind), -max(group.similarity), group.images))
     return Duplicates(source, places, made, len(source) - count)
+
+
+def _collect(folders: Sequence[str]) -> tuple[ImageFiles, list[Place]]:
+    """Returns the images below folders and the place of each; arguments as in `find_duplicates`."""
+    images, places, left_out = [], [], Counter()
+    for folder in folders:
+        is_list = os.path.isfile(folder) or split_files(folder)
+        part, part_places = _listed(folder) if is_list else _in_folder(folder)
+        images += [(part.path(index), None) for index in range(len(part))]
+        left_out += part.left_out
+        prefix = as_text(folder) if len(folders) > 1 else ""
+        places += [_below(prefix, place) for place in part_places]
+    return ImageFiles(images, left_out), places
+
+
+def _below(folder: str, place: Place) -> Place:
+    """Returns a place with the folder before the name of its split; `folder` may be empty."""
+    split, label = place
+    return Place("/".join(part for part in (folder, split) if part), label)
+
+
+def _nearest(pairs: np.ndarray) -> dict[int, tuple[int, float]]:
+    """Returns for each image of some pair the other one of its first pair, and the similarity."""
+    nearest = {}
+    for first, second, value in pairs.tolist():
+        nearest.setdefault(first, (second, value))
+        nearest.setdefault(second, (first, value))
+    return nearest
+
+
+def _check(path: str) -> None:
+    """Raises UserError where a path is no folder of image files, and no CSV that lists them."""
+    if prepared := _prepared(path):
+        raise UserError(f"{path} is a prepared data set: give {prepared}")
+    if not os.path.isdir(path) and not (path.lower().endswith(".csv") and os.path.isfile(path)):
+        raise UserError(
+            f"{path} is no folder and no CSV: give one or several folders of images, or CSVs with "
+            "file,label"
+        )
+
+
+def _prepared(path: str) -> str:
+    """Returns the images to search in place of a prepared TFDS data set's; empty for another
+    path.
+    """
+    images = "a folder or a CSV of image files, such as it was prepared from"
+    if path.startswith("tfds:") and not os.path.exists(path):
+        return images
+    levels = (
+        "",
+        "*",
+        os.path.join("*", "*"),
+    )  # The version's folder, the data set's, or --out of prepare.
+    infos = (
+        info
+        for level in levels
+        for info in glob.glob(os.path.join(glob.escape(path), level, "dataset_info.json"))
+    )
+    if not (info := next(infos, None)):
+        return ""
+    found = os.path.dirname(info)
+    try:
+        source = json.loads(read_small(os.path.join(found, "prepared.json")))["settings"]["source"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return images
+    return f"{source}, which it was prepared from" if os.path.exists(source) else images
+
+
+def _in_folder(folder: str) -> tuple[ImageFiles, list[Place]]:
+    images = find_images([folder])
+    return images, [place_of(images.path(index), folder) for index in range(len(images))]
+
+
+def _listed(path: str) -> tuple[ImageFiles, list[Place]]:
+    """Returns the images that CSVs list, split by split, and their places."""
+    images, places, left_out = [], [], Counter()
+    for split in split_files(path):
+        try:
+            listed = open_csv(split, SourceOptions(path))
+        except UserError:  # Labels are shown where there are some, and are not needed.
+            listed = open_csv(split, SourceOptions(path, label_key=None, labels=False))
+        for index, file in enumerate(listed.files):
+            images.append((os.path.join(listed.root, file), None))
+            names = [listed.class_names[label] for label in listed.labels_of(index)]
+            places.append(Place("" if split == "all" else as_text(split), ", ".join(names)))
+        left_out += listed.left_out
+    return ImageFiles(images, left_out), places
 
 
 def place_of(path: str, folder: str) -> Place:
@@ -133,7 +224,9 @@ def _kind(places: Sequence[Place]) -> str:
 
 
 def write_duplicates(found: Duplicates, out: Path, similarity: float) -> None:
-    """Writes `duplicates.csv`, a row for each image of each group, and `duplicates.html` into a folder."""
+    """Writes `duplicates.csv`, a row for each image of each group, and `duplicates.html` into a
+    folder.
+    """
     source, places = found.source, found.places
     rows = (
         (number, kind, *places[image], _cell(source, image), _cell(source, other), round(value, 4))
@@ -167,4 +260,6 @@ def _group(group: Group, found: Duplicates) -> str:
         for image, value in zip(group.images, group.similarity, strict=True)
     ][:SIDE_BY_SIDE]
     more = len(group.images) - len(figures)
-    return f'<div class="group">{"".join(figures)}{note(f"and {more:,} more") if more else ""}</div>'
+    return (
+        f'<div class="group">{"".join(figures)}{note(f"and {more:,} more") if more else ""}</div>'
+    )

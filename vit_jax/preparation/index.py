@@ -1,8 +1,9 @@
-"""The examples of a data set that are prepared, and their order: arrays in a folder of working files.
+"""The examples of a data set that are prepared, and their order: arrays in a folder of working
+files.
 
 The folder holds what is done, so that the same call goes on where it was. A task is a function of
-its arguments that ends by renaming its result into place; whoever runs it, in whatever process, once
-or twice, the result is the same.
+its arguments that ends by renaming its result into place; whoever runs it, in whatever process,
+once or twice, the result is the same.
 """
 
 import contextlib
@@ -46,7 +47,9 @@ class Run(Protocol):
 def in_chunks(
     function: Callable[..., None], what: tuple, size: int, name: str, folder: Path, run: Run
 ) -> list[Path]:
-    """The files that `function(*what, start, stop, file)` saves of the parts of `range(size)`, in order."""
+    """The files that `function(*what, start, stop, file)` saves of the parts of `range(size)`, in
+    order.
+    """
     tasks = []
     for start in range(0, size, CHUNK):
         stop = min(start + CHUNK, size)
@@ -59,9 +62,13 @@ def in_chunks(
 def each_file(
     function: Callable[[int, Path], None], files: list[Path], name: str, folder: Path, run: Run
 ) -> list[Path]:
-    """The files that `function(number, file)` saves of each of `files`, which are `in_chunks`'s, in order."""
+    """The files that `function(number, file)` saves of each of `files`, which are `in_chunks`'s, in
+    order.
+    """
     results = [part_file(number, name, folder) for number in range(len(files))]
-    tasks = [WorkItem(function, (number, result), result, 1) for number, result in enumerate(results)]
+    tasks = [
+        WorkItem(function, (number, result), result, 1) for number, result in enumerate(results)
+    ]
     run(tasks, name, f"parts of {CHUNK:,} images")
     return results
 
@@ -136,7 +143,9 @@ class Index(NamedTuple):
         """The place of an example, for a person: its file, or its name in one."""
         path = self.paths[entry["unit"]]
         name = self.name(entry)
-        return as_text(str(Path(path).parent / name) if self.kind == "folder" else f"{path}: {name}")
+        return as_text(
+            str(Path(path).parent / name) if self.kind in readers.OF_FILES else f"{path}: {name}"
+        )
 
 
 def build_index(source: readers.RawDataSet, seed: int, work: Path, run: Run) -> Index:
@@ -157,7 +166,12 @@ def build_index(source: readers.RawDataSet, seed: int, work: Path, run: Run) -> 
         classes = None if source.class_names is None else len(source.class_names)
         multiple, left_out = _merge([task.result for task in tasks], work, classes)
         left_out += Counter(source.left_out)
-        described = {"kind": source.kind, "paths": paths, "multiple": multiple, "left_out": left_out}
+        described = {
+            "kind": source.kind,
+            "paths": paths,
+            "multiple": multiple,
+            "left_out": left_out,
+        }
         write_json(work / "index.json", described)
     shutil.rmtree(work / "index", ignore_errors=True)
     index = load_index(work)
@@ -167,7 +181,9 @@ def build_index(source: readers.RawDataSet, seed: int, work: Path, run: Run) -> 
     if source.class_names is not None:
         wrong = np.flatnonzero(index.labels >= len(source.class_names))[:1]
         for position in wrong:
-            entry = index.entries[np.searchsorted(index.entries["first_label"], position, side="right") - 1]
+            entry = index.entries[
+                np.searchsorted(index.entries["first_label"], position, side="right") - 1
+            ]
             raise UserError(
                 f"{index.describe(entry)} has the label {index.labels[position]}, "
                 f"but there are {len(source.class_names)} classes, from 0"
@@ -221,8 +237,9 @@ def _merge(parts: list[Path], work: Path, classes: int | None) -> tuple[bool, Co
 def _index_lists(
     entries: np.ndarray, labels: np.ndarray, classes: int | None
 ) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Returns entries and labels with class indices in place of rows of zeros and ones, and whether there are
-    lists."""
+    """Returns entries and labels with class indices in place of rows of zeros and ones, and whether
+    there are lists.
+    """
     counts = entries["labels"].astype(np.int64)
     unlabelled = np.zeros(len(entries), bool)
     unlabelled[counts == 1] = labels[entries["first_label"][counts == 1].astype(np.int64)] == -1
@@ -276,7 +293,8 @@ def load_index(work: Path) -> Index:
     """Maps the index that `build_index` wrote."""
     described = json.loads((work / "index.json").read_text())
     return Index(
-        **described, **{name: mapped(work / f"{name}.npy") for name in ("entries", "labels", "names")}
+        **described,
+        **{name: mapped(work / f"{name}.npy") for name in ("entries", "labels", "names")},
     )
 
 
@@ -296,7 +314,9 @@ def class_names(source: readers.RawDataSet, index: Index) -> list[str]:
 
 
 def description(source: readers.RawDataSet, index: Index) -> list[str]:
-    """Returns lines on what was found: classes, images of each split, and unused files by reason."""
+    """Returns lines on what was found: classes, images of each split, and unused files by
+    reason.
+    """
     lines = []
     if source.class_names is not None or (index.labels >= 0).any():
         names = class_names(source, index)
@@ -316,14 +336,19 @@ def description(source: readers.RawDataSet, index: Index) -> list[str]:
 def order_splits(
     source: readers.RawDataSet, index: Index, removed: np.ndarray, limit: int | None, work: Path
 ) -> list[str]:
-    """Writes each split's order, as positions in the index but those removed; returns the splits' names."""
+    """Writes each split's order, as positions in the index but those removed; returns the splits'
+    names.
+    """
     splits = list(dict.fromkeys(unit.split for unit in source.units))
-    number = np.array([splits.index(unit.split) for unit in source.units], np.uint8)[index.entries["unit"]]
+    number = np.array([splits.index(unit.split) for unit in source.units], np.uint8)[
+        index.entries["unit"]
+    ]
     number[removed] = len(splits)
     written = []
     for i, split in enumerate(splits):
         chosen = np.flatnonzero(number == i).astype(np.uint32)
-        # TFDS has put its data sets into a random order already, and papers name slices of that one.
+        # TFDS has put its data sets into a random order already, and papers name slices of that
+        # one.
         if source.kind != "tfds":
             chosen = chosen[np.argsort(index.entries["key"][chosen], kind="stable")]
         if len(chosen):
@@ -341,7 +366,8 @@ def choose_shots(
     """Writes the orders of `train_<k>shot`, each a part of the next, and returns their names."""
     if index.multiple or not len(index.labels):
         raise UserError(
-            "--shots needs one label for each image" + (" (--label_key)" if source.kind == "tfds" else "")
+            "--shots needs one label for each image"
+            + (" (--label_key)" if source.kind == "tfds" else "")
         )
     if not (work / "order-train.npy").exists():
         raise UserError("--shots needs a split named train")

@@ -20,7 +20,8 @@ class Embedder(NamedTuple):
 
     key: str  # Names the model and what it sees of an image: a hash of both.
     dim: int
-    # The images that can be read, int64 `[n]`, and what the model makes of them, float32 `[n, dim]`.
+    # The images that can be read, int64 `[n]`, and what the model makes of them, float32 `[n,
+    # dim]`.
     embed: Callable[[Source], tuple[np.ndarray, np.ndarray]]
 
 
@@ -32,7 +33,8 @@ class Embeddings(NamedTuple):
     run: Run  # Runs tasks in this process.
 
     def of(self, source: Source, key: str, what: str) -> list[Path]:
-        """Files with the embeddings of a source, see `read_embeddings`; those that are not there are made.
+        """Files with the embeddings of a source, see `read_embeddings`; those that are not there
+        are made.
 
         Args:
           key: changes when the source does.
@@ -49,13 +51,17 @@ class Embeddings(NamedTuple):
             rows["index"], rows["vector"] = indices[usable] + start, vectors[usable]
             save(result, rows)
 
-        return in_chunks(embed, (), len(source), f"embedding {what}", self.folder / digest, self.run)
+        return in_chunks(
+            embed, (), len(source), f"embedding {what}", self.folder / digest, self.run
+        )
 
 
 def read_embeddings(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """A file's images, uint32 `[n]`: their places in the source; and their vectors, float32 `[n, dim]`.
+    """A file's images, uint32 `[n]`: their places in the source; and their vectors, float32 `[n,
+    dim]`.
 
-    These are of length one. Images that cannot be read or whose embedding has no direction are left out.
+    These are of length one. Images that cannot be read or whose embedding has no direction are left
+    out.
     """
     rows = np.load(file)
     return rows["index"].copy(), rows["vector"].copy()

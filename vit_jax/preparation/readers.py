@@ -1,4 +1,5 @@
-"""Readers of every kind of data set that `vit_jax.prepare` takes: the examples it holds, and their bytes.
+"""Readers of every kind of data set that `vit_jax.prepare` takes: the examples it holds, and their
+bytes.
 
 `find` recognises a data set and lists its units (a file, a class's folder, a tar inside a tar);
 `scan` lists a unit's examples without decoding any; `read` fetches one by file, offset and size.
@@ -15,7 +16,7 @@ import re
 import struct
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ import numpy as np
 
 from vit_jax.data.class_names import shortened
 from vit_jax.data.decode import Unreadable
+from vit_jax.data.sources.csv_list import CsvList, open_csv, split_files
 from vit_jax.data.sources.folder import folders_in, read_file, walk
 from vit_jax.data.sources.folder_rules import (
     IMAGE_SUFFIXES,
@@ -37,6 +39,7 @@ from vit_jax.data.sources.folder_rules import (
     split_name,
     why_left_out,
 )
+from vit_jax.data.sources.kind import SourceOptions
 from vit_jax.errors import UserError, as_text, nearest
 
 ENTRY = np.dtype(
@@ -48,13 +51,18 @@ ENTRY = np.dtype(
         ("labels", "u2"),  # ... where it has this many.
         ("name", "u8"),  # Into the names of all examples, as bytes.
         ("name_size", "u2"),
-        ("key", "u8"),  # Hash of seed and of what names the example in its data set: decides its place.
+        (
+            "key",
+            "u8",
+        ),  # Hash of seed and of what names the example in its data set: decides its place.
     ]
 )
+OF_FILES = ("folder", "csv")  # Kinds whose examples are files, named from the folder of their unit.
 MOST_CLASSES = 2**22  # Class numbers are below it: the classes' names are written one by one.
 MOST_NOTE = 2**20  # Bytes of a WebDataset label.
 MOST_LABELS = 2**16 - 1  # Of an image.
-# Images are compressed, so a Parquet file that holds far more than its own size is damaged or made to harm.
+# Images are compressed, so a Parquet file that holds far more than its own size is damaged or made
+# to harm.
 MOST_EXPANSION, MIN_BYTES, ROW_BYTES = 1000, 2**28, 2**10
 PARQUET_ROWS = 16  # In memory at once.
 FURTHER = "further images of a sample"
@@ -86,8 +94,11 @@ class RawDataSet:
     class_names: list[str] | None = None  # None: classes are numbers.
     label_key: str | None = None
     index_labels: bool = False  # Read the examples of a TFDS data set for their labels.
-    left_out: dict[str, int] = dataclasses.field(default_factory=dict)  # Files outside the units, by reason.
-    # Class numbers by a file's own, of files with other class names or in another order; -1: not a class.
+    left_out: dict[str, int] = dataclasses.field(
+        default_factory=dict
+    )  # Files outside the units, by reason.
+    # Class numbers by a file's own, of files with other class names or in another order; -1: not a
+    # class.
     numbers: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def fingerprint(self) -> str:
@@ -99,7 +110,9 @@ class RawDataSet:
             raise UserError(f"{error.filename} is gone; fetch it again") from error
         for unit in self.units:
             digest.update(repr((*unit, times[unit.path])).encode())
-        digest.update(repr((self.kind, self.class_names, self.label_key, self.index_labels)).encode())
+        digest.update(
+            repr((self.kind, self.class_names, self.label_key, self.index_labels)).encode()
+        )
         if self.numbers:
             digest.update(repr(sorted(self.numbers.items())).encode())
         return digest.hexdigest()
@@ -130,8 +143,8 @@ class _Rows:
         for label in labels:
             if not -1 <= label < MOST_CLASSES:
                 raise UserError(
-                    f"{name} has the label {label}; class numbers are from 0 to {MOST_CLASSES - 1:,}, "
-                    "or -1 for none"
+                    f"{name} has the label {label}; class numbers are from 0 to "
+                    f"{MOST_CLASSES - 1:,}, or -1 for none"
                 )
         encoded = os.fsencode(name)[:65535]
         digest = hashlib.blake2b(os.fsencode(key), digest_size=8, key=self._secret).digest()
@@ -159,20 +172,17 @@ def find(source: str, kind: str | None = None, label_key: str | None = None) -> 
     """Recognises a data set.
 
     Args:
-      source: a folder, a file, or `NAME:DATA_DIR` of a TFDS data set.
-      kind: one of `KINDS`; None looks.
+      source: a folder, a file, `KIND:PATH`, or `NAME:DATA_DIR` of a TFDS data set.
+      kind: one of `KINDS`; None: it is recognised.
       label_key: the Parquet column, JSON key or TFDS feature that holds the label.
 
     Raises:
-      UserError: it is not there, is empty, or is none of the kinds.
+      UserError: it does not exist, is empty, or is none of the kinds.
     """
-    root = Path(source)
     if kind is not None and kind not in KINDS:
         raise UserError(f"unknown --kind={kind}; {nearest(kind, KINDS)}")
     try:
-        if not root.exists():
-            root = _tfds_folder(source.removeprefix("tfds:"))
-        kind = kind or _recognise(root)
+        root, kind = _locate(source, kind)
         data_set = KINDS[kind].find(root, label_key)
     except PermissionError as error:
         raise UserError(f"no permission to read {error.filename}") from error
@@ -180,25 +190,28 @@ def find(source: str, kind: str | None = None, label_key: str | None = None) -> 
         raise UserError(f"{source} holds nothing of the kind {kind!r}")
     for name, count in Counter(data_set.class_names).most_common(1):
         if count > 1:
-            raise UserError(f"{source} has {count} classes of the name {name!r}: TFDS wants them distinct")
+            raise UserError(
+                f"{source} has {count} classes of the name {name!r}: TFDS wants them distinct"
+            )
     return data_set
 
 
+def _locate(source: str, kind: str | None) -> tuple[Path, str]:
+    """Returns the path of a data set and its kind; arguments as in `find`."""
+    root = Path(source)
+    if root.exists():
+        return root, kind or _recognise(root)
+    prefix, _, path = source.partition(":")
+    if kind is None and prefix in ("folder", "csv") and os.path.exists(path):
+        return Path(path), prefix
+    root = _tfds_folder(source.removeprefix("tfds:"))
+    return root, kind or _recognise(root)
+
+
 def _recognise(root: Path) -> str:
+    """Returns the kind of a data set; raises UserError if it is none, or may be several."""
     if root.is_file():
-        _refuse_compressed([root])
-        if root.suffix == ".parquet":
-            return "parquet"
-        if root.suffix == ".tar":
-            with root.open("rb") as file:
-                first = next(_members(root, file, root.stat().st_size), None)
-            return "imagenet21k" if first and first.name.endswith(".tar") else "webdataset"
-        if root.suffix == ".csv":
-            raise UserError(
-                f"{root} is a CSV, which is trained on as it is: --config.data.path={root}; prepare takes a "
-                "folder, a .tar or a .parquet file"
-            )
-        raise UserError(f"{root} is no data set: give a folder, a .tar or a .parquet file")
+        return _recognise_file(root)
     if not root.is_dir():
         raise UserError(f"{root} is neither a folder nor a regular file")
     if (root / "dataset_info.json").exists():
@@ -210,29 +223,52 @@ def _recognise(root: Path) -> str:
         return "parquet"
     if tars:
         return "imagenet21k" if _SYNSET.fullmatch(tars[0].stem) else "webdataset"
+    if split_files(str(root)):
+        return "csv"
+    return _recognise_images(root)
+
+
+def _recognise_file(file: Path) -> str:
+    _refuse_compressed([file])
+    if file.suffix == ".parquet":
+        return "parquet"
+    if file.suffix == ".tar":
+        with file.open("rb") as opened:
+            first = next(_members(file, opened, file.stat().st_size), None)
+        return "imagenet21k" if first and first.name.endswith(".tar") else "webdataset"
+    if file.suffix.lower() == ".csv":
+        return "csv"
+    raise UserError(f"{file} is no data set: give a folder, a .csv, a .tar or a .parquet file")
+
+
+def _recognise_images(root: Path) -> str:
+    """Returns whether a folder is a data set with folders of images, or of images alone."""
     inside = sorted(root.iterdir())
     _refuse_compressed(inside)
     folders = [child.name for child in inside if child.is_dir() and not is_ignored(child.name)]
     loose = sum(not child.is_dir() and not why_left_out(child.name) for child in inside)
     if folders and loose and not any(map(split_name, folders)):
         raise UserError(
-            f"{root} can be read in two ways: {loose:,} images next to folders of images, all without labels "
-            f"(--kind=images), or the classes {', '.join(folders[:10])} without these images (--kind=folder)"
+            f"{root} can be read in two ways: {loose:,} images next to folders of images, all "
+            f"without labels (--kind=images), or the classes {', '.join(folders[:10])} without "
+            "these images (--kind=folder)"
         )
     if folders:
         return "folder"
     if loose:
         return "images"
     raise UserError(
-        f"{root} is empty or no data set: it must hold images, a folder for each class (in a folder for each "
-        "split), .tar or .parquet files, or a prepared TFDS data set"
+        f"{root} is empty or no data set: it must hold images, a folder for each class (in a "
+        "folder for each split), train.csv, .tar or .parquet files, or a prepared TFDS data set"
     )
 
 
 def _refuse_compressed(files: list[Path]) -> None:
     for file in files:
         if re.search(r"\.(tgz|tar\.\w+)$", file.name):
-            raise UserError(f"{file} is compressed, so that no image in it is found at once: unpack it first")
+            raise UserError(
+                f"{file} is compressed, so that no image in it is found at once: unpack it first"
+            )
 
 
 def _files(root: Path, suffix: str) -> list[Path]:
@@ -248,7 +284,9 @@ def _files(root: Path, suffix: str) -> list[Path]:
 
 
 def _split(file: Path, root: Path) -> str:
-    """The split that a file's name says, or its folder's: `test-00000-of-00002`, `cars-val-3`, `test/3`."""
+    """The split that a file's name says, or its folder's: `test-00000-of-00002`, `cars-val-3`,
+    `test/3`.
+    """
     if of := re.match(r"(\w+)-\d+-of-\d+", file.stem):
         return split_name(of[1]) or of[1]
     if named := _SPLITS.search(file.stem):
@@ -266,35 +304,64 @@ def _relative(path: str, root: Path) -> str:
 
 
 def _find_folder(root: Path, _: str | None) -> RawDataSet:
-    """`root/<split>/<class>/...` or `root/<class>/...`, as `folder_rules.layout` reads it.
+    """Finds `root/<split>/<class>/...` or `root/<class>/...`, as `folder_rules.layout` reads it.
 
     A split without folders of classes has images without labels.
     """
     found = layout(str(root), [_entry(folder) for folder in _folders(root)])
-    splits = {"train": root} if found.splits is None else {s: root / f for s, f in found.splits.items()}
-    classes = {split: {as_text(f.name): f for f in _folders(where)} for split, where in splits.items()}
+    splits = {"train": root}
+    if found.splits is not None:
+        splits = {split: root / folder for split, folder in found.splits.items()}
+    classes = {
+        split: {as_text(f.name): f for f in _folders(where)} for split, where in splits.items()
+    }
     names = sorted(set().union(*classes.values()))
     units = []
     for split, where in splits.items():
-        if not classes[split]:
-            units.append(Unit(split, str(where)))
-        elif missing := [name for name in names if name not in classes[split]]:
-            raise UserError(
-                f"{where} lacks {len(missing)} of {len(names)} classes: {', '.join(missing[:10])}; "
-                "make an empty folder for each if that is meant"
-            )
+        if classes[split]:
+            units += _class_units(split, where, classes[split], names)
         else:
-            units += [Unit(split, str(classes[split][name]), label=i) for i, name in enumerate(names)]
-    loose = [
-        child.name
-        for where in {root, *(splits[s] for s in splits if classes[s])}
-        for child in _files_in(where)
-    ]
+            units.append(Unit(split, str(where)))
+    folders_of_classes = {root, *(splits[split] for split in splits if classes[split])}
+    left_out = _count_left_out(folders_of_classes, [root / name for name in found.others])
+    return RawDataSet("folder", root, units, names or None, left_out=left_out)
+
+
+def _class_units(
+    split: str, where: Path, folders: Mapping[str, Path], names: list[str]
+) -> list[Unit]:
+    """Returns the units of a split: its classes' folders.
+
+    Args:
+      split: name of the split.
+      where: folder of the split.
+      folders: the folders in it by class.
+      names: all classes by number.
+
+    Raises:
+      UserError: the split has no folder of a class.
+    """
+    if missing := [name for name in names if name not in folders]:
+        raise UserError(
+            f"{where} lacks {len(missing)} of {len(names)} classes: {', '.join(missing[:10])}; "
+            "make an empty folder for each if that is meant"
+        )
+    return [Unit(split, str(folders[name]), label=label) for label, name in enumerate(names)]
+
+
+def _count_left_out(folders_of_classes: Collection[Path], others: Collection[Path]) -> dict:
+    """Counts files outside the classes of a data set, by the reason why they are left out.
+
+    Args:
+      folders_of_classes: folders with a folder for each class.
+      others: folders next to those of the splits.
+    """
+    loose = [file.name for folder in folders_of_classes for file in _files_in(folder)]
     images, left_out = sort_out(loose)
     left_out[OUTSIDE] += len(images)
-    beside = [path for folder in found.others for path in walk(str(root / folder))]
+    beside = [path for folder in others for path in walk(str(folder))]
     left_out[BESIDE_SPLITS] += len(sort_out(beside)[0])
-    return RawDataSet("folder", root, units, names or None, left_out=dict(+left_out))
+    return dict(+left_out)
 
 
 def _entry(folder: Path) -> Entry:
@@ -327,6 +394,40 @@ def _scan_folder(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
 def _find_images(root: Path, _: str | None) -> RawDataSet:
     """Images without labels, anywhere below a folder."""
     return RawDataSet("folder", root, [Unit("train", str(root))])
+
+
+def _open_lists(root: Path, label_key: str | None) -> dict[str, CsvList]:
+    """Opens the CSV at a path, or those in a folder, by split; classes are those of the training
+    split.
+    """
+    splits, path = [*split_files(str(root))], str(root)
+    options = SourceOptions(path, label_key=label_key or "label")
+    first = "train" if "train" in splits else splits[0]
+    try:
+        opened = {first: open_csv(first, options)}
+        options = options._replace(class_names=opened[first].class_names)
+        return {split: opened.get(split) or open_csv(split, options) for split in splits}
+    except UserError as error:
+        raise UserError(str(error).replace("--config.data.label_key", "--label_key")) from error
+
+
+def _find_lists(root: Path, label_key: str | None) -> RawDataSet:
+    """CSVs with the columns file and label, as the source `csv` reads them; paths are from their
+    folder.
+    """
+    files, opened = split_files(str(root)), _open_lists(root, label_key)
+    left_out = sum((Counter(split.left_out) for split in opened.values()), Counter())
+    units = [Unit("train" if split == "all" else split, files[split]) for split in opened]
+    names = next(iter(opened.values())).class_names
+    return RawDataSet("csv", root, units, [*names], label_key, left_out=dict(left_out))
+
+
+def _scan_list(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
+    opened = _open_lists(source.root, source.label_key)
+    listed = opened.get("all") or opened[unit.split]
+    rows.multiple = listed.max_labels > 1
+    for index, (name, size) in enumerate(listed.stored_files()):
+        rows.add(0, max(0, size), listed.labels_of(index), name, name)
 
 
 # Tars.
@@ -392,11 +493,17 @@ def _find_imagenet21k(root: Path, _: str | None) -> RawDataSet:
                     continue
                 synset = Path(inner.name).stem
                 if not (_SYNSET.fullmatch(synset) and inner.name.endswith(".tar")):
-                    raise UserError(f"{path} holds {inner.name!r}, which is not a class's n########.tar")
-                tars.append(("train", str(path), inner.offset_data, inner.offset_data + inner.size, synset))
+                    raise UserError(
+                        f"{path} holds {inner.name!r}, which is not a class's n########.tar"
+                    )
+                tars.append(
+                    ("train", str(path), inner.offset_data, inner.offset_data + inner.size, synset)
+                )
     names = sorted({synset for *_, synset in tars})
     number = {name: label for label, name in enumerate(names)}
-    return RawDataSet("imagenet21k", root, [Unit(*where, number[synset]) for *where, synset in tars], names)
+    return RawDataSet(
+        "imagenet21k", root, [Unit(*where, number[synset]) for *where, synset in tars], names
+    )
 
 
 def _scan_imagenet21k(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
@@ -419,7 +526,9 @@ def _find_webdataset(root: Path, label_key: str | None) -> RawDataSet:
     try:
         names = listed.read_text("utf-8-sig").splitlines() if listed.is_file() else None
     except UnicodeDecodeError as error:
-        raise UserError(f"{listed} is not in UTF-8: {error.reason} at byte {error.start}") from error
+        raise UserError(
+            f"{listed} is not in UTF-8: {error.reason} at byte {error.start}"
+        ) from error
     return RawDataSet("webdataset", root, units, names, label_key)
 
 
@@ -469,7 +578,9 @@ def _key(member: tarfile.TarInfo) -> str:
 
 
 def _samples(group: Iterator[tarfile.TarInfo]) -> list[_Sample]:
-    """Returns the samples among adjacent members of one key; a suffix that comes again begins another one."""
+    """Returns the samples among adjacent members of one key; a suffix that comes again begins
+    another one.
+    """
     samples, latest = [], {}
     for member in group:
         stem, suffix = os.path.splitext(member.name)
@@ -484,33 +595,62 @@ def _samples(group: Iterator[tarfile.TarInfo]) -> list[_Sample]:
 def _labelled(
     samples: list[_Sample], left_out: Counter[str], path: str
 ) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarInfo]]:
-    """Yields name, image and label's file of each example among members of one key, and counts the others.
+    """Yields name, image and label's file of each example of one key, and counts skipped members.
 
-    There are several where names have dots (`im.v2.000.jpg`), or where samples of one key follow each other.
-    An image has its label's name up to the last dot; or both are alone (`000.photo.jpg`, `000.cls`).
+    There are several where names have dots (`im.v2.000.jpg`), or where samples of one key follow
+    each other. An image has its label's name up to the last dot; or both are alone
+    (`000.photo.jpg`, `000.cls`).
     """
-    images = [sample for sample in samples if sample.images]
-    notes = {sample.stem for sample in samples if sample.note}
-    if len(images) == len(notes) == 1 and not images[0].note:
-        (note,) = (sample for sample in samples if sample.note)
-        yield note.stem, images[0].images[0], note.note
+    if pair := _only_pair(samples):
+        image, note = pair
+        yield note.stem, image.images[0], note.note
         samples = [sample for sample in samples if not (sample.images or sample.note)]
+    labelled = {sample.stem for sample in samples if sample.note}
     for sample in samples:
         left_out[FURTHER] += max(0, len(sample.images) - 1)
         if sample.images and sample.note:
             yield sample.stem, sample.images[0], sample.note
-        elif sample.images and any(above in notes for above in _prefixes(sample.stem)):
-            left_out[FURTHER] += 1
         elif sample.images:
-            suffixes = ", ".join(sorted(suffix[1:] for suffix in sample.parts))
-            raise UserError(
-                f"{path}: {sample.stem!r} has no .cls and no .json with a label (--label_key); "
-                f"it has {suffixes}"
-            )
+            _check_label(sample, labelled, path)
+            left_out[FURTHER] += 1
         else:
-            reasons = [why_left_out(member.name) for member in sample.parts.values()]
-            unsupported = [reason for reason in reasons if is_unsupported(reason)]
-            left_out.update((unsupported or [WITHOUT_IMAGE])[:1] if sample.note else reasons)
+            left_out.update(_reasons(sample))
+
+
+def _only_pair(samples: list[_Sample]) -> tuple[_Sample, _Sample] | None:
+    """Returns the only sample with an image and the only one with a label, if these are two."""
+    images = [sample for sample in samples if sample.images]
+    notes = [sample for sample in samples if sample.note]
+    if len(images) != 1 or len(notes) != 1 or images[0] is notes[0]:
+        return None
+    return images[0], notes[0]
+
+
+def _check_label(sample: _Sample, labelled: set[str], path: str) -> None:
+    """Raises UserError for an image without a label, unless it belongs to another sample.
+
+    Args:
+      sample: the image.
+      labelled: names of the samples with a label.
+      path: the tar.
+    """
+    if labelled.isdisjoint(_prefixes(sample.stem)):
+        suffixes = ", ".join(sorted(suffix[1:] for suffix in sample.parts))
+        raise UserError(
+            f"{path}: {sample.stem!r} has no .cls and no .json with a label (--label_key); "
+            f"it has {suffixes}"
+        )
+
+
+def _reasons(sample: _Sample) -> list[str]:
+    """Returns why a sample without an image is left out: one reason if it has a label, else each
+    member's.
+    """
+    reasons = [why_left_out(member.name) for member in sample.parts.values()]
+    if not sample.note:
+        return reasons
+    unsupported = (reason for reason in reasons if is_unsupported(reason))
+    return [next(unsupported, WITHOUT_IMAGE)]
 
 
 def _prefixes(stem: str) -> Iterator[str]:
@@ -528,7 +668,11 @@ def _read_label(file, note: tarfile.TarInfo, label_key: str | None, where: str):
         value = json.loads(os.pread(file.fileno(), note.size, note.offset_data))
         return _json_label(value, label_key) if is_json else value
     except (KeyError, ValueError, TypeError, RecursionError) as error:
-        kind = ".json has no label that can be read (--label_key)" if is_json else ".cls has no class number"
+        kind = (
+            ".json has no label that can be read (--label_key)"
+            if is_json
+            else ".cls has no class number"
+        )
         raise UserError(f"{where}: its {kind}") from error
 
 
@@ -552,56 +696,105 @@ def _labels(value, rows: _Rows, where: str) -> tuple[int, ...]:
 
 
 def _find_parquet(root: Path, label_key: str | None) -> RawDataSet:
-    """Class names are in each file's schema; those of files with other names or order are matched."""
+    """Finds Parquet files, whose classes are matched by the names in each file's schema."""
     units = [Unit(_split(file, root), str(file)) for file in _files(root, ".parquet")]
     if not units:
         return RawDataSet("parquet", root, [])
     _, label, _ = _columns(units[0].path, label_key)
-    own = {unit.path: _columns(unit.path, label)[2] for unit in units}
-    leading = [own[unit.path] for unit in units if unit.split == "train"] or list(own.values())
-    names = list(dict.fromkeys(itertools.chain.from_iterable(named for named in leading if named))) or None
-    if names and (unnamed := [path for path, named in own.items() if not named]):
-        raise UserError(
-            f"{unnamed[0]} has no class names in its schema, and other files have: {shortened(names)}; give "
-            "all files the same features (a ClassLabel), so that numbers mean the same"
-        )
-    if names is None and (named := [path for path, named in own.items() if named]):
-        raise UserError(f"{named[0]} has class names in its schema, and the training files have none")
-    for path, named in own.items():
-        if named and len(set(named)) < len(named):
+    names_of = {unit.path: _columns(unit.path, label)[2] or [] for unit in units}
+    names = _leading_names(units, names_of)
+    _check_class_names(names_of, names)
+    number = {name: label for label, name in enumerate(names)}
+    numbers = {
+        path: tuple(number.get(name, -1) for name in file_names)
+        for path, file_names in names_of.items()
+        if file_names != names
+    }
+    return RawDataSet("parquet", root, units, names or None, label, numbers=numbers)
+
+
+def _leading_names(units: list[Unit], names_of: Mapping[str, list[str]]) -> list[str]:
+    """Returns the class names of the training files, or of all files if there are none."""
+    leading = [names_of[unit.path] for unit in units if unit.split == "train"]
+    return list(dict.fromkeys(itertools.chain(*(leading or names_of.values()))))
+
+
+def _check_class_names(names_of: Mapping[str, list[str]], names: list[str]) -> None:
+    """Raises UserError where only some files have class names, or a file has one of them twice.
+
+    Args:
+      names_of: class names in the schema of each file.
+      names: class names of the training files.
+    """
+    for path, file_names in names_of.items():
+        if names and not file_names:
+            raise UserError(
+                f"{path} has no class names in its schema, and other files have: "
+                f"{shortened(names)}; give all files the same features (a ClassLabel), so that "
+                "numbers mean the same"
+            )
+        if file_names and not names:
+            raise UserError(
+                f"{path} has class names in its schema, and the training files have none"
+            )
+        if len(set(file_names)) < len(file_names):
             raise UserError(f"{path} has two classes of one name: TFDS wants them distinct")
-    number = {name: label for label, name in enumerate(names or ())}
-    numbers = {path: tuple(number.get(name, -1) for name in named or ()) for path, named in own.items()}
-    others = {path: its for path, its in numbers.items() if own[path] != (names or None)}
-    return RawDataSet("parquet", root, units, names, label, numbers=others)
 
 
 def _columns(path: Path | str, label_key: str | None) -> tuple[str, str, list[str] | None]:
-    """The columns of image and label, and the class names, None where the schema has none."""
+    """Returns the columns of image and label, and the class names, None if the schema has none."""
     with _reading(path):
         schema = _parquet(path).schema_arrow
         columns = schema.names
         described = (schema.metadata or {}).get(b"huggingface", b"{}")
     there = f"there are: {', '.join(columns)}"
+    images, classes = _described_columns(path, described)
+    images = images or _present(columns, "image", "img", "jpg")
+    if len(images) != 1 or images[0] not in columns:
+        raise UserError(f"{path} has no one column of images; {there}")
+    labels = [label_key] if label_key else _present(columns, "label", "labels") or [*classes]
+    if len(labels) != 1 or labels[0] not in columns:
+        raise UserError(f"{path}: choose the label's column with --label_key; {there}")
+    return images[0], labels[0], _names_of_classes(path, labels[0], classes)
+
+
+def _present(columns: list[str], *names: str) -> list[str]:
+    return [name for name in names if name in columns]
+
+
+def _described_columns(path: Path | str, described: bytes) -> tuple[list[str], dict[str, dict]]:
+    """Returns the columns of images, and the description of each column of classes.
+
+    Args:
+      path: the file, for error messages.
+      described: the metadata `huggingface` of a Parquet file.
+
+    Raises:
+      UserError: the metadata is damaged.
+    """
     try:
         features = json.loads(described).get("info", {}).get("features", {})
         images = [name for name, feature in features.items() if _kind_of(feature) == "Image"]
-        classes = {name: class_label for name in features if (class_label := _class_label(features[name]))}
+        classes = {
+            name: class_label for name in features if (class_label := _class_label(features[name]))
+        }
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"{path}: the description of its columns (metadata huggingface) is damaged"
         ) from error
-    images = images or [name for name in ("image", "img", "jpg") if name in columns]
-    if len(images) != 1 or images[0] not in columns:
-        raise UserError(f"{path} has no one column of images; {there}")
-    labels = [label_key] if label_key else [name for name in ("label", "labels") if name in columns]
-    labels = labels or [*classes]
-    if len(labels) != 1 or labels[0] not in columns:
-        raise UserError(f"{path}: choose the label's column with --label_key; {there}")
-    names = classes.get(labels[0], {}).get("names")
-    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise UserError(f"{path}: the names of the classes of {labels[0]!r} are not a list of texts")
-    return images[0], labels[0], names
+    return images, classes
+
+
+def _names_of_classes(
+    path: Path | str, label: str, classes: Mapping[str, dict]
+) -> list[str] | None:
+    """Returns the class names of a column; raises UserError if they are no list of texts."""
+    names = classes.get(label, {}).get("names")
+    if names is None:
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{path}: the names of the classes of {label!r} are not a list of texts")
+    return names
 
 
 def _kind_of(feature) -> str | None:
@@ -631,15 +824,22 @@ def _reading(path: Path | str) -> Iterator[None]:
     except (UserError, PermissionError):
         raise
     except Exception as error:
-        raise UserError(f"{path} is cut short or no Parquet; fetch it again, or take it away") from error
+        raise UserError(
+            f"{path} is cut short or no Parquet; fetch it again, or take it away"
+        ) from error
 
 
 def _scan_parquet(source: RawDataSet, unit: Unit, rows: _Rows, spool: Path) -> None:
-    """Also copies the images out, one behind the other, into `spool`: Parquet has no access by row."""
+    """Also copies the images out, one behind the other, into `spool`: Parquet has no access by
+    row.
+    """
     image, label, _ = _columns(unit.path, source.label_key)
     name, numbers = _relative(unit.path, source.root), source.numbers.get(unit.path)
     limit = max(MIN_BYTES, MOST_EXPANSION * os.path.getsize(unit.path))
-    with spool.open("wb") as out, contextlib.closing(_rows_of(unit.path, image, label, limit)) as values:
+    with (
+        spool.open("wb") as out,
+        contextlib.closing(_rows_of(unit.path, image, label, limit)) as values,
+    ):
         for value, classes in values:
             key = f"{name}:{len(rows)}"
             where = f"{unit.path}: row {len(rows)}"
@@ -652,7 +852,13 @@ def _scan_parquet(source: RawDataSet, unit: Unit, rows: _Rows, spool: Path) -> N
             labels = _labels(-1 if classes is None else classes, rows, where)
             if numbers is not None:
                 labels = _by_name(labels, numbers, where)
-            rows.add(out.tell(), len(content), labels, file if isinstance(file, str) and file else key, key)
+            rows.add(
+                out.tell(),
+                len(content),
+                labels,
+                file if isinstance(file, str) and file else key,
+                key,
+            )
             out.write(content)
             if out.tell() + ROW_BYTES * len(rows) > limit:
                 raise UserError(_too_large(unit.path, limit))
@@ -672,8 +878,8 @@ def _rows_of(path: str, image: str, label: str, limit: int) -> Iterator[tuple[An
 
 def _too_large(path: str, limit: int) -> str:
     return (
-        f"{path} holds more than {limit / 2**20:,.0f} MiB in {os.path.getsize(path):,} bytes: it is damaged, "
-        "or made to fill memory"
+        f"{path} holds more than {limit / 2**20:,.0f} MiB in {os.path.getsize(path):,} bytes: it "
+        "is damaged, or made to fill memory"
     )
 
 
@@ -681,7 +887,9 @@ def _by_name(labels: tuple[int, ...], numbers: tuple[int, ...], where: str) -> t
     """Class numbers of the data set, by those of a file whose names are others."""
     for label in labels:
         if label >= len(numbers):
-            raise UserError(f"{where}: the label {label} is outside the file's {len(numbers)} classes")
+            raise UserError(
+                f"{where}: the label {label} is outside the file's {len(numbers)} classes"
+            )
         if label >= 0 and numbers[label] < 0:
             raise UserError(f"{where}: its class is not among those of the training files")
     return tuple(label if label < 0 else numbers[label] for label in labels)
@@ -721,7 +929,11 @@ def _find_tfds(root: Path, label_key: str | None) -> RawDataSet:
         raise UserError(f"{root} is stored as {info.file_format.value}, not as tfrecord{remedy}")
     label_key = label_key or "label"
     feature = dict(info.features).get(label_key)
-    names = list(feature.names) if isinstance(feature, tfds.features.ClassLabel) and feature.names else None
+    names = (
+        list(feature.names)
+        if isinstance(feature, tfds.features.ClassLabel) and feature.names
+        else None
+    )
     return RawDataSet("tfds", root, units, names, label_key)
 
 
@@ -770,7 +982,8 @@ def _scan_tfds(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
             offset += length + 16
     if len(rows) != unit.end:
         raise UserError(
-            f"{unit.path} is cut short: {len(rows)} of {unit.end} examples are whole; fetch it again"
+            f"{unit.path} is cut short: {len(rows)} of {unit.end} examples are whole; fetch it "
+            "again"
         )
 
 
@@ -804,7 +1017,7 @@ def read(kind: str, path: str, entry: np.void, name: str) -> bytes:
       Unreadable: it is a file that is gone, or no regular one.
       UserError: it is damaged.
     """
-    if kind == "folder":
+    if kind in OF_FILES:
         file = os.path.join(os.path.dirname(path), name)
         try:
             return read_file(file)
@@ -821,7 +1034,9 @@ def read(kind: str, path: str, entry: np.void, name: str) -> bytes:
 
 
 def read_image(kind: str, path: str, entry: np.void, name: str) -> bytes:
-    """An example's image, encoded; it is taken out of a TFDS data set's example. Raises what `read` does."""
+    """An example's image, encoded; it is taken out of a TFDS data set's example. Raises what `read`
+    does.
+    """
     data = read(kind, path, entry, name)
     if kind != "tfds":
         return data
@@ -839,6 +1054,7 @@ class _Kind(NamedTuple):
 KINDS = {
     "folder": _Kind(_find_folder, _scan_folder),
     "images": _Kind(_find_images, _scan_folder),
+    "csv": _Kind(_find_lists, _scan_list),
     "webdataset": _Kind(_find_webdataset, _scan_webdataset),
     "imagenet21k": _Kind(_find_imagenet21k, _scan_imagenet21k),
     "parquet": _Kind(_find_parquet, _scan_parquet),

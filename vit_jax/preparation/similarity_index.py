@@ -22,14 +22,17 @@ def need_faiss() -> None:
 
 
 def check_memory(images: int, dim: int) -> None:
-    """Raises UserError where an index of so many embeddings is larger than the memory that is free."""
+    """Raises UserError where an index of so many embeddings is larger than the memory that is
+    free.
+    """
     from vit_jax.parallel.process_settings import host_memory
 
     needed, free = images * (4 * dim + 8), host_memory()[1]  # The vectors, and a number of each.
     if needed > free:
         raise UserError(
             f"--retrieve_for: {images:,} images need an index of {needed / 2**30:,.1f} GiB, and "
-            f"{free / 2**30:,.1f} GiB of memory are free; give parts of the source, one after the other"
+            f"{free / 2**30:,.1f} GiB of memory are free; give parts of the source, one after the "
+            "other"
         )
 
 
@@ -43,13 +46,15 @@ class SimilarityIndex:
 
     Args:
       dim: of the vectors.
-      lists: 0 compares with all. Otherwise vectors lie in so many lists, by the nearest centre, and one is
-        compared with those in the lists of the `PROBED` nearest centres.
+      lists: 0 compares with all. Otherwise vectors lie in so many lists, by the nearest centre, and
+        one is compared with those in the lists of the `PROBED` nearest centres.
       sample: vectors that the centres are computed of, float32 `[n, dim]`, `SAMPLE` for each list.
       file: where the centres are kept, so that the same are used again.
     """
 
-    def __init__(self, dim: int, lists: int = 0, sample: np.ndarray | None = None, file: Path | None = None):
+    def __init__(
+        self, dim: int, lists: int = 0, sample: np.ndarray | None = None, file: Path | None = None
+    ):
         import faiss
 
         if not lists:
@@ -73,6 +78,8 @@ class SimilarityIndex:
         self._index.add(vectors)
 
     def nearest(self, vectors: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The most similar for each of `[n, dim]`: cosines float32, and numbers int64 or -1, `[n, count]`."""
+        """The most similar for each of `[n, dim]`: cosines float32, and numbers int64 or -1, `[n,
+        count]`.
+        """
         cosines, numbers = self._index.search(vectors, count)
         return np.where(numbers < 0, -1, cosines), numbers

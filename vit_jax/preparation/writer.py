@@ -1,7 +1,7 @@
 """A data set of any kind becomes a TFDS data set in ArrayRecord: index, order, write, describe.
 
-Working files are in `.prepare/` of the data set's folder until TFDS's description, which comes last,
-makes it one that TFDS sees.
+Working files are in `.prepare/` of the data set's folder until TFDS's description, which comes
+last, makes it one that TFDS sees.
 """
 
 import contextlib
@@ -44,7 +44,9 @@ from vit_jax.preparation.kept_embeddings import Embedder, Embeddings
 from vit_jax.preparation.similarity_index import check_memory
 
 WORK = ".prepare"
-EMBEDDINGS = ".embeddings"  # Beside the data sets: another one of the same source embeds nothing anew.
+EMBEDDINGS = (
+    ".embeddings"  # Beside the data sets: another one of the same source embeds nothing anew.
+)
 SUMMARY = "prepared.json"  # The settings and sizes of a finished data set.
 
 OTHER = {  # What differs, where the values would say nothing to a person.
@@ -64,10 +66,12 @@ class Options:
       limit: keep only the first so many of each split.
       shards: files of each split; None lets TFDS choose by size.
       shots: make splits `train_<k>shot` of the first k of each class.
-      deduplicate_against: `NAME:DIR/SPLIT` of test sets whose near-duplicates leave the training split.
+      deduplicate_against: `NAME:DIR/SPLIT` of test sets whose near-duplicates leave the training
+        split.
       embeddings: the checkpoint whose model finds these; None compares perceptual hashes.
       similarity: cosine of two embeddings from which on they are near-duplicates.
-      retrieve_for: curated sets, as of `open_curated`: the training split is what is near to their images.
+      retrieve_for: curated sets, as of `open_curated`: the training split is what is near to their
+        images.
       neighbours: how many are retrieved for each of these.
     """
 
@@ -114,9 +118,16 @@ def prepare(
     embedding: tuple[Embedder, Run] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Prepared:
-    """Makes `out/NAME/VERSION`, or goes on making it; `write` runs the last phase, which is the long one.
+    """Writes the data set `out/NAME/VERSION`, or resumes an interrupted preparation.
 
-    With `embedding`, images are compared by a model, which its `Run` runs in this process.
+    Args:
+      source: the data set to convert.
+      out: folder of TFDS data sets.
+      options: choices for the data set.
+      run: runs the tasks of indexing and searching.
+      write: runs the tasks that write the shards, which take longest.
+      embedding: a model that compares images, and what runs it in this process.
+      say: callback for lines on progress.
 
     Raises:
       UserError: something in the source is damaged, or `out` holds something else.
@@ -126,16 +137,7 @@ def prepare(
     identity = _identity(source, options.name)
     folder = out.joinpath(*identity)
     work = folder / WORK
-    settings = {
-        "source": str(source.root.absolute()),
-        "kind": source.kind,
-        "files": source.fingerprint(),
-        **dataclasses.asdict(options),
-    }
-    if embedding:
-        settings["model"] = embedding[0].key
-    if options.retrieve_for:
-        settings["curated"] = [repr(fingerprint(open_curated(text))) for text in options.retrieve_for]
+    settings = _settings(source, options, embedding)
     if _is_finished(folder, settings):
         shutil.rmtree(work, ignore_errors=True)
         return _prepared(out, identity)
@@ -153,23 +155,74 @@ def prepare(
         embeddings = Embeddings(embedding[0], out / EMBEDDINGS, embedding[1]) if embedding else None
         chosen = _choose(source, index, options, folder, run, embeddings)
         names = order_splits(source, index, chosen.left_out, options.limit, work)
-        if options.shots:
-            choose_shots(source, index, options.shots, (), work)  # Says now what it would say in the end.
-        splits = [_write(folder, identity[0], name, options.shards, write) for name in names]
-        if options.shots:
-            train = splits[names.index("train")]
-            for name in choose_shots(source, index, options.shots, train.skipped, work):
-                splits.append(_write(folder, identity[0], name, None, write))
-        label_key = source.label_key if source.kind == "tfds" else "labels" if index.multiple else "label"
+        splits = _write_splits(folder, identity[0], names, source, index, options, write)
         info = _info(source, identity, folder, features)
+        label_key = _label_key(source, index)
         summary = {"settings": settings, "label_key": label_key, "left_out": index.left_out}
         _finish(folder, info, splits, chosen, summary)
     shutil.rmtree(work)
     return _prepared(out, identity)
 
 
+def _settings(
+    source: readers.RawDataSet, options: Options, embedding: tuple[Embedder, Run] | None
+) -> dict:
+    """Returns the values that determine the content of the data set; arguments as in `prepare`."""
+    settings = {
+        "source": str(source.root.absolute()),
+        "kind": source.kind,
+        "files": source.fingerprint(),
+        **dataclasses.asdict(options),
+    }
+    if embedding:
+        settings["model"] = embedding[0].key
+    if options.retrieve_for:
+        settings["curated"] = [
+            repr(fingerprint(open_curated(text))) for text in options.retrieve_for
+        ]
+    return settings
+
+
+def _write_splits(
+    folder: Path,
+    name: str,
+    splits: list[str],
+    source: readers.RawDataSet,
+    index: Index,
+    options: Options,
+    write: Run,
+) -> list[Split]:
+    """Writes the splits of an ordered index, and those of a few images a class (`shots`).
+
+    Args:
+      folder: folder of the data set.
+      name: name of the data set.
+      splits: names of the ordered splits.
+      source: as in `prepare`.
+      index: the examples of `source`.
+      options: as in `prepare`.
+      write: as in `prepare`.
+    """
+    if options.shots:  # An error is raised before the splits are written.
+        choose_shots(source, index, options.shots, (), folder / WORK)
+    written = [_write(folder, name, split, options.shards, write) for split in splits]
+    if options.shots:
+        skipped = written[splits.index("train")].skipped
+        for split in choose_shots(source, index, options.shots, skipped, folder / WORK):
+            written.append(_write(folder, name, split, None, write))
+    return written
+
+
+def _label_key(source: readers.RawDataSet, index: Index) -> str:
+    if source.kind == "tfds":
+        return source.label_key
+    return "labels" if index.multiple else "label"
+
+
 class Choice(NamedTuple):
-    """The training examples that are left out: positions in the index; how many for which reason."""
+    """The training examples that are left out: positions in the index; how many for which
+    reason.
+    """
 
     left_out: np.ndarray
     removed: int = 0  # Near-duplicates of test images.
@@ -203,7 +256,9 @@ def _choose(
             removed = pairs["position"]
         if not (options.retrieve_for and embedded):
             return Choice(removed, len(removed))
-        pool = Pool(files, np.isin(train.positions, removed), options.similarity, work, embeddings.run)
+        pool = Pool(
+            files, np.isin(train.positions, removed), options.similarity, work, embeddings.run
+        )
         curated = curate(options.retrieve_for, pool, embeddings, options.neighbours)
     report_curation(curated, train, folder, options.similarity, len(removed))
     left_out = np.delete(train.positions, curated.images)
@@ -221,7 +276,9 @@ def _identity(source: readers.RawDataSet, name: str | None) -> tuple[str, ...]:
         name = name or tfds_name
     name = name or re.sub(r"\W+", "_", source.root.resolve().name.split(".")[0]).lower()
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise UserError(f"{name!r} is no name for a data set: give one of letters, digits and _ with --name")
+        raise UserError(
+            f"{name!r} is no name for a data set: give one of letters, digits and _ with --name"
+        )
     return name, *rest
 
 
@@ -238,9 +295,15 @@ def _make_room(folder: Path, source: Path) -> None:
         raise UserError(f"--out lies inside the source {source}: give another one")
     work = folder / WORK
     try:
-        if not work.exists() and folder.exists() and (strange := sorted(p.name for p in folder.iterdir())):
+        if (
+            not work.exists()
+            and folder.exists()
+            and (strange := sorted(p.name for p in folder.iterdir()))
+        ):
             there = ", ".join(strange[:3])
-            raise UserError(f"{folder} holds something else ({there}); give --name or another --out")
+            raise UserError(
+                f"{folder} holds something else ({there}); give --name or another --out"
+            )
         work.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         file = next(path for path in (folder, *folder.parents) if path.is_file())
@@ -248,7 +311,9 @@ def _make_room(folder: Path, source: Path) -> None:
 
 
 def _claim(work: Path, settings: dict) -> None:
-    """Goes on with what was begun with the same settings; others may be given before the first shard."""
+    """Goes on with what was begun with the same settings; others may be given before the first
+    shard.
+    """
     kept = work / "settings.json"
     # Few-shot splits come in addition: they may be chosen until the end.
     settings = {key: value for key, value in settings.items() if key != "shots"}
@@ -268,7 +333,9 @@ def _same(before: dict, now: dict, folder: Path) -> None:
     for key, value in before.items():
         if now.get(key) != value:
             what = OTHER.get(key, f"{key} {value!r}, now {now.get(key)!r}")
-            raise UserError(f"{folder} was begun with {what}; give --name or another --out, or remove it")
+            raise UserError(
+                f"{folder} was begun with {what}; give --name or another --out, or remove it"
+            )
 
 
 # Write: shards of any split whose order is there.
@@ -282,7 +349,9 @@ def _write(folder: Path, name: str, split: str, shards: int | None, run: Run) ->
     work = folder / WORK
     order, index = mapped(work / f"order-{split}.npy"), load_index(work)
     size = int(index.entries["size"][order].sum(dtype=np.int64))
-    shards = min(shards or shard_utils.ShardConfig().get_number_shards(size, len(order)), len(order))
+    shards = min(
+        shards or shard_utils.ShardConfig().get_number_shards(size, len(order)), len(order)
+    )
     bounds = [0, *shard_utils.get_shard_boundaries(len(order), shards)]
     template = naming.ShardedFileTemplate(
         data_dir=folder, dataset_name=name, split=split, filetype_suffix="array_record"
@@ -295,7 +364,9 @@ def _write(folder: Path, name: str, split: str, shards: int | None, run: Run) ->
     run(tasks, f"writing {split}", "images")
     done = [json.loads(task.result.read_text()) for task in tasks]
     if not any(shard["examples"] for shard in done):
-        raise UserError(f"no image of {split} can be read, the first because: {done[0]['skipped'][0][2]}")
+        raise UserError(
+            f"no image of {split} can be read, the first because: {done[0]['skipped'][0][2]}"
+        )
     return Split(
         split,
         [shard["examples"] for shard in done],
@@ -343,7 +414,9 @@ def _writer(path: Path) -> Iterator[Callable[[bytes], None]]:
 
 
 def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
-    """Makes a TFDS example of an index row; that raises `Unreadable` where an image in it does not decode."""
+    """Makes a TFDS example of an index row; that raises `Unreadable` where an image in it does not
+    decode.
+    """
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import example_serializer
 
@@ -436,17 +509,24 @@ def _info(source: readers.RawDataSet, identity: tuple[str, ...], folder: Path, f
 
 
 def _finish(folder: Path, info, splits: list[Split], chosen: Choice, summary: dict) -> None:
-    """Writes the description that makes it a data set to TFDS; before the last rename it is none."""
+    """Writes the description that makes it a data set to TFDS; before the last rename it is
+    none.
+    """
     import tensorflow_datasets as tfds
 
     described = folder / WORK / "metadata"
     info.set_splits(
         tfds.core.splits.SplitDict(
-            [tfds.core.SplitInfo(name=s.name, shard_lengths=s.lengths, num_bytes=s.bytes) for s in splits]
+            [
+                tfds.core.SplitInfo(name=s.name, shard_lengths=s.lengths, num_bytes=s.bytes)
+                for s in splits
+            ]
         )
     )
     info.write_to_directory(described)
-    skipped = [f"{split.name}\t{what}\t{why}\n" for split in splits for _, what, why in split.skipped]
+    skipped = [
+        f"{split.name}\t{what}\t{why}\n" for split in splits for _, what, why in split.skipped
+    ]
     if skipped:
         with replacing(folder / "skipped.txt") as temporary:
             temporary.write_text("".join(skipped), encoding="utf-8", errors="backslashreplace")

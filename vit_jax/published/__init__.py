@@ -1,9 +1,11 @@
-"""The figures that the paper prints, as data: one file of `tables` each, with where each figure stands.
+"""The figures that the paper prints, as data: one file of `tables` each, with where each figure
+stands.
 
-A file has the `table` of the paper, the `unit` of its figures, a `note` on what its reader should know, the
-`columns` (model, pre-training set, epochs, or what else each is of) and the `rows`, with a figure or none
-(null) for each column.
-A column with `"baseline": true` is of another paper's model, which this paper compares its own with.
+A file has the `table` of the paper, the `unit` of its figures, a `note` on what its reader should
+know, the
+`columns` (model, pre-training set, epochs, or what else each is of) and the `rows`, with a figure
+or none (null) for each column. A column with `"baseline": true` is of another paper's model, which
+this paper compares its own with.
 """
 
 import functools
@@ -28,21 +30,24 @@ class Table(NamedTuple):
     rows: Mapping[str, tuple[float | None, ...]]
 
     def figure(self, row: str, **column: Any) -> float | None:
-        """The figure of a row in the column that has these values, such as `model="ViT-B/16", epochs=7`.
+        """The figure of a row in the column that has these values, such as `model="ViT-B/16",
+        epochs=7`.
 
         Raises:
           UserError: the table has no such row, or not one such column.
         """
         if row not in self.rows:
             raise UserError(f"{self.source} has no row {row!r}; {nearest(row, self.rows)}")
-        places = [place for place, head in enumerate(self.columns) if column.items() <= head.items()]
+        places = [
+            place for place, head in enumerate(self.columns) if column.items() <= head.items()
+        ]
         if len(places) != 1:
             raise UserError(f"{self.source} has {len(places)} columns with {column}")
         return self.rows[row][places[0]]
 
     def by_model(self, baselines: bool = False) -> dict[str, dict[str, float]]:
-        """The figures of the paper's own models, by "model, pre-training set" and what else tells the columns
-        apart, such as "7 epochs", and by row.
+        """The figures of the paper's own models, by "model, pre-training set" and what else tells
+        the columns apart, such as "7 epochs", and by row.
 
         Args:
           baselines: those of other papers' models too.
@@ -56,7 +61,9 @@ class Table(NamedTuple):
                     if key != "baseline"
                 )
                 printed = {row: cells[place] for row, cells in self.rows.items()}
-                figures[name] = {row: figure for row, figure in printed.items() if figure is not None}
+                figures[name] = {
+                    row: figure for row, figure in printed.items() if figure is not None
+                }
         return figures
 
 

@@ -1,4 +1,5 @@
-"""The sizes and costs of the listed models, in `cards.json`, since computing them takes most of a minute.
+"""The sizes and costs of the listed models, in `cards.json`, since computing them takes most of a
+minute.
 
 `tests/models/write_cards.py` makes the file.
 """

@@ -1,4 +1,6 @@
-"""Published models that look like ours and compute something else: their names, and what they have."""
+"""Published models that look like ours and compute something else: their names, and what they
+have.
+"""
 
 import re
 
@@ -17,7 +19,9 @@ UNHELD = {
 
 
 def refuse_unheld(name: str) -> None:
-    """Raises UserError where a model of this name, with an owner and a tag or without, is one of these."""
+    """Raises UserError where a model of this name, with an owner and a tag or without, is one of
+    these.
+    """
     bare = re.sub(r"\.\w+$", "", name.removeprefix("timm/"))
     for pattern, what in UNHELD.items():
         if re.fullmatch(pattern, bare):

@@ -1,8 +1,8 @@
 """The published weights that load by a name, one line each in `weights.tsv`, and what they reach.
 
-`tests/interop/write_weights.py` makes the file of timm's registry, and `data_sets.py` says what the data are
-that it names. `write_accuracies.py` makes what `accuracies.json` has of timm's evaluation; the rest of that
-file is from the authors' pages, which it names.
+`tests/interop/write_weights.py` makes the file of timm's registry, and `data_sets.py` says what the
+data are that it names. `write_accuracies.py` makes what `accuracies.json` has of timm's evaluation;
+the rest of that file is from the authors' pages, which it names.
 """
 
 import functools
@@ -51,15 +51,16 @@ class Weights(NamedTuple):
       repository: on the Hugging Face Hub; its last part names no other weights.
       pixels: side of the images.
       classes: 0 for none.
-      data: names of `DATA_SETS` on which the weights were trained, the first first, as the tag says; not
-        those of a teacher, or of weights from which training began without the tag's saying so.
+      data: names of `DATA_SETS` on which the weights were trained, the first first, as the tag
+        says; not those of a teacher, or of weights from which training began without the tag's
+        saying so.
       crop: side of the square that is seen over that of the resized image.
       kind: `short_side` or `square`: which sides are resized before the central crop.
       interpolation: as of `data.interpolation`.
-      mean, deviation: by which pixels in [0, 1] are normalised; one number, or one a channel.
+      mean, std: by which pixels in [0, 1] are normalised; one number, or one a channel.
       licence: in the words of the registry.
-      gelu: that of the model's arguments which the weights were trained with, where the repository's own
-        files mean another one; else `-`.
+      gelu: that of the model's arguments which the weights were trained with, where the
+        repository's own files mean another one; else `-`.
     """
 
     model: str
@@ -72,16 +73,19 @@ class Weights(NamedTuple):
     kind: str
     interpolation: str
     mean: Statistic
-    deviation: Statistic
+    std: Statistic
     licence: str
     gelu: str
 
     def __str__(self):
         head = f"{self.classes:,} classes" if self.classes else "no head"
-        words = f"{self.model:15} {self.repository}  {self.pixels} pixels, {head}, licence {self.licence}"
+        words = (
+            f"{self.model:15} {self.repository}  {self.pixels} pixels, {head}, licence "
+            f"{self.licence}"
+        )
         words += "" if self.gelu == "-" else f", {self.gelu} GELU"
         trained = f"trained on {' then '.join(self.data)}"
-        pixels = f"mean {_numbers(self.mean)}, deviation {_numbers(self.deviation)}"
+        pixels = f"mean {_numbers(self.mean)}, std {_numbers(self.std)}"
         return ", ".join([words, trained, self.crop_words, pixels, *map(str, self.accuracies)])
 
     @property
@@ -90,7 +94,11 @@ class Weights(NamedTuple):
         if self.kind == "square":
             part = "all of" if self.crop == 1 else f"the centre, {self.crop:g} of each side of"
             return f"sees {part} the image squeezed, {self.interpolation}"
-        part = "the centre square" if self.crop == 1 else f"the centre, {self.crop:g} of the short side"
+        part = (
+            "the centre square"
+            if self.crop == 1
+            else f"the centre, {self.crop:g} of the short side"
+        )
         return f"sees {part}, {self.interpolation}"
 
     @property
@@ -123,7 +131,7 @@ def _read(row: dict[str, str]) -> Weights:
     """The weights of a line."""
     found: dict[str, Any] = dict(row, pixels=int(row["pixels"]), classes=int(row["classes"]))
     found |= dict(data=tuple(row["data"].split(", ")), crop=float(row["crop"]))
-    for name in ("mean", "deviation"):
+    for name in ("mean", "std"):
         values = [float(x) for x in row[name].split()]
         found[name] = tuple(values) if len(values) > 1 else values[0]
     return Weights(**found)
@@ -140,7 +148,7 @@ def _accuracies() -> dict[str, tuple[Accuracy, ...]]:
 
 
 def find_weights(model: str, pretrained: str) -> Weights:
-    """The weights of a model by their tag or by their repository, with its owner or without.
+    """Returns the weights of a model by tag or repository, with its owner or without.
 
     Of timm's two forms of DINOv3's weights these are those with the biases of queries and values.
 
@@ -152,29 +160,45 @@ def find_weights(model: str, pretrained: str) -> Weights:
         refuse_unheld(model)
         known = dict.fromkeys(weights.model for weights in all_weights())
         raise UserError(f"no published weights of {model!r} are known; {nearest(model, known)}")
-    found = [x for x in of_model if pretrained in (x.tag, x.repository, x.repository.split("/")[-1])]
-    if len(found) == 2 and found[1].repository == found[0].repository.replace(".", "_qkvb."):
-        del found[0]  # The same DINOv3 without its biases, which `..._qkvb` has kept.
-    if len(found) > 1:
-        names = ", ".join(weights.repository.split("/")[-1] for weights in found)
+    matching = [weights for weights in of_model if pretrained in _names(weights)]
+    if _are_forms_of_dinov3(matching):
+        return matching[1]
+    if len(matching) > 1:
+        names = ", ".join(weights.repository.split("/")[-1] for weights in matching)
         raise UserError(f"{model} has several weights {pretrained!r}; give one of {names}")
-    if not found:
+    if not matching:
         tags = dict.fromkeys(weights.tag for weights in of_model)
         raise UserError(f"{model} has no weights {pretrained!r}; {nearest(pretrained, tags)}")
-    return found[0]
+    return matching[0]
+
+
+def _are_forms_of_dinov3(weights: list[Weights]) -> bool:
+    """Returns True for the same weights without biases, and with them in `..._qkvb`."""
+    if len(weights) != 2:
+        return False
+    return weights[1].repository == weights[0].repository.replace(".", "_qkvb.")
+
+
+def _names(weights: Weights) -> tuple[str, str, str]:
+    """Returns the names by which weights can be requested."""
+    return weights.tag, weights.repository, weights.repository.split("/")[-1]
 
 
 def checkpoint_of(source: str) -> str:
-    """The repository of a model that has one published set of weights, or the checkpoint that is named.
+    """The repository of a model that has one published set of weights, or the checkpoint that is
+    named.
 
     Raises:
-      UserError: it is the name of a model with several sets, or of one whose repository does not say all.
+      UserError: it is the name of a model with several sets, or of one whose repository does not
+        say all.
     """
     found = [weights for weights in all_weights() if weights.model == source]
     if len(found) > 1:
         names = ", ".join(f"hf://{weights.repository}" for weights in found)
         raise UserError(f"{source} has several weights; give one of {names}")
     if found and found[0].arguments:
-        said = " ".join(f"--config.model.{name}={value}" for name, value in found[0].arguments.items())
+        said = " ".join(
+            f"--config.model.{name}={value}" for name, value in found[0].arguments.items()
+        )
         raise UserError(f"{source} is hf://{found[0].repository} with {said}: give both")
     return f"hf://{found[0].repository}" if found else source

@@ -1,4 +1,6 @@
-"""The README.md of a model on the Hub: what it is, how it is used, what is known of its training."""
+"""The README.md of a model on the Hub: what it is, how it is used, what is known of its
+training.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -49,14 +51,18 @@ def write_card(checkpoint: Checkpoint, about: Published) -> str:
         else:
             parts += ["None was measured of this checkpoint.", *differs]
         parts += ["## Data", facts.data, "## Recipe"]
-        parts.append(f"What its config has other than vit_jax's defaults. Made with {facts.made_with}.")
+        parts.append(
+            f"What its config has other than vit_jax's defaults. Made with {facts.made_with}."
+        )
         parts.append(_table(("config", "value"), facts.recipe))
     else:
-        origin = f"[{about.base}](https://huggingface.co/{about.base})" if about.base else "its authors"
+        origin = (
+            f"[{about.base}](https://huggingface.co/{about.base})" if about.base else "its authors"
+        )
         parts += [
             "## Training",
-            f"vit_jax has written these files from a checkpoint, and did not train it: its data, its recipe "
-            f"and its figures are where it comes from, at {origin}.",
+            "vit_jax has written these files from a checkpoint, and did not train it: its data, "
+            f"its recipe and its figures are where it comes from, at {origin}.",
             *differs,
         ]
     return "\n\n".join(parts) + "\n"
@@ -89,7 +95,7 @@ def _summary(checkpoint: Checkpoint, about: Published) -> str:
         classes += f": {', '.join(names[:NAMES])}" + (", ..." if len(names) > NAMES else "")
     parameters = sum(int(np.prod(shape)) for shape in checkpoint.shapes.values())
     rows = {
-        "model": model_name(checkpoint.model, values),
+        "model": model_name(checkpoint.options),
         "parameters": f"{parameters / 1e6:,.2f} M",
         "images": f"{height}x{width}",
         "classes": classes,
@@ -103,25 +109,33 @@ def _usage(about: Published) -> list[str]:
     """The lines of each library, and what was found when they were run."""
     parts = []
     for usage, _ in about.tried:
-        kind, code = ("sh", usage.code[2:]) if usage.code.startswith("$ ") else ("python", usage.code)
+        kind, code = (
+            ("sh", usage.code[2:]) if usage.code.startswith("$ ") else ("python", usage.code)
+        )
         parts += [f"### {usage.title}", f"```{kind}\n{code.strip()}\n```"]
     if about.form == "timm" and any(usage.title == "Transformers" for usage, _ in about.tried):
-        parts.append("Transformers reads timm's form through timm, which must be installed beside it.")
+        parts.append(
+            "Transformers reads timm's form through timm, which must be installed beside it."
+        )
     found = "; ".join(
         f"{tried.usage.title} {tried.distance:.0e} of the largest number ({tried.versions})"
         for tried in about.tried
     )
     parts.append(
-        f"These lines were run as they stand before this page was written. `{PICTURE}` was a picture of "
-        f"noise that is cropped without a resize; what they computed was off from the trained model's by: "
-        f"{found}. Lines that were off by more than {TOLERANCE:.0e} would not be here."
+        f"These lines were run as they stand before this page was written. `{PICTURE}` was a "
+        "picture of noise that is cropped without a resize; what they computed was off from the "
+        f"trained model's by: {found}. Lines that were off by more than {TOLERANCE:.0e} would not "
+        "be here."
     )
     return parts
 
 
 def _table(head: Sequence[str], rows: dict[str, str]) -> str:
     def row(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |"
+        return (
+            "| "
+            f"{' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |"
+        )
 
     return "\n".join([row(head), row(["---"] * len(head)), *(row(cells) for cells in rows.items())])
 

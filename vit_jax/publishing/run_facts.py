@@ -1,16 +1,19 @@
-"""The facts that a published model's card says of its training: data, recipe, figures, and their protocol."""
+"""The facts that a published model's card says of its training: data, recipe, figures, and their
+protocol.
+"""
 
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vit_jax.checkpoint_crop import checkpoint_crop
 from vit_jax.config import OPERATIONAL, base_config, leaves
 from vit_jax.evaluation.suites import SUITES
 from vit_jax.interop.checkpoint import Checkpoint
 from vit_jax.published.weights import all_weights, checkpoint_of
 from vit_jax.runs.goodput import read_rows
 from vit_jax.runs.predictions import CLASS_FIGURES, metric_in_words
-from vit_jax.runs.workdir import METRICS, checkpoint_crop, saved_run
+from vit_jax.runs.workdir import METRICS, saved_run
 
 # Values that say nothing of how a model came about.
 _ELSEWHERE = OPERATIONAL | {"log_every", "evaluate_every", "profile", "hang_seconds"}
@@ -38,42 +41,60 @@ class RunFacts(NamedTuple):
 
 
 def read_facts(workdir: Path, which: str, checkpoint: Checkpoint) -> RunFacts | None:
-    """The facts of a run's checkpoint; None of another's.
+    """Returns the facts of a run's checkpoint; None for a checkpoint of another kind.
 
     Args:
-      which: it was asked for as `best`, a step, or nothing for the newest.
+      workdir: the run's folder.
+      which: the checkpoint's name: `best`, a step, or nothing for the newest.
+      checkpoint: the checkpoint.
     """
-    if (step := checkpoint.step) is None or (run := saved_run(workdir)) is None:
+    if checkpoint.step is None or (run := saved_run(workdir)) is None:
         return None
     config, manifest = dict(leaves(run.config)), run.manifest
-    images, steps = manifest["images"], manifest["steps"]
-    source = " ".join(without_folders(x) for x in (config["data.source"], config["data.path"]) if x)
-    if parts := config["data.parts"]:
-        source += f" ({', '.join(map(without_folders, parts))})"
+    source = _source(config)
     handed_in = " It was handed in by a program." if "data" in manifest else ""
-    seen = checkpoint_crop(checkpoint, checkpoint.arguments["image_size"])
-    chosen = "dev" if config["data.dev_split"] is not None else "test"
-    protocol = [
-        f"After step {step:,} of {steps:,}, of one run of seed {config['seed']}"
-        + (f", the best of its checkpoints by the {chosen} images." if which == "best" else "."),
-        f"What the model sees of an image: {seen}.",
-        *(
-            f"{name.capitalize()}: split `{config[f'data.{name}_split']}` of {source}, "
-            f"{images[name]:,} images."
-            for name in ("dev", "test")
-            if name in images
-        ),
-    ]
     made_with = "vit_jax" + (f" (commit {manifest['commit']})" if manifest.get("commit") else "")
     versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
     return RunFacts(
-        _figures(workdir / METRICS, step),
-        protocol,
-        f"{source}, split `{config['data.train_split']}`: {images['train']:,} images.{handed_in}",
+        _figures(workdir / METRICS, checkpoint.step),
+        _protocol(config, manifest, which, checkpoint),
+        f"{source}, split `{config['data.train_split']}`: {manifest['images']['train']:,} images."
+        f"{handed_in}",
         _recipe(run.config),
         f"{made_with}, on {manifest['devices']}; {versions}",
         _base(config["finetune.checkpoint"]),
     )
+
+
+def _source(config: dict[str, Any]) -> str:
+    """Returns the data of a run in words, without folders of its machine."""
+    source = " ".join(without_folders(x) for x in (config["data.source"], config["data.path"]) if x)
+    if parts := config["data.parts"]:
+        source += f" ({', '.join(map(without_folders, parts))})"
+    return source
+
+
+def _protocol(
+    config: dict[str, Any], manifest: dict, which: str, checkpoint: Checkpoint
+) -> list[str]:
+    """Returns in sentences how a checkpoint was chosen and evaluated."""
+    chosen_by = "dev" if config["data.dev_split"] is not None else "test"
+    best = f", the best of its checkpoints by the {chosen_by} images" if which == "best" else ""
+    crop = checkpoint_crop(checkpoint, checkpoint.arguments["image_size"])
+    sentences = [
+        f"After step {checkpoint.step:,} of {manifest['steps']:,}, of one run of seed "
+        f"{config['seed']}{best}.",
+        f"What the model sees of an image: {crop}.",
+    ]
+    images = manifest["images"]
+    for name in ("dev", "test"):
+        if name in images:
+            split = config[f"data.{name}_split"]
+            sentences.append(
+                f"{name.capitalize()}: split `{split}` of {_source(config)}, {images[name]:,} "
+                "images."
+            )
+    return sentences
 
 
 def _figures(file: Path, step: int) -> dict[str, str]:
@@ -89,7 +110,9 @@ def _figures(file: Path, step: int) -> dict[str, str]:
             continue
         if section in ("dev", "test"):
             share = name.endswith("accuracy") or name in CLASS_FIGURES
-            words[f"{section} {metric_in_words(name)}"] = f"{value:.2%}" if share else f"{value:,.4g}"
+            words[f"{section} {metric_in_words(name)}"] = (
+                f"{value:.2%}" if share else f"{value:,.4g}"
+            )
         elif section in SUITES:
             words[f"{SUITES[section].title}: {name}"] = f"{value:.2%}"
     return words
@@ -122,6 +145,10 @@ def licence_of(name: str) -> str | None:
 
 
 def without_folders(text: str) -> str:
-    """A text without the folders of paths: what is published says nothing of the machine it comes from."""
+    """A text without the folders of paths: what is published says nothing of the machine it comes
+    from.
+    """
     start = r"(?:(?<=^)|(?<=[\s:=,'\"]))(?<!hf:)"
-    return re.sub(start + r"(?:gs://|s3://|~/|\.{0,2}/)(?:[^\s:=,'\"/]*/)*(?=[^\s:=,'\"/])", "", text)
+    return re.sub(
+        start + r"(?:gs://|s3://|~/|\.{0,2}/)(?:[^\s:=,'\"/]*/)*(?=[^\s:=,'\"/])", "", text
+    )

@@ -1,7 +1,8 @@
 """The lines by which each library loads a published model, which are run before they are shown.
 
-They are run as they stand, each in a process of its own that asks no server: its cache of the Hub has the
-folder under the name that it will have there. What they compute of a picture is compared with the model.
+They are run as they stand, each in a process of its own that asks no server: its cache of the Hub
+has the folder under the name that it will have there. What they compute of a picture is compared
+with the model.
 """
 
 import importlib.metadata
@@ -19,9 +20,9 @@ import numpy as np
 from PIL import Image
 
 import vit_jax
+from vit_jax.checkpoint_crop import checkpoint_crop
 from vit_jax.interop.checkpoint import Checkpoint
 from vit_jax.load import build_model
-from vit_jax.runs.workdir import checkpoint_crop
 
 PICTURE = "photo.jpg"
 TOLERANCE = 1e-3  # Of the largest number: float32 in another order of sums stays far below it.
@@ -36,7 +37,8 @@ class Usage(NamedTuple):
       title: the library's name.
       packages: what must be installed.
       code: the lines, in Python or `$ ` and a command.
-      numbers: Python, run after the code, for what it computed: probabilities or features of the picture.
+      numbers: Python, run after the code, for what it computed: probabilities or features of the
+        picture.
     """
 
     title: str
@@ -46,7 +48,9 @@ class Usage(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """Lines that were run, and how far from the model's their numbers were, as a share of the largest."""
+    """Lines that were run, and how far from the model's their numbers were, as a share of the
+    largest.
+    """
 
     usage: Usage
     distance: float
@@ -99,10 +103,14 @@ model = vit_jax.load_model("hf://{name}")
 (prediction,) = model.predict("photo.jpg")
 print(prediction)
 """
-_EMBED = "$ python -m vit_jax.predict --checkpoint=hf://{name} --embed=features.safetensors photo.jpg\n"
+_EMBED = (
+    "$ python -m vit_jax.predict --checkpoint=hf://{name} --embed=features.safetensors photo.jpg\n"
+)
 
 
-def usages(name: str, form: str, classes: int, named: bool, probabilities: str) -> list[list[Usage]]:
+def usages(
+    name: str, form: str, classes: int, named: bool, probabilities: str
+) -> list[list[Usage]]:
     """The lines that may be right, of each library, the best first.
 
     Args:
@@ -118,33 +126,52 @@ def usages(name: str, form: str, classes: int, named: bool, probabilities: str) 
         features = 'features = model(**processor(image, return_tensors="pt"))'
         read = [
             _TRANSFORMERS.format(name=name, model="AutoModel", result=features + part)
-            for part in (".pooler_output[0]", ".last_hidden_state[0, 0]", ".last_hidden_state[0].mean(0)")
+            for part in (
+                ".pooler_output[0]",
+                ".last_hidden_state[0, 0]",
+                ".last_hidden_state[0].mean(0)",
+            )
         ]
         theirs = _TIMM.format(name=name, result="features = model(transform(image)[None])[0]")
         embedded = 'next(iter(safetensors.numpy.load_file("features.safetensors").values()))'
         found = [
             [Usage("timm", ("timm", *torch), theirs, "features")],
-            [Usage("Transformers", ("transformers", *through_timm, *torch), x, "features") for x in read],
+            [
+                Usage("Transformers", ("transformers", *through_timm, *torch), x, "features")
+                for x in read
+            ],
             [Usage("vit_jax", ("vit_jax",), _EMBED.format(name=name), embedded)],
         ]
     else:
         function = {"softmax": "softmax(-1)", "sigmoid": "sigmoid()"}[probabilities]
-        lines = {library: code.replace("{function}", function) for library, code in _CLASSES.items()}
+        lines = {
+            library: code.replace("{function}", function) for library, code in _CLASSES.items()
+        }
         if not named:
-            lines["timm"] = lines["timm"].splitlines()[0] + "\nprint(probabilities.argmax().item())\n"
+            lines["timm"] = (
+                lines["timm"].splitlines()[0] + "\nprint(probabilities.argmax().item())\n"
+            )
         theirs = _TIMM.format(name=name, result=lines["timm"])
         head = "AutoModelForImageClassification"
         read = _TRANSFORMERS.format(name=name, model=head, result=lines["transformers"])
         found = [
             [Usage("timm", ("timm", *torch), theirs, "probabilities")],
             [Usage("Transformers", ("transformers", *through_timm, *torch), read, "probabilities")],
-            [Usage("vit_jax", ("vit_jax",), _VIT_JAX.format(name=name), "prediction.probabilities")],
+            [
+                Usage(
+                    "vit_jax", ("vit_jax",), _VIT_JAX.format(name=name), "prediction.probabilities"
+                )
+            ],
         ]
     return found if form == "timm" else found[1:]
 
 
 def try_usages(
-    wanted: list[list[Usage]], checkpoint: Checkpoint, folder: Path, name: str, say: Callable[[str], None]
+    wanted: list[list[Usage]],
+    checkpoint: Checkpoint,
+    folder: Path,
+    name: str,
+    say: Callable[[str], None],
 ) -> list[Tried]:
     """The first lines of each library that run and compute what a checkpoint's model computes.
 
@@ -171,7 +198,9 @@ def try_usages(
 
 
 def _expected(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
-    """A picture of the size that is cropped without a resize, and the model's probabilities or features."""
+    """A picture of the size that is cropped without a resize, and the model's probabilities or
+    features.
+    """
     import jax.numpy as jnp
 
     from vit_jax.models.image_model import PROBABILITIES

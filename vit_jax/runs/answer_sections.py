@@ -1,4 +1,6 @@
-"""The sections of a report on single answers: mistakes, confusion, classes, calibration, a sample."""
+"""The sections of a report on single answers: mistakes, confusion, classes, calibration, a
+sample.
+"""
 
 import html
 import io
@@ -58,7 +60,9 @@ class Figures:
         images, mistakes = len(found.numbers), found.mistakes.tolist()
         if not mistakes:
             return Section("Mistakes", note(f"None in {images:,} {found.split} images."), "")
-        heading = f"Worst mistakes: the surest of {len(mistakes):,} in {images:,} {found.split} images"
+        heading = (
+            f"Worst mistakes: the surest of {len(mistakes):,} in {images:,} {found.split} images"
+        )
         if len(mistakes) <= MOST_MISTAKES:
             heading = f"Mistakes: {len(mistakes):,} in {images:,} {found.split} images"
         return Section(heading, self._cards(mistakes[:MOST_MISTAKES]), "")
@@ -66,20 +70,27 @@ class Figures:
     def sample(self) -> Section:
         """Images spread over the split."""
         images = len(self._found.numbers)
-        spread = np.unique(np.linspace(0, images - 1, min(MOST_SAMPLES, images)).astype(int)).tolist()
+        spread = np.unique(
+            np.linspace(0, images - 1, min(MOST_SAMPLES, images)).astype(int)
+        ).tolist()
         summary = f"{len(spread)} {self._found.split} images spread over the split, right and wrong"
         return Section("", folded(summary, self._cards(spread)), "")
 
     def _cards(self, rows: Sequence[int]) -> str:
         """The images of some rows that were kept, with their predictions."""
         cards = "".join(self._card(row) for row in rows if row in self._pixels)
-        return f'<div class="samples" style="{card_width(self._names)}">{cards}</div>' if cards else ""
+        return (
+            f'<div class="samples" style="{card_width(self._names)}">{cards}</div>' if cards else ""
+        )
 
     def _card(self, row: int) -> str:
         """One image with its prediction; a wrong one has a sign and a frame."""
         found, pixels = self._found, self._pixels[row]
         names = [self._names[int(label)] for label in found.labels[row].tolist() if label >= 0]
-        label, prediction = ", ".join(names) or "without a label", self._names[int(found.answer[row])]
+        label, prediction = (
+            ", ".join(names) or "without a label",
+            self._names[int(found.answer[row])],
+        )
         about = html.escape(f"{label}, predicted {prediction}", quote=True)
         right = bool(found.right[row])
         # Single pixels are shown as such; a photograph is scaled down smoothly.
@@ -93,7 +104,9 @@ class Figures:
         )
 
     def confusion(self) -> str:
-        """The pairs that are taken for one another most often, beside the matrix where it can be read."""
+        """The pairs that are taken for one another most often, beside the matrix where it can be
+        read.
+        """
         if not self._found.one_class_each:
             return note("Not defined: some images are of several classes.")
         pairs, counts = confused(self._found)
@@ -105,7 +118,9 @@ class Figures:
                 f"{self._names[truth]} taken for {self._names[answer]}",
                 f"{count:,} of {images[truth]:,} ({count / images[truth]:.0%})",
             )
-            for (truth, answer), count in zip(pairs[:MOST_PAIRS].tolist(), counts.tolist(), strict=False)
+            for (truth, answer), count in zip(
+                pairs[:MOST_PAIRS].tolist(), counts.tolist(), strict=False
+            )
         )
         most = f'<div class="bars">{most}</div>'
         if len(images) > MOST_IN_MATRIX:
@@ -124,11 +139,18 @@ class Figures:
             middle = y + CELL / 2
             drawn.append(f'<text x="{margin - 6}" y="{middle + 4}" text-anchor="end">{name}</text>')
             turned = f'transform="rotate(-90 {middle + 4} {margin - 6})"'
-            place = f'x="{middle + 4}" {turned}' if margin > 30 else f'x="{middle}" text-anchor="middle"'
+            place = (
+                f'x="{middle + 4}" {turned}'
+                if margin > 30
+                else f'x="{middle}" text-anchor="middle"'
+            )
             drawn.append(f'<text {place} y="{margin - 6}">{name}</text>')
             for column in np.flatnonzero(matrix[row]).tolist():
                 count, x = matrix[row, column], margin + CELL * column
-                about = f"{self._names[row]} taken for {self._names[column]}: {count:,} of {images[row]:,}"
+                about = (
+                    f"{self._names[row]} taken for {self._names[column]}: {count:,} of "
+                    f"{images[row]:,}"
+                )
                 drawn.append(
                     f'<g><title>{html.escape(about)}</title><rect x="{x}" y="{y}" '
                     f'width="{CELL - 1}" height="{CELL - 1}" class="{"hit" if row == column else "miss"}" '
@@ -145,8 +167,9 @@ class Figures:
         )
 
     def accuracies(self) -> str:
-        """The recall of each class, its precision and F1 score where images are of one class each, the worst
-        recall first."""
+        """The recall of each class, its precision and F1 score where images are of one class each,
+        the worst recall first.
+        """
         images, right = by_class(self._found, len(self._names))
         tested = np.flatnonzero(images)
         shares = right / np.maximum(images, 1)
@@ -172,17 +195,25 @@ class Figures:
         if counts is not None:
             means = class_figures(counts)
             about = (
-                "Bars show recall: the share of a class's images that are predicted as the class. "
-                f"Balanced accuracy {means['balanced_accuracy']:.2%}, macro F1 {means['macro_f1']:.2%}."
+                "Bars show recall: the share of a class's images that are predicted as the "
+                f"class. Balanced accuracy {means['balanced_accuracy']:.2%}, macro F1 "
+                f"{means['macro_f1']:.2%}."
             )
             text = note(about) + text
         if not self._found.one_class_each:
-            counted = "An image of several classes counts for each; right is an answer that is one of them."
+            counted = (
+                "An image of several classes counts for each; right is an answer that is one of "
+                "them."
+            )
             text = note(counted) + text
         if rest := bars[MOST_LISTED:]:
-            text += folded(f"{len(rest):,} more classes", f'<div class="bars">{"".join(rest)}</div>')
+            text += folded(
+                f"{len(rest):,} more classes", f'<div class="bars">{"".join(rest)}</div>'
+            )
         if untested := len(images) - len(tested):
-            text += note(f"{untested:,} class{'es' * (untested > 1)} without {self._found.split} images.")
+            text += note(
+                f"{untested:,} class{'es' * (untested > 1)} without {self._found.split} images."
+            )
         return text
 
     def calibration(self) -> str:
@@ -192,19 +223,26 @@ class Figures:
         said, hit = self._found.probability, self._found.right
         drawn = (
             page_charts.reliability(bins.tolist()),
-            page_charts.certainty({"right": said[hit].tolist(), "wrong": said[~hit].tolist()}, 2 * BINS),
+            page_charts.certainty(
+                {"right": said[hit].tolist(), "wrong": said[~hit].tolist()}, 2 * BINS
+            ),
         )
         text = (
-            f"Expected calibration error {error:.1%} in {BINS} bins: on average the model is {sure:.1%} sure "
-            f"and {right:.1%} right, {'surer' if sure > right else 'less sure'} than it should be. "
-            "Larger dots are of more images."
+            f"Expected calibration error {error:.1%} in {BINS} bins: on average the model is "
+            f"{sure:.1%} sure and {right:.1%} right, {'surer' if sure > right else 'less sure'} "
+            "than it should be. Larger dots are of more images."
         )
-        return note(text) + f'<div class="curves">{"".join(f"<figure>{svg}</figure>" for svg in drawn)}</div>'
+        return (
+            note(text)
+            + f'<div class="curves">{"".join(f"<figure>{svg}</figure>" for svg in drawn)}</div>'
+        )
 
 
 def _shortened(name: str) -> str:
     """A name without its middle where it is long: classes often differ at the end alone."""
-    return name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 9].rstrip()}…{name[-8:].lstrip()}"
+    return (
+        name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 9].rstrip()}…{name[-8:].lstrip()}"
+    )
 
 
 def _is_small(pixels: np.ndarray) -> bool:

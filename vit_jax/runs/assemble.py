@@ -15,12 +15,12 @@ from vit_jax.data.preprocess import FixedCrop, TrainCrop
 from vit_jax.data.randaugment import host_augmentation, resolve
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.data.three_augment import ThreeAugment
-from vit_jax.data.timm_augment import RandPolicy, rand_policy
+from vit_jax.data.timm_augment import RandPolicy
 from vit_jax.data.views import Picture, View, pictures_of
 from vit_jax.errors import UserError
 from vit_jax.evaluation.in_training import TrainingSuites
 from vit_jax.interop.checkpoint import all_names
-from vit_jax.options import Option, number, unless, whole
+from vit_jax.options.data import parse_rand_policy
 from vit_jax.parallel.mesh import check_batch, local_rows, make_mesh
 from vit_jax.parallel.peers import Peers
 from vit_jax.runs.caller import Caller
@@ -32,26 +32,6 @@ from vit_jax.runs.warm_start import Origin, find_origin, with_objective
 from vit_jax.training.lora import objective_weights
 from vit_jax.training.objectives import objective_of
 from vit_jax.training.program import Program, make_program
-
-OPTIONS = {
-    "seed": Option(0, whole(0), "Everything random follows from it."),
-    "batch_size": Option(4096, whole(1, 2**24), "Images in a step, of all devices together."),
-    "micro_batches": Option(
-        1, whole(1, 2**20), "The batch is cut into so many; their gradients are averaged."
-    ),
-    "epochs": Option(
-        None,
-        number(above=0, most=1e9),
-        "Length of the run, in passes over the training images.",
-        fits=lambda value, config: unless(
-            value is not None or config.steps is not None or config.auto != "none",
-            "given where config.steps is not",
-        ),
-    ),
-    "steps": Option(None, whole(1), "If given, the length of the run, whatever the epochs."),
-    "data.num_classes": Option(None, whole(1, 2**24), "Width of the head, where not the data set's own."),
-}
-
 
 SAMPLES, HANDED_IN_SAMPLES = 16, 256  # Examples of a split that are read for its fingerprint.
 
@@ -84,14 +64,18 @@ class Parts(NamedTuple):
     caller: Caller
 
     def feed(self, first_step: int, say: Callable[[str], None]) -> Feed:
-        """Training batches from step `first_step` on; `say` is told of images that cannot be read."""
+        """Training batches from step `first_step` on; `say` is told of images that cannot be
+        read.
+        """
         return open_feed(self.config, self.splits.train, first_step, say, self.mesh)
 
     def program_of(self, config: ConfigDict) -> Program:
         """The program that another config would have for the same data."""
         names = all_names(learned_classes(config, self.splits.train), self.num_classes)
         origin = find_origin(config, self.num_classes, self.caller.model, names)
-        return _program(config, make_mesh(config.mesh), origin, self.frozen, self.num_classes, self.steps)
+        return _program(
+            config, make_mesh(config.mesh), origin, self.frozen, self.num_classes, self.steps
+        )
 
 
 def assemble(
@@ -135,9 +119,13 @@ def assemble(
     begins("making the program")
     weights = _class_weights(config, splits.train)
     program = _program(config, mesh, origin, frozen, num_classes, steps, weights)
-    origin = with_objective(origin, config, objective_weights(program.state), program.state["memory"])
+    origin = with_objective(
+        origin, config, objective_weights(program.state), program.state["memory"]
+    )
     data |= suites.fingerprints
-    return Parts(seen, mesh, splits, data, suites, num_classes, steps, origin, frozen, program, caller)
+    return Parts(
+        seen, mesh, splits, data, suites, num_classes, steps, origin, frozen, program, caller
+    )
 
 
 def _class_weights(config: ConfigDict, train: Source) -> tuple[float, ...]:
@@ -173,7 +161,9 @@ def _program(
 
 
 def class_count(config: ConfigDict, source: Source) -> int:
-    """Width of the head: the config's, or the data set's own; as an objective without labels says."""
+    """Width of the head: the config's, or the data set's own; as an objective without labels
+    says.
+    """
     if not objective_of(config).labels:
         return objective_of(config).outputs(config)
     check_several_classes(config, source)
@@ -189,7 +179,8 @@ def check_several_classes(config: ConfigDict, source: Source) -> None:
     """Checks that the training images are of at least two classes; binary labels may be of one.
 
     Raises:
-      UserError: they are known to be of a single class: the loss would be 0 at once, and the accuracy 100 %.
+      UserError: they are known to be of a single class: the loss would be 0 at once, and the
+        accuracy 100 %.
     """
     present = [name for name in source.class_names if name not in source.empty_classes]
     if len(present) != 1:
@@ -205,7 +196,8 @@ def check_several_classes(config: ConfigDict, source: Source) -> None:
             f"data.train_split={os.path.join(split, present[0])}"
         )
     raise UserError(
-        f"the training images are all of the class {present[0]!r}, and a classifier needs two or more{inner}"
+        f"the training images are all of the class {present[0]!r}, and a classifier needs two or "
+        f"more{inner}"
     )
 
 
@@ -219,17 +211,19 @@ def step_count(config: ConfigDict, images: int) -> int:
     steps = config.steps or int(config.epochs * images / config.batch_size)
     if steps < 1:
         raise UserError(
-            f"{config.epochs:g} epochs of {images} images are less than one batch of {config.batch_size}; "
-            "lower batch_size or raise epochs"
+            f"{config.epochs:g} epochs of {images} images are less than one batch of "
+            f"{config.batch_size}; lower batch_size or raise epochs"
         )
     return steps
 
 
 def with_images_of(config: ConfigDict, origin: Origin) -> ConfigDict:
-    """A copy of the config, in which what a checkpoint says of images stands in the place of None."""
+    """A copy of the config, in which what a checkpoint says of images stands in the place of
+    None.
+    """
     config = config.copy_and_resolve_references()
     config.data.interpolation = origin.interpolation
-    mean = origin.arguments["mean"]
+    mean = origin.options.mean
     config.model.mean = mean if isinstance(mean, tuple) else (mean,)
     return config
 
@@ -261,10 +255,11 @@ def pictures(config: ConfigDict) -> tuple[Picture, ...]:
 
 
 def evaluation_pictures(config: ConfigDict) -> tuple[Picture, ...]:
-    """The making of the views that the objective wants, of a test image; none where that is the crop alone.
+    """The making of the views that the objective wants, of a test image; none where that is the
+    crop alone.
 
-    Views of one rectangle are the test crop, each at its size. Others are drawn as in training, by the
-    image's number.
+    Views of one rectangle are the test crop, each at its size. Others are drawn as in training, by
+    the image's number.
     """
     first, *others = objective_of(config).views(config)
     if first.count or any(view.count or view.same_rectangle_as != first.name for view in others):
@@ -280,7 +275,8 @@ def evaluation_pictures(config: ConfigDict) -> tuple[Picture, ...]:
 
 
 def image_augmentation(config: ConfigDict) -> Callable | None:
-    """The augmentation of a crop where it is decoded, `(pixels, rng) -> pixels`; None: there is none.
+    """The augmentation of a crop where it is decoded, `(pixels, rng) -> pixels`; None: there is
+    none.
 
     Raises:
       UserError: timm's RandAugment cannot turn and shear by the interpolation of the crops.
@@ -294,13 +290,15 @@ def image_augmentation(config: ConfigDict) -> Callable | None:
         resampling = "bicubic" if config.data.interpolation == "bicubic" else "bilinear"
         mean = tuple(config.model.mean or (0.5,))
         fill = tuple(min(255, round(255 * x)) for x in (mean if len(mean) > 1 else 3 * mean))
-        policy = RandPolicy(**rand_policy(values.policy), fill=fill, resampling=resampling)
+        policy = RandPolicy(**parse_rand_policy(values.policy), fill=fill, resampling=resampling)
     elif values.three_augment is not None:
         policy = ThreeAugment(values.three_augment)
     return host_augmentation(layers_magnitude, values.color_jitter, policy)
 
 
-def open_feed(config: ConfigDict, source: Source, first_step: int, say: Callable, mesh: Mesh) -> Feed:
+def open_feed(
+    config: ConfigDict, source: Source, first_step: int, say: Callable, mesh: Mesh
+) -> Feed:
     """Training batches from step `first_step` on, placed on the devices of `mesh`."""
     batches = training_batches(
         source,

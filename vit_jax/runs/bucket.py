@@ -1,8 +1,9 @@
 """Workdirs in buckets: `gs://BUCKET/RUN` and `s3://BUCKET/RUN`.
 
-Orbax writes checkpoints into the bucket itself. The other files of a run are small, and some of them are
-appended to, which no bucket can: they are in a folder of this process, and whole copies of those that changed
-follow to the bucket every few seconds, and before each checkpoint.
+Orbax writes checkpoints into the bucket itself. The other files of a run are small, and some of
+them are
+appended to, which no bucket can: they are in a folder of this process, and whole copies of those
+that changed follow to the bucket every few seconds, and before each checkpoint.
 """
 
 import contextlib
@@ -18,7 +19,6 @@ from etils import epath
 
 from vit_jax.errors import UserError
 
-SCHEMES = ("gs://", "s3://")
 UPLOAD_SECONDS = 10.0  # Between two looks at what has changed.
 
 # Of a workdir, what nobody reads beside its checkpoints: it is left in the bucket.
@@ -77,7 +77,9 @@ class Bucket:
         """The contents of several objects, by name, without those that are gone."""
         with self._named_errors():
             found = self._files.cat([f"{self._root}/{name}" for name in names], on_error="return")
-            gone = {name for name, content in found.items() if isinstance(content, FileNotFoundError)}
+            gone = {
+                name for name, content in found.items() if isinstance(content, FileNotFoundError)
+            }
             for content in found.values():
                 if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
                     raise content
@@ -89,7 +91,9 @@ class Bucket:
             try:
                 found = self._files.ls(self._root, detail=False)
             except FileNotFoundError:
-                self._files.find(self._root, maxdepth=1)  # Raises where the bucket itself is not there.
+                self._files.find(
+                    self._root, maxdepth=1
+                )  # Raises where the bucket itself is not there.
                 return []
         return [name.rstrip("/").rpartition("/")[2] for name in found]
 
@@ -102,12 +106,15 @@ class Bucket:
             raise
         except FileNotFoundError as error:
             bucket = "/".join(self.url.split("/")[:3])
-            raise UserError(f"there is no bucket {bucket}, or these credentials do not see it") from error
+            raise UserError(
+                f"there is no bucket {bucket}, or these credentials do not see it"
+            ) from error
         except Exception as error:  # Of aiohttp, botocore, google.auth: each has its own.
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             command = _SIGN_IN[self.url[:5]]
             raise UserError(
-                f"cannot use {self.url} ({reason}); credentials: {command}, or the machine's service account"
+                f"cannot use {self.url} ({reason}); credentials: {command}, or the machine's "
+                "service account"
             ) from error
 
 
@@ -123,11 +130,6 @@ def _file_system(url: str):
     except ImportError as error:
         raise UserError(f'cannot use {url}: {error} (pip install "vit_jax[cloud]")') from error
     return files, root.rstrip("/")
-
-
-def is_url(source: object) -> bool:
-    """True for the URL of a bucket or of something in one."""
-    return str(source).startswith(SCHEMES)
 
 
 _folders: dict[str, tempfile.TemporaryDirectory] = {}  # By URL.
@@ -156,7 +158,9 @@ def fetched(url: str) -> Path:
 
 
 def url_of(workdir: Path) -> str | None:
-    """The URL of the workdir whose files were fetched into a folder; None for a folder of its own."""
+    """The URL of the workdir whose files were fetched into a folder; None for a folder of its
+    own.
+    """
     return _urls.get(workdir)
 
 
@@ -201,13 +205,16 @@ class Upload:
 
     Args:
       workdir: as `fetched` made it.
-      check: raises where the workdir in the bucket is another run's by now; called before anything is copied.
+      check: raises where the workdir in the bucket is another run's by now; called before anything
+        is copied.
     """
 
     def __init__(self, workdir: Path, check: Callable[[], None], seconds: float = UPLOAD_SECONDS):
         self._workdir, self._check, self._seconds = workdir, check, seconds
         self._bucket = Bucket(shown(workdir))
-        self._copied: dict[str, tuple[int, int]] = {}  # Size and time of each file, as it was copied.
+        self._copied: dict[
+            str, tuple[int, int]
+        ] = {}  # Size and time of each file, as it was copied.
         self._one_at_a_time, self._closed = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._follow, name="upload", daemon=True)
 
@@ -234,9 +241,14 @@ class Upload:
         with self._one_at_a_time:
             changed = {}
             for path in self._workdir.rglob("*"):
-                with contextlib.suppress(FileNotFoundError):  # A temporary file, which has its name by now.
+                with contextlib.suppress(
+                    FileNotFoundError
+                ):  # A temporary file, which has its name by now.
                     status = path.stat()
-                    name, state = str(path.relative_to(self._workdir)), (status.st_size, status.st_mtime_ns)
+                    name, state = (
+                        str(path.relative_to(self._workdir)),
+                        (status.st_size, status.st_mtime_ns),
+                    )
                     if path.is_file() and path.suffix != ".tmp" and self._copied.get(name) != state:
                         changed[name] = state
             if not changed:
@@ -249,5 +261,7 @@ class Upload:
 
     def _follow(self) -> None:
         while not self._closed.wait(self._seconds):
-            with contextlib.suppress(UserError, OSError):  # What lasts is raised before the next checkpoint.
+            with contextlib.suppress(
+                UserError, OSError
+            ):  # What lasts is raised before the next checkpoint.
                 self.flush()

@@ -1,10 +1,12 @@
 """One run at a time on a workdir in a bucket, which knows neither links nor locks of the kernel.
 
-As in a folder (`workdir_lock.py`), the newest of the objects `.lock-1`, `.lock-2`, ... says who has the
-workdir, an empty one nobody, and a number is never used twice: the bucket itself makes an object only where
-there is none (`ifGenerationMatch=0` of Google Cloud Storage, `If-None-Match: *` of S3). The holder writes its
-own anew every few seconds. A store that takes no notice of the condition protects from all but a second start
-within the same second, which the first of the two notices at its next sign of life.
+As in a folder (`workdir_lock.py`), the newest of the objects `.lock-1`, `.lock-2`, ... says who has
+the
+workdir, an empty one nobody, and a number is never used twice: the bucket itself makes an object
+only where there is none (`ifGenerationMatch=0` of Google Cloud Storage, `If-None-Match: *` of S3).
+The holder writes its own anew every few seconds. A store that takes no notice of the condition
+protects from all but a second start within the same second, which the first of the two notices at
+its next sign of life.
 """
 
 import contextlib
@@ -90,7 +92,9 @@ class BucketLock:
                 f"the workdir {self._bucket.url} was deleted or made anew in the middle of the run "
                 f"({self._name(self._number)} is gone)"
             )
-        raise UserError(f"{self._bucket.url} was taken over by {sign.holder}, while this one stood still")
+        raise UserError(
+            f"{self._bucket.url} was taken over by {sign.holder}, while this one stood still"
+        )
 
     def _name(self, number: int) -> str:
         return f"{PREFIX}-{number}"
@@ -115,7 +119,8 @@ class BucketLock:
             return Sign(Holder(**values), token, beat)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UserError(
-                f"{self._bucket.url}/{self._name(number)} is no lock; remove it if no run uses the workdir"
+                f"{self._bucket.url}/{self._name(number)} is no lock; remove it if no run uses "
+                "the workdir"
             ) from error
 
     def _is_mine(self) -> bool:
@@ -124,7 +129,8 @@ class BucketLock:
         return sign is not None and sign.token == self._token and self._newest() == self._number
 
     def _wait(self, number: int) -> Holder | None:
-        """Waits until the lock is nobody's; returns the process that left it without a word, if one did.
+        """Waits until the lock is nobody's; returns the process that left it without a word, if one
+        did.
 
         Raises:
           UserError: it is held.

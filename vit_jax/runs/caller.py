@@ -1,4 +1,6 @@
-"""A program that trains within its own process, such as a notebook, and what it hands to the run."""
+"""A program that trains within its own process, such as a notebook, and what it hands to the
+run.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +14,8 @@ class Caller(NamedTuple):
     Attributes:
       data: data sets by split, `train` and `test`, as of `handed_in`; None: the config's.
       model: starts the run with its parameters; None: the config's model or checkpoint does.
-      on_log: is called with the step and its figures, the rows of `metrics.jsonl`, as they are written.
+      on_log: is called with the step and its figures, the rows of `metrics.jsonl`, as they are
+        written.
       groups: the group of each example of `train`: a slice has all examples of a group or none.
     """
 

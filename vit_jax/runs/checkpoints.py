@@ -1,10 +1,10 @@
 """Checkpoints of a run, through Orbax: the only module that knows Orbax.
 
-They are in a folder, or in a bucket by a URL. A checkpoint holds `params`, `optimizer` and `run` (step,
-metrics since the last log line) as separate items, so that parameters can be read alone, and beside them a
-checksum of each. It appears by an atomic rename, in a bucket by an object that is written last: what is
-listed is complete. What has been damaged since is found by the checksums, whatever the number of processes
-and devices that wrote or that read it.
+They are in a folder, or in a bucket by a URL. A checkpoint holds `params`, `optimizer` and `run`
+(step, metrics since the last log line) as separate items, so that parameters can be read alone, and
+beside them a checksum of each. It appears by an atomic rename, in a bucket by an object that is
+written last: what is listed is complete. What has been damaged since is found by the checksums,
+whatever the number of processes and devices that wrote or that read it.
 """
 
 import contextlib
@@ -32,48 +32,25 @@ from orbax.checkpoint._src.serialization import tensorstore_utils
 
 from vit_jax.errors import UserError
 from vit_jax.interop.beside import Shapes
-from vit_jax.options import Option, one_of, unless, whole
 from vit_jax.parallel.sharding import path_name
-from vit_jax.runs.bucket import is_url, move, read_through
+from vit_jax.paths import is_url
+from vit_jax.runs.bucket import move, read_through
 from vit_jax.training.step import Metrics, State
 
 DAMAGED = "damaged"  # Folder beside the checkpoints, for those that cannot be restored.
 
 # In errors of TensorStore and the system that say nothing about what a file holds.
 _PASSING = (
-    *("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED"),
+    *(
+        "PERMISSION_DENIED",
+        "RESOURCE_EXHAUSTED",
+        "UNAVAILABLE",
+        "DEADLINE_EXCEEDED",
+        "CANCELLED",
+        "ABORTED",
+    ),
     *("UNIMPLEMENTED", "Too many open files", "Cannot allocate memory", "Input/output error"),
 )
-
-OPTIONS = {
-    "checkpoint.every": Option(1000, whole(1), "Steps between checkpoints.", operational=True),
-    "checkpoint.keep_last": Option(2, whole(1), "How many of the newest are kept.", operational=True),
-    "checkpoint.keep_every": Option(
-        None,
-        whole(1),
-        "Those at multiples of so many steps are kept too; None: no more.",
-        operational=True,
-        fits=lambda value, config: unless(
-            value is None or value % config.checkpoint.every == 0,
-            f"a multiple of checkpoint.every = {config.checkpoint.every}",
-        ),
-    ),
-    "checkpoint.keep_best": Option(
-        0,
-        whole(0),
-        "How many of the best are kept too: by accuracy, then loss, on data.dev_split, else the test split.",
-        operational=True,
-    ),
-    "checkpoint.final": Option(
-        "last",
-        one_of("last", "best"),
-        "The parameters that a run ends with: the last, or those of the best evaluation on data.dev_split.",
-        fits=lambda value, config: unless(
-            value == "last" or (config.data.dev_split is not None and config.checkpoint.keep_best > 0),
-            "'last' without a data.dev_split, and a checkpoint.keep_best above 0, to choose by",
-        ),
-    ),
-}
 
 
 class DamagedCheckpoint(UserError):
@@ -86,7 +63,8 @@ class Checkpoints:
     Args:
       keep_last: how many to keep, the newest; None only reads, and may do so while a run writes.
       keep_every: those at multiples of so many steps are kept too; None: none.
-      keep_best: so many of the best are kept too, by test accuracy, or test loss where there is none.
+      keep_best: so many of the best are kept too, by test accuracy, or test loss where there is
+        none.
       say: is told which damaged checkpoints were moved aside, and where to.
     """
 
@@ -99,7 +77,9 @@ class Checkpoints:
         say: Callable[[str], None] = print,
     ):
         self._remote, self._say = is_url(folder), say
-        self.folder = folder if self._remote else folder.absolute()  # Orbax finds nothing by a relative path.
+        self.folder = (
+            folder if self._remote else folder.absolute()
+        )  # Orbax finds nothing by a relative path.
         if str(folder).startswith("s3://"):
             _teach_orbax_s3()
         if keep_last is None:
@@ -116,11 +96,13 @@ class Checkpoints:
             kept.append(policies.EveryNSteps(keep_every))
         if keep_best:
             kept.append(
-                policies.BestN(get_metric_fn=_score, n=keep_best, keep_checkpoints_without_metrics=False)
+                policies.BestN(
+                    get_metric_fn=_score, n=keep_best, keep_checkpoints_without_metrics=False
+                )
             )
         context = ocp.Context()
-        # Both cost training half of the processor time of a save: weights hardly compress (8 %), and
-        # who restores says where arrays go.
+        # Both cost training half of the processor time of a save: weights hardly compress (8 %),
+        # and who restores says where arrays go.
         context.array.saving.use_compression = False
         context.array.saving.enable_write_sharding_file = False
         self._checkpointer = ocp.training.Checkpointer(
@@ -153,7 +135,9 @@ class Checkpoints:
         return self.best_with({})
 
     def best_with(self, more: dict[int, dict[str, float]]) -> int | None:
-        """Step of the best figures, the newest of several, among those that were saved and more of them."""
+        """Step of the best figures, the newest of several, among those that were saved and more of
+        them.
+        """
         figures = self.figures | more
         return max(figures, key=lambda step: (_score(figures[step]), step), default=None)
 
@@ -165,7 +149,11 @@ class Checkpoints:
         return f"the last good checkpoint is {self.folder / str(self.latest)}"
 
     def save(
-        self, step: int, items: dict, figures: dict[str, float] | None = None, overwrite: bool = False
+        self,
+        step: int,
+        items: dict,
+        figures: dict[str, float] | None = None,
+        overwrite: bool = False,
     ) -> None:
         """Copies the items from the devices, and writes them while training goes on.
 
@@ -195,8 +183,8 @@ class Checkpoints:
     def restore_newest(self, like: dict) -> tuple[int, dict] | None:
         """The newest checkpoint that is whole and its step, placed as the arrays of `like` are.
 
-        Damaged ones that are newer are moved aside, but only when it has been restored: what ails them
-        all may be no damage. All processes call this, and see the same.
+        Damaged ones that are newer are moved aside, but only when it has been restored: what ails
+        them all may be no damage. All processes call this, and see the same.
 
         Raises:
           UserError: all are damaged; one cannot be read for another reason, or holds other arrays.
@@ -222,8 +210,8 @@ class Checkpoints:
         damaged = [*problems.values(), *map(str, sorted((self.folder / DAMAGED).glob("*")))]
         if damaged:
             raise UserError(
-                f"every checkpoint of the run is damaged: {', '.join(damaged)}; put a good one into "
-                f"{self.folder}, or remove {self.folder} to start from the first step"
+                f"every checkpoint of the run is damaged: {', '.join(damaged)}; put a good one "
+                f"into {self.folder}, or remove {self.folder} to start from the first step"
             )
         return None
 
@@ -261,7 +249,8 @@ class Checkpoints:
         """The items of a checkpoint, and the checksums that they should have."""
         path = self.folder / str(step)
         abstract = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)), like
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)),
+            like,
         )
         try:
             with _alone():
@@ -271,12 +260,20 @@ class Checkpoints:
                 if "checksums" not in metadata.custom_metadata:
                     raise UserError(f"checkpoint {path} is not one that vit_jax wrote")
                 for name in like:
-                    if metadata.custom_metadata["arrays"][name] != _fingerprint(metadata.metadata[name]):
+                    if metadata.custom_metadata["arrays"][name] != _fingerprint(
+                        metadata.metadata[name]
+                    ):
                         raise ValueError(f"the list of arrays in {name} cannot be read")
-                _check_same(path, _arrays(like), _arrays({name: metadata.metadata[name] for name in like}))
+                _check_same(
+                    path, _arrays(like), _arrays({name: metadata.metadata[name] for name in like})
+                )
                 sums = {name: metadata.custom_metadata["checksums"][name] for name in like}
                 return ocp.load_checkpointables(path, abstract), sums
-        except (UserError, MemoryError, jax.errors.JaxRuntimeError):  # Another model; no memory for it.
+        except (
+            UserError,
+            MemoryError,
+            jax.errors.JaxRuntimeError,
+        ):  # Another model; no memory for it.
             raise
         except Exception as error:  # Orbax, TensorStore and the file system have many.
             raise _verdict(path, error) from error
@@ -285,12 +282,15 @@ class Checkpoints:
         for name, value in _checksums(restored).items():
             if value != sums[name]:
                 raise DamagedCheckpoint(
-                    f"checkpoint {self.folder / str(step)} is damaged: the checksum of {name} differs"
+                    f"checkpoint {self.folder / str(step)} is damaged: the checksum of {name} "
+                    "differs"
                 )
         return restored
 
     def _sweep(self) -> None:
-        """Removes what is left of writes that were killed; moves aside whose figures Orbax cannot read."""
+        """Removes what is left of writes that were killed; moves aside whose figures Orbax cannot
+        read.
+        """
         if not self._remote:  # There Orbax does it itself.
             for rest in self.folder.glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(rest)
@@ -298,7 +298,9 @@ class Checkpoints:
             self._move_aside(path, f"checkpoint {path} is damaged: {problem}")
 
     def _unreadable_figures(self) -> Iterator[tuple[Path | epath.Path, str]]:
-        """Checkpoints whose figures are no JSON, and why: with one of them Orbax lists none at all."""
+        """Checkpoints whose figures are no JSON, and why: with one of them Orbax lists none at
+        all.
+        """
         for figures in self.folder.glob("[0-9]*/metrics/metrics"):
             try:
                 json.loads(figures.read_text())
@@ -319,7 +321,9 @@ class Checkpoints:
     def _move_aside(self, path: Path | epath.Path, problem: str) -> None:
         folder = path.parent / DAMAGED
         folder.mkdir(exist_ok=True)
-        names = itertools.chain([path.name], (f"{path.name}.{count}" for count in itertools.count(2)))
+        names = itertools.chain(
+            [path.name], (f"{path.name}.{count}" for count in itertools.count(2))
+        )
         aside = next(folder / name for name in names if not (folder / name).exists())
         if self._remote:
             move(str(path), str(aside))
@@ -333,23 +337,32 @@ class Checkpoints:
         needed = sum(x.nbytes for x in jax.tree.leaves(items))
         free = shutil.disk_usage(self.folder).free
         if free < 1.1 * needed + 1e6:
-            raise UserError(self._no_space(f"{free / 1e6:.0f} MB free, {needed / 1e6:.0f} MB needed"))
+            raise UserError(
+                self._no_space(f"{free / 1e6:.0f} MB free, {needed / 1e6:.0f} MB needed")
+            )
 
     def _no_space(self, detail: str) -> str:
-        return f"no space left for a checkpoint ({detail}); {self.last_good}; free some space and start again"
+        return (
+            f"no space left for a checkpoint ({detail}); {self.last_good}; free some space and "
+            "start again"
+        )
 
     @contextlib.contextmanager
     def _named_errors(self):
         try:
             yield
         except Exception as error:
-            if any(words in str(error) for words in ("No space left", "ENOSPC", "RESOURCE_EXHAUSTED")):
+            if any(
+                words in str(error) for words in ("No space left", "ENOSPC", "RESOURCE_EXHAUSTED")
+            ):
                 raise UserError(self._no_space("disk full")) from error
             raise
 
 
 def as_items(state: State, metrics: Metrics) -> dict:
-    """The content of a checkpoint, in items that can be read alone; a frozen model can be read again."""
+    """The content of a checkpoint, in items that can be read alone; a frozen model can be read
+    again.
+    """
     run = {"step": state["step"], "skipped": state["skipped"], "metrics": metrics}
     items = {name: state[name] for name in ("params", "extra", "optimizer") if state[name]}
     return items | state["memory"] | {"run": run}
@@ -360,8 +373,14 @@ def from_items(items: dict) -> tuple[State, Metrics]:
     run = dict(items["run"])
     metrics = run.pop("metrics")
     weights = {"params": items["params"], "extra": items.get("extra", {})}
-    memory = {name: item for name, item in items.items() if name not in (*weights, "optimizer", "run")}
-    return weights | {"memory": memory, "frozen": {}, "optimizer": items["optimizer"]} | run, metrics
+    memory = {
+        name: item for name, item in items.items() if name not in (*weights, "optimizer", "run")
+    }
+    return weights | {
+        "memory": memory,
+        "frozen": {},
+        "optimizer": items["optimizer"],
+    } | run, metrics
 
 
 def load_items(folder: Path | epath.Path, like: dict, which: str = "") -> dict:
@@ -396,7 +415,8 @@ def load_items(folder: Path | epath.Path, like: dict, which: str = "") -> dict:
 
 
 def item_shapes(folder: Path | epath.Path, step: int) -> dict[str, Shapes]:
-    """The shapes of all arrays of one checkpoint in `folder`, of each item by path, of which nothing is read.
+    """The shapes of all arrays of one checkpoint in `folder`, of each item by path, of which
+    nothing is read.
 
     The path within an item that is one array is empty.
 
@@ -416,8 +436,9 @@ def item_shapes(folder: Path | epath.Path, step: int) -> dict[str, Shapes]:
 
 
 def _alone() -> ocp.Context:
-    """The context in which a process reads by itself: one that cannot must not leave the others waiting in
-    Orbax."""
+    """The context in which a process reads by itself: one that cannot must not leave the others
+    waiting in Orbax.
+    """
     alone = ocp.Context()
     alone.multiprocessing.active_processes = {jax.process_index()}
     alone.multiprocessing.primary_host = jax.process_index()
@@ -425,11 +446,20 @@ def _alone() -> ocp.Context:
     return alone
 
 
-def _verdict(path: Path | epath.Path, error: Exception) -> UserError:
-    """The error that says whether a checkpoint is damaged, or only cannot be read now.
+def _read_files(path: Path | epath.Path) -> None:
+    """Reads all files of a folder; raises OSError if one cannot be read."""
+    for folder, _, names in os.walk(path, onerror=_raise):
+        for name in names:
+            with open(os.path.join(folder, name), "rb") as file:
+                while file.read(2**20):
+                    pass
 
-    Orbax passes over what it may not read and then misses it, so its error says little: the files are read
-    again here, as they are.
+
+def _verdict(path: Path | epath.Path, error: Exception) -> UserError:
+    """Returns the error for a checkpoint that is damaged, or only cannot be read now.
+
+    Orbax skips files without read permission and then reports them as missing, so the files are
+    read again here, as they are.
     """
     while error.__cause__:
         error = error.__cause__
@@ -437,11 +467,8 @@ def _verdict(path: Path | epath.Path, error: Exception) -> UserError:
     try:
         if is_url(path):
             read_through(str(path))
-        for folder, _, names in os.walk(path, onerror=_raise) if not is_url(path) else ():
-            for name in names:
-                with open(os.path.join(folder, name), "rb") as file:
-                    while file.read(2**20):
-                        pass
+        else:
+            _read_files(path)
     except OSError as unreadable:
         reason, certain = f"{unreadable.strerror}: {unreadable.filename}", False
     except UserError as unreadable:
@@ -451,12 +478,15 @@ def _verdict(path: Path | epath.Path, error: Exception) -> UserError:
     if not path.exists():
         return UserError(f"checkpoint {path} is gone: it was removed or moved while it was read")
     if not certain:
-        return UserError(f"checkpoint {path} cannot be read ({reason}); it need not be damaged, and stays")
+        return UserError(
+            f"checkpoint {path} cannot be read ({reason}); it need not be damaged, and stays"
+        )
     return DamagedCheckpoint(f"checkpoint {path} is damaged: {reason}")
 
 
 def _teach_orbax_s3() -> None:
-    """Makes Orbax take `s3://` as it takes `gs://`: by TensorStore, complete by an object written last.
+    """Makes Orbax take `s3://` as it takes `gs://`: by TensorStore, complete by an object written
+    last.
 
     By itself it takes such a URL for a relative path (https://github.com/google/orbax/pull/2739).
 
@@ -467,14 +497,18 @@ def _teach_orbax_s3() -> None:
         return
     normalize, to_gcs = tensorstore_utils._normalize_path, gcs_utils.get_kvstore_for_gcs
     gcs_utils._GCS_PATH_PREFIX = ("gs://", "s3://")
-    gcs_utils.get_kvstore_for_gcs = lambda path: _s3_store(path) if path.startswith("s3://") else to_gcs(path)
+    gcs_utils.get_kvstore_for_gcs = lambda path: (
+        _s3_store(path) if path.startswith("s3://") else to_gcs(path)
+    )
     tensorstore_utils._use_gcs_driver = is_url
     tensorstore_utils._normalize_path = lambda path: re.sub("^s3:/+", "s3://", normalize(path))
     made = tensorstore_utils.build_kvstore_tspec("s3://bucket/run", use_ocdbt=True)
-    if made["base"].get("bucket") != "bucket" or not gcs_utils.is_gcs_path(epath.Path("s3://bucket/run")):
+    if made["base"].get("bucket") != "bucket" or not gcs_utils.is_gcs_path(
+        epath.Path("s3://bucket/run")
+    ):
         raise UserError(
-            f"orbax-checkpoint {importlib.metadata.version('orbax-checkpoint')} cannot be made to write to "
-            "s3://: mount the bucket, or install the version of requirements.txt"
+            f"orbax-checkpoint {importlib.metadata.version('orbax-checkpoint')} cannot be made to "
+            "write to s3://: mount the bucket, or install the version of requirements.txt"
         )
 
 
@@ -499,13 +533,17 @@ def _not_of_orbax(record: LogRecord) -> bool:
 
 
 def _score(figures: dict[str, float]) -> float:
-    """Higher is better; a run has all its figures of one kind. Of one accuracy, the lower loss is better."""
+    """Higher is better; a run has all its figures of one kind. Of one accuracy, the lower loss is
+    better.
+    """
     loss = figures.get("loss", math.inf)
     score = -loss
     if "knn" in figures:  # Of a training without labels, whose losses do not compare.
         score = figures["knn"]
     elif "accuracy" in figures:  # Its steps are 1 / images.
-        score = figures["accuracy"] - min(loss, 100.0) / (1000 * max(1.0, figures.get("images", 1e9)))
+        score = figures["accuracy"] - min(loss, 100.0) / (
+            1000 * max(1.0, figures.get("images", 1e9))
+        )
     return -math.inf if math.isnan(score) else score
 
 
@@ -514,12 +552,17 @@ def _checksums(items: dict) -> dict[str, int]:
 
     An array at a time: one program for all of ViT-S/16's took ten times as long on the CPU.
     """
-    sums = {name: [_in_turn(_sum_of_bits(x)) for x in jax.tree.leaves(item)] for name, item in items.items()}
+    sums = {
+        name: [_in_turn(_sum_of_bits(x)) for x in jax.tree.leaves(item)]
+        for name, item in items.items()
+    }
     return {name: sum(map(int, values)) % 2**32 for name, values in jax.device_get(sums).items()}
 
 
 def _in_turn(array: jax.Array) -> jax.Array:
-    """Programs run side by side on a CPU: two processes that meet others' sums in another order never end."""
+    """Programs run side by side on a CPU: two processes that meet others' sums in another order
+    never end.
+    """
     return array if array.is_fully_addressable else array.block_until_ready()
 
 
@@ -532,7 +575,8 @@ def _sum_of_bits(array: jax.Array) -> jax.Array:
 def _arrays(tree: dict) -> dict[str, str]:
     """Path -> type and shape of every array, in items or in what Orbax says of them."""
     return {
-        path_name(path): f"{np.dtype(x.dtype)}{list(x.shape)}" for path, x in jax.tree.leaves_with_path(tree)
+        path_name(path): f"{np.dtype(x.dtype)}{list(x.shape)}"
+        for path, x in jax.tree.leaves_with_path(tree)
     }
 
 
@@ -544,6 +588,6 @@ def _check_same(path: Path | epath.Path, wanted: dict[str, str], found: dict[str
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             raise UserError(
-                f"checkpoint {path} does not fit this model: {name} is {found.get(name, 'missing')} "
-                f"and should be {wanted.get(name, 'missing')}"
+                f"checkpoint {path} does not fit this model: {name} is "
+                f"{found.get(name, 'missing')} and should be {wanted.get(name, 'missing')}"
             )

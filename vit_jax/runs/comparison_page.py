@@ -39,7 +39,9 @@ def comparison_page(runs: Sequence[RunFiles], live: bool = False) -> str:
     names = short_names([run.workdir for run in runs])
     titles = dict.fromkeys(title_of(run.saved) for run in runs)
     title = (
-        f"{len(runs)} runs: {next(iter(titles))}" if len(titles) == 1 else f"Comparison of {len(runs)} runs"
+        f"{len(runs)} runs: {next(iter(titles))}"
+        if len(titles) == 1
+        else f"Comparison of {len(runs)} runs"
     )
     sections = [
         Section("", _overview(runs, names, several=len(titles) > 1), ""),
@@ -63,36 +65,53 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _overview(runs: Sequence[RunFiles], names: Sequence[str], several: bool) -> str:
-    """A column for each run: what it is, its figures, and what they took."""
+    """Returns a table with a column for each run: its figures, time, speed and cost.
+
+    Args:
+      several: the runs have different titles, which are shown.
+    """
     keys = dict.fromkeys(
         key
         for run in runs
         for key in run.figures
         if key.startswith(("dev/", "test/")) and "/images" not in key
     )
-    columns = []
-    for run in runs:
-        row = {"what": title_of(run.saved)} if several else {}
-        for key in keys:
-            label = metric_in_words(key.replace("/", " "))
-            known = key in run.figures
-            row[label] = (
-                figure(key, run.figures[key], run.formats, run.figures) if known else "not evaluated yet"
-            )
-        steps = run.saved.manifest["steps"]
-        row["steps"] = f"{steps:,}" if run.finished else f"{run.step:,} of {steps:,}"
-        row["time"] = duration(sum(run.seconds.values())) if run.seconds else ""
-        speeds = [speed for _, speed in points_of(run.rows, "train/images_per_second")]
-        row["images/s"] = f"{np.median(speeds):,.0f}" if speeds else ""
-        cost, flops = model_cost_of(run.saved.manifest), run.saved.manifest.get("flops")
-        row["parameters"] = with_unit(cost.parameters) if cost else ""
-        row["training FLOPs"] = f"{flops * run.step * run.saved.config.batch_size:.2g}" if flops else ""
-        columns.append(row)
-    return _table(["", *names], [[label, *(column[label] for column in columns)] for label in columns[0]])
+    columns = [
+        ({"what": title_of(run.saved)} if several else {})
+        | {metric_in_words(key.replace("/", " ")): _figure(run, key) for key in keys}
+        | _progress_and_cost(run)
+        for run in runs
+    ]
+    return _table(
+        ["", *names], [[label, *(column[label] for column in columns)] for label in columns[0]]
+    )
+
+
+def _figure(run: RunFiles, key: str) -> str:
+    if key not in run.figures:
+        return "not evaluated yet"
+    return figure(key, run.figures[key], run.formats, run.figures)
+
+
+def _progress_and_cost(run: RunFiles) -> dict[str, str]:
+    """Returns the steps, time, speed, parameters and FLOPs of a run, by label."""
+    manifest = run.saved.manifest
+    steps, flops, cost = manifest["steps"], manifest.get("flops"), model_cost_of(manifest)
+    speeds = [speed for _, speed in points_of(run.rows, "train/images_per_second")]
+    images = run.step * run.saved.config.batch_size
+    return {
+        "steps": f"{steps:,}" if run.finished else f"{run.step:,} of {steps:,}",
+        "time": duration(sum(run.seconds.values())) if run.seconds else "",
+        "images/s": f"{np.median(speeds):,.0f}" if speeds else "",
+        "parameters": with_unit(cost.parameters) if cost else "",
+        "training FLOPs": f"{flops * images:.2g}" if flops else "",
+    }
 
 
 def _other_data(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    """A paragraph for each run whose data are not those of the first one: their figures do not compare."""
+    """A paragraph for each run whose data are not those of the first one: their figures do not
+    compare.
+    """
     first = {key: value for key, value in runs[0].saved.manifest.items() if key in KEYS}
     lines = []
     for run, name in zip(runs[1:], names[1:], strict=True):
@@ -105,42 +124,56 @@ def _other_data(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
 
 
 def _differences(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    """The values of the configs that are not the same in all runs, and so of what the manifests say."""
+    """The values of the configs that are not the same in all runs, and so of what the manifests
+    say.
+    """
     values = [
         dict(leaves(run.saved.config))
         | {"commit": short_commit(run.saved.manifest), "devices": run.saved.manifest["devices"]}
         for run in runs
     ]
-    keys = [key for key in values[0] if any(str(one.get(key)) != str(values[0][key]) for one in values)]
+    keys = [
+        key for key in values[0] if any(str(one.get(key)) != str(values[0][key]) for one in values)
+    ]
     if not keys:
         return note("Nothing.")
-    return _table(["value", *names], [[key, *(str(one.get(key)) for one in values)] for key in keys])
+    return _table(
+        ["value", *names], [[key, *(str(one.get(key)) for one in values)] for key in keys]
+    )
 
 
 def _curves(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
-    """An SVG for each scalar, with a line for each run."""
+    """Returns an SVG for each scalar, with a line for each run."""
+    drawn = []
+    for title, key, scale in _panels(runs):
+        lines = {
+            name: points_of(run.rows, key, scale) for run, name in zip(runs, names, strict=True)
+        }
+        if any(lines.values()):
+            drawn.append(page_charts.curve(title, lines, () if key.startswith("train/") else names))
+    return drawn
+
+
+def _panels(runs: Sequence[RunFiles]) -> Sequence[tuple[str, str, float]]:
+    """Returns the title, the key in the rows and the scale of each panel of curves."""
     panels = [
         (f"{title}: {label}" if label else title, key, scale)
         for title, lines, scale in CURVES
         for key, label in lines.items()
     ]
     keys = dict.fromkeys(key for run in runs for row in run.rows for key in row)
-    panels += [
+    return panels + [
         (f"{suite.title}, %: {key.removeprefix(f'{name}/')}", key, 100)
         for name, suite in SUITES.items()
         for key in keys
         if key.startswith(f"{name}/")
     ]
-    drawn = []
-    for title, key, scale in panels:
-        lines = {name: points_of(run.rows, key, scale) for run, name in zip(runs, names, strict=True)}
-        if any(lines.values()):
-            drawn.append(page_charts.curve(title, lines, () if key.startswith("train/") else names))
-    return drawn
 
 
 def _paired(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    """Counts of the images that only one of two runs got right, of all pairs that answered the same."""
+    """Counts of the images that only one of two runs got right, of all pairs that answered the
+    same.
+    """
     rows = []
     for (one, first), (other, second) in itertools.combinations(zip(runs, names, strict=True), 2):
         pair = one.predictions, other.predictions
@@ -152,11 +185,22 @@ def _paired(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
         chance = sign_test(only, only_theirs)
         rows.append([first, second, *(f"{count:,}" for count in counts), f"{chance:.2g}"])
     if not rows:
-        return note("No two of these runs kept answers to the same images.") if len(runs) > 1 else ""
-    heads = ["first", "second", "both right", "only the first", "only the second", "neither", "by chance"]
+        return (
+            note("No two of these runs kept answers to the same images.") if len(runs) > 1 else ""
+        )
+    heads = [
+        "first",
+        "second",
+        "both right",
+        "only the first",
+        "only the second",
+        "neither",
+        "by chance",
+    ]
     about = (
-        "The last column: how likely so uneven a split, or a more uneven one, is where the two are equally "
-        "good (McNemar's exact test). It knows of the images, and of nothing that another seed would change."
+        "The last column: how likely so uneven a split, or a more uneven one, is where the two "
+        "are equally good (McNemar's exact test). It knows of the images, and of nothing that "
+        "another seed would change."
     )
     return _table(heads, rows) + note(about)
 
@@ -181,27 +225,42 @@ def _normal_tail(one: int, other: int) -> float:
 
 
 def _classes(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    """The accuracies of the classes in which the runs differ most."""
-    kept = [(run, name) for run, name in zip(runs, names, strict=True) if run.predictions is not None]
+    """Returns a table of the accuracies of the classes in which the runs differ most."""
+    kept = [
+        (run, name) for run, name in zip(runs, names, strict=True) if run.predictions is not None
+    ]
     if len(kept) < 2 or len({run.class_names for run, _ in kept}) > 1:
         return ""
     classes = kept[0][0].class_names
-    images, right = zip(*(by_class(run.predictions, len(classes)) for run, _ in kept), strict=True)
-    shares = np.where(np.stack(images) > 0, np.stack(right) / np.maximum(np.stack(images), 1), np.nan)
-    tested = np.flatnonzero(np.isfinite(shares).all(axis=0))
-    spread = shares[:, tested].max(axis=0) - shares[:, tested].min(axis=0)
-    order = tested[np.argsort(-spread, kind="stable")][:MOST_CLASSES]
-    counts = [" / ".join(dict.fromkeys(f"{of[label]:,}" for of in images)) for label in order]
-    rows = [
-        [classes[label], count, *(f"{share:.1%}" for share in shares[:, label])]
-        for label, count in zip(order, counts, strict=True)
-    ]
-    shown = (
-        f"The {len(order)} classes that differ most, of {len(classes):,}."
-        if len(order) < len(classes)
-        else ""
+    images, right = map(
+        np.stack,
+        zip(*(by_class(run.predictions, len(classes)) for run, _ in kept), strict=True),
     )
-    return _table(["class", "images", *(name for _, name in kept)], rows) + (note(shown) if shown else "")
+    accuracies = np.where(images > 0, right / np.maximum(images, 1), np.nan)
+    order = _most_different(accuracies)
+    rows = [
+        [
+            classes[label],
+            " / ".join(dict.fromkeys(f"{count:,}" for count in images[:, label])),
+            *(f"{accuracy:.1%}" for accuracy in accuracies[:, label]),
+        ]
+        for label in order
+    ]
+    table = _table(["class", "images", *(name for _, name in kept)], rows)
+    if len(order) == len(classes):
+        return table
+    return table + note(f"The {len(order)} classes that differ most, of {len(classes):,}.")
+
+
+def _most_different(accuracies: np.ndarray) -> np.ndarray:
+    """Returns the numbers of the classes whose accuracies differ most, of those that all runs test.
+
+    Args:
+      accuracies: `[runs, classes]`, NaN for classes without images.
+    """
+    tested = np.flatnonzero(np.isfinite(accuracies).all(axis=0))
+    spread = accuracies[:, tested].max(axis=0) - accuracies[:, tested].min(axis=0)
+    return tested[np.argsort(-spread, kind="stable")][:MOST_CLASSES]
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -13,8 +13,8 @@ from vit_jax.runs.trackers.delivery import Delivery
 class Console:
     """Prints lines that stay, and by time a status line; a log file gets both.
 
-    A terminal or a notebook overwrites the status line. Elsewhere, and in the log file, it is a line a second
-    in the first minute and one in ten seconds from then on.
+    A terminal or a notebook overwrites the status line. Elsewhere, and in the log file, it is a
+    line a second in the first minute and one in ten seconds from then on.
 
     Args:
       log: the file; None is the console of a process that leaves the talking to another one.
@@ -103,7 +103,9 @@ class MetricWriter:
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """Appends a row; NaN and infinity are written as null."""
-        finite = {name: value if abs(value) < float("inf") else None for name, value in scalars.items()}
+        finite = {
+            name: value if abs(value) < float("inf") else None for name, value in scalars.items()
+        }
         self._file.write(json.dumps({"step": step, **finite}) + "\n")
         self._file.flush()
         for delivery in self._deliveries:

@@ -1,4 +1,6 @@
-"""The data of a run, by which a later start is compared with the first one: classes, counts and files."""
+"""The data of a run, by which a later start is compared with the first one: classes, counts and
+files.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,17 +9,7 @@ from vit_jax.data.class_names import match_classes
 from vit_jax.data.sources.base import fingerprint
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import all_names
-from vit_jax.options import Option, one_of
 from vit_jax.runs.splits import SPOKEN, Splits
-
-OPTIONS = {
-    "data.changed": Option(
-        "refused",
-        one_of("refused", "accepted"),
-        "Whether a run continues after its data have changed; its number of steps stays.",
-        operational=True,
-    ),
-}
 
 KEYS = ("class_names", "images", "data")  # Of the manifest.
 SHOWN = 5  # Classes in a message.
@@ -31,28 +23,43 @@ VALUES = {
 
 
 def differences(saved: Mapping[str, Any], given: Mapping[str, Any], now: str = "now") -> list[str]:
-    """Returns the differences between the data of two manifests; entries of only one of them are ignored.
+    """Returns the differences between the data of two manifests; entries of only one of them are
+    ignored.
 
     Args:
       now: stands for the given manifest in the lines.
     """
     before, after = (manifest.get("class_names") or () for manifest in (saved, given))
-    lines = other_classes = [*_class_differences(before, after)] if before and after else []
-    counts, given_counts = saved.get("images", {}), given.get("images", {})
-    known, found = saved.get("data", {}), given.get("data", {})
-    for name in dict.fromkeys((*counts, *known)):
-        words = SPOKEN.get(name, name)
-        if (count := counts.get(name)) != (given_count := given_counts.get(name, count)):
-            lines = [*lines, f"{words}: {count:,} images, and {now} {given_count:,}"]
-        elif name in known and name in found and not other_classes:  # With the classes all else changes.
-            other = [key for key, value in known[name].items() if found[name].get(key, value) != value]
-            if other:
-                first = next((VALUES[key] for key in VALUES if key in other), f"other {other[0]}")
-                lines = [*lines, f"{words}: {first}"]
+    other_classes = [*_class_differences(before, after)] if before and after else []
+    lines = [*other_classes]
+    for name in dict.fromkeys((*saved.get("images", {}), *saved.get("data", {}))):
+        difference = _count_difference(saved, given, name, now)
+        if not difference and not other_classes:  # With the classes all else changes.
+            difference = _content_difference(saved, given, name)
+        if difference:
+            lines.append(f"{SPOKEN.get(name, name)}: {difference}")
     steps = saved.get("steps")
     if lines and steps is not None and (given_steps := given.get("steps", steps)) != steps:
         lines.append(f"steps: {steps:,}, and {now} {given_steps:,}")
     return lines
+
+
+def _count_difference(
+    saved: Mapping[str, Any], given: Mapping[str, Any], split: str, now: str
+) -> str:
+    """Returns the numbers of a split's images if they differ; else an empty string."""
+    count = saved.get("images", {}).get(split)
+    given_count = given.get("images", {}).get(split, count)
+    return "" if count == given_count else f"{count:,} images, and {now} {given_count:,}"
+
+
+def _content_difference(saved: Mapping[str, Any], given: Mapping[str, Any], split: str) -> str:
+    """Returns the first value of a split's fingerprint that differs, or an empty string."""
+    before, after = (manifest.get("data", {}).get(split, {}) for manifest in (saved, given))
+    other = [key for key, value in before.items() if after.get(key, value) != value]
+    if not other:
+        return ""
+    return next((words for key, words in VALUES.items() if key in other), f"other {other[0]}")
 
 
 def identity_of(splits: Splits) -> dict[str, Any]:
@@ -65,7 +72,9 @@ def identity_of(splits: Splits) -> dict[str, Any]:
 
 
 def _class_differences(before, now) -> Iterator[str]:
-    gone, new = ([x for x in names if x not in others] for names, others in ((before, now), (now, before)))
+    gone, new = (
+        [x for x in names if x not in others] for names, others in ((before, now), (now, before))
+    )
     for words, names in (("no class", gone), ("a new class", new)):
         if names:
             more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
@@ -76,11 +85,15 @@ def _class_differences(before, now) -> Iterator[str]:
 
 
 def fits_head(saved: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    """True where a run's head is of use for other data: the classes that stay have their numbers."""
+    """True where a run's head is of use for other data: the classes that stay have their
+    numbers.
+    """
     classes = saved.get("num_classes")
     if classes != given.get("num_classes"):
         return False
-    before, now = (all_names(manifest.get("class_names") or (), classes or 0) for manifest in (saved, given))
+    before, now = (
+        all_names(manifest.get("class_names") or (), classes or 0) for manifest in (saved, given)
+    )
     try:
         return not before or not now or not match_classes(before, now, "the run").reordered
     except UserError:

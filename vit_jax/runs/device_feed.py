@@ -31,7 +31,9 @@ class Feed:
         self._batches = batches
         self._queue = queue.Queue(ahead)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._fill, args=(check, mesh), name="feed", daemon=True)
+        self._thread = threading.Thread(
+            target=self._fill, args=(check, mesh), name="feed", daemon=True
+        )
         self._thread.start()
         self.idle_seconds = 0.0  # Time for which the devices waited for a batch.
 
@@ -39,7 +41,8 @@ class Feed:
         """The next batch.
 
         Args:
-          running: a result of the step that the devices work on; from when it is ready on they are idle.
+          running: a result of the step that the devices work on; from when it is ready on they are
+            idle.
         """
         while True:
             since = time.perf_counter()

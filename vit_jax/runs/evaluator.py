@@ -15,7 +15,7 @@ from vit_jax.parallel.mesh import local_rows, to_devices, whole_batch
 from vit_jax.progress import Progress
 from vit_jax.runs.predictions import ClassCounts, Predictions, class_counts, class_figures, to_show
 from vit_jax.training.program import Program
-from vit_jax.training.step import Judged, make_eval_step, make_pictures
+from vit_jax.training.step import Evaluated, make_eval_step, make_pictures
 
 
 class Evaluator:
@@ -33,25 +33,33 @@ class Evaluator:
         `Predictions`; None: it was of no labels.
     """
 
-    def __init__(self, program: Program, splits: dict[str, Source], config: ConfigDict, say, views=()):
+    def __init__(
+        self, program: Program, splits: dict[str, Source], config: ConfigDict, say, views=()
+    ):
         objective = program.abstract_objective()
         self.metrics, self.draws = objective.metrics, objective.pictures is not None
         self._mesh, self._splits, self._say = program.mesh, splits, say
-        self._most = config.batch_size // config.micro_batches  # What training has on the devices at once.
+        self._most = (
+            config.batch_size // config.micro_batches
+        )  # What training has on the devices at once.
         self._arguments = dict(
             crop=test_crop(config), workers=config.data.workers, threads=config.data.threads
         )
         self._views = dict(views=views, seed=config.seed) if views else {}
-        places = program.judged_places()
+        places = program.evaluated_places()
         both = program.graphdef, program.objective, config, program.mesh, places
         self._step, self._pictures = make_eval_step(*both), make_pictures(*both)
         self.answers: dict[str, np.ndarray] | None = None
         self._skipped = {
-            name: SkipLog(source, config.data.max_unreadable, say) for name, source in splits.items()
+            name: SkipLog(source, config.data.max_unreadable, say)
+            for name, source in splits.items()
         }
 
-    def __call__(self, split: str, judged: Judged, go_on: Callable[[], bool]) -> dict[str, float] | None:
-        """Mean `loss` and the objective's metrics over the readable images, and how many `images` these were.
+    def __call__(
+        self, split: str, evaluated: Evaluated, go_on: Callable[[], bool]
+    ) -> dict[str, float] | None:
+        """Mean `loss` and the objective's metrics over the readable images, and how many `images`
+        these were.
 
         Where each image has one label, also `class_figures` of the whole split.
 
@@ -70,7 +78,7 @@ class Evaluator:
                     return None
                 progress(number * batch_size)
                 placed = to_devices(self._skipped[split].check(batch), self._mesh)
-                sums, answers = self._step(judged, placed, np.int32(number * batch_size))
+                sums, answers = self._step(evaluated, placed, np.int32(number * batch_size))
                 total = sums if total is None else jax.tree.map(jnp.add, total, sums)
                 said.append(answers)
         progress(len(source))
@@ -83,10 +91,14 @@ class Evaluator:
 
     def counts(self) -> ClassCounts | None:
         """The last evaluation's counts by class; None unless each image has one label."""
-        return class_counts(self.answers["labels"], self.answers["answer"]) if self.answers else None
+        return (
+            class_counts(self.answers["labels"], self.answers["answer"]) if self.answers else None
+        )
 
     def predictions(self, split: str, step: int) -> Predictions | None:
-        """The last evaluation's answers, which was of `split`, with the images that a report shows."""
+        """The last evaluation's answers, which was of `split`, with the images that a report
+        shows.
+        """
         if self.answers is None or not len(self.answers["numbers"]):
             return None
         kept = Predictions(split, step, **self.answers)
@@ -98,11 +110,12 @@ class Evaluator:
         batch = self._spread("test", most)
         return batch["image"][batch["mask"]]
 
-    def pictures(self, split: str, judged: Judged, most: int = 6) -> np.ndarray:
-        """Images spread evenly over a split, what is visible of them, and what the objective predicts: uint8
+    def pictures(self, split: str, evaluated: Evaluated, most: int = 6) -> np.ndarray:
+        """Images spread evenly over a split, what is visible of them, and what the objective
+        predicts: uint8
         `[3, images, height, width, 3]`."""
         batch = self._spread(split, most, **self._views)
-        drawn = jax.device_get(self._pictures(judged, self._placed(batch)))
+        drawn = jax.device_get(self._pictures(evaluated, self._placed(batch)))
         return np.stack([batch["image"], *drawn])[:, batch["mask"]]
 
     def _spread(self, split: str, most: int, **views) -> dict[str, np.ndarray]:
@@ -111,13 +124,16 @@ class Evaluator:
         return self._read(split, chosen, whole_batch(self._mesh, 1), **views)
 
     def _read(self, split: str, chosen: np.ndarray, of: int, **views) -> dict[str, np.ndarray]:
-        """These images of a split in one batch, whose size is a multiple of `of`, with their `numbers`.
+        """These images of a split in one batch, whose size is a multiple of `of`, with their
+        `numbers`.
 
         Args:
           **views: `views` and `seed` of `evaluation_batches`, in place of the test crop.
         """
         batch_size = -(-len(chosen) // of) * of
-        arguments = self._arguments | dict(batch_size=batch_size, rows=np.arange(batch_size), workers=0)
+        arguments = self._arguments | dict(
+            batch_size=batch_size, rows=np.arange(batch_size), workers=0
+        )
         arguments |= views
         (batch,) = evaluation_batches(Subset(self._splits[split], chosen), **arguments)
         return batch | {"numbers": np.resize(chosen, batch_size).astype(np.int32)}
@@ -135,7 +151,9 @@ def _joined(said: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
         return None
     answers = {name: np.concatenate([batch[name] for batch in said]) for name in said[0]}
     readable = answers.pop("mask")
-    return {"numbers": np.flatnonzero(readable)} | {name: x[readable] for name, x in answers.items()}
+    return {"numbers": np.flatnonzero(readable)} | {
+        name: x[readable] for name, x in answers.items()
+    }
 
 
 def test_crop(config: ConfigDict) -> TestCrop:

@@ -12,16 +12,19 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
+from vit_jax.interop.adapting import fit
 from vit_jax.interop.beside import check_shapes
-from vit_jax.interop.checkpoint import Checkpoint, fit, sketch
+from vit_jax.interop.checkpoint import Checkpoint, sketch
+from vit_jax.interop.open import open_checkpoint
 from vit_jax.models import abstract
+from vit_jax.options.model import ImageOptions
 from vit_jax.parallel.sharding import path_name
 from vit_jax.runs.warm_start import fingerprint_of, matched_head, objective_shapes
-from vit_jax.runs.workdir import open_any
 from vit_jax.training.objectives import objective_of
-from vit_jax.training.objectives.frozen import RANDOM, Frozen, WithHeads
+from vit_jax.training.objectives.frozen import RANDOM, TeacherSpec, WithHeads
 
-# Nearly all parameters of a transformer. The head's are used as they are, a BiT's are standardised first.
+# Nearly all parameters of a transformer. The head's are used as they are, a BiT's are standardised
+# first.
 ROUNDED = re.compile(r"(^|/)(attention|mlp)/(?!bias_mlp/).*kernel$")
 
 
@@ -29,7 +32,8 @@ class FrozenModel(NamedTuple):
     """A frozen model, of which nothing is read yet.
 
     Attributes:
-      model: with shapes in place of arrays, in the types in which they are kept; an `ImageModel`, or a
+      model: with shapes in place of arrays, in the types in which they are kept; an `ImageModel`,
+        or a
         `WithHeads`.
       sources: reads each parameter, by path.
       found: what it is, in lines.
@@ -41,7 +45,9 @@ class FrozenModel(NamedTuple):
 
     def read(self) -> dict:
         """Its parameters, on the host."""
-        return nnx.traversals.unflatten_mapping({tuple(path.split("/")): x for path, x in self._read_each()})
+        return nnx.traversals.unflatten_mapping(
+            {tuple(path.split("/")): x for path, x in self._read_each()}
+        )
 
     def fingerprint(self) -> str:
         """A checksum of its parameters, which are read for it one by one."""
@@ -60,32 +66,35 @@ def open_frozen(config: ConfigDict, class_names: Sequence[str] = ()) -> FrozenMo
       class_names: of the run's head, by number; none where the run learns no classes.
 
     Raises:
-      UserError: there is no such checkpoint, it is damaged, does not fit, lacks the heads that are asked for,
-        or has other classes; or a teacher is named that the objective does not ask for.
+      UserError: there is no such checkpoint, it is damaged, does not fit, lacks the heads that are
+        asked for, or has other classes; or a teacher is named that the objective does not ask for.
     """
-    wanted = objective_of(config).learns_from(config)
+    wanted = objective_of(config).teacher_spec(config)
     if wanted is None:
         if config.objective.teacher is not None:
             raise UserError(
                 f"config.objective.teacher is {config.objective.teacher!r}, but "
-                f"config.objective.name={config.objective.name!r} learns from no teacher; leave it out, or "
-                "take config.objective.name='distillation'"
+                f"config.objective.name={config.objective.name!r} learns from no teacher; leave "
+                "it out, or take config.objective.name='distillation'"
             )
         return None
     if wanted.source == RANDOM:
         return _random_frozen(config, class_names)
     try:
-        checkpoint = open_any(wanted.source, wanted.changes.get("image_size"))
-        arguments, sources, done = fit(checkpoint, dict(wanted.changes))
+        checkpoint = open_checkpoint(wanted.source, wanted.changes.get("image_size"))
+        options, sources, done = fit(checkpoint, dict(wanted.changes))
     except UserError as error:
         raise UserError(f"config.objective.teacher={wanted.source!r}: {error}") from error
     notes = []
-    if wanted.objective is None and arguments["num_classes"] == len(class_names) > 0:
-        place, remedy = f"config.objective.teacher={wanted.source!r}", "take a teacher of these classes"
+    if wanted.objective is None and options.num_classes == len(class_names) > 0:
+        place, remedy = (
+            f"config.objective.teacher={wanted.source!r}",
+            "take a teacher of these classes",
+        )
         sources, notes = matched_head(sources, checkpoint, class_names, place, remedy)
-    model = sketch(checkpoint.model, arguments)
+    model = sketch(options)
     if wanted.beside is not None:
-        model, sources = _with_heads(wanted, checkpoint, arguments, model, sources)
+        model, sources = _with_heads(wanted, checkpoint, options, model, sources)
     if config.objective.teacher_dtype == "bfloat16":
         model = _halved(model)
     return FrozenModel(model, sources, [checkpoint.describe(), *done.describe(), *notes])
@@ -97,14 +106,21 @@ def _random_frozen(config: ConfigDict, class_names: Sequence[str]) -> FrozenMode
     model = objective_of(config).random_teacher(config, num_classes, nnx.Rngs(0))
     params = jax.tree.leaves_with_path(_params(model))
     sources = {path_name(path): partial(np.asarray, x) for path, x in params}
-    found = ["config.objective.teacher='random': a small untrained model, which is for smoke tests alone"]
+    found = [
+        "config.objective.teacher='random': a small untrained model, which is for smoke tests alone"
+    ]
     return FrozenModel(abstract(lambda *, rngs: model), sources, found)
 
 
 def _with_heads(
-    wanted: Frozen, checkpoint: Checkpoint, arguments: dict, model: nnx.Module, sources: dict[str, Callable]
+    wanted: TeacherSpec,
+    checkpoint: Checkpoint,
+    options: ImageOptions,
+    model: nnx.Module,
+    sources: dict[str, Callable],
 ) -> tuple[WithHeads, dict[str, Callable]]:
-    """A frozen model with what the checkpoint's objective has beside it or remembers, and how to read both.
+    """A frozen model with what the checkpoint's objective has beside it or remembers, and how to
+    read both.
 
     Raises:
       UserError: the checkpoint has no such objective's.
@@ -112,16 +128,18 @@ def _with_heads(
     start, found = f"config.objective.teacher={wanted.source!r}", checkpoint.objective
     if found is None or found.name != wanted.objective:
         raise UserError(
-            f"{start} has no heads of {wanted.objective}: take a workdir of such a run, or a folder that "
-            "vit_jax.convert wrote with them"
+            f"{start} has no heads of {wanted.objective}: take a workdir of such a run, or a "
+            "folder that vit_jax.convert wrote with them"
         )
     try:
         remembered = {name: tensor.shape for name, tensor in found.memory.items()}
-        there = objective_shapes(found, checkpoint.model, arguments) | remembered
+        there = objective_shapes(found, options) | remembered
         heads = abstract(partial(wanted.beside, found.values, there))
         shapes = {path_name(path): x.shape for path, x in jax.tree.leaves_with_path(_params(heads))}
         check_shapes(wanted.source, found.name, there, shapes)
-        own = found.sources({path: shape for path, shape in shapes.items() if path not in remembered})
+        own = found.sources(
+            {path: shape for path, shape in shapes.items() if path not in remembered}
+        )
         own |= {name: found.memory[name].read for name in remembered if name in shapes}
     except UserError as error:
         raise UserError(f"{start}: {error}") from error
@@ -134,16 +152,22 @@ def _params(module: nnx.Module) -> dict:
 
 
 def frozen_shapes(config: ConfigDict) -> nnx.Module | None:
-    """The frozen model with shapes in place of arrays, which a program is made with; None: there is none."""
+    """The frozen model with shapes in place of arrays, which a program is made with; None: there is
+    none.
+    """
     frozen = open_frozen(config)
     return None if frozen is None else frozen.model
 
 
 def _halved(model: nnx.Module) -> nnx.Module:
-    """The abstract model with bfloat16 kernels where it rounds them at each use: it computes the same."""
+    """The abstract model with bfloat16 kernels where it rounds them at each use: it computes the
+    same.
+    """
     graphdef, params = nnx.split(model)
 
     def halved(path, x):
-        return jax.ShapeDtypeStruct(x.shape, jnp.bfloat16 if ROUNDED.search(path_name(path)) else x.dtype)
+        return jax.ShapeDtypeStruct(
+            x.shape, jnp.bfloat16 if ROUNDED.search(path_name(path)) else x.dtype
+        )
 
     return nnx.merge(graphdef, jax.tree.map_with_path(halved, nnx.to_pure_dict(params)))

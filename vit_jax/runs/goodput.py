@@ -1,4 +1,6 @@
-"""Goodput: the share of a run's time, over all its starts, that was training, and the rest by kind."""
+"""Goodput: the share of a run's time, over all its starts, that was training, and the rest by
+kind.
+"""
 
 import json
 import time
@@ -20,8 +22,8 @@ class Ledger:
 
     Args:
       started: `time.time()` when the command began.
-      rows: those of the `metrics.jsonl` of earlier starts; their seconds are added, and what was trained
-        after `first_step` is lost.
+      rows: those of the `metrics.jsonl` of earlier starts; their seconds are added, and what was
+        trained after `first_step` is lost.
     """
 
     def __init__(self, started: float, rows: list[dict], first_step: int):
@@ -56,7 +58,9 @@ class Ledger:
         """One line: shares of all the time."""
         row = self.row()
         total = sum(self.seconds.values())
-        rest = sorted((kind for kind in KINDS if kind != "train"), key=lambda kind: -self.seconds[kind])
+        rest = sorted(
+            (kind for kind in KINDS if kind != "train"), key=lambda kind: -self.seconds[kind]
+        )
         shares = ", ".join(
             f"{KINDS[kind]} {self.seconds[kind] / total:.1%}"
             for kind in rest
@@ -66,7 +70,9 @@ class Ledger:
 
 
 def read_rows(path: Path) -> list[dict]:
-    """The rows of a `metrics.jsonl`, without lines that a killed process or a bad disk left unreadable."""
+    """The rows of a `metrics.jsonl`, without lines that a killed process or a bad disk left
+    unreadable.
+    """
     rows = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:

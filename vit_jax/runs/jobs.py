@@ -1,4 +1,5 @@
-"""Runs training jobs as processes of their own, in sequence: finished ones are kept, a failure is a line.
+"""Runs training jobs as processes of their own, in sequence: finished ones are kept, a failure is a
+line.
 
 Several machines that see one folder share its jobs: what another one runs is left to it.
 """
@@ -7,12 +8,13 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vit_jax.paths import MANIFEST
 from vit_jax.progress import duration
-from vit_jax.runs.workdir import MANIFEST, METRICS, ends_run
+from vit_jax.runs.workdir import METRICS, ends_run
 from vit_jax.runs.workdir_lock import in_use
 from vit_jax.shipped import CONFIGS
 
@@ -40,7 +42,8 @@ class Outcome(NamedTuple):
     """The figures of a run's last evaluation, or why there are none.
 
     Attributes:
-      figures: of the test images by their bare names, such as `accuracy`; of suites as `fewshot/pets/5`; and
+      figures: of the test images by their bare names, such as `accuracy`; of suites as
+        `fewshot/pets/5`; and
         `seconds`, the time of all starts of the run.
       failure: why the run failed.
       history: the figures of all evaluations so far, by the same names.
@@ -70,23 +73,20 @@ def job_of(workdir: Path, config: str, values: Mapping[str, Any]) -> Job:
 
 
 def outcome(job: Job) -> Outcome:
-    """Reads what is known of a job without running it."""
+    """Reads the outcome of a job from its files."""
     try:
         steps = json.loads((job.workdir / MANIFEST).read_text())["steps"]
         lines = (job.workdir / METRICS).read_text().splitlines(keepends=True)
     except OSError:
         return Outcome(failure=_failure(job))
-    rows = [json.loads(line) for line in lines if line.endswith("\n")]  # Another process may be writing one.
+    rows = [
+        json.loads(line) for line in lines if line.endswith("\n")
+    ]  # Another process may be writing one.
     history: dict[str, list[float]] = {}
     seconds, last = 0.0, None
     for row in rows:
-        timed = [value for key, value in row.items() if key.startswith("time/")]
-        seconds = sum(timed) or seconds
-        figures = {
-            key.removeprefix("test/"): value
-            for key, value in row.items()
-            if "/" in key and not key.startswith(("train/", "time/", "kept/"))
-        }
+        seconds = sum(x for key, x in row.items() if key.startswith("time/")) or seconds
+        figures = _figures(row)
         for name, value in figures.items():
             history.setdefault(name, []).append(value)
         if ends_run(row, steps):
@@ -96,28 +96,48 @@ def outcome(job: Job) -> Outcome:
     return Outcome(last | {"seconds": seconds}, history=history)
 
 
+def _figures(row: Mapping[str, float]) -> dict[str, float]:
+    """Returns the evaluation figures in a row of metrics, those of `test` without a prefix."""
+    return {
+        key.removeprefix("test/"): value
+        for key, value in row.items()
+        if "/" in key and not key.startswith(("train/", "time/", "kept/"))
+    }
+
+
 def _failure(job: Job) -> str:
-    """The words of the file beside the workdir, if there is one."""
+    """Returns the text of the file next to the workdir; empty if there is none."""
     return job.failed.read_text().strip() if job.failed.exists() else ""
 
 
+def _write_failure(job: Job, failure: str) -> None:
+    job.failed.parent.mkdir(parents=True, exist_ok=True)
+    job.failed.write_text(failure + "\n")
+
+
 def run_jobs(
-    jobs: Sequence[Job], say: Callable[[str], None] = print, after_each: Callable[[], None] = lambda: None
+    jobs: Sequence[Job],
+    say: Callable[[str], None] = print,
+    after_each: Callable[[], None] = lambda: None,
 ) -> None:
-    """Runs those that are not finished, going on where they were stopped; `outcome` then knows them.
+    """Runs the jobs that are not finished, and continues those that were stopped.
 
     Args:
+      say: callback that receives a line for each run.
       after_each: called after each run.
 
     Raises:
       KeyboardInterrupt: the user stopped one, which saved first.
     """
-    waiting = [job for job in jobs if outcome(job).figures is None]
+    waiting = _unfinished(jobs)
     begun, ran, retried = time.monotonic(), 0, set()
     while waiting:
         job = next((job for job in waiting if not in_use(job.workdir)), None)
         if job is None:
-            say(f"== waiting for {len(waiting)} runs that other processes have: {waiting[0].name}, ...")
+            say(
+                f"== waiting for {len(waiting)} runs that other processes have: "
+                f"{waiting[0].name}, ..."
+            )
             time.sleep(POLL_SECONDS)
         elif outcome(job).figures is None:
             each = (time.monotonic() - begun) / max(ran, 1)
@@ -128,12 +148,15 @@ def run_jobs(
             if failure and in_use(job.workdir):
                 continue  # Another process began it in the same moment.
             if failure:
-                job.failed.parent.mkdir(parents=True, exist_ok=True)
-                job.failed.write_text(failure + "\n")
+                _write_failure(job, failure)
                 say(f"== {job.name} failed: {failure}")
                 retried.add(job)
             after_each()
-        waiting = [job for job in waiting if job not in retried and outcome(job).figures is None]
+        waiting = _unfinished(job for job in waiting if job not in retried)
+
+
+def _unfinished(jobs: Iterable[Job]) -> list[Job]:
+    return [job for job in jobs if outcome(job).figures is None]
 
 
 def _run(job: Job) -> str:

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import params_of
+from vit_jax.options.run import parse_profile
 from vit_jax.parallel.peers import Peers
 from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
 from vit_jax.parallel.sharding import path_name
@@ -31,14 +32,14 @@ from vit_jax.runs.memory_check import MemoryCheck
 from vit_jax.runs.periodic_evaluation import KNN, Figures, PeriodicEvaluation, since_start
 from vit_jax.runs.preemption import StopSignal
 from vit_jax.runs.probe_head import with_probe_head
-from vit_jax.runs.profiler_trace import Trace, named_steps
+from vit_jax.runs.profiler_trace import Trace
 from vit_jax.runs.run_summary import describe
 from vit_jax.runs.splits import SPOKEN, notes
 from vit_jax.runs.trackers import deliveries
 from vit_jax.runs.training_log import TrainLog
 from vit_jax.runs.warm_start import fingerprint_of
 from vit_jax.runs.watchdog import Watchdog
-from vit_jax.runs.workdir import METRICS, check_shared, claim, make_manifest, settled_config, steps_of
+from vit_jax.runs.workdir import METRICS, check_shared, claim, make_manifest, steps_of
 from vit_jax.runs.workdir_lock import Lock
 from vit_jax.training.objectives import is_handed_in, objective_of
 
@@ -57,25 +58,29 @@ def train(
       workdir: new, empty, or of an earlier start with the same config, which is continued.
       peers: the run's processes, where there are several (`vit_jax.parallel.distributed.start`).
       started: `time.time()` when the command began, for the log.
-      caller: the program whose process this is; None: the process is the run's own, and ends where it hangs.
+      caller: the program whose process this is; None: the process is the run's own, and ends where
+        it hangs.
 
     Returns:
-      The last evaluation's figures of the test images; empty when the run was stopped before its end.
+      The last evaluation's figures of the test images; empty when the run was stopped before its
+      end.
 
     Raises:
       UserError: the config does not fit the data, the devices or the workdir; another run is in the
-        workdir, or it is deleted; the loss is no longer finite; the disk or a device's memory is full; too
-        many images are unreadable.
+        workdir, or it is deleted; the loss is no longer finite; the disk or a device's memory is
+        full; too many images are unreadable.
     """
     peers, started = peers or Peers(), started or time.time()
-    with Watchdog(config.hang_seconds, ends=caller is None) as watchdog, contextlib.ExitStack() as held:
+    with (
+        Watchdog(config.hang_seconds, ends=caller is None) as watchdog,
+        contextlib.ExitStack() as held,
+    ):
         if caller is None:
             share_interpreter()
             keep_freed_memory()
-        config, kept = settled_config(workdir, config)
         parts = assemble(config, peers, watchdog.begins, caller, steps_of(workdir, config))
         flops = parts.program.flops()
-        lock, console = _take_workdir(config, parts, workdir, kept, peers, watchdog, held, flops)
+        lock, console = _take_workdir(config, parts, workdir, peers, watchdog, held, flops)
         on_log = caller and caller.on_log
         run = Run(parts, workdir, peers, started, watchdog, console, lock, held, flops, on_log)
         figures = run.turns()
@@ -89,17 +94,16 @@ def _take_workdir(
     config: ConfigDict,
     parts: Parts,
     workdir: Path,
-    kept: list[str],
     peers: Peers,
     watchdog: Watchdog,
     held: contextlib.ExitStack,
     flops: float,
 ) -> tuple[Lock | BucketLock | None, Console]:
-    """The lock of the workdir, which one process holds for all, and the console, which has described the run.
+    """The lock of the workdir, which one process holds for all, and the console, which has
+    described the run.
 
     Args:
       config: as it is written into the workdir.
-      kept: what the run keeps of an earlier format's meaning.
       flops: of training, for each image.
     """
     program, origin, splits = parts.program, parts.origin, parts.splits
@@ -113,8 +117,7 @@ def _take_workdir(
         parts.steps,
         names,
         images,
-        origin.model,
-        origin.arguments,
+        origin.options,
         origin.interpolation,
         metrics=program.abstract_objective().metrics,
         flops=flops,
@@ -126,22 +129,21 @@ def _take_workdir(
     held.enter_context(_lost_workdir_in_words(lock))
     check_shared(workdir, peers)
     console = Console(workdir / "log.txt" if leader else None)
-    if kept:
-        console.say(
-            f"note: this run began with an earlier vit_jax, and goes on as it began: {', '.join(kept)}"
-        )
     console.say(describe(parts, manifest))
     for note in notes(parts.config, splits, parts.caller.groups):
         console.say(note)
     if len(splits.train) < config.batch_size:
         console.say(
-            f"note: a batch of {config.batch_size} shows images of {len(splits.train)} more than once"
+            f"note: a batch of {config.batch_size} shows images of {len(splits.train)} more than "
+            "once"
         )
     return lock, console
 
 
 def _identified(config: ConfigDict, parts: Parts, peers: Peers) -> dict:
-    """Values of the manifest that identify the data, what a program handed in, and the frozen model."""
+    """Values of the manifest that identify the data, what a program handed in, and the frozen
+    model.
+    """
     values = {"data": parts.data}
     if parts.caller.model is not None:
         values["parameters"] = fingerprint_of(sorted(params_of(parts.caller.model).items()))
@@ -151,7 +153,7 @@ def _identified(config: ConfigDict, parts: Parts, peers: Peers) -> dict:
     if is_handed_in(config):
         kind = objective_of(config)
         name = f"{kind.__module__}.{kind.__qualname__}"
-        values["objective"] = {"class": name, "judged": kind.judged(config)}
+        values["objective"] = {"class": name, "eval_params": kind.eval_params(config)}
     return values
 
 
@@ -179,23 +181,36 @@ class Run:
         flops: float,
         on_log: Callable[[int, dict[str, float]], None] | None = None,
     ):
-        self.parts, self.config, self.program, self.steps = parts, parts.config, parts.program, parts.steps
+        self.parts, self.config, self.program, self.steps = (
+            parts,
+            parts.config,
+            parts.program,
+            parts.steps,
+        )
         self.started, self.watchdog, self.console, self.lock = started, watchdog, console, lock
         leader = jax.process_index() == 0
-        warn = console.say if leader else print  # Each process names the images that it cannot read.
-        self.upload = held.enter_context(Upload(workdir, lock.check)) if lock and url_of(workdir) else None
+        warn = (
+            console.say if leader else print
+        )  # Each process names the images that it cannot read.
+        self.upload = (
+            held.enter_context(Upload(workdir, lock.check)) if lock and url_of(workdir) else None
+        )
         self.stop = held.enter_context(StopSignal())
         watchdog.report_to(workdir / f"stacks-{jax.process_index()}.txt", warn)
         watchdog.begins("reading the newest checkpoint")
         retention = self.config.checkpoint
         retention = retention.keep_last, retention.keep_every, retention.keep_best
-        self.checkpoints = held.enter_context(Checkpoints(checkpoints_of(workdir), *retention, console.say))
+        self.checkpoints = held.enter_context(
+            Checkpoints(checkpoints_of(workdir), *retention, console.say)
+        )
         self.first_step = self._restore(peers)
         self.zero_metrics = self.program.initial_metrics()
         self.ledger = Ledger(started, read_rows(workdir / METRICS), self.first_step)
         writer = None
         if leader:
-            writer = held.enter_context(contextlib.closing(MetricWriter(workdir, self.first_step, on_log)))
+            writer = held.enter_context(
+                contextlib.closing(MetricWriter(workdir, self.first_step, on_log))
+            )
             watchdog.begins("opening the trackers of log.to")
             writer.deliver_to(deliveries(self.config.log.to, workdir, writer.rows, console.say))
         self.evaluation = PeriodicEvaluation(parts, workdir, console, writer, warn)
@@ -212,7 +227,7 @@ class Run:
             skipped=int(self.metrics["skipped"]["total"]),
             classes=len(parts.splits.train.class_names) if objective_of(self.config).labels else 0,
         )
-        trace = Trace(named_steps(self.config.profile), workdir / "profile", console.say)
+        trace = Trace(parse_profile(self.config.profile), workdir / "profile", console.say)
         self.trace = held.enter_context(trace)
         self.feed = held.enter_context(contextlib.closing(parts.feed(self.first_step, warn)))
         watchdog.begins("reading the first batch")
@@ -221,7 +236,9 @@ class Run:
         held.enter_context(ticking(lambda: console.still(watchdog.in_words())))
 
     def turns(self) -> Figures | None:
-        """Trains to the last step; returns its evaluation, or None where a signal stopped the run before."""
+        """Trains to the last step; returns its evaluation, or None where a signal stopped the run
+        before.
+        """
         figures = self._first_figures()
         if figures and "kept" in figures:  # The run has ended, perhaps before its last step.
             return figures
@@ -275,7 +292,9 @@ class Run:
             self.console.say(f"report: {shown(report.parent)}/{report.name}")
 
     def _restore(self, peers: Peers) -> int:
-        """Sets the state and the metrics to the newest checkpoint's, or to the first; returns their step."""
+        """Sets the state and the metrics to the newest checkpoint's, or to the first; returns their
+        step.
+        """
         program, origin, frozen = self.program, self.parts.origin, self.parts.frozen
         frozen = frozen.read() if frozen else {}
         if restored := self.checkpoints.restore_newest(as_items(program.state, program.metrics)):
@@ -300,7 +319,9 @@ class Run:
         return 0
 
     def _first_figures(self) -> Figures | None:
-        """The evaluation of the step that the run goes on from, made now where a signal had cut it off."""
+        """The evaluation of the step that the run goes on from, made now where a signal had cut it
+        off.
+        """
         step, last = self.first_step, self.first_step >= self.steps
         figures = self.evaluation.restored(self.checkpoints.figures.get(step))
         compared = self.config.finetune.head == "probe" or self.config.auto == "pretrain"
@@ -321,7 +342,9 @@ class Run:
         self.log.begin(step)
 
     def _log(self, step: int, logging: bool) -> None:
-        """Writes the row of an earlier step, while the devices work on this one, and begins this step's."""
+        """Writes the row of an earlier step, while the devices work on this one, and begins this
+        step's.
+        """
         self.log.flush()
         if logging:
             self.ledger.move("data", self.feed.idle_seconds)
@@ -332,7 +355,9 @@ class Run:
             self.log.look(step, self.metrics)
 
     def _check(self, step: int, logging: bool, waiting: bool) -> None:
-        """Checks that the workdir is still ours and, where the run waits for the step, the loss too."""
+        """Checks that the workdir is still ours and, where the run waits for the step, the loss
+        too.
+        """
         if self.lock and (waiting or logging):
             self.lock.check()
         if waiting:
@@ -342,8 +367,8 @@ class Run:
     def _evaluate(self, step: int, last: bool) -> Figures | None:
         """The evaluation of the newest parameters; None where a signal came before its end.
 
-        With `checkpoint.final='best'`, a run that ends here restores the best parameters: `kept` holds their
-        step.
+        With `checkpoint.final='best'`, a run that ends here restores the best parameters: `kept`
+        holds their step.
         """
         self.ledger.enter("evaluate")
         self.watchdog.begins("evaluating")
@@ -362,7 +387,11 @@ class Run:
         state = self.state
         if best != step:
             self.checkpoints.wait()
-            items = {key: item for key, item in as_items(state, self.metrics).items() if key != "optimizer"}
+            items = {
+                key: item
+                for key, item in as_items(state, self.metrics).items()
+                if key != "optimizer"
+            }
             self.console.say(
                 f"kept: the parameters of step {best}, the best "
                 + ("by k-NN" if KNN in saved else f"on the {SPOKEN[chosen_by]} images")
@@ -380,7 +409,9 @@ class Run:
         return {chosen_by: figures[chosen_by], "kept": {"step": best}} | tested
 
     def _evaluate_start(self) -> Figures | None:
-        """The evaluation of the first parameters, with which later ones are compared: dev and test images."""
+        """The evaluation of the first parameters, with which later ones are compared: dev and test
+        images.
+        """
         self.ledger.enter("evaluate")
         self.watchdog.begins("evaluating the first parameters")
         splits = dict.fromkeys((self.evaluation.chosen_by, "test"))

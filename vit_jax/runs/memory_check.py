@@ -1,4 +1,6 @@
-"""Estimates the device memory of a step before it is compiled, and what to change where it does not fit."""
+"""Estimates the device memory of a step before it is compiled, and what to change where it does not
+fit.
+"""
 
 import contextlib
 import copy
@@ -23,7 +25,8 @@ Changes = dict[str, Any]  # Values by key in the config.
 # The share of activations and gradients that rematerialisation leaves, roughly.
 LEFT = {"none": 1.0, "dots": 0.6, "full": 0.2}
 CERTAIN = 2.0  # So many times the memory that there is does not fit, whatever the compiler does.
-TAKEN = 4  # Times the activations at best: what a compiler may take, measured with a small model on a CPU.
+# Times the activations at best: what a compiler may take, measured with a small model on a CPU.
+TAKEN = 4
 PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
@@ -61,7 +64,9 @@ def needs_of(program: Program, config: ConfigDict, max_labels: int) -> Needs:
     leaves = zip(*map(jax.tree.leaves, (weights, trained(config, weights))), strict=True)
     moving = [x for x, moves in leaves if moves]
     return Needs(
-        parameters=sum(held(x) for x in (weights, program.state["memory"], program.state["frozen"])),
+        parameters=sum(
+            held(x) for x in (weights, program.state["memory"], program.state["frozen"])
+        ),
         optimizer=held(program.state["optimizer"]),
         gradients=held(moving),
         batch=held(batch),
@@ -78,9 +83,18 @@ class MemoryCheck:
     """
 
     def __init__(
-        self, program: Program, config: ConfigDict, max_labels: int, make: Callable[[ConfigDict], Program]
+        self,
+        program: Program,
+        config: ConfigDict,
+        max_labels: int,
+        make: Callable[[ConfigDict], Program],
     ):
-        self._config, self._mesh, self._max_labels, self._make = config, program.mesh, max_labels, make
+        self._config, self._mesh, self._max_labels, self._make = (
+            config,
+            program.mesh,
+            max_labels,
+            make,
+        )
         self._device = program.mesh.local_devices[0]
         self._needs = needs_of(program, config, max_labels)
 
@@ -94,11 +108,17 @@ class MemoryCheck:
         if limit is None:
             return
         needs = f"a step needs {self._needs} at least"
-        has = f"each of {self._mesh.size} device(s) ({self._device.device_kind}) has {limit / GIB:,.1f}"
+        has = (
+            f"each of {self._mesh.size} device(s) ({self._device.device_kind}) has "
+            f"{limit / GIB:,.1f}"
+        )
         if self._needs.certain > limit or sum(self._needs) > CERTAIN * limit:
             raise UserError(f"{needs}, and {has}; {self._remedy(TAKEN, limit)}")
         if sum(self._needs) > free:
-            say(f"note: {needs}, and {has}, {free / GIB:,.1f} of it free; {self._remedy(TAKEN, free)}")
+            say(
+                f"note: {needs}, and {has}, {free / GIB:,.1f} of it free; "
+                f"{self._remedy(TAKEN, free)}"
+            )
 
     def explain(self, error: BaseException) -> str | None:
         """The line for an error that is a lack of memory; None for another."""
@@ -128,7 +148,9 @@ class MemoryCheck:
         remedies, tries = [], 6  # A large model takes seconds to trace.
         temporaries = int(total(needs)) - needs.parameters - needs.optimizer
         sizes = needs.parameters, needs.optimizer, temporaries
-        for changes in itertools.islice(likely_changes(config, self._mesh.size, limit, *sizes), tries):
+        for changes in itertools.islice(
+            likely_changes(config, self._mesh.size, limit, *sizes), tries
+        ):
             other = changed(config, changes)
             with contextlib.suppress(UserError):  # It does not divide.
                 if total(needs_of(self._make(other), other, self._max_labels)) <= limit:
@@ -152,7 +174,12 @@ def changed(config: ConfigDict, changes: Changes) -> ConfigDict:
 
 
 def likely_changes(
-    config: ConfigDict, devices: int, limit: float, parameters: int, optimizer: int, temporaries: int
+    config: ConfigDict,
+    devices: int,
+    limit: float,
+    parameters: int,
+    optimizer: int,
+    temporaries: int,
 ) -> Iterator[Changes]:
     """Yields changes that should fit, those that cost the least time first.
 
@@ -161,53 +188,68 @@ def likely_changes(
       temporaries: activations and gradients.
     """
     mesh, state = config.mesh, parameters + optimizer
-    parts = {size for size in (8, devices) if devices % (size * mesh.tensor) == 0 and size > mesh.fsdp}
+    fsdps = {
+        size for size in (8, devices) if devices % (size * mesh.tensor) == 0 and size > mesh.fsdp
+    }
     remats = [name for name in LEFT if LEFT[name] <= LEFT[config.model.remat]]
-    for micro in (1, 2, 4, 8, 16):
-        if config.batch_size % (devices // mesh.tensor * config.micro_batches * micro):
+    divisor = devices // mesh.tensor * config.micro_batches
+    micros = [micro for micro in (1, 2, 4, 8, 16) if config.batch_size % (divisor * micro) == 0]
+    for micro, remat, fsdp in itertools.product(micros, remats, (mesh.fsdp, *sorted(fsdps))):
+        left = temporaries * LEFT[remat] / LEFT[config.model.remat] / micro
+        extra = parameters if micro > 1 else 0
+        if left + extra + state * mesh.fsdp / fsdp > limit:
             continue
-        for remat in remats:
-            for fsdp in (mesh.fsdp, *sorted(parts)):
-                left = temporaries * LEFT[remat] / LEFT[config.model.remat] / micro
-                extra = parameters if micro > 1 else 0
-                if left + extra + state * mesh.fsdp / fsdp > limit:
-                    continue
-                changes = {}
-                if micro > 1:
-                    changes["micro_batches"] = config.micro_batches * micro
-                    changes |= groups_within(config, changes["micro_batches"])
-                if remat != config.model.remat:
-                    changes["model.remat"] = remat
-                if fsdp != mesh.fsdp:
-                    changes |= {"mesh.data": None, "mesh.fsdp": fsdp}
-                if changes:
-                    yield changes
+        if changes := _changes(config, micro, remat, fsdp):
+            yield changes
+
+
+def _changes(config: ConfigDict, micro: int, remat: str, fsdp: int) -> Changes:
+    """Returns the changes of a config to so many times its micro-batches and other values."""
+    changes: Changes = {}
+    if micro > 1:
+        changes["micro_batches"] = config.micro_batches * micro
+        changes |= groups_within(config, changes["micro_batches"])
+    if remat != config.model.remat:
+        changes["model.remat"] = remat
+    if fsdp != config.mesh.fsdp:
+        changes |= {"mesh.data": None, "mesh.fsdp": fsdp}
+    return changes
 
 
 def groups_within(config: ConfigDict, micro_batches: int) -> Changes:
     """The group of KoLeo that lies in one micro-batch, where the objective has KoLeo."""
-    values, size = config.objective, config.batch_size // micro_batches
-    if values.name != "dino" or not values.koleo or (values.koleo_group and size % values.koleo_group == 0):
+    dino, size = config.dino, config.batch_size // micro_batches
+    if (
+        config.objective.name != "dino"
+        or not dino.koleo
+        or (dino.koleo_group and size % dino.koleo_group == 0)
+    ):
         return {}
-    return {"objective.koleo_group": size} if size > 1 else {}
+    return {"dino.koleo_group": size} if size > 1 else {}
 
 
 def in_words(changes: Changes) -> str:
     """The changes as flags of a command."""
-    return " ".join(f"--config.{key}={value}" for key, value in changes.items() if value is not None)
+    return " ".join(
+        f"--config.{key}={value}" for key, value in changes.items() if value is not None
+    )
 
 
 def held(tree) -> int:
     """Bytes of arrays on a device."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
 
 
 def most_alive(jaxpr: core.Jaxpr) -> int:
-    """The most bytes of results that are alive at once, in one run of a program; its arguments do not count.
+    """The most bytes of results that are alive at once, in one run of a program; its arguments do
+    not count.
 
     A result that is not of a product, a sum or a loop stands for the results that it is made of.
     """
-    # The size of each result that lives in memory, and the first and the last operation of its life.
+    # The size of each result that lives in memory, and the first and the last operation of its
+    # life.
     sizes: list[int] = []
     born: list[int] = []
     last: list[int] = []
@@ -265,4 +307,6 @@ def program_memory(compiled: jax.stages.Compiled) -> int:
 
 def bytes_of(arrays: list) -> int:
     """Bytes of arrays, or of their shapes, on all devices together."""
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays if hasattr(x.dtype, "itemsize"))
+    return sum(
+        math.prod(x.shape) * x.dtype.itemsize for x in arrays if hasattr(x.dtype, "itemsize")
+    )

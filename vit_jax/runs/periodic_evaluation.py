@@ -1,4 +1,6 @@
-"""The evaluations of a run while it trains and at its end: their figures, lines, pictures and report."""
+"""The evaluations of a run while it trains and at its end: their figures, lines, pictures and
+report.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -7,7 +9,6 @@ import jax
 
 from vit_jax.data.balance import inequality, known_counts
 from vit_jax.evaluation.in_training import in_lines
-from vit_jax.options import Option, only_with, unless, whole
 from vit_jax.runs.assemble import Parts, evaluation_pictures
 from vit_jax.runs.console import Console, MetricWriter
 from vit_jax.runs.evaluator import Evaluator
@@ -17,32 +18,15 @@ from vit_jax.runs.run_page import write_report
 from vit_jax.runs.splits import SPOKEN
 from vit_jax.runs.workdir import RECONSTRUCTIONS, SEEN_FOLDER
 from vit_jax.training.objectives.objective import in_format
-from vit_jax.training.program import Judged
+from vit_jax.training.program import Evaluated
 from vit_jax.training.step import State
 
-KNN = "knn"  # The figure that chooses among checkpoints of a training without labels: the mean of all k-NN.
+# The figure that chooses among checkpoints of a training without labels: the mean of all k-NN.
+KNN = "knn"
 Figures = dict[str, dict[str, float]]  # The figures of an evaluation, by split.
 
 UNEQUAL = 1.5  # Ratio of the largest class to the smallest one from which lines have more metrics.
 MOST_NEVER = 10  # Classes that a note names.
-
-OPTIONS = {
-    "evaluate_every": Option(
-        1000,
-        whole(1),
-        "Steps between evaluations.",
-        fits=lambda value, config: unless(
-            config.checkpoint.keep_best == 0 or value % config.checkpoint.every == 0,
-            f"a multiple of checkpoint.every = {config.checkpoint.every} for checkpoint.keep_best",
-        ),
-    ),
-    "early_stopping": Option(
-        None,
-        whole(1),
-        "Evaluations in a row without a better one, after which the run ends; None: after its steps.",
-        needs=only_with("checkpoint.final", "best"),
-    ),
-}
 
 
 class PeriodicEvaluation:
@@ -64,11 +48,15 @@ class PeriodicEvaluation:
         config, program = parts.config, parts.program
         self._parts, self.workdir, self._console, self._writer = parts, workdir, console, writer
         self._chosen_by = parts.splits.chosen_by
-        self._evaluate = Evaluator(program, parts.splits.named, config, warn, evaluation_pictures(config))
+        self._evaluate = Evaluator(
+            program, parts.splits.named, config, warn, evaluation_pictures(config)
+        )
         shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
         # Of the other splits balanced accuracy is nearly accuracy, and the lines stay short.
         self._unequal = {
-            name for name, source in parts.splits.named.items() if inequality(known_counts(source)) >= UNEQUAL
+            name
+            for name, source in parts.splits.named.items()
+            if inequality(known_counts(source)) >= UNEQUAL
         }
         self._suites = parts.suites
         self._suites.attach(program.graphdef, shardings, warn)
@@ -87,39 +75,69 @@ class PeriodicEvaluation:
         last: bool | None = None,
         kept: int | None = None,
     ) -> Figures | None:
-        """The figures after so many steps, written and said.
+        """Evaluates a training state, writes and logs its figures, and returns them.
 
         Args:
-          go_on: asked before each batch; None is returned when it says no, and nothing is written.
+          step: number of steps that the state was trained for.
+          go_on: called before each batch; if it returns False, nothing is written, and None is
+            returned.
           splits: to evaluate; none: the one that chooses, and at the end the test images.
           last: this is the run's last evaluation; None: by the step.
           kept: the step that the parameters come from, if it is not this one.
         """
         last = step == self._parts.steps if last is None else last
-        judged = self._parts.program.judged(state)
-        figures = {}
-        for split in splits or dict.fromkeys([self._chosen_by] + ["test"] * last):
-            if (of_split := self._evaluate(split, judged, go_on)) is None:
-                return None
-            figures[split] = of_split
-        row = self._suites(judged.params, step, last, go_on)
+        evaluated = self._parts.program.evaluated(state)
+        splits = splits or [*dict.fromkeys([self._chosen_by] + ["test"] * last)]
+        figures = self._figures(splits, evaluated, go_on)
+        if figures is None:
+            return None
+        row = self._suites(evaluated.params, step, last, go_on)
         if row is None:
             return None
         for line in (*self.in_words(figures), *in_lines(row)):
             self._console.say(f"step {step} | {line}")
-        if last and (never := self._never_predicted(split)):
+        if last and (never := self._never_predicted(splits[-1])):
             self._console.say(never)
-        if self._writer:
-            chosen = {} if kept is None else {"kept/step": kept}
-            self._writer.write(step, by_name(figures, "/") | row | chosen)
-            if predictions := self._evaluate.predictions(split, step):
-                keep(self.workdir, predictions)
-        by_neighbours = [value for key, value in row.items() if key.startswith(f"{KNN}/")]
-        if self._parts.config.auto == "pretrain" and by_neighbours and self._chosen_by in figures:
-            figures[self._chosen_by][KNN] = sum(by_neighbours) / len(by_neighbours)
+        self._write(step, figures, row, kept)
+        self._add_knn(figures, row)
         if self._evaluate.draws:
-            self._draw(step, judged)
+            self._draw(step, evaluated)
         return figures
+
+    def _figures(
+        self, splits: Sequence[str], evaluated: Evaluated, go_on: Callable[[], bool]
+    ) -> Figures | None:
+        """Returns the figures by split; None if `go_on` returns False."""
+        figures = {}
+        for split in splits:
+            if (of_split := self._evaluate(split, evaluated, go_on)) is None:
+                return None
+            figures[split] = of_split
+        return figures
+
+    def _write(self, step: int, figures: Figures, row: dict[str, float], kept: int | None) -> None:
+        """Writes the figures as a row of metrics, and the predictions of the last split.
+
+        Args:
+          row: figures of evaluation suites.
+          kept: as of `__call__`.
+        """
+        if not self._writer:
+            return
+        kept_step = {} if kept is None else {"kept/step": kept}
+        self._writer.write(step, by_name(figures, "/") | row | kept_step)
+        if predictions := self._evaluate.predictions([*figures][-1], step):
+            keep(self.workdir, predictions)
+
+    def _add_knn(self, figures: Figures, row: dict[str, float]) -> None:
+        """Adds the mean accuracy of k-NN, which selects the checkpoint of a pre-training.
+
+        Args:
+          row: figures of evaluation suites.
+        """
+        accuracies = [value for key, value in row.items() if key.startswith(f"{KNN}/")]
+        if self._parts.config.auto == "pretrain" and accuracies and self._chosen_by in figures:
+            figures[self._chosen_by][KNN] = sum(accuracies) / len(accuracies)
 
     def in_words(self, figures: Figures) -> list[str]:
         """Returns an evaluation as parts of lines, one for each split."""
@@ -130,14 +148,17 @@ class PeriodicEvaluation:
         counts, names = self._evaluate.counts(), self._parts.splits.train.class_names
         if counts is None or not len(never := counts.never_predicted):
             return None
-        shown = ", ".join(f"{names[label]} (0 of {counts.images[label]:,})" for label in never[:MOST_NEVER])
+        shown = ", ".join(
+            f"{names[label]} (0 of {counts.images[label]:,})" for label in never[:MOST_NEVER]
+        )
         more = f" and {len(never) - MOST_NEVER:,} more classes" if len(never) > MOST_NEVER else ""
         return f"note: never predicted in the {SPOKEN[split]} images: {shown}{more}"
 
     def last_report(self, state: State) -> Callable[[], Path]:
-        """Computes what the last report shows, on all processes; the leader calls the result, which writes
-        it."""
-        params, program = self._parts.program.judged(state).params, self._parts.program
+        """Computes what the last report shows, on all processes; the leader calls the result, which
+        writes it.
+        """
+        params, program = self._parts.program.evaluated(state).params, self._parts.program
         seen = attention_figures(program.graphdef, params, program.mesh, self._evaluate.images())
 
         def write() -> Path:
@@ -147,7 +168,9 @@ class PeriodicEvaluation:
             for name, content in seen.items():
                 (folder / name).write_bytes(content)
                 if self._writer and name.endswith(".png"):
-                    self._writer.picture(self._parts.steps, f"seen/{name.removesuffix('.png')}", content)
+                    self._writer.picture(
+                        self._parts.steps, f"seen/{name.removesuffix('.png')}", content
+                    )
             return write_report(self.workdir)
 
         return write
@@ -165,9 +188,9 @@ class PeriodicEvaluation:
             figures.setdefault(split or self._chosen_by, {})[figure] = value
         return figures or None
 
-    def _draw(self, step: int, judged: Judged) -> None:
+    def _draw(self, step: int, evaluated: Evaluated) -> None:
         """Keeps the objective's picture of this step, and reports it until the run's end does."""
-        images = self._evaluate.pictures(self._chosen_by, judged)
+        images = self._evaluate.pictures(self._chosen_by, evaluated)
         if jax.process_index() != 0:
             return
         file = self.workdir / RECONSTRUCTIONS / f"{step}.png"
@@ -183,7 +206,9 @@ class PeriodicEvaluation:
 def by_name(figures: Figures, between: str) -> dict[str, float]:
     """Figures of all splits, each by the split's name and its own."""
     return {
-        f"{split}{between}{name}": value for split, found in figures.items() for name, value in found.items()
+        f"{split}{between}{name}": value
+        for split, found in figures.items()
+        for name, value in found.items()
     }
 
 
@@ -210,7 +235,8 @@ def in_words(figures: Figures, metrics: dict[str, str], unequal: Collection[str]
 
     Args:
       metrics: formats of the objective's, by name.
-      unequal: splits whose classes are unequal: their lines have the metrics that weight classes alike.
+      unequal: splits whose classes are unequal: their lines have the metrics that weight classes
+        alike.
     """
     lines = []
     for split, found in figures.items():

@@ -1,4 +1,6 @@
-"""The answers of a run's model to each evaluated image, kept in the workdir, and what follows from them."""
+"""The answers of a run's model to each evaluated image, kept in the workdir, and what follows from
+them.
+"""
 
 import secrets
 import zipfile
@@ -27,7 +29,8 @@ class Predictions(NamedTuple):
       labels: their classes, `[images, most]`, padded with -1.
       answer: the class that the model thinks most likely, `[images]`.
       probability: of that class, `[images]`.
-      shown, images: numbers of some of them, and their pixels, uint8 `[shown, height, width, channels]`.
+      shown, images: numbers of some of them, and their pixels, uint8 `[shown, height, width,
+        channels]`.
     """
 
     split: str
@@ -91,7 +94,9 @@ class ClassCounts(NamedTuple):
 
 
 def to_show(predictions: Predictions) -> np.ndarray:
-    """Numbers of the images to look at: the worst mistakes, and some spread evenly over the split."""
+    """Numbers of the images to look at: the worst mistakes, and some spread evenly over the
+    split.
+    """
     rows = np.linspace(0, len(predictions.numbers) - 1, min(MOST_SAMPLES, len(predictions.numbers)))
     chosen = np.concatenate([predictions.mistakes[:MOST_MISTAKES], rows.astype(int)])
     return np.unique(predictions.numbers[chosen])
@@ -116,8 +121,9 @@ def kept(workdir: Path) -> Predictions | None:
 
 
 def confused(predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs `[pairs, 2]` of an image's class and another one that it was taken for, and how often, the most
-    frequent first. Of images of one class each."""
+    """Pairs `[pairs, 2]` of an image's class and another one that it was taken for, and how often,
+    the most frequent first. Of images of one class each.
+    """
     wrong = predictions.mistakes
     pairs = np.stack([predictions.labels[wrong].max(axis=1), predictions.answer[wrong]], axis=1)
     pairs, counts = np.unique(pairs, axis=0, return_counts=True)
@@ -152,8 +158,8 @@ def class_counts(labels: np.ndarray, answer: np.ndarray, classes: int = 0) -> Cl
 def class_figures(counts: ClassCounts) -> dict[str, float]:
     """Returns metrics that weight classes alike, by the names of `CLASS_FIGURES`.
 
-    `balanced_accuracy` is the mean recall of the classes that have images; `macro_f1` is the mean F1 score of
-    the classes that have images or are predicted. Both are scikit-learn's.
+    `balanced_accuracy` is the mean recall of the classes that have images; `macro_f1` is the mean
+    F1 score of the classes that have images or are predicted. Both are scikit-learn's.
     """
     return {
         "balanced_accuracy": float(counts.recall[counts.images > 0].mean()),
@@ -165,13 +171,15 @@ def calibration(predictions: Predictions) -> tuple[np.ndarray, float]:
     """The share of answers of a probability that is right, and by how much the two are apart.
 
     Returns:
-      Bins of equal width `[BINS, 3]`: mean probability, share that is right, number of images; and the
-      expected calibration error (Guo et al., 2017): the mean distance between the first two, over the images.
+      Bins of equal width `[BINS, 3]`: mean probability, share that is right, number of images; and
+      the expected calibration error (Guo et al., 2017): the mean distance between the first two,
+      over the images.
     """
     where = np.minimum((predictions.probability * BINS).astype(int), BINS - 1)
     counts = np.bincount(where, minlength=BINS)
     sums = [
-        np.bincount(where, weights=x, minlength=BINS) for x in (predictions.probability, predictions.right)
+        np.bincount(where, weights=x, minlength=BINS)
+        for x in (predictions.probability, predictions.right)
     ]
     means = [x / np.maximum(counts, 1) for x in sums]
     error = float((np.abs(means[0] - means[1]) * counts).sum() / max(counts.sum(), 1))

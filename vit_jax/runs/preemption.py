@@ -1,4 +1,6 @@
-"""Preemption: a run leaves in good order when its machine is taken away or the user presses Ctrl-C."""
+"""Preemption: a run leaves in good order when its machine is taken away or the user presses
+Ctrl-C.
+"""
 
 import signal
 import threading
@@ -9,7 +11,8 @@ from jax._src import distributed  # JAX keeps its preemption service there.
 class StopSignal:
     """A context in which SIGTERM and the first SIGINT are noted instead of obeyed.
 
-    In runs of several processes JAX's preemption service has SIGTERM. It makes all of them stop after the
+    In runs of several processes JAX's preemption service has SIGTERM. It makes all of them stop
+    after the
     same number of questions: one more than the most that any had asked. It is the
     service that Orbax's preemption policy asks too, but with the step's number, in every save and
     sometimes of a step that is over. The count would jump and the stop be missed, so Orbax does not

@@ -29,8 +29,8 @@ def with_probe_head(parts: Parts, params: dict, say: Callable[[str], None]) -> d
     config, program = parts.config, parts.program
     if "kernel" not in params.get("head", {}):
         raise UserError(
-            f"config.finetune.head='probe' needs a model with one linear head, and {parts.origin.name} has "
-            "none; use head='new'"
+            "config.finetune.head='probe' needs a model with one linear head, and "
+            f"{parts.origin.name} has none; use head='new'"
         )
     shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
     features = Extractor(

@@ -1,21 +1,9 @@
 """A trace of some steps for XProf (TensorBoard's profiler)."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
-
-from vit_jax.options import Option, Rule
-
-OPTIONS = {
-    "profile": Option(
-        "",
-        Rule(str, "as steps:10-15", lambda x: x == "" or (isinstance(x, str) and named_steps(x) is not None)),
-        "`steps:10-15` writes a trace of these steps into the workdir.",
-        operational=True,
-    ),
-}
 
 
 class Trace:
@@ -40,7 +28,10 @@ class Trace:
         if self._running and step == self._steps[-1]:
             jax.block_until_ready(results)
             self._stop()
-            self._say(f"trace of steps {self._steps[0]} to {step}: xprof {self._folder} (pip install xprof)")
+            self._say(
+                f"trace of steps {self._steps[0]} to {step}: xprof {self._folder} (pip install "
+                "xprof)"
+            )
 
     def __enter__(self):
         return self
@@ -52,11 +43,3 @@ class Trace:
     def _stop(self) -> None:
         jax.profiler.stop_trace()
         self._running = False
-
-
-def named_steps(text: str) -> range | None:
-    """The steps that `config.profile` names, such as `steps:10-15`; None where it names none."""
-    named = re.fullmatch(r"steps:(\d+)-(\d+)", text)
-    if not named or not 1 <= int(named[1]) <= int(named[2]):
-        return None
-    return range(int(named[1]), int(named[2]) + 1)

@@ -1,7 +1,8 @@
 """The search for a learning rate, by `python -m vit_jax.sweep`: its runs, its folder and its table.
 
-The paper's protocol (appendix B.1.1): rates are compared on images that are held out of the training split;
-at the best rate there is a run for each seed on all of them, and the test images are looked at once.
+The paper's protocol (appendix B.1.1): rates are compared on images that are held out of the
+training split; at the best rate there is a run for each seed on all of them, and the test images
+are looked at once.
 """
 
 import itertools
@@ -17,7 +18,7 @@ from vit_jax.config import check, differences, from_json, to_json
 from vit_jax.data.sources.base import lacking
 from vit_jax.data.sources.slices import cut, overlap
 from vit_jax.errors import UserError
-from vit_jax.options import SPLIT, Option, number, several, whole
+from vit_jax.paths import CONFIG, MANIFEST
 from vit_jax.runs import data_identity, workdir
 from vit_jax.runs.jobs import Job, Outcome, outcome
 from vit_jax.runs.splits import MANY, open_splits
@@ -25,39 +26,6 @@ from vit_jax.runs.warm_start import has_resnet
 from vit_jax.training.objectives import objective_of
 
 SWEEP = "sweep.json"  # The config, so that another's runs are not mixed in.
-
-OPTIONS = {
-    "sweep.rates": Option(
-        (1e-3, 3e-3, 1e-2, 3e-2),
-        several(number(above=0), different=True),
-        "The learning rates that are compared.",
-        operational=True,
-    ),
-    "sweep.resnet_rates": Option(
-        (),
-        several(number(above=0), different=True),
-        "Rates more where the model is a BiT or a hybrid.",
-        operational=True,
-    ),
-    "sweep.train_split": Option(
-        "[:90%]",
-        SPLIT,
-        "What a rate is trained on: a split, or a slice of data.train_split.",
-        operational=True,
-    ),
-    "sweep.dev_split": Option(
-        "[90%:]",
-        SPLIT,
-        "What rates are compared on: a split, or a slice of data.train_split.",
-        operational=True,
-    ),
-    "sweep.seeds": Option(
-        (0, 1, 2),
-        several(whole(0), different=True),
-        "Seeds of the runs at the best rate, on all training images.",
-        operational=True,
-    ),
-}
 
 
 def check_sweep(config: ConfigDict, file: ConfigDict | None = None) -> None:
@@ -67,7 +35,8 @@ def check_sweep(config: ConfigDict, file: ConfigDict | None = None) -> None:
         raise UserError("config.sweep.rates and config.sweep.seeds must name at least one each")
     if not objective_of(config).labels:
         raise UserError(
-            f"a sweep compares accuracies, which config.objective.name={config.objective.name!r} lacks"
+            f"a sweep compares accuracies, which config.objective.name={config.objective.name!r} "
+            "lacks"
         )
 
 
@@ -81,21 +50,32 @@ def rate_jobs(config: ConfigDict, folder: Path, given: tuple[str, ...]) -> dict[
       UserError: the splits share images.
     """
     train_split, dev_split = held_out_splits(config)
-    held_out = {"data.train_split": train_split, "data.test_split": dev_split, "data.dev_split": None}
+    held_out = {
+        "data.train_split": train_split,
+        "data.test_split": dev_split,
+        "data.dev_split": None,
+    }
     rates = dict.fromkeys(config.sweep.rates)
     if config.sweep.resnet_rates and has_resnet(config):
         rates |= dict.fromkeys(config.sweep.resnet_rates)
     return {
-        rate: changed(folder / f"rate-{rate:g}", given, held_out | {"optimizer.learning_rate": rate})
+        rate: changed(
+            folder / f"rate-{rate:g}", given, held_out | {"optimizer.learning_rate": rate}
+        )
         for rate in rates
     }
 
 
-def seed_jobs(config: ConfigDict, folder: Path, given: tuple[str, ...], rate: float) -> dict[int, Job]:
-    """The runs at the best rate, by their seeds: on all training images, and tested at their end only."""
+def seed_jobs(
+    config: ConfigDict, folder: Path, given: tuple[str, ...], rate: float
+) -> dict[int, Job]:
+    """The runs at the best rate, by their seeds: on all training images, and tested at their end
+    only.
+    """
     values = {"optimizer.learning_rate": rate, "evaluate_every": 10**9}
     return {
-        seed: changed(folder / f"seed-{seed}", given, values | {"seed": seed}) for seed in config.sweep.seeds
+        seed: changed(folder / f"seed-{seed}", given, values | {"seed": seed})
+        for seed in config.sweep.seeds
     }
 
 
@@ -106,12 +86,19 @@ def held_out_splits(config: ConfigDict) -> tuple[str, str]:
       UserError: they share images with each other or with the test split.
     """
     given = config.sweep.train_split, config.sweep.dev_split
-    train, dev = (cut(config.data.train_split, one) if one.startswith("[") else one for one in given)
-    named = {"sweep.train_split": train, "sweep.dev_split": dev, "data.test_split": config.data.test_split}
+    train, dev = (
+        cut(config.data.train_split, one) if one.startswith("[") else one for one in given
+    )
+    named = {
+        "sweep.train_split": train,
+        "sweep.dev_split": dev,
+        "data.test_split": config.data.test_split,
+    }
     for one, other in itertools.combinations(named, 2):
         if overlap(named[one], named[other], MANY):
             raise UserError(
-                f"config.{one} is {named[one]!r}, and config.{other} has images of it: {named[other]!r}"
+                f"config.{one} is {named[one]!r}, and config.{other} has images of it: "
+                f"{named[other]!r}"
             )
     return train, dev
 
@@ -137,12 +124,14 @@ def check_data(jobs: Collection[Job], config: ConfigDict) -> None:
     for name, saved in begun.items():
         if changed_data := data_identity.differences(saved.manifest, given):
             raise UserError(
-                f"{name} was trained on other data ({'; '.join(changed_data)}); give another --workdir"
+                f"{name} was trained on other data ({'; '.join(changed_data)}); give another "
+                "--workdir"
             )
 
 
 def open_held_out(config: ConfigDict) -> None:
-    """Opens what rates are trained on and compared on, before any run, so that a mistake in it is said once.
+    """Opens what rates are trained on and compared on, before any run, so that a mistake in it is
+    said once.
 
     Raises:
       UserError: one of the two cannot be opened.
@@ -154,9 +143,11 @@ def open_held_out(config: ConfigDict) -> None:
 
 
 def check_begun(jobs: Collection[Job]) -> None:
-    """Raises UserError where a run failed before it began: the others would make the same mistake."""
+    """Raises UserError where a run failed before it began: the others would make the same
+    mistake.
+    """
     for job in jobs:
-        if (failure := outcome(job).failure) and not (job.workdir / workdir.MANIFEST).exists():
+        if (failure := outcome(job).failure) and not (job.workdir / MANIFEST).exists():
             raise UserError(f"{failure} ({job.name} says so, and no other run is tried)")
 
 
@@ -168,25 +159,32 @@ def best_rate(found: dict[float, Outcome]) -> float:
     """
     if waiting := [f"rate-{rate:g}" for rate, result in found.items() if result.pending]:
         raise UserError(f"{', '.join(waiting)} must be finished first")
-    accuracies = {rate: result.figures["accuracy"] for rate, result in found.items() if result.figures}
+    accuracies = {
+        rate: result.figures["accuracy"] for rate, result in found.items() if result.figures
+    }
     if not accuracies:
         reasons = "; ".join(f"rate-{rate:g}: {result.failure}" for rate, result in found.items())
         raise UserError(f"no run of the sweep came to its end: {reasons}")
     best = max(accuracies, key=accuracies.get)
-    print(f"== best of {len(accuracies)} rates: {best:g}, {accuracies[best]:.2%} of the held-out images")
+    print(
+        f"== best of {len(accuracies)} rates: {best:g}, {accuracies[best]:.2%} of the held-out "
+        "images"
+    )
     return best
 
 
 def check_seeds(seeds: dict[int, Job], rate: float) -> None:
-    """Raises UserError where a seed's run was begun at another rate: before more rates were compared."""
+    """Raises UserError where a seed's run was begun at another rate: before more rates were
+    compared.
+    """
     for job in seeds.values():
-        file = job.workdir / workdir.CONFIG
+        file = job.workdir / CONFIG
         if file.exists():
             begun = from_json(file.read_text()).optimizer.learning_rate
             if begun != rate:
                 raise UserError(
-                    f"{job.workdir} was trained at the rate {begun:g}, and now {rate:g} is the best: move "
-                    "the folders of the seeds away to train them anew"
+                    f"{job.workdir} was trained at the rate {begun:g}, and now {rate:g} is the "
+                    "best: move the folders of the seeds away to train them anew"
                 )
 
 
@@ -217,7 +215,9 @@ def claim(folder: Path, config: ConfigDict) -> None:
     file.write_text(to_json(config) + "\n")
 
 
-def write(folder: Path, rates: dict[float, Outcome], best: float, seeds: dict[int, Outcome]) -> None:
+def write(
+    folder: Path, rates: dict[float, Outcome], best: float, seeds: dict[int, Outcome]
+) -> None:
     """The table, printed and as results.md, results.json and results.png."""
     lines = ["| run | learning rate | images | accuracy |", "|---|---|---|---|"]
     for rate, result in rates.items():
@@ -264,9 +264,13 @@ def draw(path: Path, rates: dict[float, Outcome], best: float, tests: list[float
 
     figure = Figure(figsize=(5, 3.4), layout="constrained")
     axes = figure.subplots()
-    known = {rate: 100 * result.figures["accuracy"] for rate, result in rates.items() if result.figures}
+    known = {
+        rate: 100 * result.figures["accuracy"] for rate, result in rates.items() if result.figures
+    }
     axes.plot(list(known), list(known.values()), "o-", label="held-out training images")
-    axes.plot([best] * len(tests), [100 * accuracy for accuracy in tests], "x", label="test, each seed")
+    axes.plot(
+        [best] * len(tests), [100 * accuracy for accuracy in tests], "x", label="test, each seed"
+    )
     axes.set(xscale="log", xlabel="learning rate", ylabel="accuracy, %", xticks=list(known))
     axes.set_xticks(list(known), [f"{rate:g}" for rate in known])
     axes.minorticks_off()

@@ -24,7 +24,8 @@ SIDE, GAP = 160, 4  # Pixels of an image in a sheet, at least, and between two.
 MOST_PICTURES = 6
 MOST_HEADS = 6
 
-# Of a run's pictures of what the model sees, by the files' names: the tallest first, a column of the page.
+# Of a run's pictures of what the model sees, by the files' names: the tallest first, a column of
+# the page.
 SEEN = {
     "heads.png": "Attention of the last layer, a row for each head",
     "rollout.png": "Attention rollout over test images",
@@ -36,11 +37,12 @@ SEEN = {
 def attention_figures(
     graphdef: nnx.GraphDef, params: dict, mesh: Mesh, images: Sequence[np.ndarray]
 ) -> dict[str, bytes]:
-    """The files of `SEEN`: over the first images rollout, the class token's or the patches' attention in the
-    last layer, and the last patches' principal components as colours; and the heads' distances.
+    """The files of `SEEN`: over the first images rollout, the class token's or the patches'
+    attention in the last layer, and the last patches' principal components as colours; and the
+    heads' distances.
 
-    Empty for a model without full attention, with so much of it that one image's would take a GiB, or whose
-    attention is not finite. All processes of a run call this.
+    Empty for a model without full attention, with so much of it that one image's would take a GiB,
+    or whose attention is not finite. All processes of a run call this.
     """
     from vit_jax.inspection import figures  # Matplotlib, for which no run should wait at its start.
 
@@ -49,22 +51,34 @@ def attention_figures(
         check_attends(model)
     except UserError:
         return {}
-    images = images[: min(MOST_IMAGES, MOST_BYTES // (4 * model.depth * model.heads * model.tokens**2))]
+    images = images[
+        : min(MOST_IMAGES, MOST_BYTES // (4 * model.depth * model.heads * model.tokens**2))
+    ]
     if not len(images):
         return {}
 
     def captured(params, batch):
         with placing(lambda name, x: x, mesh.devices.flat[0].platform):
-            return nnx.merge(graphdef, params)(batch, capture=("attention", "tokens"), whole=True)[1]
+            return nnx.merge(graphdef, params)(batch, capture=("attention", "tokens"), whole=True)[
+                1
+            ]
 
-    found = jax.device_get(jax.jit(captured, out_shardings=replicated(mesh))(params, np.stack(images)))
+    found = jax.device_get(
+        jax.jit(captured, out_shardings=replicated(mesh))(params, np.stack(images))
+    )
     attention = found["attention"]
     if not all(np.isfinite(weights).all() for weights in attention):
         return {}  # Of a run that diverged.
     seen = of_patches(model, rollout(attention)[-1])
-    overlays = [figures.heat_map(image, weights) for image, weights in zip(images, seen, strict=True)]
-    heads = [of_patches(model, attention[-1][:, head]) for head in range(min(model.heads, MOST_HEADS))]
-    of_heads = [figures.heat_map(*pair) for head in heads for pair in zip(images, head, strict=True)]
+    overlays = [
+        figures.heat_map(image, weights) for image, weights in zip(images, seen, strict=True)
+    ]
+    heads = [
+        of_patches(model, attention[-1][:, head]) for head in range(min(model.heads, MOST_HEADS))
+    ]
+    of_heads = [
+        figures.heat_map(*pair) for head in heads for pair in zip(images, head, strict=True)
+    ]
     coloured = (255 * token_colours(model, found["tokens"][-1])).round().astype(np.uint8)
     distances = attention_distance(model, attention)
     return {
@@ -78,7 +92,9 @@ def attention_figures(
 
 
 def sheet(images: Sequence[np.ndarray], columns: int) -> bytes:
-    """A PNG of images in rows, each as large as the first or a few times as large, with gaps between."""
+    """A PNG of images in rows, each as large as the first or a few times as large, with gaps
+    between.
+    """
     height, width = images[0].shape[:2]
     times = max(1, -(-SIDE // max(height, width)))
     height, width = times * height, times * width
@@ -101,9 +117,13 @@ def reconstruction_picture(images: np.ndarray) -> bytes:
 
 
 def kept_pictures(folder: Path) -> dict[str, bytes]:
-    """The pictures in `folder`, named by their step: the newest first, the others spread over the run."""
+    """The pictures in `folder`, named by their step: the newest first, the others spread over the
+    run.
+    """
     files = sorted(folder.glob("*.png"), key=lambda file: int(file.stem), reverse=True)
-    chosen = sorted({round(i) for i in np.linspace(0, len(files) - 1, min(len(files), MOST_PICTURES))})
+    chosen = sorted(
+        {round(i) for i in np.linspace(0, len(files) - 1, min(len(files), MOST_PICTURES))}
+    )
     return {f"step {int(files[i].stem):,}": files[i].read_bytes() for i in chosen}
 
 

@@ -27,9 +27,11 @@ from vit_jax.inspection.html_page import (
     table,
     write_text,
 )
-from vit_jax.interop.checkpoint import all_names, complete, model_name, sketch
-from vit_jax.models import FAMILIES, count_multiply_adds, count_parameters
+from vit_jax.interop.checkpoint import all_names, model_name, sketch
+from vit_jax.models import count_multiply_adds, count_parameters, read_options
 from vit_jax.models.model_card import parameter_shapes
+from vit_jax.options.model import ImageOptions
+from vit_jax.paths import CONFIG
 from vit_jax.progress import duration
 from vit_jax.runs.answer_sections import answer_sections
 from vit_jax.runs.bucket import shown
@@ -37,7 +39,6 @@ from vit_jax.runs.goodput import KINDS, read_rows
 from vit_jax.runs.predictions import CLASS_FIGURES, Predictions, kept, metric_in_words
 from vit_jax.runs.report_pictures import SEEN, kept_pictures
 from vit_jax.runs.workdir import (
-    CONFIG,
     METRICS,
     RECONSTRUCTIONS,
     REPORT,
@@ -104,13 +105,22 @@ class RunFiles(NamedTuple):
 
     @property
     def probe(self) -> dict[str, float]:
-        """The figures of the linear probe that the run started as; empty where it started otherwise."""
+        """The figures of the linear probe that the run started as; empty where it started
+        otherwise.
+        """
         return next((row for row in self.rows if row["step"] == 0 and "test/loss" in row), {})
 
     @property
+    def evaluated(self) -> list[dict]:
+        """The rows of evaluations."""
+        return [row for row in self.rows if "test/loss" in row or "dev/loss" in row]
+
+    @property
     def figures(self) -> dict[str, float]:
-        """The last evaluation's, by split and name, such as `test/accuracy`; empty: there was none."""
-        evaluated = [row for row in self.rows if "test/loss" in row or "dev/loss" in row]
+        """The figures of the last evaluation, by split and name, such as `test/accuracy`; empty if
+        there was none.
+        """
+        evaluated = self.evaluated
         if not evaluated:
             return {}
         row = evaluated[-1]
@@ -163,8 +173,8 @@ def write_report(workdir: Path) -> Path:
 def title_of(saved: SavedRun) -> str:
     """The work of a run in words: `ViT-B/16 fine-tuned on pets`."""
     config = saved.config
-    named = _model_of(saved.manifest)
-    name = model_name(*named) if named else config.model.name or "a model"
+    options = _options_of(saved.manifest)
+    name = model_name(options) if options else config.model.name or "a model"
     objective = config.objective.name
     done = "fine-tuned" if config.finetune.checkpoint else "trained"
     by = "" if objective == "classification" else f" by {objective}"
@@ -196,7 +206,9 @@ def run_page(run: RunFiles, live: bool = False) -> str:
         Section("", _head(run) + table(numbers_of(run), "facts"), "beside"),
         *_answers(run),
         Section("Curves", "".join(f"<figure>{svg}</figure>" for svg in curves(run.rows))),
-        Section("The run", table(provenance(run.saved), "facts") + _command(run.saved.manifest), ""),
+        Section(
+            "The run", table(provenance(run.saved), "facts") + _command(run.saved.manifest), ""
+        ),
     ]
     drawn = kept_pictures(run.workdir / RECONSTRUCTIONS)
     split = "Dev" if "dev" in run.saved.manifest["images"] else "Test"
@@ -210,30 +222,40 @@ def run_page(run: RunFiles, live: bool = False) -> str:
 
 
 def _head(run: RunFiles) -> str:
-    """The figures of the last evaluation, and how far the run is."""
+    """Returns a table of the last evaluation's figures and the run's progress."""
     steps = run.saved.manifest["steps"]
     far = f"{run.step:,} steps" if run.finished else f"step {run.step:,} of {steps:,}"
     if not run.figures:
         first = min(run.saved.config.evaluate_every, steps)
-        return table({"evaluated": f"not yet: the first comes at step {first:,}", "now at": far}, "figures")
+        return table(
+            {"evaluated": f"not yet: the first comes at step {first:,}", "now at": far}, "figures"
+        )
+    rows = _figures_in_words(run)
+    if run.kept_step is not None:
+        probe = " (the linear probe)" if run.kept_step == 0 and run.probe else ""
+        rows["kept"] = f"step {run.kept_step:,}{probe}, the best on the dev images"
+    evaluated = max(row["step"] for row in run.evaluated)
+    rows["evaluated"] = f"step {evaluated:,}" + ("" if run.finished else f"; now at {far}")
+    return table(rows, "figures")
+
+
+def _figures_in_words(run: RunFiles) -> dict[str, str]:
+    """Returns the figures of the last evaluation and of the linear probe, by label."""
     rows = {}
     for key, value in run.figures.items():
         split, _, name = key.partition("/")
         if split in ("dev", "test"):
             rows[f"{split} {metric_in_words(name)}"] = figure(key, value, run.formats, run.figures)
     for split in ("dev", "test"):
-        if f"{split}/accuracy" in run.probe:
-            key = f"{split}/accuracy"
-            rows[f"linear probe, {split} accuracy"] = figure(key, run.probe[key], run.formats, run.probe)
-    if run.kept_step is not None:
-        probe = " (the linear probe)" if run.kept_step == 0 and run.probe else ""
-        rows["kept"] = f"step {run.kept_step:,}{probe}, the best on the dev images"
-    evaluated = max(row["step"] for row in run.rows if "test/loss" in row or "dev/loss" in row)
-    rows["evaluated"] = f"step {evaluated:,}" + ("" if run.finished else f"; now at {far}")
-    return table(rows, "figures")
+        if (key := f"{split}/accuracy") in run.probe:
+            text = figure(key, run.probe[key], run.formats, run.probe)
+            rows[f"linear probe, {split} accuracy"] = text
+    return rows
 
 
-def figure(key: str, value: float | None, formats: Mapping[str, str], figures: Mapping[str, float]) -> str:
+def figure(
+    key: str, value: float | None, formats: Mapping[str, str], figures: Mapping[str, float]
+) -> str:
     """A figure in words, an accuracy with its standard error over the images."""
     split, _, name = key.partition("/")
     if value is None:
@@ -263,7 +285,9 @@ def points_of(rows: Sequence[dict], key: str, scale: float = 1) -> list[tuple[fl
 
 
 def _curves_of_suites(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], int]]:
-    """A panel for each evaluation suite that the run has figures of: `knn/pets/20` is its line `pets/20`."""
+    """A panel for each evaluation suite that the run has figures of: `knn/pets/20` is its line
+    `pets/20`.
+    """
     keys = dict.fromkeys(key for row in rows for key in row)
     return [
         (
@@ -281,8 +305,14 @@ def _answers(run: RunFiles) -> list[Section]:
         return answer_sections(run.predictions, run.class_names)
     if not run.figures:
         return []
-    why = "the run kept none, as of earlier versions" if run.labelled else "it trains without labels"
-    return [Section("", note(f"No mistakes, confusion and calibration, for want of answers: {why}."), "")]
+    why = (
+        "the run kept none, as of earlier versions" if run.labelled else "it trains without labels"
+    )
+    return [
+        Section(
+            "", note(f"No mistakes, confusion and calibration, for want of answers: {why}."), ""
+        )
+    ]
 
 
 def _seen(folder: Path) -> str:
@@ -312,8 +342,8 @@ def numbers_of(run: RunFiles) -> dict[str, str]:
     if cost := model_cost_of(manifest):
         height, width = cost.image_size
         lines["model"] = (
-            f"{with_unit(cost.parameters)} parameters, {with_unit(cost.multiply_adds)} multiply-adds "
-            f"for an image of {width} × {height} pixels"
+            f"{with_unit(cost.parameters)} parameters, {with_unit(cost.multiply_adds)} "
+            f"multiply-adds for an image of {width} × {height} pixels"
         )
     images = saved.config.batch_size * run.step
     lines["trained on"] = f"{images:,} images in {run.step:,} steps of {saved.config.batch_size:,}"
@@ -322,7 +352,9 @@ def numbers_of(run: RunFiles) -> dict[str, str]:
     if flops := manifest.get("flops"):
         lines["computed"] = f"{flops * images:.3g} FLOPs in training, {flops:.3g} for each image"
     words = {"train": "to train", "dev": "to choose by", "test": "to test"}
-    lines["data"] = ", ".join(f"{sizes[split]:,} {words[split]}" for split in words if split in sizes)
+    lines["data"] = ", ".join(
+        f"{sizes[split]:,} {words[split]}" for split in words if split in sizes
+    )
     if run.labelled:
         lines["data"] += f"; {manifest['num_classes']:,} classes"
     return lines
@@ -340,12 +372,16 @@ def provenance(saved: SavedRun) -> dict[str, str]:
     lines["devices"] = f"{manifest['devices']}, {manifest['processes']} process(es)"
     if commit := short_commit(manifest):
         lines["commit"] = commit
-    lines["versions"] = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
+    lines["versions"] = ", ".join(
+        f"{name} {version}" for name, version in manifest["versions"].items()
+    )
     return lines
 
 
 def short_commit(manifest: dict) -> str:
-    """The first digits of the code's commit, and whether files differed from it; empty: it is not known."""
+    """The first digits of the code's commit, and whether files differed from it; empty: it is not
+    known.
+    """
     commit, comma, changed = manifest.get("commit", "").partition(",")
     return commit[:12] + comma + changed
 
@@ -370,35 +406,34 @@ def model_cost_of(manifest: dict) -> ModelCost | None:
 
 @functools.lru_cache(maxsize=64)
 def _cost(manifest: str) -> ModelCost | None:
-    if (known := _model_of(json.loads(manifest))) is None:
+    if (options := _options_of(json.loads(manifest))) is None:
         return None
-    made = sketch(*known)
+    made = sketch(options)
     return ModelCost(count_parameters(made), count_multiply_adds(made), made.image_size)
 
 
-def _model_of(manifest: dict) -> tuple[type, dict] | None:
-    """The class of a run's model and all its arguments; None where they are not known here."""
-    arguments = dict(manifest["model"])
-    kind = arguments.pop("class", None)
-    model = next((family.model for family in FAMILIES if family.name == kind), None)
+def _options_of(manifest: dict) -> ImageOptions | None:
+    """Returns the options of a run's model; None: they are unknown in this version."""
     try:
-        return model and (model, complete(model, arguments))
-    except UserError:  # Of an earlier version, whose arguments were others.
+        return read_options(manifest["model"])
+    except UserError:
         return None
 
 
 def parameter_table(manifest: dict) -> str:
-    """The parameters of a run's model, folded: layers that differ in their number alone share a row."""
-    if (known := _model_of(manifest)) is None:
+    """The parameters of a run's model, folded: layers that differ in their number alone share a
+    row.
+    """
+    if (options := _options_of(manifest)) is None:
         return ""
-    made, groups = sketch(*known), {}
+    made, groups = sketch(options), {}
     for path, shape in parameter_shapes(made).items():
         groups.setdefault((re.sub(r"(?<=/)\d+(?=/)", "*", path), shape), []).append(path)
-    rows = "".join(
-        f"<tr><td>{breakable(pattern if len(paths) > 1 else paths[0])}<td>{' × '.join(map(str, shape))}"
-        f"<td>{f'{len(paths)} × ' if len(paths) > 1 else ''}{math.prod(shape):,}</tr>"
-        for (pattern, shape), paths in groups.items()
-    )
+    rows = ""
+    for (pattern, shape), paths in groups.items():
+        name, times = (pattern, f"{len(paths)} × ") if len(paths) > 1 else (paths[0], "")
+        sides = " × ".join(map(str, shape))
+        rows += f"<tr><td>{breakable(name)}<td>{sides}<td>{times}{math.prod(shape):,}</tr>"
     head = "<tr><th>parameter<th>shape<th>numbers</tr>"
     return folded(
         f"The model's {count_parameters(made):,} parameters",

@@ -22,13 +22,18 @@ def describe(parts: Parts, manifest: dict) -> str:
     images, classes = manifest["images"], f", {manifest['num_classes']:,} classes"
     own = sum(math.prod(x.shape) for x in jax.tree.leaves(objective_weights(program.state)))
     labelled = objective_of(config).labels
-    objective = f"{config.objective.name}, {own:,} parameters of its own" if own else config.objective.name
+    objective = (
+        f"{config.objective.name}, {own:,} parameters of its own" if own else config.objective.name
+    )
     return "\n".join(
         [
             f"model    {origin.name}, {config.data.image_size} pixels, {config.model.dtype}, "
             f"{parameters:,} parameters",
             *(f"from     {line}" for line in origin.found),
-            f"data     {config.data.source} {config.data.path}: {images['train']:,} images to train, "
+            (
+                f"data     {config.data.source} {config.data.path}: {images['train']:,} images to "
+                "train, "
+            )
             + (f"{images['dev']:,} to choose by, " if "dev" in images else "")
             + f"{images['test']:,} to test"
             + (classes if labelled else ""),
@@ -46,7 +51,9 @@ def describe(parts: Parts, manifest: dict) -> str:
 
 
 def unused(splits: Splits) -> list[str]:
-    """Returns lines with the number of unused files by reason; slices of one folder share a line."""
+    """Returns lines with the number of unused files by reason; slices of one folder share a
+    line.
+    """
     names: dict[str, list[str]] = {}
     for name, source in splits.named.items():
         if source.left_out:

@@ -1,10 +1,11 @@
-"""The progress line: what training did since the last one, how fast, and how long it still takes."""
+"""The progress line: what training did since the last one, how fast, and how long it still
+takes.
+"""
 
 import jax
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
-from vit_jax.options import Option, whole
 from vit_jax.parallel.chips import peak_flops
 from vit_jax.progress import duration
 from vit_jax.runs.checkpoints import Checkpoints
@@ -14,15 +15,6 @@ from vit_jax.training.objectives.objective import in_format
 from vit_jax.training.program import Program
 
 MANY = 64  # Images that are not all classified correctly by chance.
-
-OPTIONS = {
-    "log_every": Option(
-        50,
-        whole(1),
-        "Steps between rows of metrics.jsonl; the lines of the log come by time.",
-        operational=True,
-    ),
-}
 
 
 class TrainLog:
@@ -57,7 +49,8 @@ class TrainLog:
         self._schedule, self._objective = program.schedule, program.abstract_objective()
         self._metrics, self._warned = self._objective.metrics, False
         self._checkpoints, self._console, self._writer = checkpoints, console, writer
-        # Images a second at which the devices would do nothing but these operations; None: not known.
+        # Images a second at which the devices would do nothing but these operations; None: not
+        # known.
         peak = peak_flops(jax.devices()[0].device_kind)
         self._peak_speed = peak * jax.device_count() / flops if peak else None
         self._ledger, self._max_skipped = ledger, config.max_skipped_steps
@@ -76,7 +69,8 @@ class TrainLog:
         self._pending = step, metrics
 
     def check(self, step: int, metrics: dict) -> None:
-        """Says which updates were left out since the last check, for a loss or gradient that is not finite.
+        """Says which updates were left out since the last check, for a loss or gradient that is not
+        finite.
 
         Raises:
           UserError: too many in a row.
@@ -92,8 +86,8 @@ class TrainLog:
             )
         if new := skipped["total"] - self._skipped:
             self._console.say(
-                f"note: {new} update(s) up to step {step} left out, as the loss or the gradient was not "
-                f"finite; {skipped['total']} in all"
+                f"note: {new} update(s) up to step {step} left out, as the loss or the gradient "
+                f"was not finite; {skipped['total']} in all"
             )
         self._skipped = skipped["total"]
 
@@ -141,7 +135,9 @@ class TrainLog:
         done, seconds = step - before[0], self._clock()[0] - before[1]
         # Means are NaN where no step was finite, and null in the file.
         finite = float(sums["steps"]) or float("nan")
-        means = {name: float(x) / finite for name, x in sums.items() if name not in ("steps", "skipped")}
+        means = {
+            name: float(x) / finite for name, x in sums.items() if name not in ("steps", "skipped")
+        }
         row = {"epoch": step * self._batch_size / self._images}
         row |= {f"train/{name}": value for name, value in means.items()}
         row["train/learning_rate"] = float(self._schedule(step))
@@ -190,7 +186,8 @@ class Suspicion:
         self._constant: float | None = None  # The accuracy of all rows so far.
 
     def remark(self, means: dict[str, float], images: int) -> str | None:
-        """Returns a remark, once, where the loss is 0 or accuracy constantly 0 or 1 from the first step on.
+        """Returns a remark, once, where the loss is 0 or accuracy constantly 0 or 1 from the first
+        step on.
 
         Args:
           means: of the metrics since the last row.
@@ -210,4 +207,7 @@ class Suspicion:
         else:
             return None
         self._over = True
-        return f"{figure} from the first step on: check the labels, and the classes listed at the start"
+        return (
+            f"{figure} from the first step on: check the labels, and the classes listed at the "
+            "start"
+        )

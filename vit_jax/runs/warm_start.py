@@ -1,8 +1,8 @@
 """The model of a run and its first parameters: drawn from the seed, or those of a checkpoint."""
 
-import inspect
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,57 +13,30 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import base_config, check_values, leaves
 from vit_jax.data.class_names import match_classes
-from vit_jax.data.decode import INTERPOLATIONS
 from vit_jax.errors import UserError
+from vit_jax.interop.adapting import fit
 from vit_jax.interop.beside import ObjectiveParams, Shapes
-from vit_jax.interop.checkpoint import (
-    Checkpoint,
-    complete,
-    fit,
-    model_name,
-    params_of,
-    sketch,
-)
+from vit_jax.interop.checkpoint import Checkpoint, model_name, params_of, sketch
 from vit_jax.interop.library import REGULARISATION
-from vit_jax.models import family_of, model_factory, parse_name
+from vit_jax.interop.open import open_checkpoint
+from vit_jax.interop.tensor_files import Tensor
+from vit_jax.models import family_of, model_options, parse_name
 from vit_jax.models.image_model import ImageModel
-from vit_jax.options import Option, one_of, only_with, text, unless
+from vit_jax.options.data import INTERPOLATIONS
+from vit_jax.options.model import ImageOptions
+from vit_jax.options.option import options_of
 from vit_jax.parallel.sharding import path_name
-from vit_jax.runs.workdir import open_any
 from vit_jax.training.objectives import OBJECTIVES, abstract_objective, objective_of
 from vit_jax.training.program import model_arguments
 
-OPTIONS = {
-    "finetune.checkpoint": Option(
-        None, text(), "Where the parameters come from: what `load_model` takes; None: random ones."
-    ),
-    "finetune.head": Option(
-        "new",
-        one_of("new", "kept", "probe"),
-        "New, zeros; the checkpoint's, its classes matched by name; or that of a linear probe (LP-FT).",
-        needs=only_with("finetune.checkpoint"),
-        fits=lambda value, config: unless(
-            value != "probe" or (config.objective.name == "classification" and config.loss.name == "softmax"),
-            "new or kept, unless objective.name='classification' and loss.name='softmax'",
-        ),
-    ),
-    "finetune.objective": Option(
-        "kept",
-        one_of("kept", "new"),
-        "What the objective has beside the model, mae's decoder, dino's heads: the checkpoint's, or random.",
-        needs=only_with("finetune.checkpoint"),
-    ),
-}
-
-
 HANDED_IN = "handed_in"  # The `finetune.checkpoint` of a run whose model a program handed in.
+_RANDOM_OBJECTIVE = "config.finetune.objective='new' starts at random ones"  # Advice in errors.
 
 
 class Origin(NamedTuple):
     """The model of a run, and where its first parameters come from."""
 
-    model: type[nnx.Module]
-    arguments: dict[str, Any]  # All of them.
+    options: ImageOptions  # Of the model.
     sources: dict[str, Callable[[], np.ndarray]]  # By path; empty: they are drawn from the seed.
     found: list[str]  # What the checkpoint was, and what became of it, in lines.
     interpolation: str  # Of images.
@@ -74,11 +47,11 @@ class Origin(NamedTuple):
     @property
     def name(self) -> str:
         """The paper's name of the model, if it has one."""
-        return model_name(self.model, self.arguments)
+        return model_name(self.options)
 
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
-        """The model with parameters drawn at random."""
-        return self.model(**self.arguments, rngs=rngs)
+        """Returns the model with random parameters."""
+        return family_of(self.options).model(self.options, rngs=rngs)
 
     def read(self) -> dict:
         """The checkpoint's parameters, on the host; empty where there is none."""
@@ -106,129 +79,238 @@ def has_resnet(config: ConfigDict) -> bool:
       UserError: there is no such model or checkpoint, or it is damaged.
     """
     if config.model.name:
-        build = model_factory(**model_arguments(config), num_classes=0)
-        return complete(build.func, build.keywords).get("resnet_blocks") is not None
-    return open_any(config.finetune.checkpoint).arguments.get("resnet_blocks") is not None
+        options = model_options(**model_arguments(config), num_classes=0)
+    else:
+        options = open_checkpoint(config.finetune.checkpoint).options
+    return getattr(options, "resnet_blocks", None) is not None
 
 
 def find_origin(
-    config: ConfigDict, num_classes: int, model: ImageModel | None = None, class_names: Sequence[str] = ()
+    config: ConfigDict,
+    num_classes: int,
+    model: ImageModel | None = None,
+    class_names: Sequence[str] = (),
 ) -> Origin:
-    """The model that a config means, for data of so many classes; or that a program hands in.
+    """Returns the model of a run and the initialization source of its parameters.
 
-    A checkpoint says itself what its model is, and how images are resized. A new head is zeros, or as the
-    config's `model.head_deviation` says, without the hidden layer of pre-training; position embeddings are
-    resized to the images (paper, section 3.2). A kept head's classes are matched with the data's by name.
+    A checkpoint contains its model's arguments and the interpolation of images. A new head is
+    zeros, or drawn with the config's `model.head_std`, and lacks the hidden layer of pre-training;
+    position embeddings are resized to the images (paper, section 3.2). A kept head's classes are
+    matched with the data's by name.
 
     Args:
+      num_classes: number of the data's classes.
+      model: the model that a program handed in.
       class_names: of the run's head, by number.
 
     Raises:
-      UserError: there is no such checkpoint, it is damaged, or is not of the model that the config names; its
-        head is kept and has other classes than the data.
+      UserError: the checkpoint does not exist, is damaged, or is not of the model that the config
+        names; its head is kept and has other classes than the data.
     """
-    values = config.finetune
-    if values.checkpoint == HANDED_IN:
+    if config.finetune.checkpoint == HANDED_IN:
         return _handed_in_origin(config, num_classes, model, class_names)
-    wanted = model_arguments(config) | {"num_classes": num_classes}
-    named = None
-    if config.model.name:
-        build = model_factory(**wanted)
-        named = build.func, complete(build.func, build.keywords)
-        if values.checkpoint is None:
-            return Origin(*named, {}, [], config.data.interpolation or "bilinear")
-    checkpoint = open_any(values.checkpoint, config.data.image_size)
-    own = checkpoint.arguments
-    loose = {key: named[1][key] for key in family_of(checkpoint.model).loose if named and key in named[1]}
-    if named:
-        _check_name(config, named, checkpoint, own | loose)
-    if values.head == "kept" and own["num_classes"] != num_classes:
-        raise UserError(
-            f"config.finetune.head='kept', but {values.checkpoint} has {own['num_classes']:,} classes and "
-            f"the data {num_classes:,}; give --config.finetune.head=new"
-        )
-    del wanted["name"]
-    wanted = loose | wanted
-    defaults = {name: value for name, value in _training_defaults(checkpoint.model).items() if name in own}
-    wanted = defaults | wanted
-    arguments, sources, done = fit(checkpoint, wanted, new_head=values.head != "kept", seed=config.seed)
-    found = [checkpoint.describe(), *done.describe()]
-    if left := [name for name in sorted(REGULARISATION & own.keys()) if arguments[name] != own[name]]:
-        was = ", ".join(f"{name}={own[name]}" for name in left)
-        found.append(f"regularised by config.model, not as the checkpoint's run was ({was})")
-    if values.head == "kept" and class_names:
-        remedy = "config.finetune.head='new' starts at a new head"
-        sources, notes = matched_head(sources, checkpoint, class_names, "the checkpoint", remedy)
-        found += notes
-    seen = _interpolation(config, checkpoint)
-    return Origin(checkpoint.model, arguments, sources, found, seen, checkpoint.objective)
+    arguments = model_arguments(config) | {"num_classes": num_classes}
+    named = model_options(**arguments) if config.model.name else None
+    if named and config.finetune.checkpoint is None:
+        return Origin(named, {}, [], config.data.interpolation or "bilinear")
+    checkpoint = open_checkpoint(config.finetune.checkpoint, config.data.image_size)
+    loose = _loose_arguments(config, named, checkpoint) if named else {}
+    del arguments["name"]
+    return _checkpoint_origin(config, checkpoint, loose | arguments, class_names)
 
 
-def _training_defaults(model: type[ImageModel]) -> dict[str, Any]:
-    """The defaults of a model's arguments that no later run takes over: regularisation, the head's start."""
-    parameters = inspect.signature(model.__init__).parameters
-    names = REGULARISATION | {"head_bias", "head_deviation"}
-    return {name: parameters[name].default for name in names & parameters.keys()}
-
-
-def with_objective(origin: Origin, config: ConfigDict, own: dict, memory: dict) -> Origin:
-    """The origin with the reading of what a run's objective starts from, and a line that says it.
-
-    Args:
-      own, memory: the objective's parameters, nested, and what it remembers, as shapes.
+def _loose_arguments(
+    config: ConfigDict, named: ImageOptions, checkpoint: Checkpoint
+) -> dict[str, Any]:
+    """Returns the arguments of the named model that may differ from the checkpoint's.
 
     Raises:
-      UserError: the checkpoint's are made by other values than the config's, or do not fit.
+      UserError: the checkpoint is not of the model that the config names.
     """
-    if not own or not origin.sources:
+    names = family_of(checkpoint.options).loose
+    loose = {key: getattr(named, key) for key in names if hasattr(named, key)}
+    _check_name(config, named, checkpoint, replace(checkpoint.options, **loose))
+    return loose
+
+
+def _checkpoint_origin(
+    config: ConfigDict,
+    checkpoint: Checkpoint,
+    arguments: dict[str, Any],
+    class_names: Sequence[str],
+) -> Origin:
+    """Returns the warm start from a checkpoint, whose model is adapted to the run.
+
+    Args:
+      arguments: the model's arguments that the run sets.
+      class_names: of the run's head, by number.
+    """
+    kept_head, num_classes = config.finetune.head == "kept", arguments["num_classes"]
+    stored = checkpoint.arguments
+    if kept_head and stored["num_classes"] != num_classes:
+        raise UserError(
+            f"config.finetune.head='kept', but {config.finetune.checkpoint} has "
+            f"{stored['num_classes']:,} classes and the data {num_classes:,}; give "
+            "--config.finetune.head=new"
+        )
+    arguments = _training_defaults(checkpoint.options) | arguments
+    options, sources, done = fit(checkpoint, arguments, new_head=not kept_head, seed=config.seed)
+    lines = [checkpoint.describe(), *done.describe(), *_regularisation_note(options, stored)]
+    if kept_head and class_names:
+        remedy = "config.finetune.head='new' starts at a new head"
+        sources, notes = matched_head(sources, checkpoint, class_names, "the checkpoint", remedy)
+        lines += notes
+    interpolation = _interpolation(config, checkpoint)
+    return Origin(options, sources, lines, interpolation, checkpoint.objective)
+
+
+def _regularisation_note(options: ImageOptions, stored: dict[str, Any]) -> list[str]:
+    """Returns a line if the run regularises its model differently from the checkpoint's run.
+
+    Args:
+      stored: the checkpoint's arguments of the model.
+    """
+    names = sorted(REGULARISATION & stored.keys())
+    changed = [name for name in names if getattr(options, name) != stored[name]]
+    if not changed:
+        return []
+    before = ", ".join(f"{name}={stored[name]}" for name in changed)
+    return [f"regularised by config.model, not as the checkpoint's run was ({before})"]
+
+
+def _training_defaults(options: ImageOptions) -> dict[str, Any]:
+    """Returns the defaults of a model's arguments that no later run takes over: regularisation, the
+    head's start.
+    """
+    declared = options_of(type(options))
+    names = REGULARISATION | {"head_bias", "head_std"}
+    return {name: declared[name].default for name in names & declared.keys()}
+
+
+def with_objective(origin: Origin, config: ConfigDict, params: dict, state: dict) -> Origin:
+    """Returns the initialization source with the parameters of the run's objective, and a note.
+
+    Args:
+      params: the objective's parameters, nested, as shapes.
+      state: the objective's state by name, as shapes.
+
+    Raises:
+      UserError: the checkpoint's objective has other options than the config, or does not fit.
+    """
+    if not params or not origin.sources:
         return origin
-    name, found, kept = config.objective.name, origin.beside, config.finetune.objective == "kept"
-    if not kept or found is None or found.name != name:
+    name, stored, kept = config.objective.name, origin.beside, config.finetune.objective == "kept"
+    if not kept or stored is None or stored.name != name:
         why = ", as the checkpoint gives none" if kept else ""
         return origin._replace(found=[*origin.found, f"new: {name}'s own parameters, random{why}"])
-    others = {key: x for key, x in found.values.items() if config.objective[key] not in (None, x)}
-    place, remedy = config.finetune.checkpoint, "config.finetune.objective='new' starts at random ones"
-    kind = objective_of(config)
-    if wrong := [f"config.objective.{key}={x!r}" for key, x in others.items() if key in kind.made_by]:
-        raise UserError(f"{place} has parameters of {name} for {' '.join(wrong)}: set that, or {remedy}")
-    there = {path.split("/")[0] for path in found.shapes()} if found.shapes else set(own)
-    fresh = [part for part in own if part not in there and part in kind.optional]
-    spare = [part for part in there if part not in own]
-    if spare and (own.keys() & set(kind.optional) or not set(spare) <= set(kind.optional)):
-        raise UserError(f"{place} has {name}'s {' and '.join(sorted(spare))}, and the run has none; {remedy}")
-    shapes = {path: shape for path, shape in _shapes(own).items() if path.split("/")[0] not in fresh}
-    held = {key: x for key, x in found.memory.items() if key in kind.carried and key in memory}
+    return _with_kept_objective(origin, config, stored, params, state)
+
+
+def _with_kept_objective(
+    origin: Origin, config: ConfigDict, stored: ObjectiveParams, params: dict, state: dict
+) -> Origin:
+    """Returns the initialization source with the objective's parameters of the checkpoint.
+
+    Args:
+      stored: the checkpoint's parameters of the objective.
+      params, state: as of `with_objective`.
+    """
+    name, changed_options = stored.name, _changed_options(config, stored)
+    new, dropped = _differing_parts(config, stored, params)
+    shapes = {path: shape for path, shape in _shapes(params).items() if _top(path) not in new}
+    carried = objective_of(config).carried
+    tensors = {key: x for key, x in stored.memory.items() if key in carried and key in state}
     try:
-        sources = found.sources(shapes)
-        for key, tensor in held.items():
-            if tensor.shape != memory[key].shape:
-                was, wanted = list(tensor.shape), list(memory[key].shape)
-                raise UserError(f"{place} has {name}'s {key} as {was}, but the objective has {wanted}")
+        sources = stored.sources(shapes)
+        _check_state(config, tensors, state)
     except UserError as error:
-        raise UserError(f"{error}; {remedy}") from error
-    lines = [f"kept: {found._replace(memory=held).count(shapes)}"]
-    if others:
-        lines[0] += f", trained with {', '.join(f'{key}={x!r}' for key, x in others.items())}"
-    lines += [f"new: {name}'s {part}, which the checkpoint has not" for part in fresh]
-    lines += [f"dropped: {name}'s {part}, which the run has not" for part in sorted(spare)]
-    memory = {key: tensor.read for key, tensor in held.items()}
+        raise UserError(f"{error}; {_RANDOM_OBJECTIVE}") from error
+    lines = [f"kept: {stored._replace(memory=tensors).count(shapes)}"]
+    if changed_options:
+        lines[0] += f", trained with {', '.join(f'{k}={x!r}' for k, x in changed_options.items())}"
+    lines += [f"new: {name}'s {part}, which the checkpoint has not" for part in new]
+    lines += [f"dropped: {name}'s {part}, which the run has not" for part in dropped]
+    memory = {key: tensor.read for key, tensor in tensors.items()}
     return origin._replace(found=[*origin.found, *lines], objective=sources, memory=memory)
 
 
-def objective_shapes(found: ObjectiveParams, model: type, arguments: dict) -> Shapes:
-    """Shapes by path of what a checkpoint has of an objective, beside a model with all these arguments.
+def _changed_options(config: ConfigDict, stored: ObjectiveParams) -> dict[str, Any]:
+    """Returns the checkpoint's options of the objective that differ from the config's.
+
+    Raises:
+      UserError: one of them determines the shapes of the objective's parameters.
+    """
+    kind = objective_of(config)
+    options = dict(config[kind.section].items()) if kind.section else {}
+    changed = {key: x for key, x in stored.values.items() if options.get(key) not in (None, x)}
+    shaping = [
+        f"config.{kind.section}.{key}={x!r}" for key, x in changed.items() if key in kind.made_by
+    ]
+    if shaping:
+        raise UserError(
+            f"{config.finetune.checkpoint} has parameters of {stored.name} for "
+            f"{' '.join(shaping)}: set that, or {_RANDOM_OBJECTIVE}"
+        )
+    return changed
+
+
+def _differing_parts(
+    config: ConfigDict, stored: ObjectiveParams, params: dict
+) -> tuple[list[str], list[str]]:
+    """Returns the optional parts that only the run has, and the parts that only the checkpoint has.
+
+    Raises:
+      UserError: the run cannot do without a part that only the checkpoint has.
+    """
+    optional = set(objective_of(config).optional)
+    parts = {_top(path) for path in stored.shapes()} if stored.shapes else set(params)
+    new = [part for part in params if part not in parts and part in optional]
+    dropped = sorted(parts - params.keys())
+    if dropped and (params.keys() & optional or not optional.issuperset(dropped)):
+        raise UserError(
+            f"{config.finetune.checkpoint} has {stored.name}'s {' and '.join(dropped)}, and the "
+            f"run has none; {_RANDOM_OBJECTIVE}"
+        )
+    return new, dropped
+
+
+def _check_state(config: ConfigDict, tensors: dict[str, Tensor], state: dict) -> None:
+    """Raises UserError if the checkpoint's state of the objective has other shapes than the run's.
+
+    Args:
+      tensors: the checkpoint's, by name.
+      state: the run's, by name, as shapes.
+    """
+    for key, tensor in tensors.items():
+        if tensor.shape != state[key].shape:
+            raise UserError(
+                f"{config.finetune.checkpoint} has {config.objective.name}'s {key} as "
+                f"{list(tensor.shape)}, but the objective has {list(state[key].shape)}"
+            )
+
+
+def _top(path: str) -> str:
+    """Returns the first component of a parameter's path."""
+    return path.split("/")[0]
+
+
+def objective_shapes(found: ObjectiveParams, options: ImageOptions) -> Shapes:
+    """Returns the shapes of a checkpoint's parameters of an objective, by path.
+
+    Args:
+      options: the arguments of the model.
 
     Raises:
       UserError: it is made by values that no objective has, or does not fit the model.
     """
     if found.shapes:
         return found.shapes()
-    config = base_config()
-    made_by = {f"objective.{key}": found.values[key] for key in OBJECTIVES[found.name].made_by}
+    config, kind = base_config(), OBJECTIVES[found.name]
+    made_by = {f"{kind.section}.{key}": found.values[key] for key in kind.made_by}
     made_by["objective.name"] = found.name
     check_values(dict(leaves(config)) | made_by)
     config.update_from_flattened_dict(made_by)
-    own = nnx.state(abstract_objective(config, sketch(model, arguments)))
+    own = nnx.state(abstract_objective(config, sketch(options)))
     return _shapes(nnx.to_pure_dict(own))
 
 
@@ -236,18 +318,25 @@ def _shapes(params: dict) -> Shapes:
     return {path_name(path): x.shape for path, x in jax.tree.leaves_with_path(params)}
 
 
-def _check_name(config: ConfigDict, named: tuple[type, dict], checkpoint: Checkpoint, own: dict) -> None:
-    """Raises UserError where a checkpoint, by its own arguments, is not what the config's name says.
+def _check_name(
+    config: ConfigDict, named: ImageOptions, checkpoint: Checkpoint, options: ImageOptions
+) -> None:
+    """Raises UserError unless the checkpoint is of the model that the config names.
 
-    A name says no more than its own arguments: of a BEiT, `ViT-B/16` says size and patch.
+    Only arguments that the model name implies are compared: of a BEiT, `ViT-B/16` implies size and
+    patch.
+
+    Args:
+      named: the arguments of the model that the config names.
+      options: the checkpoint's arguments.
     """
-    model, wanted = named
-    said = {key: wanted[key] for key in parse_name(config.model.name)[1]}
-    name = model_name(checkpoint.model, own)
-    meant = model_name(model, own | said if model is checkpoint.model else wanted)
-    if meant != name:
+    implied = {key: getattr(named, key) for key in parse_name(config.model.name)[1]}
+    name = model_name(options)
+    same_type = type(named) is type(options)
+    expected = model_name(replace(options, **implied) if same_type else named)
+    if expected != name:
         raise UserError(
-            f"config.model.name means {meant}, but {config.finetune.checkpoint} is {name}; "
+            f"config.model.name means {expected}, but {config.finetune.checkpoint} is {name}; "
             "leave it empty to take the checkpoint's"
         )
 
@@ -259,7 +348,8 @@ def matched_head(
     place: str,
     remedy: str,
 ) -> tuple[dict[str, Callable[[], np.ndarray]], list[str]]:
-    """A checkpoint's parameters with those of its head in the order of the data's classes, and notes on it.
+    """A checkpoint's parameters with those of its head in the order of the data's classes, and
+    notes on it.
 
     Args:
       sources: by path.
@@ -274,10 +364,11 @@ def matched_head(
     except UserError as error:
         raise UserError(f"{error}; {remedy}") from error
     if match.reordered:
+        heads = family_of(checkpoint.model).adaptation.heads
         sources = sources | {
             path: partial(_reordered, read, match.order)
             for path, read in sources.items()
-            if path.startswith(("head/", "distillation_head/"))
+            if path.startswith(heads)
         }
     return sources, [f"note: {match.note}"] if match.note else []
 
@@ -290,33 +381,39 @@ def _reordered(read: Callable[[], np.ndarray], order: np.ndarray) -> np.ndarray:
 def _handed_in_origin(
     config: ConfigDict, num_classes: int, model: ImageModel | None, class_names: Sequence[str]
 ) -> Origin:
-    """The start from a model that a program hands in: its head is kept, and how it is regularised."""
+    """Returns the start from a model of a program, with its head and its regularisation."""
     if model is None:
         raise UserError(
-            f"the model of this run was handed in by a program (finetune.checkpoint is {HANDED_IN!r}): go on "
-            "from there, with vit_jax.train and the same model"
+            "the model of this run was handed in by a program (finetune.checkpoint is "
+            f"{HANDED_IN!r}): go on from there, with vit_jax.train and the same model"
         )
     checkpoint = _checkpoint_of(model)
-    if (classes := checkpoint.arguments["num_classes"]) != num_classes:
+    if (classes := checkpoint.options.num_classes) != num_classes:
         raise UserError(
-            f"the model that is handed in has {classes:,} classes, and the run {num_classes:,}; hand in "
-            f"load_model(..., num_classes={num_classes}) or create_model(..., num_classes={num_classes})"
+            f"the model that is handed in has {classes:,} classes, and the run {num_classes:,}; "
+            f"hand in load_model(..., num_classes={num_classes}) or create_model(..., "
+            f"num_classes={num_classes})"
         )
-    wanted = {name: value for name, value in model_arguments(config).items() if name != "name"}
-    arguments, sources, done = fit(checkpoint, wanted)
-    found = [checkpoint.describe(), *done.describe()]
-    defaults = _training_defaults(checkpoint.model)
+    arguments = {name: x for name, x in model_arguments(config).items() if name != "name"}
+    options, sources, done = fit(checkpoint, arguments)
+    lines = [checkpoint.describe(), *done.describe()]
+    defaults = _training_defaults(options)
     if kept := [
-        name for name in sorted(REGULARISATION & defaults.keys()) if arguments[name] != defaults[name]
+        name
+        for name in sorted(REGULARISATION & defaults.keys())
+        if getattr(options, name) != defaults[name]
     ]:
-        found.append(
-            "regularised as it is handed in: " + ", ".join(f"{name}={arguments[name]}" for name in kept)
+        lines.append(
+            "regularised as it is handed in: "
+            + ", ".join(f"{name}={getattr(options, name)}" for name in kept)
         )
     if class_names:
         remedy = "give config.finetune.checkpoint in place of a model, which starts at a new head"
-        sources, notes = matched_head(sources, checkpoint, class_names, "the model that is handed in", remedy)
-        found += notes
-    return Origin(checkpoint.model, arguments, sources, found, _interpolation(config, checkpoint))
+        sources, notes = matched_head(
+            sources, checkpoint, class_names, "the model that is handed in", remedy
+        )
+        lines += notes
+    return Origin(options, sources, lines, _interpolation(config, checkpoint))
 
 
 def _checkpoint_of(model: ImageModel) -> Checkpoint:
@@ -329,10 +426,11 @@ def _checkpoint_of(model: ImageModel) -> Checkpoint:
     return Checkpoint(
         "handed in",
         "the calling program",
-        type(model),
-        complete(type(model), model.about.arguments),
+        model.options,
         {path: tuple(x.shape) for path, x in params.items()},
-        lambda path: np.array(params[path]),  # A copy: the first step gives away the memory of its own.
+        lambda path: np.array(
+            params[path]
+        ),  # A copy: the first step gives away the memory of its own.
         preprocessing=model.about.preprocessing,
         class_names=model.about.class_names,
         probabilities=model.about.probabilities,
@@ -349,17 +447,17 @@ def fingerprint_of(params: Iterable[tuple[str, Any]]) -> str:
 
 
 def _interpolation(config: ConfigDict, checkpoint: Checkpoint) -> str:
-    """The config's, or what the checkpoint says, or the paper's.
+    """Returns the interpolation of images: the config's, the checkpoint's or the paper's.
 
     Raises:
-      UserError: what the checkpoint says is not done here.
+      UserError: the checkpoint's is unsupported.
     """
     if config.data.interpolation or checkpoint.preprocessing is None:
         return config.data.interpolation or "bilinear"
-    said = checkpoint.preprocessing.interpolation
-    if said not in INTERPOLATIONS:
+    interpolation = checkpoint.preprocessing.interpolation
+    if interpolation not in INTERPOLATIONS:
         raise UserError(
-            f"the preprocessing of {checkpoint.place} says {said}, which is not done here: give "
-            f"config.data.interpolation, one of {', '.join(INTERPOLATIONS)}"
+            f"the preprocessing of {checkpoint.place} says {interpolation}, which is not done "
+            f"here: give config.data.interpolation, one of {', '.join(INTERPOLATIONS)}"
         )
-    return said
+    return interpolation

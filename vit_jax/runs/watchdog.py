@@ -1,4 +1,6 @@
-"""Ends a run that hangs: a lost network file system, a pipe for an image, a device that is silent."""
+"""Ends a run that hangs: a lost network file system, a pipe for an image, a device that is
+silent.
+"""
 
 import faulthandler
 import multiprocessing
@@ -9,23 +11,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from vit_jax.options import Option, number
 from vit_jax.progress import LATE, duration
-
-OPTIONS = {
-    "hang_seconds": Option(
-        1200.0,
-        number(least=0.1, most=1e7),
-        "With nothing done for so long all stacks are written; see watchdog.py.",
-        operational=True,
-    ),
-}
 
 
 class Watchdog:
     """A context that writes down the stacks of all threads when nothing was done for so long.
 
-    After twice the time the process ends with exit code 1, for whatever started it to start it again.
+    After twice the time the process ends with exit code 1, for whatever started it to start it
+    again.
 
     Args:
       seconds: longer than anything that the run may wait for, and than any phase of its start.
@@ -40,11 +33,15 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def report_to(self, stacks: Path, say: Callable[[str], None]) -> None:
-        """Sends stacks into this file instead of standard error from here on, and the first line to `say`."""
+        """Sends stacks into this file instead of standard error from here on, and the first line to
+        `say`.
+        """
         self._stacks, self._say = stacks, say
 
     def begins(self, phase: str) -> None:
-        """Notes that something long begins, such as `compiling the step`; the time counts from here."""
+        """Notes that something long begins, such as `compiling the step`; the time counts from
+        here.
+        """
         self._last = time.monotonic(), self._last[1], f": {phase}"
 
     def done(self, what: str) -> None:
@@ -52,12 +49,18 @@ class Watchdog:
         self._last = time.monotonic(), what, ""
 
     def in_words(self) -> str:
-        """Work that takes long: `compiling the step: 12 s so far`, `step 3 done 12 s ago`; empty: none."""
+        """Work that takes long: `compiling the step: 12 s so far`, `step 3 done 12 s ago`; empty:
+        none.
+        """
         since, done, phase = self._last
         passed = time.monotonic() - since
         if passed < LATE:
             return ""
-        return f"{phase[2:]}: {duration(passed)} so far" if phase else f"{done} done {duration(passed)} ago"
+        return (
+            f"{phase[2:]}: {duration(passed)} so far"
+            if phase
+            else f"{done} done {duration(passed)} ago"
+        )
 
     def __enter__(self):
         self._last = time.monotonic(), *self._last[1:]
@@ -73,8 +76,8 @@ class Watchdog:
     def _watch(self):
         told = None
         while not self._closed.wait(self._seconds / 20):
-            # A thread that hangs with the interpreter's lock holds this one up as well. Python's own
-            # watchdog needs no lock: unless it is set anew here, it shows the stacks and exits.
+            # A thread that hangs with the interpreter's lock holds this one up as well. Python's
+            # own watchdog needs no lock: unless it is set anew here, it shows the stacks and exits.
             if self._ends:
                 faulthandler.dump_traceback_later(2 * self._seconds, exit=True, file=sys.__stderr__)
             since, done, phase = self._last
@@ -97,5 +100,7 @@ class Watchdog:
             with self._stacks.open("a") if self._stacks else open(os.dup(2), "w") as file:
                 print(f"{time.ctime()}: {what}", file=file, flush=True)
                 faulthandler.dump_traceback(file)
-        except OSError as error:  # The disk may be what hangs, or is full: the end comes all the same.
+        except (
+            OSError
+        ) as error:  # The disk may be what hangs, or is full: the end comes all the same.
             print(f"no stacks of {what}: {error}", file=sys.stderr, flush=True)

@@ -1,9 +1,11 @@
-"""One run at a time on a workdir: a lock that ends with its process, also on a disk that many hosts share.
+"""One run at a time on a workdir: a lock that ends with its process, also on a disk that many hosts
+share.
 
-The newest of the files `.lock-1`, `.lock-2`, ... in the workdir says who has it: an empty one nobody. The
-next is made by an atomic hard link, so of several that want it one gets it, and a number is never used
-twice. Its process holds a `flock` on it, which the kernel ends with the process, and gives it a new time
-every few seconds, as the only sign that another host sees where the file system keeps no locks for all.
+The newest of the files `.lock-1`, `.lock-2`, ... in the workdir says who has it: an empty one
+nobody. The next is made by an atomic hard link, so of several that want it one gets it, and a
+number is never used twice. Its process holds a `flock` on it, which the kernel ends with the
+process, and gives it a new time every few seconds, as the only sign that another host sees where
+the file system keeps no locks for all.
 """
 
 import contextlib
@@ -101,13 +103,14 @@ class Lock:
         newest = self._newest() if self._workdir.is_dir() else 0
         if newest <= self._number:
             raise UserError(
-                f"the workdir {self._workdir} was deleted, moved or made anew in the middle of the run "
-                f"({self._mine.name} is gone)"
+                f"the workdir {self._workdir} was deleted, moved or made anew in the middle of "
+                f"the run ({self._mine.name} is gone)"
             )
         with self._file(newest).open("rb") as file:
             holder = _read(file)
         raise UserError(
-            f"{self._workdir} was taken over by {holder or 'another run'}, while this one stood still"
+            f"{self._workdir} was taken over by {holder or 'another run'}, while this one stood "
+            "still"
         )
 
     def _file(self, number: int) -> Path:
@@ -119,7 +122,8 @@ class Lock:
         return max((int(match[1]) for match in names if match), default=0)
 
     def _wait(self, number: int) -> Holder | None:
-        """Waits until the lock is nobody's; returns the process that left it without a word, if one did.
+        """Waits until the lock is nobody's; returns the process that left it without a word, if one
+        did.
 
         Raises:
           UserError: it is held.
@@ -157,7 +161,9 @@ class Lock:
             return holder
 
     def _silent_seconds(self, last: int) -> float:
-        """Seconds since a file's time, by the clock that gives files their times, which may be a server's."""
+        """Seconds since a file's time, by the clock that gives files their times, which may be a
+        server's.
+        """
         file = self._workdir / f"{PREFIX}.{secrets.token_hex(8)}"
         try:
             file.touch()
@@ -166,7 +172,9 @@ class Lock:
             file.unlink(missing_ok=True)
 
     def _make(self, number: int) -> bool:
-        """Makes the lock file, which others see when it is whole; False where another process was first."""
+        """Makes the lock file, which others see when it is whole; False where another process was
+        first.
+        """
         self._number, self._mine = number, self._file(number)
         temporary = self._workdir / f"{PREFIX}.{secrets.token_hex(8)}"
         self._descriptor = _create(temporary)
@@ -178,7 +186,9 @@ class Lock:
                 if os.stat(temporary).st_nlink == 1:  # Two: NFS made the link and lost its answer.
                     os.close(self._descriptor)
                     return False
-            except OSError:  # There are no hard links: an empty file counts as nobody's until it is written.
+            except (
+                OSError
+            ):  # There are no hard links: an empty file counts as nobody's until it is written.
                 os.close(self._descriptor)
                 try:
                     self._descriptor = _create(self._mine)
@@ -189,7 +199,9 @@ class Lock:
             temporary.unlink(missing_ok=True)
         if self._newest() == number:
             return True
-        self._mine.unlink(missing_ok=True)  # The list that said this number comes next was an old one.
+        self._mine.unlink(
+            missing_ok=True
+        )  # The list that said this number comes next was an old one.
         os.close(self._descriptor)
         return False
 
@@ -219,7 +231,11 @@ def in_use(workdir: Path) -> bool:
     except FileNotFoundError:
         return False
     held = holder and still_held(holder, status.st_ino, locked)
-    return bool(lock._silent_seconds(status.st_mtime_ns) < STALE_SECONDS if holder and held is None else held)
+    return bool(
+        lock._silent_seconds(status.st_mtime_ns) < STALE_SECONDS
+        if holder and held is None
+        else held
+    )
 
 
 def _create(file: Path) -> int:
@@ -233,7 +249,9 @@ def _read(file: BinaryIO) -> Holder | None:
     try:
         return Holder(**json.loads(content)) if content else None
     except (ValueError, TypeError) as error:
-        raise UserError(f"{file.name} is no lock file; remove it if no run uses the workdir") from error
+        raise UserError(
+            f"{file.name} is no lock file; remove it if no run uses the workdir"
+        ) from error
 
 
 def _locked(descriptor: int) -> bool | None:
@@ -289,7 +307,9 @@ def _namespace() -> str:
 
 
 def _born(pid: int) -> str | None:
-    """The time when a process of this namespace began; None: it is gone, but perhaps for its exit code."""
+    """The time when a process of this namespace began; None: it is gone, but perhaps for its exit
+    code.
+    """
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if state in "ZX" else fields[18]

@@ -10,7 +10,9 @@ import numpy as np
 from vit_jax.serving.engine import Engine, Look
 from vit_jax.serving.metrics import Metrics
 
-PATIENCE = 1.0  # Seconds for which a request waits for places: to refuse it costs as much as to answer it.
+PATIENCE = (
+    1.0  # Seconds for which a request waits for places: to refuse it costs as much as to answer it.
+)
 
 
 class Busy(Exception):
@@ -29,24 +31,34 @@ class Batcher:
     """
 
     def __init__(self, engine: Engine, most: int, most_pixels: int, metrics: Metrics):
-        self._engine, self._most, self._most_pixels, self._metrics = engine, most, most_pixels, metrics
+        self._engine, self._most, self._most_pixels, self._metrics = (
+            engine,
+            most,
+            most_pixels,
+            metrics,
+        )
         self._first, self._freed = asyncio.Lock(), asyncio.Event()
         self._pixels = 0
-        self._device = ThreadPoolExecutor(1, "device")  # One thing at a time, in the order of coming.
+        self._device = ThreadPoolExecutor(
+            1, "device"
+        )  # One thing at a time, in the order of coming.
         self._queue: asyncio.Queue[tuple[np.ndarray, asyncio.Future]] = asyncio.Queue()
         self.waiting = 0
         metrics.waiting.set_function(lambda: self.waiting)
 
     @contextlib.asynccontextmanager
     async def places(self, images: int, pixels: int) -> AsyncIterator[None]:
-        """The context in which `images` images have a place; places are given in the order of arrival.
+        """The context in which `images` images have a place; places are given in the order of
+        arrival.
 
         Raises:
           Busy: there was no place for `PATIENCE` seconds.
         """
         try:
             async with asyncio.timeout(PATIENCE), self._first:
-                while self.waiting + images > self._most or self._pixels + pixels > self._most_pixels:
+                while (
+                    self.waiting + images > self._most or self._pixels + pixels > self._most_pixels
+                ):
                     self._freed.clear()
                     await self._freed.wait()
                 self.waiting, self._pixels = self.waiting + images, self._pixels + pixels
@@ -66,7 +78,9 @@ class Batcher:
 
     async def look(self, image: np.ndarray) -> Look:
         """Computes what else there is to show of an image."""
-        return await asyncio.get_running_loop().run_in_executor(self._device, self._engine.look, image)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._device, self._engine.look, image
+        )
 
     async def run(self) -> None:
         """Computes what comes, until it is cancelled."""
@@ -78,13 +92,17 @@ class Batcher:
             if batch:
                 await self._answer(*zip(*batch, strict=True))
 
-    async def _answer(self, images: tuple[np.ndarray, ...], answers: tuple[asyncio.Future, ...]) -> None:
+    async def _answer(
+        self, images: tuple[np.ndarray, ...], answers: tuple[asyncio.Future, ...]
+    ) -> None:
         self._metrics.batch.observe(len(images))
         try:
             found = await asyncio.get_running_loop().run_in_executor(
                 self._device, self._engine.classify, images
             )
-        except Exception as error:  # A fault of ours, or no memory: the next batch may have more luck.
+        except (
+            Exception
+        ) as error:  # A fault of ours, or no memory: the next batch may have more luck.
             for answer in answers:
                 if not answer.cancelled():
                     answer.set_exception(error)

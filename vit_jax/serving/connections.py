@@ -1,4 +1,6 @@
-"""Limits that uvicorn has not: how many connections are open, and how long a request may take to come."""
+"""Limits that uvicorn has not: how many connections are open, and how long a request may take to
+come.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -7,7 +9,8 @@ from typing import NamedTuple
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 REFUSAL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    b"HTTP/1.1 503 Service Unavailable\r\n"
+    b"Retry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 )
 
 
@@ -44,7 +47,8 @@ def limited(limits: ConnectionLimits) -> type[H11Protocol]:
 
         def on_response_complete(self):
             self._expect_request()
-            super().on_response_complete()  # Which begins with the next request where that is there.
+            # Which begins with the next request where that is there.
+            super().on_response_complete()
 
         def connection_lost(self, exc):
             if self._timer:

@@ -32,7 +32,8 @@ class Look(NamedTuple):
 
 
 class Engine:
-    """The programs that classify images and look into the model, compiled when it is made and never after.
+    """The programs that classify images and look into the model, compiled when it is made and never
+    after.
 
     Args:
       batch_size: images that are computed at once, at most.
@@ -44,7 +45,9 @@ class Engine:
       no_heat: why there is no attention rollout; None where there is.
     """
 
-    def __init__(self, classifier: Classifier, batch_size: int, top: int, threshold: float | None = None):
+    def __init__(
+        self, classifier: Classifier, batch_size: int, top: int, threshold: float | None = None
+    ):
         self.classifier, self._threshold = classifier, threshold
         self._mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
         self._graphdef, params = nnx.split(classifier.model)
@@ -80,7 +83,9 @@ class Engine:
         """
         size = next(size for size in self.sizes if size >= len(images))
         found = self._classify[size](self._params, self._batch(images, size))
-        probabilities, classes = (values[: len(images)] for values in jax.device_get(found["values"]))
+        probabilities, classes = (
+            values[: len(images)] for values in jax.device_get(found["values"])
+        )
         counts = (reaching(self._threshold, row) for row in probabilities)
         each = zip(probabilities, classes, counts, strict=True)
         return [(chances[:count], labels[:count]) for chances, labels, count in each]
@@ -119,7 +124,9 @@ class Engine:
 def _features_and_attention(model, images):
     """The features, and each layer's attention, of which only the heads' mean is needed."""
     _, found = model(images, capture=("attention",))
-    return representation(model, images), [layer.mean(axis=1, keepdims=True) for layer in found["attention"]]
+    return representation(model, images), [
+        layer.mean(axis=1, keepdims=True) for layer in found["attention"]
+    ]
 
 
 def _features(model, images):

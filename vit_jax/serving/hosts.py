@@ -1,7 +1,7 @@
 """The names by which a server may be addressed.
 
-A web page can point its own domain name to this machine (DNS rebinding) and then read the answers of this
-server as its own. The Host header of its requests still contains that domain.
+A web page can point its own domain name to this machine (DNS rebinding) and then read the answers
+of this server as its own. The Host header of its requests still contains that domain.
 """
 
 import ipaddress

@@ -2,7 +2,14 @@
 
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
@@ -17,7 +24,10 @@ class Metrics:
     def __init__(self, sizes: Sequence[int]):
         self.registry = CollectorRegistry()
         self.requests = Counter(
-            "vit_jax_requests", "Requests to /predict that were answered.", ["status"], registry=self.registry
+            "vit_jax_requests",
+            "Requests to /predict that were answered.",
+            ["status"],
+            registry=self.registry,
         )
         self.seconds = Histogram(
             "vit_jax_request_seconds",
@@ -25,16 +35,22 @@ class Metrics:
             registry=self.registry,
             buckets=SECONDS,
         )
-        self.images = Counter("vit_jax_images", "Images that were classified.", registry=self.registry)
+        self.images = Counter(
+            "vit_jax_images", "Images that were classified.", registry=self.registry
+        )
         self.batch = Histogram(
             "vit_jax_batch_images",
             "Images that were computed at once.",
             registry=self.registry,
             buckets=sizes,
         )
-        self.waiting = Gauge("vit_jax_waiting_images", "Images that have a place.", registry=self.registry)
+        self.waiting = Gauge(
+            "vit_jax_waiting_images", "Images that have a place.", registry=self.registry
+        )
         self.connections = Counter(
-            "vit_jax_connections_refused", "Connections above the limit, or too slow.", registry=self.registry
+            "vit_jax_connections_refused",
+            "Connections above the limit, or too slow.",
+            registry=self.registry,
         )
         ProcessCollector(registry=self.registry)
 

@@ -37,12 +37,16 @@ class Neighbours:
         return len(self._indices)
 
     def nearest(self, features: np.ndarray, count: int) -> list[dict[str, Any]]:
-        """The nearest images by cosine similarity: their paths in the folder, and pictures of them."""
+        """The nearest images by cosine similarity: their paths in the folder, and pictures of
+        them.
+        """
         similarities = self._features @ unit(features[None])[0]
         nearest = np.argsort(-similarities, kind="stable")[:count].tolist()
         return [
             {
-                "path": as_text(os.path.relpath(self._files.path(self._indices[place]), self.folder)),
+                "path": as_text(
+                    os.path.relpath(self._files.path(self._indices[place]), self.folder)
+                ),
                 "similarity": float(similarities[place]),
                 "picture": self._picture(self._indices[place]),
             }

@@ -13,7 +13,8 @@ from vit_jax.serving.hosts import is_ours
 MOST_CONNECTIONS = 64  # More are closed.
 HEAD_SECONDS, ANSWER_SECONDS = 10, 60  # For a request to come, and for its answer to be taken.
 MOST_HEAD = 2**14  # Bytes.
-# The ways in which a connection ends without an answer; cancelled: the server ends, and asyncio would log it.
+# The ways in which a connection ends without an answer; cancelled: the server ends, and asyncio
+# would log it.
 LEFT = (
     *(asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, TimeoutError),
     asyncio.CancelledError,
@@ -36,7 +37,9 @@ async def page_server(make: Callable[[], str], listening: socket.socket) -> asyn
             if connections <= MOST_CONNECTIONS:
                 async with asyncio.timeout(HEAD_SECONDS):
                     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-                writer.write(await asyncio.get_running_loop().run_in_executor(maker, _answer, head, make))
+                writer.write(
+                    await asyncio.get_running_loop().run_in_executor(maker, _answer, head, make)
+                )
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await writer.drain()
         except LEFT:
@@ -53,7 +56,9 @@ def _answer(head: str, make: Callable[[], str]) -> bytes:
     request, *lines = head.split("\r\n")
     hosts = [line[5:].strip() for line in lines if line.lower().startswith("host:")]
     if not all(map(is_ours, hosts)):
-        return _response(HTTPStatus.MISDIRECTED_REQUEST, "this page is for this machine: ask for localhost")
+        return _response(
+            HTTPStatus.MISDIRECTED_REQUEST, "this page is for this machine: ask for localhost"
+        )
     if not re.fullmatch(r"GET / HTTP/1\.[01]", request):
         return _response(HTTPStatus.NOT_FOUND, "there is one page: /")
     try:

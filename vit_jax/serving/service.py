@@ -33,9 +33,14 @@ MOST_HELD = 1 << 29  # Bytes of all uploads under way.
 AGAIN = {"Retry-After": "1"}
 ASKED = ("images", "heat", "neighbours", "seen")
 MOST_SYNTAX = 10_000  # Characters of JSON outside of strings and numbers.
-WORDS = bytes(range(ord("a"), ord("z") + 1)) + bytes(range(ord("A"), ord("Z") + 1)) + b"0123456789+/=\\"
+WORDS = (
+    bytes(range(ord("a"), ord("z") + 1)) + bytes(range(ord("A"), ord("Z") + 1)) + b"0123456789+/=\\"
+)
 # Headers of all answers; the page itself contains the rest of its policy (`html_page.policy`).
-HEADERS = ((b"content-security-policy", b"frame-ancestors 'none'"), (b"x-content-type-options", b"nosniff"))
+HEADERS = (
+    (b"content-security-policy", b"frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+)
 
 
 class Limits(NamedTuple):
@@ -138,7 +143,11 @@ class Service:
     async def health(self, request: Request) -> Response:
         """The model, and that it answers; 503 where nothing computes any more."""
         works = self._running is not None and not self._running.done()
-        said = {"status": "ok" if works else "failed", **self._about, "waiting": self._batcher.waiting}
+        said = {
+            "status": "ok" if works else "failed",
+            **self._about,
+            "waiting": self._batcher.waiting,
+        }
         return JSONResponse(said, 200 if works else 503)
 
     async def metrics(self, request: Request) -> Response:
@@ -176,14 +185,18 @@ class Service:
                 async with self._batcher.places(len(pixels), sum(pixels)):
                     answers = [
                         self._of_image(*each, asked)
-                        for each in zip(asked.images, pixels, range(1, len(pixels) + 1), strict=True)
+                        for each in zip(
+                            asked.images, pixels, range(1, len(pixels) + 1), strict=True
+                        )
                     ]
                     results = await asyncio.gather(*answers)
                 return results[0] if single else {"results": results}
         except TimeoutError:
             seconds = f"{self._limits.seconds:g} s"
             if whole:
-                raise Refused(503, f"there was no answer within {seconds}; ask again later") from None
+                raise Refused(
+                    503, f"there was no answer within {seconds}; ask again later"
+                ) from None
             raise Refused(408, f"the request did not come within {seconds} (--timeout)") from None
         finally:
             self._held -= len(body)
@@ -207,7 +220,9 @@ class Service:
             if self._held > MOST_HELD:
                 raise Busy
         if not body:
-            raise Refused(400, "the request has no body; send an image: curl --data-binary @photo.jpg")
+            raise Refused(
+                400, "the request has no body; send an image: curl --data-binary @photo.jpg"
+            )
 
     def _measured(self, request: Request, body: bytes) -> tuple[Asked, bool, list[int]]:
         """The result of `_asked`, and the number of pixels of each image."""
@@ -223,7 +238,9 @@ class Service:
             query = {key: _number(value) for key, value in request.query_params.items()}
             return self._checked(query, [body]), True
         try:
-            if len(body.translate(None, WORDS)) > MOST_SYNTAX:  # Millions of small values take seconds.
+            if (
+                len(body.translate(None, WORDS)) > MOST_SYNTAX
+            ):  # Millions of small values take seconds.
                 raise ValueError
             said = json.loads(body)
             if not isinstance(said, dict) or not isinstance(said.get("images"), list):
@@ -233,23 +250,31 @@ class Service:
             raise Refused(400, 'the JSON must be {"images": [BASE64, ...]}') from None
         most = self._engine.sizes[-1]
         if not 1 <= len(images) <= most:
-            raise Refused(400, f"a request may have 1 to {most} images, and this one has {len(images)}")
+            raise Refused(
+                400, f"a request may have 1 to {most} images, and this one has {len(images)}"
+            )
         return self._checked(said, images), False
 
     def _checked(self, said: dict[str, Any], images: list[bytes]) -> Asked:
         for key, value in said.items():
             if key not in ASKED[1:]:
-                raise Refused(400, f"{key!r} cannot be asked for; there are: {', '.join(ASKED[1:])}")
+                raise Refused(
+                    400, f"{key!r} cannot be asked for; there are: {', '.join(ASKED[1:])}"
+                )
             if not isinstance(value, int):
                 raise Refused(400, f"{key} must be a whole number")
             most = MOST_NEIGHBOURS if key == "neighbours" else 1
             if not 0 <= value <= most:
                 raise Refused(400, f"{key} must be 0 to {most}")
-        asked = Asked(images, bool(said.get("heat")), int(said.get("neighbours", 0)), bool(said.get("seen")))
+        asked = Asked(
+            images, bool(said.get("heat")), int(said.get("neighbours", 0)), bool(said.get("seen"))
+        )
         if asked.heat and self._engine.no_heat is not None:
             raise Refused(400, f"there is no heat map: {self._engine.no_heat}")
         if asked.neighbours and self._neighbours is None:
-            raise Refused(400, "there are no neighbours: the server was started without --neighbours=FOLDER")
+            raise Refused(
+                400, "there are no neighbours: the server was started without --neighbours=FOLDER"
+            )
         return asked
 
     async def _of_image(self, image: bytes, size: int, number: int, asked: Asked) -> dict[str, Any]:
@@ -282,7 +307,9 @@ class Service:
         return answer
 
     async def _in_thread(self, function, *arguments):
-        return await asyncio.get_running_loop().run_in_executor(self._decoders, function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._decoders, function, *arguments
+        )
 
     def _pixels(self, images: list[bytes]) -> list[int]:
         """The number of pixels of each image, by its first bytes.
@@ -324,7 +351,9 @@ class Service:
 
 
 class _Guard:
-    """Answers only requests that name this server as their host, and adds `HEADERS` to each answer."""
+    """Answers only requests that name this server as their host, and adds `HEADERS` to each
+    answer.
+    """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str]):
         self._app, self._hosts = app, hosts
@@ -359,4 +388,6 @@ async def _as_json(request: Request, error: Exception) -> Response:
     """The answer to a path or a method that there is not."""
     assert isinstance(error, HTTPException)
     ways = "POST /predict, GET /, /health and /metrics"
-    return JSONResponse({"error": f"{error.detail}; there are: {ways}"}, error.status_code, error.headers)
+    return JSONResponse(
+        {"error": f"{error.detail}; there are: {ways}"}, error.status_code, error.headers
+    )

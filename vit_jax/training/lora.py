@@ -1,7 +1,7 @@
 """A run's weights: what of them is trained, and what the model computes with.
 
-They are `{"params", "extra"}`: the model's own, and those that only training has: `lora`, low-rank changes
-(Hu et al., 2022), and `objective`, what the objective has beyond the model.
+They are `{"params", "extra"}`: the model's own, and those that only training has: `lora`, low-rank
+changes (Hu et al., 2022), and `objective`, what the objective has beyond the model.
 """
 
 import re
@@ -14,31 +14,11 @@ from ml_collections import ConfigDict
 from vit_jax.errors import UserError
 from vit_jax.models import logical_axes
 from vit_jax.models.family import Axes
-from vit_jax.options import Option, one_of, only_with, unless, whole
 from vit_jax.parallel.sharding import path_name
 
 Weights = dict[str, dict]
 
 CHANGED_BY_LORA = r"(^|/)attention/(qkv|out)/kernel$"
-
-OPTIONS = {
-    "finetune.frozen_steps": Option(
-        0,
-        whole(0),
-        "For so many first steps only the head is trained; then all is (two phases).",
-        needs=only_with("finetune.checkpoint"),
-        fits=lambda value, config: unless(
-            value == 0 or config.finetune.train == "all",
-            f"0 with finetune.train={config.finetune.train!r}, which never trains the rest",
-        ),
-    ),
-    "finetune.train": Option(
-        "all", one_of("all", "head", "lora"), "What is trained: all, the head, or it and low-rank changes."
-    ),
-    "finetune.lora_rank": Option(
-        8, whole(1, 2**16), "Rank of the low-rank changes.", needs=only_with("finetune.train", "lora")
-    ),
-}
 
 
 def init_extra(config: ConfigDict, params: dict) -> dict:
@@ -58,7 +38,9 @@ def init_extra(config: ConfigDict, params: dict) -> dict:
                 "up": jnp.zeros((rank, *outs)),
             }
     if not lora:
-        raise UserError("config.finetune.train='lora' changes attention's products, and the model has none")
+        raise UserError(
+            "config.finetune.train='lora' changes attention's products, and the model has none"
+        )
     return {"lora": lora}
 
 
@@ -88,12 +70,16 @@ def with_frozen(own: dict, frozen: dict) -> dict:
 
 
 def effective(weights: Weights) -> dict:
-    """The parameters that the model computes with: kernel + down x up where there is a low-rank change."""
+    """The parameters that the model computes with: kernel + down x up where there is a low-rank
+    change.
+    """
     lora = weights["extra"].get("lora", {})
 
     def changed(path, kernel):
         factors = lora.get(path_name(path).replace("/", "."))
-        return kernel if factors is None else kernel + jnp.tensordot(factors["down"], factors["up"], 1)
+        return (
+            kernel if factors is None else kernel + jnp.tensordot(factors["down"], factors["up"], 1)
+        )
 
     return jax.tree.map_with_path(changed, weights["params"])
 
@@ -103,6 +89,9 @@ def trained(config: ConfigDict, weights: Weights) -> Weights:
     everything = config.finetune.train == "all"
 
     def is_trained(path, _):
-        return everything or re.match(r"extra/|params/(head|distillation_head)/", path_name(path)) is not None
+        return (
+            everything
+            or re.match(r"extra/|params/(head|distillation_head)/", path_name(path)) is not None
+        )
 
     return jax.tree.map_with_path(is_trained, weights)

@@ -1,7 +1,7 @@
 """Memories of a run's weights: their EMA, and teachers that follow a student.
 
-Nothing here is trained. A memory is changed after each update, is a part of the train state, and is an
-item of its own in each checkpoint.
+Nothing here is trained. A memory is changed after each update, is a part of the train state, and is
+an item of its own in each checkpoint.
 """
 
 import math
@@ -12,24 +12,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.options import RATE, Option, one_of, only_with
-
-OPTIONS = {
-    "optimizer.average": Option(
-        0.0, RATE, "Polyak's factor: the average of the parameters is evaluated; 0: off."
-    ),
-    "optimizer.average_from": Option(
-        "zero",
-        one_of("zero", "weights"),
-        "Corrected for its start, or started at the first parameters.",
-        needs=only_with("optimizer.average"),
-    ),
-}
-
 
 @dataclass(frozen=True)
 class Momentum:
-    """An exponential moving average (EMA) of weights: `mean += share(t) (weights - mean)` after update t.
+    """An exponential moving average (EMA) of weights: `mean += share(t) (weights - mean)` after
+    update t.
 
     Attributes:
       share: of the newest weights, as a function of the number of the update, which counts from 1.
@@ -46,9 +33,9 @@ class Momentum:
 def polyak_share(factor: float, start: str) -> Callable[[jax.Array], jax.Array]:
     """The share of the newest parameters in Polyak's average after update t = 1, 2, ...
 
-    The average is the sum of factor^(t - i) times parameters i. From `zero` it is divided by the sum of its
-    weights, so that nothing of the first parameters is left in it; from `weights` it starts at these, and
-    keeps factor^t of them (13.5 % after 20,000 steps at 0.9999).
+    The average is the sum of factor^(t - i) times parameters i. From `zero` it is divided by the
+    sum of its weights, so that nothing of the first parameters is left in it; from `weights` it
+    starts at these, and keeps factor^t of them (13.5 % after 20,000 steps at 0.9999).
     """
 
     def share(update: jax.Array) -> jax.Array:
@@ -60,8 +47,8 @@ def polyak_share(factor: float, start: str) -> Callable[[jax.Array], jax.Array]:
 
 
 def cosine_share(factor: float, steps: int, last: float = 1.0) -> Callable[[jax.Array], jax.Array]:
-    """The share of a teacher whose momentum goes from `factor` to `last` over so many updates, as half a
-    cosine (BYOL, 2006.07733, section 3.2; DINO, 2104.14294, section 3.2).
+    """The share of a teacher whose momentum goes from `factor` to `last` over so many updates, as
+    half a cosine (BYOL, 2006.07733, section 3.2; DINO, 2104.14294, section 3.2).
 
     The first update has `factor` itself, as in the code of DINO, DINOv2 and DINOv3.
     """
@@ -74,5 +61,7 @@ def cosine_share(factor: float, steps: int, last: float = 1.0) -> Callable[[jax.
 
 
 def with_weights(module: nnx.Module, weights: dict) -> nnx.Module:
-    """A module that computes as `module` does, with other weights: a teacher made of its student."""
+    """A module that computes as `module` does, with other weights: a teacher made of its
+    student.
+    """
     return nnx.merge(nnx.graphdef(module), weights)

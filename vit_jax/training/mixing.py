@@ -12,19 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models.pixels import Statistic, affine, to_floats
-from vit_jax.options import SHARE, Option, number, only_with
-
-OPTIONS = {
-    "augment.mixup": Option(None, number(least=0, most=1e3), "Alpha; 0: off; None leaves it to the level."),
-    "augment.cutmix": Option(0.0, number(least=0, most=1e3), "Alpha; 0: off."),
-    "augment.cutmix_share": Option(
-        0.5,
-        SHARE,
-        "Share of the batches with CutMix, where mixup is on too.",
-        needs=only_with("augment.cutmix"),
-    ),
-    "augment.erasing": Option(0.0, SHARE, "Probability for each image of random erasing."),
-}
 
 
 def augment(
@@ -35,7 +22,7 @@ def augment(
     flips: Mapping[str, str] = {"image": "flip"},
     erasing: float = 0.0,
     mean: Statistic = 0.5,
-    deviation: Statistic = 0.5,
+    std: Statistic = 0.5,
     mixup: float = 0.0,
     cutmix: float = 0.0,
     cutmix_share: float = 0.5,
@@ -47,7 +34,8 @@ def augment(
       batch: `image` uint8 `[batch, height, width, 3]` and `labels` int32 `[batch, max_labels]`.
       flips: for each view the name by which its flips are drawn.
       erasing: probability for each image.
-      mean, deviation: those by which the model normalises pixels in [0, 1]: the noise of erasing has them.
+      mean, std: those by which the model normalises pixels in [0, 1]: the noise of erasing
+        has them.
       mixup, cutmix: alpha of each; 0 is off.
       cutmix_share: of the batches, where both are on.
       repeats: rows in a row that may be of one image, which is not mixed with itself.
@@ -58,11 +46,13 @@ def augment(
       of the pixels that has `labels`, which is the larger one.
     """
     if flip:
-        flipped = {name: random_flip(batch[name], _fold(key, drawn)) for name, drawn in flips.items()}
+        flipped = {
+            name: random_flip(batch[name], _fold(key, drawn)) for name, drawn in flips.items()
+        }
         batch = batch | flipped
     if erasing:
         images, own = to_floats(batch["image"]), _fold(key, "erasing")
-        batch = batch | {"image": random_erasing(images, own, erasing, mean, deviation)}
+        batch = batch | {"image": random_erasing(images, own, erasing, mean, std)}
     if mixup or cutmix:
         size = batch["image"].shape[1:3]
         batch = mix(batch, mixing_weights(key, size, mixup, cutmix, cutmix_share), repeats)
@@ -80,17 +70,18 @@ def random_erasing(
     key: jax.Array,
     probability: float,
     mean: Statistic = 0.5,
-    deviation: Statistic = 0.5,
+    std: Statistic = 0.5,
 ) -> jax.Array:
-    """Fills a rectangle of each image with noise, with a probability (1708.04896; timm's "pixel" mode).
+    """Fills a rectangle of each image with noise, with a probability (1708.04896; timm's "pixel"
+    mode).
 
-    The rectangle has 2 % to a third of the area, height over width log-uniform in 0.3 to 1/0.3. Both are
-    drawn again, up to ten times in all, until it is lower and narrower than the image. The noise is standard
-    normal once the model has normalised it, each number its own.
+    The rectangle has 2 % to a third of the area, height over width log-uniform in 0.3 to 1/0.3.
+    Both are drawn again, up to ten times in all, until it is lower and narrower than the image. The
+    noise is standard normal once the model has normalised it, each number its own.
 
     Args:
       images: float32 `[batch, height, width, channels]`, in [-1, 1].
-      mean, deviation: as of `augment`.
+      mean, std: as of `augment`.
     """
     batch, height, width, _ = images.shape
     keys = jax.random.split(key, 4)
@@ -105,8 +96,8 @@ def random_erasing(
     rows = _interval(places[0], sides[:, 0], height)
     columns = _interval(places[1], sides[:, 1], width)
     erased = chosen[:, None, None] & rows[:, :, None] & columns[:, None, :]
-    mean, deviation = affine(mean, deviation)
-    noise = mean + deviation * jax.random.normal(keys[3], images.shape)
+    mean, std = affine(mean, std)
+    noise = mean + std * jax.random.normal(keys[3], images.shape)
     return jnp.where(erased[..., None], noise, images)
 
 
@@ -120,7 +111,9 @@ def _interval(draw: jax.Array, length: jax.Array, side: int) -> jax.Array:
 def mixing_weights(
     key: jax.Array, size: tuple[int, int], mixup: float, cutmix: float, cutmix_share: float
 ) -> jax.Array:
-    """Shares of the image that each pixel keeps, `[height, width]`, one draw for the whole batch."""
+    """Shares of the image that each pixel keeps, `[height, width]`, one draw for the whole
+    batch.
+    """
     if not cutmix:
         return mixup_weights(_fold(key, "mixup"), size, mixup)
     cut = cutmix_weights(_fold(key, "cutmix"), size, cutmix)
@@ -140,8 +133,9 @@ def cutmix_weights(key: jax.Array, size: tuple[int, int], alpha: float) -> jax.A
     """0 in a rectangle about a random pixel, 1 outside of it (1905.04899).
 
     Before it is cut off at the edge, the rectangle has the image's aspect ratio and 1 - a of its
-    area, a ~ Beta(alpha, alpha). Its sides are rounded down to even numbers, as in the paper's code and in
-    the versions of timm that the recipes name, 0.3.2 to 0.5.4; later ones round down to whole pixels.
+    area, a ~ Beta(alpha, alpha). Its sides are rounded down to even numbers, as in the paper's code
+    and in the versions of timm that the recipes name, 0.3.2 to 0.5.4; later ones round down to
+    whole pixels.
     """
     keys = jax.random.split(key, 3)
     side = jnp.sqrt(1 - jax.random.beta(keys[0], alpha, alpha))

@@ -14,50 +14,11 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import is_undecayed
-from vit_jax.options import Option, flag, number, one_of, unless
 from vit_jax.parallel.sharding import path_name
 from vit_jax.training.directions import direction_of
 from vit_jax.training.directions.lamb import to_length
 
 HEADS = "params/head", "params/distillation_head"
-
-OPTIONS = {
-    "optimizer.coupled_decay": Option(
-        False,
-        flag(),
-        "Decay the gradient, as BiT does: with momentum 0.9 ten times as strong.",
-    ),
-    "optimizer.decay": Option(
-        "kernels",
-        one_of("kernels", "tables", "matrices", "all"),
-        "Which parameters decay; tables: kernels, tables of position biases and mask tokens (BEiT, EVA); "
-        "matrices: all but biases and scales.",
-    ),
-    "optimizer.clip_norm": Option(
-        1.0, number(least=0), "The gradient's highest norm, of what optimizer.clip says; 0: off."
-    ),
-    "optimizer.clip": Option(
-        "global",
-        one_of("global", "tensor", "module"),
-        "What has one norm: all; each array (DINO); the model, and each part of the objective (DINOv2).",
-        fits=lambda value, config: unless(
-            value == "global" or config.optimizer.clip_norm > 0,
-            "'global' with optimizer.clip_norm=0, which clips nothing",
-        ),
-    ),
-    "optimizer.layer_decay": Option(
-        1.0, number(above=0, most=1), "Factor on the learning rate for each layer below the head."
-    ),
-    "optimizer.embedding_rate": Option(
-        1.0,
-        number(least=0),
-        "Factor on the learning rate of the patch embedding; DINOv2's is 0.2.",
-        fits=lambda value, config: unless(
-            value == 1 or config.finetune.train == "all",
-            f"1 with finetune.train={config.finetune.train!r}, which leaves the patch embedding as it is",
-        ),
-    ),
-}
 
 
 def make_optimizer(
@@ -67,7 +28,7 @@ def make_optimizer(
     trained: Callable[[dict], dict] | None = None,
     layer: Callable[[str], float] | None = None,
     embedding: Sequence[str] = (),
-    held: Mapping[str, int] | None = None,
+    frozen_prefixes: Mapping[str, int] | None = None,
     stem: Sequence[str] = (),
     frozen_steps: int = 0,
 ) -> optax.GradientTransformation:
@@ -75,8 +36,8 @@ def make_optimizer(
 
     Its `update` takes `finite`, as of `unless_skipped`: only the schedules count a skipped one.
 
-    Weight decay is decoupled, added to the direction (Loshchilov and Hutter, 2019), or coupled, added to the
-    clipped gradient from which the direction is made, as in PyTorch's SGD.
+    Weight decay is decoupled, added to the direction (Loshchilov and Hutter, 2019), or coupled,
+    added to the clipped gradient from which the direction is made, as in PyTorch's SGD.
 
     Args:
       schedule: the learning rate of update t = 1, 2, ...
@@ -84,8 +45,9 @@ def make_optimizer(
       trained: of weights, True for those that change; None: all. For the others nothing is kept.
       layer: the model family's, for `layer_decay`.
       embedding: the model family's, for `embedding_rate`.
-      held: the objective's: for so many first updates the rate of what begins so is 0.
-      stem: the objective's: starts of the paths of its own parameters that enter before the encoder.
+      frozen_prefixes: `Objective.frozen_prefixes`.
+      stem: the objective's: starts of the paths of its own parameters that enter before the
+        encoder.
       frozen_steps: for so many first updates the rate of all but the heads is 0.
 
     Raises:
@@ -93,38 +55,60 @@ def make_optimizer(
     """
     if config.clip_update and config.name != "adafactor":
         raise UserError(
-            f"config.optimizer.clip_update = {config.clip_update} is of optimizer.name='adafactor', not of "
-            f"{config.name!r}; use 0, and optimizer.clip_norm for the gradient"
+            f"config.optimizer.clip_update = {config.clip_update} is of "
+            f"optimizer.name='adafactor', not of {config.name!r}; use 0, and optimizer.clip_norm "
+            "for the gradient"
         )
     direction = unless_skipped(direction_of(config))
     # Optax counts from 0; the first update is t = 1.
     changing = (lambda count: weight_decay(count + 1)) if callable(weight_decay) else weight_decay
     decay = optax.add_decayed_weights(changing, mask=DECAYED[config.decay])
-    # A stage that is not asked for is left out or has no state: states of earlier versions are restored.
+    # A stage that is not asked for is left out or has no state: states of earlier versions are
+    # restored.
     slowed = [f"params/{start}" for start in embedding]
     stages = [
         clip_by_norm(config.clip_norm, config.clip) if config.clip_norm else optax.identity(),
         *((decay, direction) if config.coupled_decay else (direction, decay)),
         *([to_length(DECAYED[config.decay])] if config.name == "lamb" else []),
-        scale_by_layer(config.layer_decay, layer, stem) if config.layer_decay < 1 else optax.identity(),
+        scale_by_layer(config.layer_decay, layer, stem)
+        if config.layer_decay < 1
+        else optax.identity(),
         optax.scale_by_learning_rate(lambda count: schedule(count + 1)),
     ]
     if config.embedding_rate != 1:
         stages.append(optax.masked(optax.scale(config.embedding_rate), partial(below, slowed)))
-    for start, updates in (held or {}).items():
-        released = optax.scale_by_schedule(lambda count, updates=updates: count >= updates)
-        stages.append(optax.masked(released, partial(below, [f"extra/objective/{start}"])))
-    if frozen_steps:
-        released = optax.scale_by_schedule(lambda count: count >= frozen_steps)
-        stages.append(optax.masked(released, _behind_heads))
-    whole = optax.chain(*stages)
+    whole = optax.chain(*stages, *_frozen_stages(frozen_prefixes or {}, frozen_steps))
     if trained is None:
         return whole
     return optax.partition({True: whole, False: optax.set_to_zero()}, trained)
 
 
-def unless_skipped(direction: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """A direction whose whole state, its count of updates included, stays as it is in a skipped update.
+def _frozen_stages(
+    frozen_prefixes: Mapping[str, int], frozen_steps: int
+) -> list[optax.GradientTransformation]:
+    """Returns the stages that freeze weights in the first steps; as of `make_optimizer`."""
+    stages = [
+        _freeze(steps, partial(below, [f"extra/objective/{start}"]))
+        for start, steps in frozen_prefixes.items()
+    ]
+    return stages + [_freeze(frozen_steps, _behind_heads)] * bool(frozen_steps)
+
+
+def _freeze(steps: int, mask: Callable[[dict], dict]) -> optax.GradientTransformation:
+    """Sets the first updates of some weights to 0.
+
+    Args:
+      steps: number of updates that are 0.
+      mask: returns True for these weights.
+    """
+    return optax.masked(optax.scale_by_schedule(lambda count: count >= steps), mask)
+
+
+def unless_skipped(
+    direction: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """A direction whose whole state, its count of updates included, stays as it is in a skipped
+    update.
 
     Its `update` takes `finite`, False for a skipped update; None: whether the gradient is finite.
     """
@@ -139,7 +123,8 @@ def unless_skipped(direction: optax.GradientTransformation) -> optax.GradientTra
 
 
 def check_first(config: ConfigDict, changes: Callable[[dict], dict] | None, weights: dict) -> None:
-    """Raises UserError where LAMB would start from zeros, which it hardly moves: it goes by their length.
+    """Raises UserError where LAMB would start from zeros, which it hardly moves: it goes by their
+    length.
 
     Args:
       config: the section `optimizer`.
@@ -150,12 +135,14 @@ def check_first(config: ConfigDict, changes: Callable[[dict], dict] | None, weig
         return
     chosen = [choose(weights) for choose in (DECAYED[config.decay], changes) if choose]
     moved = jax.tree.map(lambda _, *flags: all(flags), weights, *chosen)
-    for (path, x), scaled in zip(jax.tree.leaves_with_path(weights), jax.tree.leaves(moved), strict=True):
+    for (path, x), scaled in zip(
+        jax.tree.leaves_with_path(weights), jax.tree.leaves(moved), strict=True
+    ):
         if scaled and not np.any(x):
             raise UserError(
-                f"config.optimizer.name='lamb' changes an array by its length, and {path_name(path)} starts "
-                "at zeros; config.model.head_deviation=0.02 draws the head's first values, and "
-                "optimizer.name='adam' takes any"
+                "config.optimizer.name='lamb' changes an array by its length, and "
+                f"{path_name(path)} starts at zeros; config.model.head_std=0.02 draws the "
+                "head's first values, and optimizer.name='adam' takes any"
             )
 
 
@@ -165,7 +152,8 @@ def kernels(params: dict) -> dict:
 
 
 def tables(params: dict) -> dict:
-    """True for kernels, for tables of biases by offset, and for an objective's token of masked patches.
+    """True for kernels, for tables of biases by offset, and for an objective's token of masked
+    patches.
 
     Positions, class tokens, biases and scales do not decay, as in the code of BEiT and EVA.
     """
@@ -173,7 +161,9 @@ def tables(params: dict) -> dict:
 
 
 def matrices(params: dict) -> dict:
-    """True for all but biases and scales: what has more than one axis in PyTorch, tokens and tables too."""
+    """True for all but biases and scales: what has more than one axis in PyTorch, tokens and tables
+    too.
+    """
     return _named(params, lambda name: name not in ("bias", "scale", "scale1", "scale2"))
 
 
@@ -207,9 +197,9 @@ def clip_by_norm(norm: float, of: str) -> optax.GradientTransformation:
     """Gradients made so much smaller that a norm is not above `norm`.
 
     Args:
-      of: what has one norm: `global`, all; `tensor`, each array; `module`, the model, and each part of the
-        objective by the first name below its own parameters. Parts are multiplied by norm / (their norm +
-        1e-6) where that is below 1, as in PyTorch, DINO and DINOv2.
+      of: what has one norm: `global`, all; `tensor`, each array; `module`, the model, and each part
+        of the objective by the first name below its own parameters. Parts are multiplied by norm /
+        (their norm + 1e-6) where that is below 1, as in PyTorch, DINO and DINOv2.
     """
     if of == "global":
         return optax.clip_by_global_norm(norm)
@@ -236,10 +226,10 @@ def scale_by_layer(
 ) -> optax.GradientTransformation:
     """Updates of an encoder layer times `decay` for each layer between it and the head.
 
-    What comes before the encoder counts as one layer, a hybrid's ResNet too; a row layer and a column layer
-    of axial attention are one; what comes behind the encoder keeps its rate, as does an objective's decoder
-    (BEiT, 2106.08254; MAE, 2111.06377, appendix A.2). An objective's token of masked patches is of the layer
-    before the encoder (DINOv2's `param_groups.py`).
+    What comes before the encoder counts as one layer, a hybrid's ResNet too; a row layer and a
+    column layer of axial attention are one; what comes behind the encoder keeps its rate, as does
+    an objective's decoder (BEiT, 2106.08254; MAE, 2111.06377, appendix A.2). An objective's token
+    of masked patches is of the layer before the encoder (DINOv2's `param_groups.py`).
 
     Args:
       layer: of a family's model, by a parameter's path in it.
@@ -248,9 +238,15 @@ def scale_by_layer(
 
     def scale(updates, params=None):
         del params
-        layers = jax.tree.map_with_path(lambda path, _: layer_of(layer, path_name(path), stem), updates)
-        depth = 1 + max((layer for layer in jax.tree.leaves(layers) if layer < math.inf), default=-1)
-        return jax.tree.map(lambda x, layer: x * decay ** (depth - min(layer, depth)), updates, layers)
+        layers = jax.tree.map_with_path(
+            lambda path, _: layer_of(layer, path_name(path), stem), updates
+        )
+        depth = 1 + max(
+            (layer for layer in jax.tree.leaves(layers) if layer < math.inf), default=-1
+        )
+        return jax.tree.map(
+            lambda x, layer: x * decay ** (depth - min(layer, depth)), updates, layers
+        )
 
     return optax.stateless(scale)
 

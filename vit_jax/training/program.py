@@ -1,4 +1,6 @@
-"""The compiled parts of a run, made from its config: what trains, what plans, and what measures share."""
+"""The compiled parts of a run, made from its config: what trains, what plans, and what measures
+share.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,13 +19,20 @@ from vit_jax.models import abstract, family_of, model_factory
 from vit_jax.models.model_card import training_flops
 from vit_jax.parallel.mesh import check_batch, place, replicated, split_batch
 from vit_jax.parallel.sharding import optimizer_shardings, parameter_shardings
-from vit_jax.training.lora import Weights, effective, init_extra, objective_weights, trained, with_frozen
+from vit_jax.training.lora import (
+    Weights,
+    effective,
+    init_extra,
+    objective_weights,
+    trained,
+    with_frozen,
+)
 from vit_jax.training.objectives import abstract_objective, make_objective, objective_of
 from vit_jax.training.objectives.objective import Objective
 from vit_jax.training.optimizer import below, check_first, make_optimizer
 from vit_jax.training.schedule import make_schedule, make_weight_decay
 from vit_jax.training.step import (
-    Judged,
+    Evaluated,
     Metrics,
     State,
     init_metrics,
@@ -42,9 +51,13 @@ class Program(NamedTuple):
     init_extra: Callable[[dict], dict]  # What only training has, from the model's parameters.
     graphdef: nnx.GraphDef  # Of the model.
     objective: nnx.GraphDef  # With its frozen model.
-    judged_by: str | None  # The memory that holds the parameters that are judged; None: those trained.
+    judged_by: (
+        str | None
+    )  # The memory that holds the parameters that are evaluated; None: those trained.
     optimizer: optax.GradientTransformation
-    check_first: Callable[[Weights], None]  # Raises UserError where the optimizer cannot start from them.
+    check_first: Callable[
+        [Weights], None
+    ]  # Raises UserError where the optimizer cannot start from them.
     schedule: Callable[[jax.Array], jax.Array]
     mesh: Mesh
     state: State  # Of `jax.ShapeDtypeStruct`s with shardings, as are the metrics.
@@ -73,36 +86,42 @@ class Program(NamedTuple):
         """
         weights = self._on_host(lambda: self._first_weights(seed, params, objective))
         self.check_first(weights)
-        weights = jax.tree.map(lambda x, like: place(x, like.sharding), weights, weights_of(self.state))
+        weights = jax.tree.map(
+            lambda x, like: place(x, like.sharding), weights, weights_of(self.state)
+        )
         frozen = self.placed_frozen(frozen or {})
         whole = nnx.merge(self.objective, with_frozen(objective_weights(weights), frozen))
-        memory = whole.first_memory(effective(weights)) | (remembered or {})
+        memory = whole.initial_state(effective(weights)) | (remembered or {})
         memory = jax.tree.map(lambda x, like: _copy(x, like.sharding), memory, self.state["memory"])
         places = jax.tree.map(lambda x: x.sharding, self.state["optimizer"])
         moments = jax.jit(self.optimizer.init, out_shardings=places)(weights)
         state = init_state(weights, memory, frozen, moments)
-        counts = jax.device_put({name: state[name] for name in ("step", "skipped")}, replicated(self.mesh))
+        counts = jax.device_put(
+            {name: state[name] for name in ("step", "skipped")}, replicated(self.mesh)
+        )
         return state | counts
 
     def placed_frozen(self, params: dict) -> dict:
         """The frozen model's parameters in their places, from the host."""
         return jax.tree.map(lambda x, like: place(x, like.sharding), params, self.state["frozen"])
 
-    def judged(self, state: State) -> Judged:
-        """The parameters that a run is judged by and leaves behind."""
+    def evaluated(self, state: State) -> Evaluated:
+        """The parameters that a run is evaluated with and leaves behind."""
         memory = state["memory"]
         if self.judged_by:
             params = memory[self.judged_by]
         else:
             params = effective(weights_of(state)) if state["extra"] else state["params"]
         update = state["step"] - state["skipped"]["total"]
-        return Judged(params, with_frozen(objective_weights(state), state["frozen"]), memory, update)
+        return Evaluated(
+            params, with_frozen(objective_weights(state), state["frozen"]), memory, update
+        )
 
-    def judged_places(self) -> Judged:
-        """Shardings of what is judged."""
+    def evaluated_places(self) -> Evaluated:
+        """Shardings of what is evaluated."""
         own = with_frozen(objective_weights(self.state), self.state["frozen"])
-        judged = Judged(self.state["params"], own, self.state["memory"], self.state["step"])
-        return jax.tree.map(lambda x: x.sharding, judged)
+        evaluated = Evaluated(self.state["params"], own, self.state["memory"], self.state["step"])
+        return jax.tree.map(lambda x: x.sharding, evaluated)
 
     def abstract_objective(self) -> Objective:
         """The objective without its parameters: what it says of itself."""
@@ -126,7 +145,8 @@ class Program(NamedTuple):
         return {"params": params, "extra": extra | ({"objective": own} if own else {})}
 
     def _on_host(self, make: Callable[[], Weights]) -> Weights:
-        # Eagerly: to compile it takes longer. On the host, where a model fits that no device could hold.
+        # Eagerly: to compile it takes longer. On the host, where a model fits that no device could
+        # hold.
         try:
             host = jax.local_devices(backend="cpu")[0]
         except RuntimeError:  # JAX_PLATFORMS leaves it out.
@@ -155,7 +175,8 @@ def make_program(
 
     Args:
       build: makes the model from `rngs=`; None: as the config names it.
-      frozen: the model that the objective asked for by `learns_from`, with shapes in place of arrays.
+      frozen: the model that the objective asked for by `teacher_spec`, with shapes in place of
+        arrays.
       class_weights: of each class's images in the loss of a classification; empty: all are 1.
 
     Raises:
@@ -170,12 +191,16 @@ def make_program(
     graphdef, params = nnx.split(model)
     params = nnx.to_pure_dict(params)
     held = {} if frozen is None else nnx.to_pure_dict(nnx.state(frozen))
-    whole = abstract_objective(config, model, steps=steps, frozen=frozen, class_weights=class_weights)
+    whole = abstract_objective(
+        config, model, steps=steps, frozen=frozen, class_weights=class_weights
+    )
     objective = nnx.graphdef(whole)
 
     def make_extra(params):
         key = jax.random.fold_in(jax.random.key(config.seed), OBJECTIVE)
-        own = nnx.state(make_objective(config, model, steps=steps, frozen=frozen, rngs=nnx.Rngs(params=key)))
+        own = nnx.state(
+            make_objective(config, model, steps=steps, frozen=frozen, rngs=nnx.Rngs(params=key))
+        )
         return init_extra(config, params) | ({"objective": nnx.to_pure_dict(own)} if own else {})
 
     weights = {"params": params, "extra": jax.eval_shape(make_extra, params)}
@@ -188,14 +213,14 @@ def make_program(
         changes,
         layers and layers(model),
         embedding,
-        whole.held(),
+        whole.frozen_prefixes(),
         whole.stem,
         config.finetune.frozen_steps,
     )
 
     def first_memory(weights, frozen):
         own = with_frozen(objective_weights(weights), frozen)
-        return nnx.merge(objective, own).first_memory(effective(weights))
+        return nnx.merge(objective, own).initial_state(effective(weights))
 
     memory = jax.eval_shape(first_memory, weights, held)
     optimizer_state = jax.eval_shape(optimizer.init, weights)
@@ -213,7 +238,7 @@ def make_program(
         make_extra,
         graphdef,
         objective,
-        objective_of(config).judged(config),
+        objective_of(config).eval_params(config),
         optimizer,
         partial(check_first, config.optimizer, changes),
         schedule,
@@ -226,37 +251,43 @@ def make_program(
 
 
 def _check_layers(config: ConfigDict, model: nnx.Module) -> None:
-    """Raises UserError where the config gives layers a learning rate and the model has none of them."""
+    """Raises UserError where the config gives layers a learning rate and the model has none of
+    them.
+    """
     layers, embedding = family_of(model).layer, family_of(model).embedding
     if config.optimizer.layer_decay < 1 and layers is None:
         raise UserError(
-            f"config.optimizer.layer_decay = {config.optimizer.layer_decay} lowers the rate of each encoder "
-            f"layer, and a {type(model).__name__} has none; use 1"
+            f"config.optimizer.layer_decay = {config.optimizer.layer_decay} lowers the rate of "
+            f"each encoder layer, and a {type(model).__name__} has none; use 1"
         )
     if config.optimizer.embedding_rate != 1 and not embedding:
         raise UserError(
-            f"config.optimizer.embedding_rate = {config.optimizer.embedding_rate} is of the patch embedding, "
-            f"and a {type(model).__name__} has none; use 1"
+            f"config.optimizer.embedding_rate = {config.optimizer.embedding_rate} is of the patch "
+            f"embedding, and a {type(model).__name__} has none; use 1"
         )
 
 
 def _check_held(config: ConfigDict, objective: Objective, own: dict) -> None:
     """Raises UserError where an objective holds what it does not have."""
-    for start in objective.held():
+    for start in objective.frozen_prefixes():
         if not any(jax.tree.leaves(below([start], own))):
             raise UserError(
-                f"config.objective.name={config.objective.name!r} holds {start!r}, and that is no part of "
-                f"its own parameters; it has {', '.join(own) or 'none'}"
+                f"config.objective.name={config.objective.name!r} holds {start!r}, and that is no "
+                f"part of its own parameters; it has {', '.join(own) or 'none'}"
             )
 
 
-def abstract_batch(config: ConfigDict, mesh: Mesh, max_labels: int = 1) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_batch(
+    config: ConfigDict, mesh: Mesh, max_labels: int = 1
+) -> dict[str, jax.ShapeDtypeStruct]:
     """Shape and place of a training batch, which follow from the objective's views."""
     shapes = shapes_of_batch(config, config.batch_size, max_labels)
     return {name: _shape(x, split_batch(mesh)) for name, x in shapes.items()}
 
 
-def shapes_of_batch(config: ConfigDict, images: int, max_labels: int = 1) -> dict[str, jax.ShapeDtypeStruct]:
+def shapes_of_batch(
+    config: ConfigDict, images: int, max_labels: int = 1
+) -> dict[str, jax.ShapeDtypeStruct]:
     """Shape of a training batch of so many images, wherever it lives."""
     shapes = {"labels": jax.ShapeDtypeStruct((images, max_labels), jnp.int32)}
     for view in objective_of(config).views(config):

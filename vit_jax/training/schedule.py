@@ -7,55 +7,18 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
-from vit_jax.options import Option, number, one_of, only_with, several, whole
-
-OPTIONS = {
-    "optimizer.learning_rate": Option(1e-3, number(least=0), "The highest rate, after the warm-up."),
-    "optimizer.end_learning_rate": Option(
-        0.0,
-        number(least=0),
-        "The rate of the last update.",
-        needs=only_with("optimizer.schedule", "linear", "cosine"),
-    ),
-    "optimizer.schedule": Option(
-        "cosine", one_of("linear", "cosine", "constant", "stairs"), "How the rate falls."
-    ),
-    "optimizer.stairs": Option(
-        (0.3, 0.6, 0.9),
-        several(number(above=0, below=1), least=1, ascending=True),
-        "Shares of the run after which the rate of stairs falls; BiT's are these.",
-        needs=only_with("optimizer.schedule", "stairs"),
-    ),
-    "optimizer.stair_factor": Option(
-        0.1,
-        number(above=0, most=1),
-        "Factor on the rate at each stair.",
-        needs=only_with("optimizer.schedule", "stairs"),
-    ),
-    "optimizer.count_from": Option(
-        1, whole(0, 1), "Number of the first update in the schedule; 0 in big_vision, Optax and others."
-    ),
-    "optimizer.warmup_steps": Option(10_000, whole(0), "Steps in which the rate rises linearly."),
-    "optimizer.warmup_learning_rate": Option(
-        0.0, number(least=0), "The rate from which it rises.", needs=only_with("optimizer.warmup_steps")
-    ),
-    "optimizer.weight_decay": Option(0.1, number(least=0), "Times the learning rate and the parameter."),
-    "optimizer.weight_decay_end": Option(
-        None,
-        number(least=0),
-        "The last update's decay, reached by half a cosine over the run, as DINO's; None: it is constant.",
-    ),
-}
 
 
 def make_schedule(config: ConfigDict, steps: int) -> Callable[[jax.Array], jax.Array]:
     """The learning rate of update t = 1 ... `steps`.
 
-    Linear warm-up from `warmup_learning_rate`, then a decay of `learning_rate`: linear or cosine, down to
-    `end_learning_rate`; by stairs, a factor after each of so many shares of the run; or none. The first
-    update is number `count_from` of the schedule: counted from 1 its rate is above zero and the last one has
-    the end rate; counted from 0 each update has the rate that it has in big_vision, vision_transformer and
-    Optax, one update later.
+    Linear warm-up from `warmup_learning_rate`, then a decay of `learning_rate`: linear or cosine,
+    down to
+    `end_learning_rate`; by stairs, a factor after each of so many shares of the run; or none. The
+      first
+    update is number `count_from` of the schedule: counted from 1 its rate is above zero and the
+    last one has the end rate; counted from 0 each update has the rate that it has in big_vision,
+    vision_transformer and Optax, one update later.
 
     Raises:
       UserError: warm-up as long as the whole run.
@@ -88,8 +51,9 @@ def make_schedule(config: ConfigDict, steps: int) -> Callable[[jax.Array], jax.A
 def make_weight_decay(config: ConfigDict, steps: int) -> float | Callable[[jax.Array], jax.Array]:
     """The weight decay, or that of update t = 1 ... `steps` where it goes to `weight_decay_end`.
 
-    It goes there by half a cosine over the whole run, warm-up too, and is counted as the learning rate is:
-    from 1 the last update has the end's; from 0 the first one has `weight_decay`, as in DINO and DINOv2.
+    It goes there by half a cosine over the whole run, warm-up too, and is counted as the learning
+    rate is: from 1 the last update has the end's; from 0 the first one has `weight_decay`, as in
+    DINO and DINOv2.
     """
     base, end = config.weight_decay, config.weight_decay_end
     if end is None:
@@ -103,7 +67,9 @@ def make_weight_decay(config: ConfigDict, steps: int) -> float | Callable[[jax.A
 
 
 def sees_length(config: ConfigDict) -> bool:
-    """True where the learning rate or the weight decay of an update depends on the length of the run."""
+    """True where the learning rate or the weight decay of an update depends on the length of the
+    run.
+    """
     return config.schedule != "constant" or config.weight_decay_end is not None
 
 

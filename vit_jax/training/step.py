@@ -1,9 +1,9 @@
 """The training step and the evaluation step: pure functions of plain pytrees, compiled once.
 
-The train state is `{"params", "extra", "memory", "frozen", "optimizer", "step", "skipped"}`, of which `extra`
-(what only training has), `memory` (what the objective remembers) and `frozen` (the parameters of its frozen
-model, which no step changes) may be empty; every random number of step t is drawn from a key folded from
-(seed, t), so nothing random is kept between steps.
+The train state is `{"params", "extra", "memory", "frozen", "optimizer", "step", "skipped"}`, of
+which `extra` (what only training has), `memory` (what the objective remembers) and `frozen` (the
+parameters of its frozen model, which no step changes) may be empty; every random number of step t
+is drawn from a key folded from (seed, t), so nothing random is kept between steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,6 @@ from vit_jax.data.views import flips_of
 from vit_jax.errors import UserError
 from vit_jax.models.image_model import PROBABILITIES
 from vit_jax.models.layers import placing
-from vit_jax.options import Option, one_of, whole
 from vit_jax.parallel.chips import compiler_options
 from vit_jax.parallel.mesh import BATCH, replicated, split_batch
 from vit_jax.parallel.sharding import place_activation
@@ -31,7 +30,7 @@ from vit_jax.training.lora import Weights, effective, objective_weights, trained
 from vit_jax.training.mixing import augment
 from vit_jax.training.objectives import objective_of
 from vit_jax.training.objectives.classification import probabilities_of
-from vit_jax.training.objectives.objective import Loss, Now
+from vit_jax.training.objectives.objective import Loss, StepContext
 
 # Folded into a step's key; dropout folds in small numbers.
 AUGMENT, PREPARE = 2**31, 2**31 + 1
@@ -40,23 +39,8 @@ EVALUATE = 2**32 - 1  # In place of a step.
 State = dict
 Metrics = dict[str, jax.Array]
 
-OPTIONS = {
-    "optimizer.sum_gradients": Option(
-        "as_computed",
-        one_of("as_computed", "float32_once"),
-        "Over devices: each as it is computed, in model.dtype, or all at the end of a step, in float32.",
-        operational=True,
-    ),
-    "max_skipped_steps": Option(
-        10,
-        whole(0),
-        "Steps in a row whose loss or gradient is not finite, before the run gives up.",
-        operational=True,
-    ),
-}
 
-
-class Judged(NamedTuple):
+class Evaluated(NamedTuple):
     """The parameters that an evaluation looks at and a run leaves behind.
 
     Attributes:
@@ -83,7 +67,9 @@ def init_metrics(names: Sequence[str]) -> Metrics:
 
 
 def init_state(weights: Weights, memory: dict, frozen: dict, optimizer_state) -> State:
-    """The state before the first step; `skipped` counts updates left out, in all and just now in a row."""
+    """The state before the first step; `skipped` counts updates left out, in all and just now in a
+    row.
+    """
     counts = {"step": np.int32(0), "skipped": _no_skips()}
     return weights | {"memory": memory, "frozen": frozen, "optimizer": optimizer_state} | counts
 
@@ -100,10 +86,11 @@ def _no_skips() -> dict[str, np.int32]:
 def make_gradients(
     graphdef: nnx.GraphDef, objective: nnx.GraphDef, config: ConfigDict, mesh: Mesh
 ) -> Callable[..., tuple]:
-    """Makes `(weights, frozen, memory, update, batch, key) -> ((means, gradient), seen)`, means of a batch.
+    """Makes `(weights, frozen, memory, update, batch, key) -> ((means, gradient), seen)`, means of
+    a batch.
 
-    With `config.micro_batches` above 1 the batch is cut up, and each part drops out by its own key. `seen` is
-    what the objective saw of each image, in the batch's order.
+    With `config.micro_batches` above 1 the batch is cut up, and each part drops out by its own key.
+    `seen` is what the objective saw of each image, in the batch's order.
 
     Raises:
       UserError: the gradients cannot be summed as the config asks on such a mesh.
@@ -111,29 +98,37 @@ def make_gradients(
     once = config.optimizer.sum_gradients == "float32_once"
     if once and (mesh.shape["fsdp"] > 1 or mesh.shape["tensor"] > 1):
         raise UserError(
-            "config.optimizer.sum_gradients='float32_once' is for whole parameters on every device: "
-            "mesh.fsdp=1 and mesh.tensor=1"
+            "config.optimizer.sum_gradients='float32_once' is for whole parameters on every "
+            "device: mesh.fsdp=1 and mesh.tensor=1"
         )
 
     def loss_of(weights, frozen, memory, update, micro, key):
         # The backward pass computes nothing for what is frozen.
         weights = jax.tree.map(
-            lambda x, changes: x if changes else jax.lax.stop_gradient(x), weights, trained(config, weights)
+            lambda x, changes: x if changes else jax.lax.stop_gradient(x),
+            weights,
+            trained(config, weights),
         )
-        now = Now(nnx.Rngs(dropout=key), memory, update)
+        context = StepContext(nnx.Rngs(dropout=key), memory, update)
         with jax.named_scope("loss"):
             own = with_frozen(objective_weights(weights), frozen)
-            loss = _loss(graphdef, objective, mesh, effective(weights), own, micro, now, alone=once)
+            loss = _loss(
+                graphdef, objective, mesh, effective(weights), own, micro, context, alone=once
+            )
             return loss.each.mean(), (jax.tree.map(jnp.mean, loss.metrics), loss.seen)
 
     gradient_of = jax.value_and_grad(loss_of, has_aux=True)
 
     def accumulate(weights, frozen, memory, update, batch, key):
-        """`((loss, metrics), gradient)`, means over the batch, and what the objective saw of its images."""
+        """`((loss, metrics), gradient)`, means over the batch, and what the objective saw of its
+        images.
+        """
         parts = config.micro_batches
 
         def micro_gradient(micro, key):
-            (loss, (more, seen)), gradient = gradient_of(weights, frozen, memory, update, micro, key)
+            (loss, (more, seen)), gradient = gradient_of(
+                weights, frozen, memory, update, micro, key
+            )
             return ((loss, more), gradient), seen
 
         if parts == 1:
@@ -144,7 +139,9 @@ def make_gradients(
             array = array.reshape(-1, parts, *array.shape[1:]).swapaxes(0, 1)
             if once:
                 return array
-            return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(None, BATCH)))
+            return jax.lax.with_sharding_constraint(
+                array, NamedSharding(mesh, PartitionSpec(None, BATCH))
+            )
 
         def add(total, part):
             index, micro = part
@@ -209,18 +206,22 @@ def make_train_step(
             normalized = {}
             if values.erasing:
                 model = nnx.merge(graphdef, state["params"])
-                normalized = dict(mean=model.mean, deviation=model.deviation)
+                normalized = dict(mean=model.mean, std=model.std)
             batch = augment(batch, jax.random.fold_in(key, AUGMENT), **augmentations, **normalized)
             numbers = jnp.arange(config.batch_size)
             own = with_frozen(objective_weights(old), frozen)
             batch = _prepare(objective, own, mesh, batch, drawing, numbers)
         with jax.named_scope("gradients"):
             update = step - state["skipped"]["total"]
-            ((loss, more), gradient), seen = gradients(old, frozen, state["memory"], update, batch, key)
+            ((loss, more), gradient), seen = gradients(
+                old, frozen, state["memory"], update, batch, key
+            )
         with jax.named_scope("optimizer"):
             norm = optax.tree.norm(gradient)
             finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-            updates, optimizer_state = optimizer.update(gradient, state["optimizer"], old, finite=finite)
+            updates, optimizer_state = optimizer.update(
+                gradient, state["optimizer"], old, finite=finite
+            )
             keep = partial(jax.tree.map, partial(jnp.where, finite))
             weights = keep(optax.apply_updates(old, updates), old)
             skipped = {
@@ -228,11 +229,13 @@ def make_train_step(
                 "in_a_row": jnp.where(finite, 0, state["skipped"]["in_a_row"] + 1),
             }
             sums = {"loss": loss, **more, "gradient_norm": norm, "steps": 1.0}
-            metrics = {name: metrics[name] + jnp.where(finite, value, 0) for name, value in sums.items()}
+            metrics = {
+                name: metrics[name] + jnp.where(finite, value, 0) for name, value in sums.items()
+            }
             metrics["skipped"] = skipped
         with jax.named_scope("memory"):
             own = with_frozen(objective_weights(weights), frozen)
-            memory = nnx.merge(objective, own).remember(
+            memory = nnx.merge(objective, own).update_state(
                 state["memory"], effective(weights), seen, step - skipped["total"]
             )
             memory = keep(memory, state["memory"])
@@ -267,36 +270,44 @@ def make_forward(
 
 
 def make_eval_step(
-    graphdef: nnx.GraphDef, objective: nnx.GraphDef, config: ConfigDict, mesh: Mesh, places: Judged
-) -> Callable[[Judged, dict, jax.Array], tuple[Metrics, dict[str, jax.Array]]]:
-    """Compiles `(judged, batch, first) -> ({loss, ..., images}, answers)`, sums over the unmasked images.
+    graphdef: nnx.GraphDef,
+    objective: nnx.GraphDef,
+    config: ConfigDict,
+    mesh: Mesh,
+    places: Evaluated,
+) -> Callable[[Evaluated, dict, jax.Array], tuple[Metrics, dict[str, jax.Array]]]:
+    """Compiles `(evaluated, batch, first) -> ({loss, ..., images}, answers)`, sums over the
+    unmasked images.
 
-    What is drawn at random is the same for an image whenever it is evaluated: `first` is the number of the
-    batch's first image in its split. `answers` has of each image the class that the model thinks most likely,
-    `answer`, its `probability`, and the batch's `labels` and `mask`; with an objective without labels it is
-    empty.
+    What is drawn at random is the same for an image whenever it is evaluated: `first` is the number
+    of the batch's first image in its split. `answers` has of each image the class that the model
+    thinks most likely,
+    `answer`, its `probability`, and the batch's `labels` and `mask`; with an objective without
+    labels it is empty.
 
     Args:
-      places: shardings of what is judged.
+      places: shardings of what is evaluated.
     """
     key = jax.random.fold_in(jax.random.key(config.seed), EVALUATE)
     labelled = objective_of(config).labels
     probabilities = PROBABILITIES[probabilities_of(config)]
 
-    def eval_step(judged, batch, first):
+    def eval_step(evaluated, batch, first):
         numbers = first + jnp.arange(len(batch["image"]))
-        batch = _prepare(objective, judged.own, mesh, batch, key, numbers)
-        now = Now(None, judged.memory, judged.update)
-        loss = _loss(graphdef, objective, mesh, judged.params, judged.own, batch, now)
+        batch = _prepare(objective, evaluated.own, mesh, batch, key, numbers)
+        context = StepContext(None, evaluated.memory, evaluated.update)
+        loss = _loss(graphdef, objective, mesh, evaluated.params, evaluated.own, batch, context)
         keep = batch["mask"]
         values = {"loss": loss.each, **loss.metrics}
         sums = {name: jnp.where(keep, x, 0).sum() for name, x in values.items()}
-        return sums | {"images": keep.sum()}, answers(judged, batch, loss.logits) if labelled else {}
+        return sums | {"images": keep.sum()}, answers(
+            evaluated, batch, loss.logits
+        ) if labelled else {}
 
-    def answers(judged, batch, logits):
+    def answers(evaluated, batch, logits):
         if logits is None:
             with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
-                logits = nnx.merge(graphdef, judged.params)(batch["image"])
+                logits = nnx.merge(graphdef, evaluated.params)(batch["image"])
         said = {
             "answer": logits.argmax(-1),
             "probability": probabilities(logits.astype(jnp.float32)).max(-1),
@@ -313,33 +324,41 @@ def make_eval_step(
 
 
 def make_pictures(
-    graphdef: nnx.GraphDef, objective: nnx.GraphDef, config: ConfigDict, mesh: Mesh, places: Judged
-) -> Callable[[Judged, dict], tuple[jax.Array, jax.Array]]:
-    """Compiles `(judged, batch) -> (visible, predicted)`, the objective's `pictures`, as uint8.
+    graphdef: nnx.GraphDef,
+    objective: nnx.GraphDef,
+    config: ConfigDict,
+    mesh: Mesh,
+    places: Evaluated,
+) -> Callable[[Evaluated, dict], tuple[jax.Array, jax.Array]]:
+    """Compiles `(evaluated, batch) -> (visible, predicted)`, the objective's `pictures`, as uint8.
 
     The batch has the images' `numbers` in their split, so that they are seen as they are evaluated.
     """
     key = jax.random.fold_in(jax.random.key(config.seed), EVALUATE)
 
-    def pictures(judged, batch):
-        batch = _prepare(objective, judged.own, mesh, batch, key, batch["numbers"])
+    def pictures(evaluated, batch):
+        batch = _prepare(objective, evaluated.own, mesh, batch, key, batch["numbers"])
         with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
-            model = nnx.merge(graphdef, judged.params)
-            now = Now(None, judged.memory, judged.update)
-            drawn = nnx.merge(objective, judged.own).pictures(model, batch, now)
+            model = nnx.merge(graphdef, evaluated.params)
+            context = StepContext(None, evaluated.memory, evaluated.update)
+            drawn = nnx.merge(objective, evaluated.own).pictures(model, batch, context)
         return tuple(jnp.round(jnp.clip(x, 0, 255)).astype(jnp.uint8) for x in drawn)
 
-    return jax.jit(pictures, in_shardings=(places, split_batch(mesh)), out_shardings=replicated(mesh))
+    return jax.jit(
+        pictures, in_shardings=(places, split_batch(mesh)), out_shardings=replicated(mesh)
+    )
 
 
 def _prepare(objective, own, mesh, batch, key, numbers) -> dict[str, jax.Array]:
-    """The batch with what the objective draws for each image, from the key and the image's number."""
+    """The batch with what the objective draws for each image, from the key and the image's
+    number.
+    """
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
     drawn = nnx.merge(objective, own).prepare(batch, keys)
     return jax.lax.with_sharding_constraint(drawn, split_batch(mesh))
 
 
-def _loss(graphdef, objective, mesh, params, own, batch, now: Now, alone=False) -> Loss:
+def _loss(graphdef, objective, mesh, params, own, batch, context: StepContext, alone=False) -> Loss:
     """The objective's loss, activations where the rules want them.
 
     Args:
@@ -351,4 +370,4 @@ def _loss(graphdef, objective, mesh, params, own, batch, now: Now, alone=False) 
     else:
         where = placing(partial(place_activation, mesh), platform)
     with where:
-        return nnx.merge(objective, own)(nnx.merge(graphdef, params), batch, now)
+        return nnx.merge(objective, own)(nnx.merge(graphdef, params), batch, context)

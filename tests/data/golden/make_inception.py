@@ -2,8 +2,8 @@
 
     pip install tensorflow && python tests/data/golden/make_inception.py
 
-For each case, and each of the numbers in `measures`, it holds the shares of the operator's draws at or below
-some of their quantiles. Drawn with TensorFlow 2.21.0.
+For each case, and each of the numbers in `measures`, it holds the shares of the operator's draws at
+or below some of their quantiles. Drawn with TensorFlow 2.21.0.
 """
 
 import json

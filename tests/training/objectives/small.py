@@ -13,8 +13,9 @@ from vit_jax.models import abstract, create_model, model_factory
 from vit_jax.runs.frozen_model import open_frozen
 from vit_jax.training.objectives import make_objective
 
-SMALL = dict(dim=16, depth=2, hidden=32, heads=2)
+SMALL = dict(dim=16, depth=2, mlp_dim=32, heads=2)
 DECODER = dict(decoder_dim=16, decoder_depth=2, decoder_heads=2)
+PLAIN_VIEWS = dict(jitter=(0.0,) * 4, grey=0.0, blur=(0.0,) * 3, solarize=(0.0,) * 3, local_crops=0)
 
 
 def small(model: str) -> dict:
@@ -22,9 +23,26 @@ def small(model: str) -> dict:
     return SMALL if "ViT" in model else {}
 
 
+def dotted(name: str, **values) -> dict:
+    """Returns an objective, and options of it or of its teacher, by their keys in a config.
+
+    DINO's views are neither distorted nor local, unless the values say so.
+    """
+    own = PLAIN_VIEWS | values if name == "dino" else values
+    keys = {key: f"objective.{key}" for key in ("teacher", "teacher_size", "teacher_features")}
+    options = {keys.get(key, f"{name}.{key}"): value for key, value in own.items()}
+    return {"objective.name": name} | options
+
+
+def set_objective(config: ConfigDict, name: str, **values) -> None:
+    """Sets a config's objective, with a small decoder, as `dotted`."""
+    decoder = {key: x for key, x in DECODER.items() if key in config.get(name, {})}
+    config.update_from_flattened_dict(dotted(name, **decoder | values))
+
+
 def config_of(name: str, **values) -> ConfigDict:
     config = base_config()
-    config.objective.update(dict(name=name, **DECODER) | values)
+    set_objective(config, name, **values)
     return config
 
 
@@ -45,7 +63,8 @@ def noisy(module, seed: int | np.random.Generator = 0, deviation: float = 0.3):
     """The module with parameters that are not small or zero anywhere."""
     rng = np.random.default_rng(seed)
     add = jax.tree.map(
-        lambda x: np.asarray(x) + rng.normal(0, deviation, x.shape).astype(np.float32), nnx.state(module)
+        lambda x: np.asarray(x) + rng.normal(0, deviation, x.shape).astype(np.float32),
+        nnx.state(module),
     )
     nnx.update(module, add)
     return module

@@ -21,7 +21,13 @@ from tests.training.objectives.small import (
 )
 from vit_jax.command import read_config
 from vit_jax.errors import UserError
-from vit_jax.models import abstract, count_multiply_adds, count_parameters, create_model, model_factory
+from vit_jax.models import (
+    abstract,
+    count_multiply_adds,
+    count_parameters,
+    create_model,
+    model_factory,
+)
 from vit_jax.models.model_card import traced_multiply_adds
 from vit_jax.runs.assemble import pictures
 from vit_jax.training.objectives import objective_of
@@ -51,8 +57,12 @@ def made(teacher: str, image_size=SIZE, **values):
     """A small ViT as BEiT's, and the objective with its tokeniser."""
     config = config_of("beit", teacher=teacher, **values)
     config.data.image_size = image_size
-    arguments = dict(position="bias", position_at="shared", qkv_bias="qv", layer_scale=0.1, pooling="gap")
-    vit = create_model("ViT-Ti/4", num_classes=0, image_size=image_size, cls_token=True, **SMALL | arguments)
+    arguments = dict(
+        position="bias", position_at="shared", qkv_bias="qv", layer_scale=0.1, pooling="gap"
+    )
+    vit = create_model(
+        "ViT-Ti/4", num_classes=0, image_size=image_size, cls_token=True, **SMALL | arguments
+    )
     vit = noisy(vit)
     return vit, with_frozen(config, vit)
 
@@ -69,7 +79,9 @@ def test_loss_is_the_cross_entropy_of_the_codes_of_masked_patches(teachers):
     embeddings = np.where(
         masked[..., None], np.asarray(objective.mask[...]), np.asarray(model.patches(images))
     )
-    tokens = np.asarray(model.norm(model.encode(model.assemble(jnp.asarray(embeddings)))), np.float64)[:, 1:]
+    tokens = np.asarray(
+        model.norm(model.encode(model.assemble(jnp.asarray(embeddings)))), np.float64
+    )[:, 1:]
     scores = tokens @ np.asarray(objective.head.kernel[...]) + np.asarray(objective.head.bias[...])
     chances = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     expected, right = [], []
@@ -85,13 +97,13 @@ def test_loss_is_the_cross_entropy_of_the_codes_of_masked_patches(teachers):
 def test_model_and_head_have_the_authors_number_of_parameters(name, count):
     config = read_config(f"configs/beit.py:model={name}")
     vit = abstract(model_factory(num_classes=0, **model_arguments(config)))
-    objective = abstract(partial(BEiT, vit, 8192, None))
+    objective = abstract(partial(BEiT, vit, 8192, 75 / 196))
     assert count_parameters(vit) + count_parameters(objective) == count
 
 
 def test_of_196_patches_75_are_masked():
     vit = abstract(model_factory("ViT-Ti/16", num_classes=0, image_size=224))
-    objective = abstract(partial(BEiT, vit, 8, None))
+    objective = abstract(partial(BEiT, vit, 8, 75 / 196))
     masked = objective.prepare({}, keys(4))["masked"]
     assert np.asarray(masked).sum(1).tolist() == [75] * 4
 
@@ -106,7 +118,9 @@ def test_nothing_of_the_tokeniser_is_trained(teachers):
 
 @pytest.mark.parametrize(("name", "filter"), [("beit", "LANCZOS"), ("beitv2", "BICUBIC")])
 def test_the_tokenisers_crop_is_resized_by_the_authors_filter(name, filter):
-    """Lanczos' by default of run_beit_pretraining.py; BEiT v2 says `--second_interpolation bicubic`."""
+    """Lanczos' by default of run_beit_pretraining.py; BEiT v2 says `--second_interpolation
+    bicubic`.
+    """
     config = config_of(name, teacher_size=12)
     config.data.update(
         dict(image_size=24, crop="random_resized", crop_area=(1.0, 1.0), crop_aspect=(1.0, 1.0))
@@ -133,7 +147,9 @@ def test_the_tokeniser_sees_the_same_crop_at_its_own_size(teachers):
 
 @pytest.mark.parametrize("kind", ["no codes", "a ViT"])
 def test_a_teacher_without_codes_is_refused(teachers, kind):
-    with pytest.raises(UserError, match=r"gives no codes: take a tokeniser, such as .* configs/dvae.py$"):
+    with pytest.raises(
+        UserError, match=r"gives no codes: take a tokeniser, such as .* configs/dvae.py$"
+    ):
         made(teachers[kind])
 
 
@@ -171,6 +187,8 @@ def test_multiply_adds_are_the_students_and_a_third_of_the_tokenisers(teachers):
     model, objective = made(teachers["stride 4"])
     images = jax.ShapeDtypeStruct((1, SIZE, SIZE, 3), np.uint8)
     graphdef, weights = nnx.split(objective.frozen)
-    taught = traced_multiply_adds(lambda w, images: nnx.merge(graphdef, w).codes(images), weights, images)
+    taught = traced_multiply_adds(
+        lambda w, images: nnx.merge(graphdef, w).codes(images), weights, images
+    )
     head = MASKED * SMALL["dim"] * CODES
     assert objective.multiply_adds(model) == count_multiply_adds(model) + head + taught / 3

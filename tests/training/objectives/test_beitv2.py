@@ -24,7 +24,12 @@ from vit_jax.training.objectives.objective import EVALUATION
 SIZE, PATCHES, MASKED, CODES, DIM = 16, 16, 6, 7, 5
 DEPTH = 4
 STUDENT = SMALL | dict(
-    depth=DEPTH, position="bias", position_at="shared", qkv_bias="qv", layer_scale=0.1, cls_token=True
+    depth=DEPTH,
+    position="bias",
+    position_at="shared",
+    qkv_bias="qv",
+    layer_scale=0.1,
+    cls_token=True,
 )
 WIDE = 24  # Width of the tokeniser's encoder.
 
@@ -33,7 +38,7 @@ def write_tokeniser(folder, patch=4, width=WIDE, size=SIZE) -> str:
     """A folder as `convert` makes it of a run of vqkd."""
     rng = np.random.default_rng(0)
     encoder = create_model(
-        f"ViT-Ti/{patch}", num_classes=0, image_size=size, dim=WIDE, depth=1, hidden=32, heads=2
+        f"ViT-Ti/{patch}", num_classes=0, image_size=size, dim=WIDE, depth=1, mlp_dim=32, heads=2
     )
     vit_jax.save_model(noisy(encoder, 2), folder, library="timm", say=str)
     own = {
@@ -91,7 +96,9 @@ def test_codes_are_the_nearest_to_the_projected_patches(pair, tokeniser):
     for layer, then in ((heads.projection.hidden, np.tanh), (heads.projection.out, lambda x: x)):
         tokens = then(tokens @ np.float64(layer.kernel[...]) + np.float64(layer.bias[...]))
     tokens /= np.linalg.norm(tokens, axis=-1, keepdims=True)
-    expected = np.linalg.norm(tokens[:, :, None] - np.float64(heads.codebook[...]), axis=-1).argmin(-1)
+    expected = np.linalg.norm(tokens[:, :, None] - np.float64(heads.codebook[...]), axis=-1).argmin(
+        -1
+    )
     assert len(np.unique(expected)) > 2
     np.testing.assert_array_equal(objective.tokens(batch), expected)
 
@@ -104,7 +111,9 @@ def test_loss_is_of_the_last_layer_and_of_the_class_token_with_earlier_patches(p
     x = jnp.where(masked[..., None], objective.mask[...], model.patches(batch["image"]))
     with model.capturing(["tokens"]) as found:
         last = model.encode(model.assemble(x))
-    early = found["tokens"][1]  # Before the first layer there is one; the first of 4 is the third from last.
+    early = found["tokens"][
+        1
+    ]  # Before the first layer there is one; the first of 4 is the third from last.
     mixed = jnp.concatenate([last[:, :1], early[:, 1:]], axis=1)
     bias = model.layout.spread(model.bias_table[...])
     for layer in objective.layers.values():
@@ -134,7 +143,8 @@ def test_gradients_of_the_aggregation_reach_the_class_token_and_nothing_of_the_t
     @jax.jit
     def gradients(model, objective):
         return nnx.grad(
-            lambda model, objective: objective(model, batch).metrics["aggregated_loss"].mean(), argnums=(0, 1)
+            lambda model, objective: objective(model, batch).metrics["aggregated_loss"].mean(),
+            argnums=(0, 1),
         )(model, objective)
 
     of_model, own = gradients(model, objective)
@@ -151,7 +161,8 @@ def test_layers_of_the_aggregation_start_as_later_layers(tokeniser):
     objective = make_objective(config, vit, rngs=nnx.Rngs(0), frozen=open_frozen(config).model)
     assert list(objective.layers) == ["02", "03"]
     for number, layer in enumerate(objective.layers.values(), 3):
-        # PyTorch's dense layers, by their inputs; the last of a branch divided by the layer's number.
+        # PyTorch's dense layers, by their inputs; the last of a branch divided by the layer's
+        # number.
         last = np.sqrt(2 * number)
         attention, mlp = layer.attention, layer.mlp
         kernels = [(attention.qkv.kernel, 64), (attention.out.kernel, 64 * last**2)]
@@ -159,14 +170,18 @@ def test_layers_of_the_aggregation_start_as_later_layers(tokeniser):
         for kernel, inputs in kernels:
             assert np.std(kernel[...]) == pytest.approx(np.sqrt(1 / 3 / inputs), rel=0.1)
         assert layer.stochastic_depth == pytest.approx(0.3 * (number - 1) / 3)
-        assert layer.attention.qkv.bias.shape[0] == 2 and np.all(layer.scale1[...] == np.float32(0.1))
+        assert layer.attention.qkv.bias.shape[0] == 2 and np.all(
+            layer.scale1[...] == np.float32(0.1)
+        )
 
 
 def test_multiply_adds_are_of_both_ways_and_a_third_of_the_tokenisers(pair, tokeniser):
     model, objective = pair
     model, objective = made(tokeniser, dict(pooling="gap"))
     head = MASKED * SMALL["dim"] * CODES
-    layers = count_multiply_adds(model) - model.patches(np.zeros((1, SIZE, SIZE, 3), np.uint8)).size * 48
+    layers = (
+        count_multiply_adds(model) - model.patches(np.zeros((1, SIZE, SIZE, 3), np.uint8)).size * 48
+    )
     tokens = PATCHES * (WIDE * WIDE + WIDE * DIM + DIM * CODES)
     taught = count_multiply_adds(vit_jax.load_model(tokeniser, say=str)) + tokens
     expected = count_multiply_adds(model) + layers * 2 / DEPTH + 2 * head + taught / 3

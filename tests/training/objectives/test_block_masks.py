@@ -56,7 +56,9 @@ def by_the_definition(count: int, rng: random.Random, smallest: int) -> np.ndarr
 def test_masks_are_distributed_as_the_definition_says(count, smallest):
     rng, images = random.Random(0), 3000
     ours = masks_of(count, images, smallest=smallest).astype(float)
-    theirs = np.stack([by_the_definition(count, rng, smallest) for _ in range(images)]).astype(float)
+    theirs = np.stack([by_the_definition(count, rng, smallest) for _ in range(images)]).astype(
+        float
+    )
     # The share of images that mask a patch, and how often neighbours are masked together.
     error = math.sqrt(0.5 / images)
     assert np.abs(ours.mean(0) - theirs.mean(0)).max() < 5 * error

@@ -12,7 +12,7 @@ from vit_jax.training.objectives.classification import (
     classification_loss,
     correct,
 )
-from vit_jax.training.objectives.objective import EVALUATION, Now
+from vit_jax.training.objectives.objective import EVALUATION, StepContext
 
 LABELS = np.array([[2, -1, -1], [0, 3, -1], [4, 1, 4], [-1, -1, -1]])
 
@@ -55,7 +55,8 @@ def test_loss_of_mixed_targets_is_the_mixture_of_the_losses(logits, name):
     one = class_targets(jnp.asarray(LABELS), 5, name)
     other = jnp.roll(one, 1, axis=0)
     loss = [
-        classification_loss(jnp.asarray(logits), t, name, 0.1) for t in (0.7 * one + 0.3 * other, one, other)
+        classification_loss(jnp.asarray(logits), t, name, 0.1)
+        for t in (0.7 * one + 0.3 * other, one, other)
     ]
     np.testing.assert_allclose(loss[0], 0.7 * loss[1] + 0.3 * loss[2], rtol=1e-5)
 
@@ -73,11 +74,15 @@ def test_class_weights_scale_the_training_loss_alone(logits):
     batch = {"labels": jnp.asarray(labels)[:, None]}
     probability = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     of_each = weights[labels]
-    weighted = log_loss(labels, probability, sample_weight=of_each, labels=range(5)) * of_each.mean()
-    training = objective.label_losses(jnp.asarray(logits), batch, Now(nnx.Rngs(0)))
+    weighted = (
+        log_loss(labels, probability, sample_weight=of_each, labels=range(5)) * of_each.mean()
+    )
+    training = objective.label_losses(jnp.asarray(logits), batch, StepContext(nnx.Rngs(0)))
     np.testing.assert_allclose(training.mean(), weighted, rtol=1e-5)
     evaluation = objective.label_losses(jnp.asarray(logits), batch, EVALUATION)
-    np.testing.assert_allclose(evaluation.mean(), log_loss(labels, probability, labels=range(5)), rtol=1e-5)
+    np.testing.assert_allclose(
+        evaluation.mean(), log_loss(labels, probability, labels=range(5)), rtol=1e-5
+    )
 
 
 def test_mixed_images_have_the_mean_weight_of_their_classes(logits):
@@ -85,6 +90,8 @@ def test_mixed_images_have_the_mean_weight_of_their_classes(logits):
     objective.class_weights = (1.0, 2.0, 3.0, 4.0, 5.0)
     labels = jnp.array([[0], [1], [2], [3]])
     mixed = {"labels": labels, "partner_labels": labels[::-1], "share": jnp.full(4, 0.75)}
-    losses = objective.label_losses(jnp.asarray(logits), mixed, Now(nnx.Rngs(0)))
-    plain = Classification("softmax", 0.0).label_losses(jnp.asarray(logits), mixed, Now(nnx.Rngs(0)))
+    losses = objective.label_losses(jnp.asarray(logits), mixed, StepContext(nnx.Rngs(0)))
+    plain = Classification("softmax", 0.0).label_losses(
+        jnp.asarray(logits), mixed, StepContext(nnx.Rngs(0))
+    )
     np.testing.assert_allclose(losses / plain, [1.75, 2.25, 2.75, 3.25], rtol=1e-5)

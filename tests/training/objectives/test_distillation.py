@@ -16,11 +16,11 @@ from vit_jax.runs.checkpoints import as_items
 from vit_jax.runs.frozen_model import open_frozen
 from vit_jax.runs.memory_check import needs_of
 from vit_jax.training.objectives import make_objective
-from vit_jax.training.objectives.objective import EVALUATION, Now
+from vit_jax.training.objectives.objective import EVALUATION, StepContext
 from vit_jax.training.program import make_program
 
 CLASSES, SIZE = 5, 8
-TEACHER = dict(image_size=SIZE, dim=32, depth=2, hidden=32, heads=2, mean=0.3, deviation=0.2)
+TEACHER = dict(image_size=SIZE, dim=32, depth=2, mlp_dim=32, heads=2, mean=0.3, std=0.2)
 
 
 def saved(model, folder, library="timm"):
@@ -48,7 +48,10 @@ def config_for(teacher: str | None, **values):
 def batch_of(images: int = 16) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     labels = rng.integers(CLASSES, size=(images, 1)).astype(np.int32)
-    return {"image": rng.integers(256, size=(images, SIZE, SIZE, 3), dtype=np.uint8), "labels": labels}
+    return {
+        "image": rng.integers(256, size=(images, SIZE, SIZE, 3), dtype=np.uint8),
+        "labels": labels,
+    }
 
 
 def stepped(teacher: str, steps: int = 2, devices=None, **values):
@@ -80,7 +83,9 @@ def student_of(**values):
 
 @jax.jit
 def logits_of_heads(student, images):
-    """Logits of the class token's head and of the distillation token's, found by muting the other one."""
+    """Logits of the class token's head and of the distillation token's, found by muting the other
+    one.
+    """
     if student.distillation_head is None:
         return 2 * (student(images),)
     other = nnx.clone(student)
@@ -94,7 +99,7 @@ def logits_of_heads(student, images):
 )
 def test_loss_is_the_papers(teacher, kind, heads):
     share, heat = 0.3, 2.0
-    values = dict(distillation=kind, distillation_share=share, distillation_temperature=heat)
+    values = dict(kind=kind, teacher_weight=share, temperature=heat)
     student = student_of(distillation=heads)
     taught = vit_jax.load_model(teacher, say=str)
     config = config_of("distillation", teacher=teacher, **values)
@@ -103,7 +108,7 @@ def test_loss_is_the_papers(teacher, kind, heads):
     @jax.jit
     def compute(student, taught, objective, batch):
         objective.frozen = taught
-        found = objective(student, batch, Now(nnx.Rngs(dropout=0)))
+        found = objective(student, batch, StepContext(nnx.Rngs(dropout=0)))
         tested = objective(student, batch, EVALUATION).each
         return found, tested, taught(batch["image"]), *logits_of_heads(student, batch["image"])
 
@@ -118,7 +123,9 @@ def test_loss_is_the_papers(teacher, kind, heads):
     else:
         p, q = log_softmax(theirs / heat), log_softmax(learnt / heat)
         taken = heat**2 * (np.exp(p) * (p - q)).sum(-1)
-    np.testing.assert_allclose(found.each, (1 - share) * plain + share * taken, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        found.each, (1 - share) * plain + share * taken, rtol=1e-4, atol=1e-5
+    )
     assert len({*theirs.argmax(-1)}) > 1
     np.testing.assert_array_equal(found.metrics["agreement"], ours.argmax(-1) == theirs.argmax(-1))
     np.testing.assert_array_equal(found.metrics["teacher_accuracy"], theirs.argmax(-1) == labels)
@@ -130,13 +137,23 @@ def test_loss_is_the_papers(teacher, kind, heads):
 def test_teacher_sees_pixels_as_its_checkpoint_says_and_no_step_changes_it(teacher):
     _, first, state, sums = stepped(teacher)
     frozen = {x.shape for x in jax.tree.leaves(state["frozen"])}
-    assert frozen and not frozen & {x.shape for x in jax.tree.leaves(as_items(state, sums)) if x.ndim > 1}
+    assert frozen and not frozen & {
+        x.shape for x in jax.tree.leaves(as_items(state, sums)) if x.ndim > 1
+    }
     jax.tree.map(np.testing.assert_array_equal, first["frozen"], jax.device_get(state["frozen"]))
     labels = batch_of()["labels"][:, 0]
     said = jax.jit(lambda model, images: model(images))
-    right = np.asarray(said(vit_jax.load_model(teacher, say=str), batch_of()["image"])).argmax(-1) == labels
-    assert sums["teacher_accuracy"] / sums["steps"] == pytest.approx(right.mean()) and 0 < right.mean() < 1
-    changed = jax.tree.map(lambda a, b: (a != b).any(), first["params"], jax.device_get(state["params"]))
+    right = (
+        np.asarray(said(vit_jax.load_model(teacher, say=str), batch_of()["image"])).argmax(-1)
+        == labels
+    )
+    assert (
+        sums["teacher_accuracy"] / sums["steps"] == pytest.approx(right.mean())
+        and 0 < right.mean() < 1
+    )
+    changed = jax.tree.map(
+        lambda a, b: (a != b).any(), first["params"], jax.device_get(state["params"])
+    )
     assert any(jax.tree.leaves(changed))
 
 
@@ -160,14 +177,16 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_teacher_of_another_family_sees_the_students_pixels_at_the_students_size(name, tmp_path):
     library, values = OTHERS[name]
-    values |= dict(num_classes=CLASSES, image_size=32, mean=0.3, deviation=0.2)
+    values |= dict(num_classes=CLASSES, image_size=32, mean=0.3, std=0.2)
     model = vit_jax.create_model(name, **values)
     taught = saved(model, tmp_path / "teacher", library)
     frozen = open_frozen(config_for(taught, **{"data.image_size": 64, "data.test_resize": 64}))
     kept = nnx.merge(nnx.graphdef(frozen.model), jax.tree.map(jnp.asarray, frozen.read()))
     images = np.random.default_rng(0).integers(256, size=(2, 64, 64, 3), dtype=np.uint8)
     said = jax.jit(lambda model, images: model(images))
-    np.testing.assert_allclose(said(kept, images), said(model.resized(64), images), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        said(kept, images), said(model.resized(64), images), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.slow
@@ -187,7 +206,9 @@ def test_teacher_in_bfloat16_says_what_its_checkpoint_says_in_bfloat16(teacher):
 
 def test_memory_and_plan_count_the_teacher(teacher):
     program, first, *_ = stepped(teacher, steps=0, devices=jax.devices()[:1])
-    config = config_for(teacher, epochs=5.0, **{"data.source": "digits", "data.num_classes": CLASSES})
+    config = config_for(
+        teacher, epochs=5.0, **{"data.source": "digits", "data.num_classes": CLASSES}
+    )
     held = sum(x.nbytes for x in jax.tree.leaves((first["params"], first["frozen"])))
     assert needs_of(program, config, 1).parameters == held
     student = abstract(model_factory("ViT-Ti/4", num_classes=CLASSES, image_size=SIZE, **SMALL))
@@ -200,7 +221,9 @@ def refused(message: str, teacher: str | None, **values) -> None:
     config = config_for(teacher, **values)
     with pytest.raises(UserError, match=message):
         frozen = open_frozen(config, tuple("abcde"))
-        make_program(config, num_classes=CLASSES, steps=2, mesh=make_mesh(config.mesh), frozen=frozen.model)
+        make_program(
+            config, num_classes=CLASSES, steps=2, mesh=make_mesh(config.mesh), frozen=frozen.model
+        )
 
 
 def test_teachers_that_do_not_fit_are_refused_in_one_line(teacher, tmp_path):
@@ -211,8 +234,14 @@ def test_teachers_that_do_not_fit_are_refused_in_one_line(teacher, tmp_path):
     refused("learns from a frozen model: give config.objective.teacher", None)
     refused("objective.teacher='/nowhere': there is no /nowhere", "/nowhere")
     refused("objective.teacher=.* has 7 classes, and the data 5", other("seven", 7))
-    refused("objective.teacher=.* is no classifier: it has features, but no head", other("headless", 0))
-    refused("objective.teacher=.* does not divide the image of 10x10", teacher, **{"data.image_size": 10})
+    refused(
+        "objective.teacher=.* is no classifier: it has features, but no head", other("headless", 0)
+    )
+    refused(
+        "objective.teacher=.* does not divide the image of 10x10",
+        teacher,
+        **{"data.image_size": 10},
+    )
     refused("compares distributions .*loss.name='softmax'", teacher, **{"loss.name": "sigmoid"})
     refused(
         "objective.teacher is .*classification' learns from no teacher",

@@ -29,7 +29,7 @@ from vit_jax.training.objectives.patch_teacher import cosine
 from vit_jax.training.program import make_program
 
 SIZE, PATCHES, MASKED = 16, 16, 7
-TEACHER = dict(image_size=SIZE, dim=24, depth=2, hidden=32, heads=2, mean=0.3, deviation=0.2)
+TEACHER = dict(image_size=SIZE, dim=24, depth=2, mlp_dim=32, heads=2, mean=0.3, std=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -58,20 +58,32 @@ def made(teacher: str, pooling="cls", **values):
 
 
 @pytest.mark.parametrize("features", ["tokens", "head"])
-def test_loss_is_one_less_the_cosine_with_what_the_teacher_says_of_masked_patches(teachers, features):
+def test_loss_is_one_less_the_cosine_with_what_the_teacher_says_of_masked_patches(
+    teachers, features
+):
     model, objective = made(teachers["with a head"], teacher_features=features)
     batch = batch_of(objective)
     images, masked = np.asarray(batch["image"]), np.asarray(batch["masked"])
     teacher = vit_jax.load_model(teachers["with a head"], say=str)
-    said = np.asarray(teacher.features(images, dense=True), np.float64).reshape(len(images), PATCHES, -1)
+    said = np.asarray(teacher.features(images, dense=True), np.float64).reshape(
+        len(images), PATCHES, -1
+    )
     if features == "head":
         said = said @ np.asarray(teacher.head.kernel[...]) + np.asarray(teacher.head.bias[...])
     embeddings = np.where(
         masked[..., None], np.asarray(objective.mask[...]), np.asarray(model.patches(images))
     )
-    tokens = np.asarray(model.norm(model.encode(model.assemble(jnp.asarray(embeddings)))), np.float64)[:, 1:]
-    predicted = tokens @ np.asarray(objective.head.kernel[...]) + np.asarray(objective.head.bias[...])
-    cosines = (predicted * said).sum(-1) / np.linalg.norm(predicted, axis=-1) / np.linalg.norm(said, axis=-1)
+    tokens = np.asarray(
+        model.norm(model.encode(model.assemble(jnp.asarray(embeddings)))), np.float64
+    )[:, 1:]
+    predicted = tokens @ np.asarray(objective.head.kernel[...]) + np.asarray(
+        objective.head.bias[...]
+    )
+    cosines = (
+        (predicted * said).sum(-1)
+        / np.linalg.norm(predicted, axis=-1)
+        / np.linalg.norm(said, axis=-1)
+    )
     expected = 1 - np.array([row[which].mean() for row, which in zip(cosines, masked, strict=True)])
     found = jax.jit(lambda objective, model, batch: objective(model, batch, EVALUATION))(
         objective, model, batch
@@ -119,7 +131,9 @@ def test_a_run_draws_pictures_with_what_a_teacher_of_another_size_sees(teachers)
     program = make_program(config, num_classes=0, steps=10, mesh=mesh, frozen=frozen.model)
     splits = {"test": open_source("digits", "test[:8]")}
     evaluate = Evaluator(program, splits, config, print, evaluation_pictures(config))
-    drawn = evaluate.pictures("test", program.judged(program.initial_state(0, frozen=frozen.read())), 3)
+    drawn = evaluate.pictures(
+        "test", program.evaluated(program.initial_state(0, frozen=frozen.read())), 3
+    )
     assert drawn.shape == (3, 3, SIZE, SIZE, 3)
     seen, visible, _ = drawn
     hidden = (visible != seen).any(-1)
@@ -134,7 +148,9 @@ def test_a_test_image_is_seen_by_its_crop_at_both_sizes():
     own, taught = evaluation_pictures(config)
     for image in rng.integers(256, size=(2, 40, 60, 3), dtype=np.uint8):
         for picture, size, resize in ((own, SIZE, 20), (taught, 24, 30)):
-            resized = Image.fromarray(image).resize((resize * 60 // 40, resize), Image.Resampling.BICUBIC)
+            resized = Image.fromarray(image).resize(
+                (resize * 60 // 40, resize), Image.Resampling.BICUBIC
+            )
             middle = [round((side - size) / 2) for side in resized.size]
             expected = resized.crop((*middle, *(start + size for start in middle)))
             assert picture.augment is None
@@ -190,7 +206,9 @@ def test_pictures_show_the_patches_of_which_the_teacher_says_what_is_predicted(t
     patch = np.asarray(batch["image"])[image, row : row + 4, column : column + 4]
     first = int(np.flatnonzero(masked[0])[0])
     row, column = 4 * (first // 4), 4 * (first % 4)
-    np.testing.assert_array_equal(np.asarray(predicted)[0, row : row + 4, column : column + 4], patch)
+    np.testing.assert_array_equal(
+        np.asarray(predicted)[0, row : row + 4, column : column + 4], patch
+    )
     assert (np.asarray(visible)[0, row : row + 4, column : column + 4] == 127.5).all()
 
 

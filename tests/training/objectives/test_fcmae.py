@@ -1,4 +1,6 @@
-"""FCMAE against plain NumPy in float64 over whole maps, with zeros in hidden places (2301.00808)."""
+"""FCMAE against plain NumPy in float64 over whole maps, with zeros in hidden places
+(2301.00808).
+"""
 
 from functools import partial
 
@@ -42,11 +44,16 @@ def drawn(objective, images=2):
 def convolve(x, p, side):
     """A convolution whose stride is its side."""
     seen = windows(x, side, side)
-    return seen.reshape(*seen.shape[:2], -1) @ p["kernel"].reshape(-1, p["kernel"].shape[-1]) + p["bias"]
+    return (
+        seen.reshape(*seen.shape[:2], -1) @ p["kernel"].reshape(-1, p["kernel"].shape[-1])
+        + p["bias"]
+    )
 
 
 def block(x, p, shown):
-    """A block, with zeros before and behind its convolution, and in GRN's sums, where nothing is shown."""
+    """A block, with zeros before and behind its convolution, and in GRN's sums, where nothing is
+    shown.
+    """
     around = (windows(pad_both(x * shown, 3), 7, 1) * p["depthwise"]["kernel"][:, :, 0]).sum((2, 3))
     branch = activate(
         linear(layer_norm((around + p["depthwise"]["bias"]) * shown, p["norm"]), p["fc1"]), "erf"
@@ -68,7 +75,9 @@ def encoded(p, image, visible):
     def shown(x):
         return seen.repeat(len(x) // ROWS, 0).repeat(len(x) // ROWS, 1)
 
-    x = layer_norm(convolve(np.asarray(image, np.float64) / 127.5 - 1, p["stem"]["0"], 4), p["stem_norm"])
+    x = layer_norm(
+        convolve(np.asarray(image, np.float64) / 127.5 - 1, p["stem"]["0"], 4), p["stem_norm"]
+    )
     for stage in p["stages"].values():
         if "downsample" in stage:
             x = convolve(layer_norm(x, stage["norm"]), stage["downsample"], 2)
@@ -91,7 +100,9 @@ def predicted(model, decoder, image, order):
 
 def loss_of(model, decoder, image, order, normalized=True):
     errors = []
-    for number, pixels in zip(order[VISIBLE:], predicted(model, decoder, image, order), strict=True):
+    for number, pixels in zip(
+        order[VISIBLE:], predicted(model, decoder, image, order), strict=True
+    ):
         row, column = divmod(int(number), COLUMNS)
         wanted = image[8 * row : 8 * row + 8, 8 * column : 8 * column + 8].ravel() / 127.5 - 1
         if normalized:
@@ -115,7 +126,9 @@ def test_prediction_equals_whole_maps_with_zeros_in_hidden_places(case):
     batch = drawn(objective)
     found = predict(objective, model, batch)
     weights = parameters(model), parameters(objective)
-    for image, order, one in zip(*map(np.asarray, (batch["image"], batch["order"], found)), strict=True):
+    for image, order, one in zip(
+        *map(np.asarray, (batch["image"], batch["order"], found)), strict=True
+    ):
         expected = predicted(*weights, image, order)
         np.testing.assert_allclose(one, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
@@ -129,7 +142,8 @@ def test_loss_is_the_squared_error_of_hidden_pixels(normalized):
     weights = parameters(model), parameters(objective)
     images, orders = (np.asarray(batch[name]) for name in ("image", "order"))
     expected = [
-        loss_of(*weights, image, order, normalized) for image, order in zip(images, orders, strict=True)
+        loss_of(*weights, image, order, normalized)
+        for image, order in zip(images, orders, strict=True)
     ]
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
@@ -154,7 +168,9 @@ def test_gradient_is_the_slope_of_the_plain_loss(remat):
 
         def plain(step, moved=moved, direction=direction):
             weights = list(exact)
-            weights[moved] = jax.tree.map(lambda x, along: x + step * along, exact[moved], direction)
+            weights[moved] = jax.tree.map(
+                lambda x, along: x + step * along, exact[moved], direction
+            )
             return loss_of(*weights, np.asarray(batch["image"][0]), np.asarray(batch["order"][0]))
 
         slope = (plain(1e-5) - plain(-1e-5)) / 2e-5
@@ -170,9 +186,13 @@ def test_prediction_depends_on_every_visible_patch_and_on_no_hidden_one():
     order = np.asarray(objective.prepare({}, own)["order"][0])
     rows, columns = np.divmod(order, COLUMNS)
     changed = image.repeat(12, axis=0).at[jnp.arange(12), 8 * rows + 3, 8 * columns + 5].add(100)
-    batch = objective.prepare({"image": jnp.concatenate([image, changed])}, jnp.broadcast_to(own, 13))
+    batch = objective.prepare(
+        {"image": jnp.concatenate([image, changed])}, jnp.broadcast_to(own, 13)
+    )
     before, *after = np.asarray(predict(objective, model, batch))
-    assert [not np.array_equal(before, one) for one in after] == [True] * VISIBLE + [False] * 8
+    change = np.array([np.abs(one - before).max() for one in after]) / np.abs(before).max()
+    # Rows of a batch may differ in their last bits, by the vector instructions of the CPU.
+    assert (change[:VISIBLE] > 1e-4).all() and (change[VISIBLE:] < 1e-6).all(), change
 
 
 def test_features_of_all_patches_are_those_of_the_whole_image():
@@ -181,7 +201,9 @@ def test_features_of_all_patches_are_those_of_the_whole_image():
     order = jax.vmap(lambda key: jax.random.permutation(key, 12))(keys(2))
     found = jax.jit(lambda model, *inputs: model.features_of(*inputs))(model, images, order)
     whole = jax.jit(lambda model, images: model.features(images, dense=True)[-1])(model, images)
-    expected = np.take_along_axis(np.asarray(whole).reshape(2, 12, -1), np.asarray(order)[..., None], 1)
+    expected = np.take_along_axis(
+        np.asarray(whole).reshape(2, 12, -1), np.asarray(order)[..., None], 1
+    )
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
@@ -206,7 +228,8 @@ def full_size(name, size=224):
     return model, abstract(partial(make_objective, config, model))
 
 
-# Parameters of the authors' decoder: a dense layer from the last stage, a token, a block, a dense layer.
+# Parameters of the authors' decoder: a dense layer from the last stage, a token, a block, a dense
+# layer.
 DECODER = 512 + (50 * 512 + 2 * 512 + 513 * 2048 + 2 * 2048 + 2049 * 512) + 513 * 3072
 
 
@@ -214,11 +237,15 @@ DECODER = 512 + (50 * 512 + 2 * 512 + 513 * 2048 + 2 * 2048 + 2049 * 512) + 513 
     ("name", "width", "least", "most"),
     [("ConvNeXtV2-Atto", 320, 0.69, 0.71), ("ConvNeXtV2-B", 1024, 0.4, 0.41)],
 )
-def test_decoder_is_the_authors_and_a_step_costs_a_part_of_the_supervised_one(name, width, least, most):
+def test_decoder_is_the_authors_and_a_step_costs_a_part_of_the_supervised_one(
+    name, width, least, most
+):
     model, objective = full_size(name)
     assert count_parameters(objective) == (width + 1) * 512 + DECODER
     supervised = abstract(model_factory(name, num_classes=1000, image_size=224))
-    whole = make_objective(config_of("classification"), supervised, rngs=None).multiply_adds(supervised)
+    whole = make_objective(config_of("classification"), supervised, rngs=None).multiply_adds(
+        supervised
+    )
     assert least < objective.multiply_adds(model) / whole < most
 
 
@@ -233,8 +260,8 @@ def test_pretraining_goes_on_from_a_run_with_its_decoder(tmp_path, capsys):
     config.finetune.checkpoint = str(tmp_path / "first")
     train(config, tmp_path / "second")
     assert "kept: fcmae's own parameters" in capsys.readouterr().out
-    config.objective.decoder_blocks = 2
-    with pytest.raises(UserError, match=r"objective\.decoder_blocks=1"):
+    config.fcmae.decoder_blocks = 2
+    with pytest.raises(UserError, match=r"fcmae\.decoder_blocks=1"):
         train(config, tmp_path / "third")
 
 

@@ -1,4 +1,6 @@
-"""Self-distillation's losses under a frozen teacher with its heads: a small student, a larger teacher."""
+"""Self-distillation's losses under a frozen teacher with its heads: a small student, a larger
+teacher.
+"""
 
 import jax
 import numpy as np
@@ -10,17 +12,17 @@ from tests.training.objectives.small import SMALL, config_of
 from vit_jax.config import check
 from vit_jax.errors import UserError
 from vit_jax.interop.beside import write_beside
+from vit_jax.interop.open import open_checkpoint
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.planning.estimate import make_workload
 from vit_jax.runs.frozen_model import open_frozen
-from vit_jax.runs.workdir import open_any
-from vit_jax.training.objectives.objective import Now
+from vit_jax.training.objectives.objective import StepContext
 from vit_jax.training.program import make_program
 
 pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
 
 HEADS = {"head": (12, 8), "patch_head": (9, 6)}  # Prototypes and bottleneck.
-LARGER = dict(dim=24, depth=1, hidden=32, heads=2)
+LARGER = dict(dim=24, depth=1, mlp_dim=32, heads=2)
 
 
 def write_teacher(folder, heads=("head", "patch_head"), seed=0, patch=4):
@@ -50,7 +52,8 @@ def teacher(tmp_path_factory):
 
 def config_for(teacher, **values):
     config = config_of("dino", head_hidden=16, bottleneck=8, prototypes=12, patch_prototypes=9)
-    config.objective.update(dict(patch_weight=1.0, patch_bottleneck=6, teacher=str(teacher)))
+    config.objective.teacher = str(teacher)
+    config.dino.update(dict(patch_weight=1.0, patch_bottleneck=6))
     config.model.update(dict(name="ViT-Ti/4", pooling="cls", **SMALL))
     plain = {"name": "adam", "weight_decay": 0.0, "learning_rate": 3e-3, "schedule": "constant"}
     config.optimizer.update(plain | {"warmup_steps": 0})
@@ -71,8 +74,10 @@ def setup(teacher, **values):
 
 
 def modules(program, state):
-    judged = program.judged(state)
-    return nnx.merge(program.graphdef, judged.params), nnx.merge(program.objective, judged.own)
+    evaluated = program.evaluated(state)
+    return nnx.merge(program.graphdef, evaluated.params), nnx.merge(
+        program.objective, evaluated.own
+    )
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
@@ -85,20 +90,29 @@ def said_by(own: dict, name: str, x: np.ndarray) -> np.ndarray:
     for layer in range(3):
         if layer:
             x = np.float64(jax.nn.gelu(x, approximate=False))
-        x = x @ np.float64(own[f"{name}/layers/{layer}/kernel"]) + own[f"{name}/layers/{layer}/bias"]
+        x = (
+            x @ np.float64(own[f"{name}/layers/{layer}/kernel"])
+            + own[f"{name}/layers/{layer}/bias"]
+        )
     prototypes = np.float64(own[f"{name}/prototypes"])
-    return x / np.linalg.norm(x, axis=-1, keepdims=True) @ (prototypes / np.linalg.norm(prototypes, axis=0))
+    return (
+        x
+        / np.linalg.norm(x, axis=-1, keepdims=True)
+        @ (prototypes / np.linalg.norm(prototypes, axis=0))
+    )
 
 
 def test_student_learns_of_whole_views_what_the_teachers_own_heads_say(teacher):
-    program, state, batch = setup(teacher, **{"objective.teacher_temperature": 0.1})
+    program, state, batch = setup(teacher, **{"dino.teacher_temperature": 0.1})
     model, objective = modules(program, state)
     objective.mask[...] += 1.0  # No patch is masked, so that it shows nowhere.
     batch = objective.prepare(jax.device_get(batch), jax.random.split(jax.random.key(0), 16))
-    found = jax.jit(lambda model, objective, batch: objective(model, batch, Now(None, state["memory"], 1)))(
-        model, objective, batch
-    )
-    held, loaded = open_any(teacher).objective, vit_jax.load_model(teacher, say=str)
+    found = jax.jit(
+        lambda model, objective, batch: objective(
+            model, batch, StepContext(None, state["memory"], 1)
+        )
+    )(model, objective, batch)
+    held, loaded = open_checkpoint(teacher).objective, vit_jax.load_model(teacher, say=str)
     own = {path: np.asarray(read()) for path, read in held.sources(held.shapes()).items()}
 
     def see(model):
@@ -122,7 +136,7 @@ def test_student_learns_of_whole_views_what_the_teachers_own_heads_say(teacher):
 
 
 def test_teacher_stays_as_it_is_while_the_student_and_its_average_learn(teacher):
-    program, state, batch = setup(teacher, **{"objective.teacher_momentum": 0.5})
+    program, state, batch = setup(teacher, **{"dino.teacher_momentum": 0.5})
     first, losses = jax.device_get((state["frozen"], state["memory"]["teacher"])), []
     assert {"model", "heads"} == first[0].keys()
     for _ in range(12):
@@ -130,7 +144,7 @@ def test_teacher_stays_as_it_is_while_the_student_and_its_average_learn(teacher)
         losses.append(float(sums["loss"]))
     assert losses[-1] < 0.9 * losses[0]
     jax.tree.map(np.testing.assert_array_equal, first[0], jax.device_get(state["frozen"]))
-    assert program.judged(state).params is state["memory"]["teacher"]
+    assert program.evaluated(state).params is state["memory"]["teacher"]
     followed = jax.device_get((first[1], state["memory"]["teacher"], state["params"]))
     moved, apart = (
         sum(np.abs(a - b).sum() for a, b in zip(*map(jax.tree.leaves, pair), strict=True))
@@ -142,8 +156,14 @@ def test_teacher_stays_as_it_is_while_the_student_and_its_average_learn(teacher)
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"objective.prototypes": 13}, "has 12 prototypes, .*objective.prototypes=13: set prototypes=12"),
-        ({"objective.patch_prototypes": None}, "has 9 prototypes, .*patch_prototypes=None: set patch_proto"),
+        (
+            {"dino.prototypes": 13},
+            "has 12 prototypes, .*dino.prototypes=13: set prototypes=12",
+        ),
+        (
+            {"dino.patch_prototypes": None},
+            "has 9 prototypes, .*patch_prototypes=None: set patch_proto",
+        ),
         ({"model.name": "ViT-Ti/8"}, "has patches 4x4, and the student 2x2"),
     ],
 )
@@ -153,20 +173,27 @@ def test_a_teacher_that_says_something_else_is_refused_in_one_line(values, words
 
 
 def test_a_teacher_without_the_heads_is_refused_in_one_line(tmp_path):
-    bare, one = write_teacher(tmp_path / "bare", heads=()), write_teacher(tmp_path / "one", heads=("head",))
+    bare, one = (
+        write_teacher(tmp_path / "bare", heads=()),
+        write_teacher(tmp_path / "one", heads=("head",)),
+    )
     with pytest.raises(
         UserError, match="config.objective.teacher='.*bare' has no heads of dino: take a workdir"
     ):
         setup(bare)
-    with pytest.raises(UserError, match="has no prototypes for patches of their own, .*patch_prototypes=9"):
+    with pytest.raises(
+        UserError, match="has no prototypes for patches of their own, .*patch_prototypes=9"
+    ):
         setup(one)
-    alone = {"objective.patch_prototypes": None}
+    alone = {"dino.patch_prototypes": None}
     assert modules(*setup(one, **alone)[:2])[1].patch_head is None
 
 
 def test_gram_anchoring_is_refused_with_a_frozen_teacher(teacher):
-    config = config_for(teacher, epochs=1.0, **{"objective.gram": 1.0, "data.source": "digits"})
-    with pytest.raises(UserError, match="objective.gram is 1.0 and must be 0 with .* or objective.teacher"):
+    config = config_for(teacher, epochs=1.0, **{"dino.gram": 1.0, "data.source": "digits"})
+    with pytest.raises(
+        UserError, match="dino.gram is 1.0 and must be 0 with .* or objective.teacher"
+    ):
         check(config)
 
 

@@ -53,7 +53,7 @@ class OfParts(Objective):
     def make(cls, config, model, steps, rngs):
         return cls()
 
-    def __call__(self, model, batch, now=EVALUATION):
+    def __call__(self, model, batch, context=EVALUATION):
         parts = model.resized(8)(batch["part"].reshape(-1, 8, 8, 3)).reshape(-1, 9)
         return Loss((model(batch["image"]) - batch["labels"]).sum(-1) + parts.sum(-1))
 
@@ -84,7 +84,9 @@ def stepped(name: str, **values) -> tuple[dict, list[dict]]:
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_micro_batches_see_the_masks_of_the_whole_batch(name):
     (whole, metrics), (parts, same) = (stepped(name, micro_batches=count) for count in (1, 4))
-    for one, other in zip(jax.tree.leaves((whole, metrics)), jax.tree.leaves((parts, same)), strict=True):
+    for one, other in zip(
+        jax.tree.leaves((whole, metrics)), jax.tree.leaves((parts, same)), strict=True
+    ):
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
 
 
@@ -116,7 +118,7 @@ def test_evaluation_does_not_depend_on_the_batch(name):
         program, config = program_of(name, batch_size=batch_size)
         state = program.initial_state(0)
         evaluate = Evaluator(program, splits, config, print)
-        figures.append(evaluate("test", program.judged(state), lambda: True))
+        figures.append(evaluate("test", program.evaluated(state), lambda: True))
     assert figures[0]["images"] == 40
     assert figures[0] == pytest.approx(figures[1], rel=1e-5)
 
@@ -128,7 +130,10 @@ def test_evaluation_does_not_depend_on_the_batch(name):
         ({"augment.level": "medium1"}, "augment.mixup is 0.2 and must be 0"),
         ({"augment.erasing": 0.5}, "augment.erasing is 0.5 and must be 0"),
         ({"finetune.train": "lora"}, "trains all parameters"),
-        ({"optimizer.average": 0.9}, "keeps no average of the parameters: config.optimizer.average is 0.9"),
+        (
+            {"optimizer.average": 0.9},
+            "keeps no average of the parameters: config.optimizer.average is 0.9",
+        ),
     ],
 )
 def test_what_an_objective_without_labels_cannot_use_is_refused(values, words):

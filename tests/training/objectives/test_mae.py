@@ -1,4 +1,6 @@
-"""Masked autoencoders against the plain way: all patches in raster order (2111.06377, section 3)."""
+"""Masked autoencoders against the plain way: all patches in raster order (2111.06377, section
+3).
+"""
 
 from functools import partial
 
@@ -49,12 +51,15 @@ def test_encoder_and_decoder_have_the_published_parameters(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "decoder_depth", "most"), [("ViT-B/16", 8, 0.55), ("ViT-B/16", 4, 0.4), ("ViT-L/16", 8, 0.34)]
+    ("name", "decoder_depth", "most"),
+    [("ViT-B/16", 8, 0.55), ("ViT-B/16", 4, 0.4), ("ViT-L/16", 8, 0.34)],
 )
 def test_step_costs_a_part_of_the_supervised_one(name, decoder_depth, most):
     model, objective = full_size(name, decoder_depth=decoder_depth)
     supervised = abstract(model_factory(name, num_classes=1000, image_size=224))
-    whole = make_objective(config_of("classification"), supervised, rngs=None).multiply_adds(supervised)
+    whole = make_objective(config_of("classification"), supervised, rngs=None).multiply_adds(
+        supervised
+    )
     assert 0.25 < objective.multiply_adds(model) / whole < most
 
 
@@ -89,13 +94,19 @@ def test_prediction_depends_on_every_visible_patch_and_on_no_hidden_one():
     order = np.asarray(objective.prepare({}, own)["order"][0])
     rows, columns = np.divmod(order, 6)
     changed = image.repeat(24, axis=0).at[jnp.arange(24), 4 * rows + 1, 4 * columns + 2].add(100)
-    batch = objective.prepare({"image": jnp.concatenate([image, changed])}, jnp.broadcast_to(own, 25))
+    batch = objective.prepare(
+        {"image": jnp.concatenate([image, changed])}, jnp.broadcast_to(own, 25)
+    )
     before, *after = np.asarray(predict(objective, model, batch))
-    assert [not np.allclose(before, one, rtol=0, atol=1e-5) for one in after] == [True] * 6 + [False] * 18
+    assert [not np.allclose(before, one, rtol=0, atol=1e-5) for one in after] == [True] * 6 + [
+        False
+    ] * 18
 
 
 def plain(model, objective, images, order) -> np.ndarray:
-    """Predictions for the hidden patches of one image, its patches in raster order in the decoder."""
+    """Predictions for the hidden patches of one image, its patches in raster order in the
+    decoder.
+    """
     special, seen = model.prefix, np.sort(order[:6])
     kept = [*range(special), *(special + seen)]
     x = np.asarray(model.assemble(model.patches(images)))
@@ -148,12 +159,15 @@ def test_prediction_equals_a_decoder_over_patches_in_raster_order(options):
     np.testing.assert_allclose(predict(objective, model, batch)[0], expected, rtol=2e-4, atol=2e-4)
 
 
-STATISTICS = {"[-1, 1]": {}, "ImageNet's": dict(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))}
+STATISTICS = {
+    "[-1, 1]": {},
+    "ImageNet's": dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+}
 
 
 def as_the_model_sees(images, statistics) -> np.ndarray:
-    mean, deviation = statistics.get("mean", 0.5), statistics.get("deviation", 0.5)
-    return (np.asarray(images, np.float64) / 255 - mean) / deviation
+    mean, std = statistics.get("mean", 0.5), statistics.get("std", 0.5)
+    return (np.asarray(images, np.float64) / 255 - mean) / std
 
 
 @pytest.mark.one_variant

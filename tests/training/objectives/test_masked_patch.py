@@ -7,12 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.training.objectives.small import keys, losses, make, pictures, predict, random_images, refused
+from tests.training.objectives.small import (
+    keys,
+    losses,
+    make,
+    pictures,
+    predict,
+    random_images,
+    refused,
+)
 from vit_jax.errors import UserError
 
 
 def drawn(images: int = 3000, ratio: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
-    """Positions that are corrupted, and whose embedding stands at each position; 24 patches an image."""
+    """Positions that are corrupted, and whose embedding stands at each position; 24 patches an
+    image.
+    """
     _, objective = make("masked_patch", mask_ratio=ratio)
     batch = jax.device_get(jax.jit(objective.prepare)({}, keys(images)))
     return batch["corrupted"], batch["source"]
@@ -62,7 +72,8 @@ def color_class(pixels: np.ndarray) -> int:
     from fractions import Fraction
 
     levels = [
-        min(7, int(8 * Fraction(int(pixels[..., c].sum()), 255 * pixels[..., c].size))) for c in range(3)
+        min(7, int(8 * Fraction(int(pixels[..., c].sum()), 255 * pixels[..., c].size)))
+        for c in range(3)
     ]
     return 64 * levels[0] + 8 * levels[1] + levels[2]
 
@@ -94,7 +105,9 @@ def test_classes_equal_exact_fractions(target):
 @settings(max_examples=30, deadline=None)
 @given(patch=st.sampled_from([8, 16, 32]), seed=st.integers(0, 99), low=st.integers(0, 255))
 def test_cells_of_larger_patches_equal_exact_fractions(patch, seed, low):
-    _, objective = make("masked_patch", model=f"ViT-Ti/{patch}", image_size=2 * patch, target="cells")
+    _, objective = make(
+        "masked_patch", model=f"ViT-Ti/{patch}", image_size=2 * patch, target="cells"
+    )
     rng = np.random.default_rng(seed)
     image = rng.integers(low, 256, size=(2 * patch, 2 * patch, 3)).astype(np.uint8)
     cell = rng.integers(16)
@@ -111,7 +124,9 @@ def test_pixel_targets_are_the_patches_in_raster_order():
     for row in range(4):
         for column in range(6):
             patch = expected[:, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
-            np.testing.assert_allclose(got[:, row, column], patch, rtol=0, atol=2**-22)  # A rounding.
+            np.testing.assert_allclose(
+                got[:, row, column], patch, rtol=0, atol=2**-22
+            )  # A rounding.
 
 
 def expected_outputs(model, objective, images, batch) -> np.ndarray:
@@ -120,7 +135,9 @@ def expected_outputs(model, objective, images, batch) -> np.ndarray:
     spoiled = embeddings.copy()
     for image, sources in enumerate(np.asarray(batch["source"])):
         for position, source in enumerate(sources):
-            spoiled[image, position] = objective.mask[0, 0] if source < 0 else embeddings[image, source]
+            spoiled[image, position] = (
+                objective.mask[0, 0] if source < 0 else embeddings[image, source]
+            )
     encode = jax.jit(lambda model, x: model.norm(model.encode(model.assemble(x))))
     tokens = np.asarray(encode(model, spoiled))[:, model.prefix :]
     kernel, bias = np.asarray(objective.head.kernel[...]), np.asarray(objective.head.bias[...])
@@ -184,8 +201,14 @@ def test_pictures_differ_from_the_images_in_corrupted_patches_alone(target):
     [
         (dict(mask_ratio=0.01), "mask_ratio = 0.01 corrupts 0 of 16 patches"),
         (dict(mask_ratio=0.99), "mask_ratio = 0.99 corrupts 16 of 16 patches"),
-        (dict(model="ViT-Ti/14", image_size=28, target="cells"), "4 does not divide its 14 pixels; use"),
-        (dict(model="R50+ViT-Ti/16", image_size=32, options=dict(resnet_blocks=(1, 1))), "not a hybrid"),
+        (
+            dict(model="ViT-Ti/14", image_size=28, target="cells"),
+            "4 does not divide its 14 pixels; use",
+        ),
+        (
+            dict(model="R50+ViT-Ti/16", image_size=32, options=dict(resnet_blocks=(1, 1))),
+            "not a hybrid",
+        ),
         (dict(options=dict(channels=1)), "needs 3 channels, not 1"),
         (dict(options=dict(pooling="map")), "trains nothing behind the encoder"),
         (dict(options=dict(pre_logits=True)), "trains nothing behind the encoder"),

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from vit_jax.training.objectives.prototypes import PrototypeHead, entropy, koleo, sinkhorn, views_matched
+from vit_jax.training.objectives.prototypes import (
+    PrototypeHead,
+    entropy,
+    koleo,
+    sinkhorn,
+    views_matched,
+)
 
 ERF = np.vectorize(math.erf)
 RNG = np.random.default_rng(3)
@@ -68,7 +74,9 @@ def test_koleo_does_not_see_what_fills_a_batch_up(images):
 def test_views_are_matched_where_the_nearest_is_the_same_images():
     x = RNG.normal(size=(9, 2, 3)).astype(np.float32)
     x /= np.linalg.norm(x, axis=-1, keepdims=True)
-    x[5:] = x[0, :1]  # Copies of the first view of the first image, some of which only fill the batch up.
+    x[5:] = x[
+        0, :1
+    ]  # Copies of the first view of the first image, some of which only fill the batch up.
     nearest = [np.argmin([np.linalg.norm(a[0] - b[1]) for b in x[:7]]) for a in x]
     expected = np.array(nearest) == np.arange(9)
     assert 0 < expected[:7].mean() < 1
@@ -97,7 +105,9 @@ def test_head_compares_directions_with_prototypes(lengths):
     prototypes = np.asarray(head.prototypes[...])
     length = np.linalg.norm(prototypes, axis=0)
     factor = {"one": 1 / length, "learned": np.linspace(0.5, 2, 10) / length, "free": 1}[lengths]
-    np.testing.assert_allclose(head(jnp.asarray(x)), hidden @ (prototypes * factor), rtol=2e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        head(jnp.asarray(x)), hidden @ (prototypes * factor), rtol=2e-4, atol=1e-6
+    )
 
 
 def test_entropy_of_an_even_distribution_is_the_log_of_its_size():

@@ -1,4 +1,6 @@
-"""The tokeniser that is learned from a frozen teacher: its loss, its codebook, and what is left of a run."""
+"""The tokeniser that is learned from a frozen teacher: its loss, its codebook, and what is left of
+a run.
+"""
 
 import functools
 import subprocess
@@ -12,18 +14,18 @@ from flax import nnx
 
 import vit_jax
 from tests.system.test_interface import small
-from tests.training.objectives.small import SMALL, config_of, noisy
+from tests.training.objectives.small import SMALL, config_of, dotted, noisy
 from tests.training.objectives.test_eva import TEACHER
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
+from vit_jax.interop.open import open_checkpoint
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.runs.assemble import evaluation_pictures
 from vit_jax.runs.checkpoints import load_items
 from vit_jax.runs.evaluator import Evaluator
 from vit_jax.runs.frozen_model import open_frozen
-from vit_jax.runs.workdir import open_any
 from vit_jax.training.objectives.codebook import k_means, nearest, sums_by_code
-from vit_jax.training.objectives.frozen import Frozen, WithHeads
+from vit_jax.training.objectives.frozen import TeacherSpec, WithHeads
 from vit_jax.training.objectives.objective import EVALUATION
 from vit_jax.training.objectives.vqkd import VQKD, Tokeniser
 from vit_jax.training.program import make_program
@@ -105,7 +107,9 @@ def program_of(teacher, **values):
     """The program and its first state."""
     config = config_for(teacher, **values)
     frozen = open_frozen(config)
-    program = make_program(config, num_classes=0, steps=10, mesh=make_mesh(config.mesh), frozen=frozen.model)
+    program = make_program(
+        config, num_classes=0, steps=10, mesh=make_mesh(config.mesh), frozen=frozen.model
+    )
     return program, program.initial_state(0, frozen=frozen.read())
 
 
@@ -115,25 +119,29 @@ def batch_of(program, seed=0):
 
 
 def modules(program, state):
-    judged = program.judged(state)
-    return nnx.merge(program.graphdef, judged.params), nnx.merge(program.objective, judged.own)
+    evaluated = program.evaluated(state)
+    return nnx.merge(program.graphdef, evaluated.params), nnx.merge(
+        program.objective, evaluated.own
+    )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _seen(graphdef, objective, judged, batch):
-    now = EVALUATION._replace(memory=judged.memory)
-    model, objective = nnx.merge(graphdef, judged.params), nnx.merge(objective, judged.own)
-    return objective(model, batch, now)
+def _seen(graphdef, objective, evaluated, batch):
+    context = EVALUATION._replace(memory=evaluated.memory)
+    model, objective = nnx.merge(graphdef, evaluated.params), nnx.merge(objective, evaluated.own)
+    return objective(model, batch, context)
 
 
 def seen(program, state, batch):
     """The objective's result on a batch."""
-    return _seen(program.graphdef, program.objective, program.judged(state), batch)
+    return _seen(program.graphdef, program.objective, program.evaluated(state), batch)
 
 
 def trained(program, state, steps=1):
     for number in range(steps):
-        state, sums = program.train_step(state, program.initial_metrics(), batch_of(program, number))
+        state, sums = program.train_step(
+            state, program.initial_metrics(), batch_of(program, number)
+        )
     return state, sums
 
 
@@ -152,13 +160,13 @@ def dense(layer, x):
 
 @pytest.mark.parametrize("features", ["tokens", "head"])
 def test_loss_is_of_what_is_decoded_from_the_nearest_codes(teachers, features):
-    values = {"objective.teacher_features": features, "objective.commitment": 0.5}
+    values = {"objective.teacher_features": features, "vqkd.commitment": 0.5}
     program, state = program_of(teachers["with a head"], **values)
     model, objective = modules(program, state)
     noisy(objective.decoder.out), noisy(objective.projection)
-    judged = program.judged(state)._replace(own=nnx.to_pure_dict(nnx.state(objective)))
+    evaluated = program.evaluated(state)._replace(own=nnx.to_pure_dict(nnx.state(objective)))
     batch = batch_of(program)
-    found = _seen(program.graphdef, program.objective, judged, batch)
+    found = _seen(program.graphdef, program.objective, evaluated, batch)
     images, codebook = np.asarray(batch["image"]), np.float64(state["memory"]["codebook"])
 
     tokens = np.float64(model.features(images, dense=True)).reshape(BATCH, PATCHES, -1)
@@ -179,7 +187,9 @@ def test_loss_is_of_what_is_decoded_from_the_nearest_codes(teachers, features):
     teacher = vit_jax.load_model(teachers["with a head"], say=str)
     said = np.float64(teacher.features(images, dense=True)).reshape(BATCH, PATCHES, -1)
     said = dense(teacher.head, said) if features == "head" else said
-    cosines = (decoded * said).sum(-1) / np.linalg.norm(decoded, axis=-1) / np.linalg.norm(said, axis=-1)
+    cosines = (
+        (decoded * said).sum(-1) / np.linalg.norm(decoded, axis=-1) / np.linalg.norm(said, axis=-1)
+    )
     distances = ((x - codebook[given]) ** 2).mean((1, 2))
     np.testing.assert_allclose(found.metrics["code_distance"], distances, rtol=1e-4)
     np.testing.assert_allclose(found.each, 1 - cosines.mean(1) + 0.5 * distances, rtol=1e-4)
@@ -197,7 +207,9 @@ def test_gradients_pass_the_codes_as_if_they_were_not_there(plain):
 
     x = objective.project(model, batch["image"])
     through, read = jax.grad(loss, has_aux=True)(x, True)
-    np.testing.assert_allclose(through, jax.grad(lambda x: objective.decoder(x).sum())(read), atol=1e-5)
+    np.testing.assert_allclose(
+        through, jax.grad(lambda x: objective.decoder(x).sum())(read), atol=1e-5
+    )
     assert not np.any(jax.grad(loss, has_aux=True)(x, False)[0])
 
 
@@ -211,7 +223,9 @@ def test_the_first_batch_makes_the_codes_and_moves_them(plain):
     x = np.float64(result.seen["projected"]).reshape(-1, DIM)
     codes = k_means_in_float64(x, CODES, jax.random.fold_in(jax.random.key(0), 1))
     given = (x @ codes.T).argmax(1)
-    np.testing.assert_allclose(state["memory"]["codebook"], updated_in_float64(codes, x, given), atol=1e-4)
+    np.testing.assert_allclose(
+        state["memory"]["codebook"], updated_in_float64(codes, x, given), atol=1e-4
+    )
     shares = np.bincount(given, minlength=CODES) / len(x)
     np.testing.assert_allclose(state["memory"]["usage"], shares, atol=1e-6)
     assert not np.allclose(first["memory"]["codebook"], state["memory"]["codebook"], atol=0.1)
@@ -232,7 +246,7 @@ def test_each_code_follows_the_mean_of_its_patches_of_the_whole_batch(plain):
 
 
 def test_codes_that_are_hardly_used_are_put_where_patches_are(teachers):
-    program, state = program_of(teachers["plain"], **{"objective.revive_below": 0.5})
+    program, state = program_of(teachers["plain"], **{"vqkd.revive_below": 0.5})
     _, objective = modules(program, state)
     rng = np.random.default_rng(0)
     codes = directions(rng, CODES, DIM)
@@ -240,7 +254,7 @@ def test_codes_that_are_hardly_used_are_put_where_patches_are(teachers):
     usage = np.where(np.arange(CODES) < CODES - 6, 1.0, 0.1) / CODES
     memory = {"codebook": np.float32(codes), "usage": np.float32(usage)}
     told = {"projected": np.float32(x), "given": np.int32((x @ codes.T).argmax(-1))}
-    after = jax.jit(objective.remember)(memory, {}, told, jnp.int32(7))
+    after = jax.jit(objective.update_state)(memory, {}, told, jnp.int32(7))
     np.testing.assert_allclose(after["codebook"][:-6], codes[:-6], atol=1e-5)
     revived = np.asarray(after["codebook"][-6:])
     near = np.abs(revived[:, None] - x.reshape(-1, DIM)).max(-1).min(-1)
@@ -270,7 +284,7 @@ def test_pictures_show_the_patches_of_which_the_teacher_says_what_is_decoded(tea
     config = config_for(teachers["plain"])
     splits = {"test": open_source("digits", "test[:8]")}
     evaluate = Evaluator(program, splits, config, print, evaluation_pictures(config))
-    original, same, drawn = evaluate.pictures("test", program.judged(state), 3)
+    original, same, drawn = evaluate.pictures("test", program.evaluated(state), 3)
     np.testing.assert_array_equal(same, original)
     patches = {drawn[0, row : row + 4, :4].tobytes() for row in range(0, SIZE, 4)}
     known = {
@@ -285,8 +299,12 @@ def test_pictures_show_the_patches_of_which_the_teacher_says_what_is_decoded(tea
 @pytest.mark.parametrize(
     ("kind", "values", "words"),
     [
-        ("plain", {"objective.codes": 200}, "codes = 200 are more than the 128 patches of a batch"),
-        ("plain", {"objective.decoder_heads": 3}, "decoder_dim = 16 must be divisible by decoder_heads = 3"),
+        ("plain", {"vqkd.codes": 200}, "codes = 200 are more than the 128 patches of a batch"),
+        (
+            "plain",
+            {"vqkd.decoder_heads": 3},
+            "decoder_dim = 16 must be divisible by decoder_heads = 3",
+        ),
         ("plain", {"model.pooling": "map"}, "trains nothing behind the encoder"),
         ("plain", {"objective.teacher_features": "head"}, "has no head"),
         ("of larger patches", {}, "sees 2x2 patches .* and the model 4x4: .*teacher_size=32"),
@@ -300,7 +318,11 @@ def test_what_does_not_fit_is_refused_in_one_line(teachers, kind, values, words)
 
 def test_a_momentum_of_one_is_refused(teachers):
     config = small(
-        **{"objective.name": "vqkd", "objective.teacher": teachers["plain"], "objective.code_momentum": 1.0}
+        **{
+            "objective.name": "vqkd",
+            "objective.teacher": teachers["plain"],
+            "vqkd.code_momentum": 1.0,
+        }
     )
     with pytest.raises(UserError, match="code_momentum is 1.0 and must be"):
         vit_jax.train(config, "unused")
@@ -309,9 +331,10 @@ def test_a_momentum_of_one_is_refused(teachers):
 @pytest.fixture(scope="module")
 def run(teachers, tmp_path_factory):
     """The workdir of a short run."""
-    values = {"name": "vqkd", "teacher": teachers["plain"], "codes": CODES, "code_dim": DIM}
-    values |= {"decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2}
-    config = small(steps=2, evaluate_every=2, **{f"objective.{key}": x for key, x in values.items()})
+    values = {"objective.name": "vqkd", "objective.teacher": teachers["plain"]}
+    values |= {"vqkd.codes": CODES, "vqkd.code_dim": DIM}
+    values |= {"vqkd.decoder_dim": 16, "vqkd.decoder_depth": 1, "vqkd.decoder_heads": 2}
+    config = small(steps=2, evaluate_every=2, **values)
     folder = tmp_path_factory.mktemp("run") / "run"
     vit_jax.train(config, folder)
     return folder
@@ -320,8 +343,8 @@ def run(teachers, tmp_path_factory):
 def opened(source, monkeypatch) -> tuple[WithHeads, dict]:
     """A run as the tokeniser that an objective asks for, and the values of its parameters."""
     config = config_for(str(source))
-    wanted = Frozen(str(source), {"image_size": SIZE}, "vqkd", Tokeniser)
-    monkeypatch.setattr(VQKD, "learns_from", staticmethod(lambda config: wanted))
+    wanted = TeacherSpec(str(source), {"image_size": SIZE}, "vqkd", Tokeniser)
+    monkeypatch.setattr(VQKD, "teacher_spec", staticmethod(lambda config: wanted))
     found = open_frozen(config)
     return found.model, found.read()
 
@@ -350,16 +373,17 @@ def test_a_run_is_opened_as_a_tokeniser_with_its_codebook(run, saved, tmp_path, 
 
 
 def test_training_goes_on_from_a_run_with_its_codebook(run, teachers, tmp_path, capsys):
-    values = {"name": "vqkd", "teacher": teachers["plain"], "codes": CODES, "code_dim": DIM}
-    values |= {"decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2, "code_momentum": 0.999}
-    config = small(steps=1, evaluate_every=1, **{f"objective.{key}": x for key, x in values.items()})
+    values = dict(teacher=teachers["plain"], codes=CODES, code_dim=DIM, code_momentum=0.999)
+    decoder = dict(decoder_dim=16, decoder_depth=1, decoder_heads=2)
+    config = small(steps=1, evaluate_every=1, **dotted("vqkd", **values, **decoder))
     config = config.copy_and_resolve_references().unlock()
     config.finetune.checkpoint, config.optimizer.learning_rate = str(run), 0.0
     config.optimizer.warmup_steps = 0
     vit_jax.train(config.lock(), tmp_path / "run")
     assert "with codebook and usage" in capsys.readouterr().out
     before, after = (
-        open_any(folder).objective.memory["codebook"].read() for folder in (run, tmp_path / "run")
+        open_checkpoint(folder).objective.memory["codebook"].read()
+        for folder in (run, tmp_path / "run")
     )
     assert 0 < np.abs(before - after).max() < 0.01  # They were not made anew.
 

@@ -1,11 +1,13 @@
-"""Draws glyphs.png and glyphs.json from matplotlib's fonts: python -m vit_jax.data.glyphs.draw_glyphs
+"""Draws glyphs.png and glyphs.json from matplotlib's fonts: python -m
+vit_jax.data.glyphs.draw_glyphs
 
-It has been run once, with matplotlib 3.11.2 and Pillow 13.0.0, and its files are kept: another FreeType may
-draw other pixels, and images that are made of them must stay the same.
+It has been run once, with matplotlib 3.11.2 and Pillow 13.0.0, and its files are kept: another
+FreeType may draw other pixels, and images that are made of them must stay the same.
 """
 
 import json
 import unicodedata
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +30,8 @@ SAME = 0.08  # Share of their ink that two fonts' drawings of a character must d
 SLENDER = 3  # Sides of a character differ by less.
 CATEGORIES = ("Lu", "Ll", "Lo", "Nd", "Sm", "So", "Sc", "Po")
 # The most characters of each collection, and the words with which their names in Unicode begin.
-# A character that looks like one before it is left out: the alphabets are new to who has learned the first.
+# A character that looks like one before it is left out: the alphabets are new to who has learned
+# the first.
 COLLECTIONS = {
     "glyphs": (200, ("LATIN", "DIGIT", "")),
     "greek": (32, ("GREEK",)),
@@ -82,7 +85,9 @@ def script(character: str) -> str:
 
 
 def candidates(maps: list[set[int]]) -> list[str]:
-    """Characters that are in enough fonts and have no accents: letters and figures first, by collection."""
+    """Characters that are in enough fonts and have no accents: letters and figures first, by
+    collection.
+    """
     characters = [
         character
         for character in map(chr, sorted(maps[0]))
@@ -94,8 +99,67 @@ def candidates(maps: list[set[int]]) -> list[str]:
     plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
     order = tuple(COLLECTIONS)
     # Of the symbols every place of the table has its share: arrows and boxes lie in long rows.
-    spread = {character: (index * 0.6180339887498949) % 1 for index, character in enumerate(characters)}
-    return sorted(characters, key=lambda one: (order.index(script(one)), one not in plain, spread[one], one))
+    spread = {
+        character: (index * 0.6180339887498949) % 1 for index, character in enumerate(characters)
+    }
+    return sorted(
+        characters, key=lambda one: (order.index(script(one)), one not in plain, spread[one], one)
+    )
+
+
+def drawings(character: str, fonts: list, maps: list[set[int]]) -> list[np.ndarray | None]:
+    """Draws a character in each font; None for the fonts that lack it."""
+    return [
+        draw(character, font) if ord(character) in known else None
+        for font, known in zip(fonts, maps, strict=True)
+    ]
+
+
+def compared_ink(drawn: list[np.ndarray | None]) -> np.ndarray | None:
+    """Returns the drawings that are compared between characters, in one row; None if one lacks."""
+    compared = [drawn[number] for number in COMPARED]
+    if any(one is None for one in compared):
+        return None
+    return np.concatenate([one.ravel() / 255 for one in compared])
+
+
+def choose(fonts: list, maps: list[set[int]]) -> dict[str, list[np.ndarray | None]]:
+    """Returns the drawings of the chosen characters, by character in the order of the sheet.
+
+    A character is chosen if its collection has room, enough styles of it differ, and it is not
+    like an earlier one.
+    """
+    chosen, sizes = {}, Counter()
+    earlier = np.zeros((0, len(COMPARED) * CELL * CELL))
+    for character in candidates(maps):
+        collection = script(character)
+        if sizes[collection] == COLLECTIONS[collection][0]:
+            continue
+        drawn = drawings(character, fonts, maps)
+        ink = compared_ink(drawn)
+        if ink is None:
+            continue
+        drawn = distinct(drawn)
+        styles = sum(one is not None for one in drawn)
+        if styles < FEWEST_STYLES or not differ(ink, earlier, ALIKE):
+            continue
+        earlier = np.concatenate([earlier, ink[None]])
+        sizes[collection] += 1
+        chosen[character] = drawn
+    return chosen
+
+
+def save_sheet(chosen: dict[str, list[np.ndarray | None]]) -> None:
+    """Writes the drawings as a picture: a row for each character, a column for each font."""
+    empty = np.zeros((CELL, CELL), np.uint8)
+    rows = [
+        np.concatenate([empty if one is None else one for one in drawn], axis=1)
+        for drawn in chosen.values()
+    ]
+    sheet = np.concatenate(rows).astype(np.uint16)
+    picture = Image.fromarray(((sheet * (GREYS - 1) + 127) // 255).astype(np.uint8), "P")
+    picture.putpalette([grey for step in range(GREYS) for grey in [255 * step // (GREYS - 1)] * 3])
+    picture.save(FOLDER / "glyphs.png", optimize=True, bits=2)
 
 
 def main() -> None:
@@ -106,34 +170,15 @@ def main() -> None:
     files = [Path(matplotlib.get_data_path(), "fonts", "ttf", f"{name}.ttf") for name in FONTS]
     maps = [set(FT2Font(str(file)).get_charmap()) for file in files]
     fonts = [ImageFont.truetype(str(file), 160) for file in files]
-    kept: dict[str, list[str]] = {name: [] for name in COLLECTIONS}
-    seen, rows, total = np.zeros((0, len(COMPARED) * CELL * CELL)), [], 0
-    for character in candidates(maps):
-        collection = script(character)
-        drawn = [
-            draw(character, font) if ord(character) in known else None
-            for font, known in zip(fonts, maps, strict=True)
-        ]
-        some = [drawn[number] for number in COMPARED]
-        if len(kept[collection]) == COLLECTIONS[collection][0] or any(one is None for one in some):
-            continue
-        ink = np.concatenate([one.ravel() / 255 for one in some])
-        drawn = distinct(drawn)
-        styles = sum(one is not None for one in drawn)
-        if styles < FEWEST_STYLES or not differ(ink, seen, ALIKE):
-            continue
-        seen = np.concatenate([seen, ink[None]])
-        kept[collection].append(character)
-        total += styles
-        empty = np.zeros((CELL, CELL), np.uint8)
-        rows.append(np.concatenate([empty if one is None else one for one in drawn], axis=1))
-    sheet = np.concatenate(rows).astype(np.uint16)
-    picture = Image.fromarray(((sheet * (GREYS - 1) + 127) // 255).astype(np.uint8), "P")
-    picture.putpalette([grey for step in range(GREYS) for grey in [255 * step // (GREYS - 1)] * 3])
-    picture.save(FOLDER / "glyphs.png", optimize=True, bits=2)
-    table = {"fonts": FONTS, "collections": {name: "".join(chars) for name, chars in kept.items()}}
+    chosen = choose(fonts, maps)
+    save_sheet(chosen)
+    collections = dict.fromkeys(COLLECTIONS, "")
+    for character in chosen:
+        collections[script(character)] += character
+    table = {"fonts": FONTS, "collections": collections}
     (FOLDER / "glyphs.json").write_text(json.dumps(table, indent=1, ensure_ascii=True) + "\n")
-    print({name: len(chars) for name, chars in kept.items()}, f"{total} drawings")
+    total = sum(one is not None for drawn in chosen.values() for one in drawn)
+    print({name: len(chars) for name, chars in collections.items()}, f"{total} drawings")
 
 
 if __name__ == "__main__":

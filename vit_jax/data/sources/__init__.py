@@ -32,8 +32,8 @@ def open_source(kind: str, split: str, *, only: Sequence[str] | None = None, **o
 
     Args:
       kind: one of `SOURCES`.
-      split: its name, with TFDS's slices: `train`, `train[:90%]`, `test[100:]`, `all[:80%][:90%]`. A slice is
-        a fair sample, whatever the order of the images; the whole comes in that order.
+      split: its name, with TFDS's slices: `train`, `train[:90%]`, `test[100:]`, `all[:80%][:90%]`.
+        A slice is a fair sample, whatever the order of the images; the whole comes in that order.
       only: names of classes; the others' images are left out, and these are numbered in this order.
       **options: `path` and others, as of `SourceOptions`.
 
@@ -44,8 +44,8 @@ def open_source(kind: str, split: str, *, only: Sequence[str] | None = None, **o
     if only is not None:  # Which names the classes, in an order of its own.
         if asked.weights:
             raise UserError(
-                "data.weights and data.classes together are unsupported: images of some classes would not "
-                "come in these shares; give one of them"
+                "data.weights and data.classes together are unsupported: images of some classes "
+                "would not come in these shares; give one of them"
             )
         asked = asked._replace(class_names=None, labels=True, only=tuple(map(str, only)))
         return of_classes(_open(kind, split, asked), only)
@@ -89,7 +89,9 @@ def _open(kind: str, split: str, options: SourceOptions) -> Source:
         raise UserError(f"unknown data source {kind!r} (data.source); {nearest(kind, SOURCES)}")
     if SOURCES[kind].reads_slices:
         if options.groups is not None and SOURCES[kind] is not MIXTURE:
-            raise UserError(f"data.groups is unsupported with {kind}, whose slices are those of its files")
+            raise UserError(
+                f"data.groups is unsupported with {kind}, whose slices are those of its files"
+            )
         return SOURCES[kind].open(split, options)
     return _cut(SOURCES[kind].open(split.split("[")[0], options), split, options)
 
@@ -133,7 +135,8 @@ class DataSet(NamedTuple):
 
 
 def data_set(text: str) -> DataSet:
-    """Reads `kind:path` or `kind:path@TRAIN_SPLIT,TEST_SPLIT`; without splits they are train and test.
+    """Reads `kind:path` or `kind:path@TRAIN_SPLIT,TEST_SPLIT`; without splits they are train and
+    test.
 
     A folder or a CSV on the disk needs no kind.
 
@@ -154,7 +157,9 @@ def data_set(text: str) -> DataSet:
             f"tfds:uc_merced@train[:1000],train[1000:]; kinds are {', '.join(kinds)}"
         )
     path = match[2]
-    return DataSet(kind.name_of(path) or kind.name, kind.name, path, match[3] or "train", match[4] or "test")
+    return DataSet(
+        kind.name_of(path) or kind.name, kind.name, path, match[3] or "train", match[4] or "test"
+    )
 
 
 def _kind_at(path: str) -> str:

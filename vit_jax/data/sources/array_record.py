@@ -18,8 +18,8 @@ from vit_jax.errors import UserError
 class Records(Source):
     """ArrayRecord files of tf.Examples.
 
-    Opening and unpickling import TFDS, `__getitem__` never does: two threads that import it at once may wait
-    for each other for ever (etils' lazy modules before Python 3.12).
+    Opening and unpickling import TFDS, `__getitem__` never does: two threads that import it at once
+    may wait for each other for ever (etils' lazy modules before Python 3.12).
 
     Attributes:
       read: returns the image and the labels of an example's features.
@@ -70,7 +70,8 @@ class Records(Source):
             raise UserError(f"{self.describe(index)} has no label, and the objective needs one")
         if len(labels) > self.max_labels and self.class_names:
             raise UserError(
-                f"{self.describe(index)} has {len(labels)} labels; at most {self.max_labels} are supported"
+                f"{self.describe(index)} has {len(labels)} labels; at most {self.max_labels} are "
+                "supported"
             )
         return Example(example.image, labels)
 
@@ -88,8 +89,8 @@ class Records(Source):
         classes = len(self.class_names)
         if len(row) != classes or not set(row) <= {0, 1}:
             raise UserError(
-                f"{self.describe(index)}: other labels are rows of {classes} zeros and ones, and this one is "
-                f"{list(row[:8])}"
+                f"{self.describe(index)}: other labels are rows of {classes} zeros and ones, and "
+                f"this one is {list(row[:8])}"
             )
         return tuple(label for label, is_set in enumerate(row) if is_set)
 
@@ -131,7 +132,9 @@ def image_and_labels(features: Mapping, label_key: str | None) -> Example:
     """
     image = feature_values(features, "image", "bytes_list")
     if len(image) != 1:
-        raise UserError(f"the feature 'image' has {len(image)} values, and must be one encoded image")
+        raise UserError(
+            f"the feature 'image' has {len(image)} values, and must be one encoded image"
+        )
     return Example(image[0], feature_values(features, label_key, "int64_list") if label_key else ())
 
 
@@ -150,12 +153,15 @@ def feature_values(features: Mapping, key: str, kind: str) -> tuple:
     option = " (data.label_key)" if key != "image" else ""
     if key not in features:
         there = ", ".join(
-            f"{name} ({KINDS[features[name].WhichOneof('kind') or kind]})" for name in sorted(features)
+            f"{name} ({KINDS[features[name].WhichOneof('kind') or kind]})"
+            for name in sorted(features)
         )
         raise UserError(f"there is no feature {key!r}{option}; there are: {there}")
     stored = features[key].WhichOneof("kind")
     if stored not in (None, kind):
-        raise UserError(f"the feature {key!r}{option} holds {KINDS[stored]}, and must hold {KINDS[kind]}")
+        raise UserError(
+            f"the feature {key!r}{option} holds {KINDS[stored]}, and must hold {KINDS[kind]}"
+        )
     return tuple(getattr(features[key], kind).value)
 
 
@@ -177,7 +183,9 @@ def array_records(
     elif num_classes is None:
         raise UserError("array_record files don't say their classes: give data.num_classes")
     pattern = epath.Path(path)
-    files = sorted(str(file) for file in pattern.parent.glob(pattern.name) if not of_system(file.name))
+    files = sorted(
+        str(file) for file in pattern.parent.glob(pattern.name) if not of_system(file.name)
+    )
     if not files:
         raise UserError(f"no files {path} (data.path)")
     try:
@@ -194,8 +202,8 @@ def refuse_s3(path: str) -> None:
     """Raises UserError for a path that the reader of ArrayRecord files has no way to."""
     if path.startswith("s3://"):
         raise UserError(
-            f"{path} (data.path): ArrayRecord files are read from disks and gs://; mount the bucket, "
-            "or copy them"
+            f"{path} (data.path): ArrayRecord files are read from disks and gs://; mount the "
+            "bucket, or copy them"
         )
 
 

@@ -26,7 +26,8 @@ class Source:
       weights: shares of the parts of a mixture.
       numbered: the data have numbers for classes, and `class_names` are no names.
       shared_classes: names that several parts of a mixture have: each is one class.
-      left_out: number of files that are not used, by the reason; `folder_rules.in_words` makes a line of it.
+      left_out: number of files that are not used, by the reason; `folder_rules.in_words` makes a
+        line of it.
     """
 
     class_names: tuple[str, ...]
@@ -46,7 +47,9 @@ class Source:
 
     @property
     def empty_classes(self) -> tuple[str, ...]:
-        """Classes that are known to have no image here; none where labels are not known without reading."""
+        """Classes that are known to have no image here; none where labels are not known without
+        reading.
+        """
         table = self.known_labels()
         if table is None:
             return ()
@@ -62,7 +65,9 @@ class Source:
         raise NotImplementedError
 
     def fair_order(self) -> Sequence[int] | np.ndarray:
-        """Indices in an order of which every part is a sample of the whole: slices are cut out of it."""
+        """Indices in an order of which every part is a sample of the whole: slices are cut out of
+        it.
+        """
         return range(len(self))
 
     def groups(self, key: str) -> Sequence:
@@ -72,8 +77,8 @@ class Source:
           UserError: there is no such group, or no groups in this kind of source.
         """
         raise UserError(
-            f"data.groups={key!r} is unsupported for these data: folders and CSVs have paths, and some data "
-            "sets have columns; vit_jax.train takes groups=..."
+            f"data.groups={key!r} is unsupported for these data: folders and CSVs have paths, and "
+            "some data sets have columns; vit_jax.train takes groups=..."
         )
 
     def known_labels(self) -> np.ndarray | None:
@@ -81,7 +86,8 @@ class Source:
         return None
 
     def stored_files(self, indices: Sequence[int] | None = None) -> Iterable[tuple[str, int]]:
-        """Names of the files that examples are stored in, the same on every host, with the size of each.
+        """Names of the files that examples are stored in, the same on every host, with the size of
+        each.
 
         Nothing is read; sizes are in bytes, or in examples where a file holds many.
 
@@ -136,8 +142,8 @@ def spread(images: int, most: int) -> list[int]:
 def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
     """Short values by which two hosts, or two starts, see whether they read the same.
 
-    They are of counts, names, some examples, of the names and sizes of all files, and of all labels where
-    these are known without reading.
+    They are of counts, names, some examples, of the names and sizes of all files, and of all labels
+    where these are known without reading.
     """
 
     def digest(*parts: bytes) -> str:
@@ -158,7 +164,9 @@ def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
         "class names": digest(*(name.encode() for name in source.class_names)),
         "examples": digest(*map(content, chosen)),
         "labels": digest(b"" if known is None else known.tobytes()),
-        "files": digest(*(f"{name}\0{size}".encode(errors="surrogateescape") for name, size in files)),
+        "files": digest(
+            *(f"{name}\0{size}".encode(errors="surrogateescape") for name, size in files)
+        ),
     }
 
 
@@ -243,7 +251,9 @@ class Renumbered(Source):
         known = self.source.known_labels()
         if known is None:
             return None
-        numbers = np.full(len(self.source.class_names) + 1, -1, np.int32)  # The last one, for -1, stays.
+        numbers = np.full(
+            len(self.source.class_names) + 1, -1, np.int32
+        )  # The last one, for -1, stays.
         numbers[list(self.number)] = list(self.number.values())
         table = numbers[known]
         return np.take_along_axis(table, np.argsort(table < 0, axis=1, kind="stable"), axis=1)
@@ -262,14 +272,18 @@ def renumbered(source: Source, class_names: Sequence[str], name: str) -> Source:
       UserError: it has classes that are not among them.
     """
     table = source.known_labels()
-    used = range(len(source.class_names)) if table is None else np.unique(table[table >= 0]).tolist()
+    used = (
+        range(len(source.class_names)) if table is None else np.unique(table[table >= 0]).tolist()
+    )
     try:
         number = numbers_by_name(source.class_names, class_names, used)
     except UserError as error:
         raise UserError(f"the {name} data have {error}") from error
     if number is not None:
         empty = set(source.empty_classes)
-        lacking = tuple(name for name in class_names if name in empty or name not in source.class_names)
+        lacking = tuple(
+            name for name in class_names if name in empty or name not in source.class_names
+        )
         return Renumbered(source, tuple(class_names), number, lacking)
     if len(source.class_names) > len(class_names):
         raise UserError(
@@ -280,7 +294,9 @@ def renumbered(source: Source, class_names: Sequence[str], name: str) -> Source:
 
 
 def check_labelled(source: Source, name: str) -> None:
-    """Raises UserError where an example has no label: of all where labels are known, else of a few."""
+    """Raises UserError where an example has no label: of all where labels are known, else of a
+    few.
+    """
     table = source.known_labels()
     if table is None:
         for index in spread(len(source), 16):
@@ -290,8 +306,8 @@ def check_labelled(source: Source, name: str) -> None:
                 )
     elif len(lacking := np.flatnonzero((table < 0).all(axis=1))):
         raise UserError(
-            f"{len(lacking):,} of {len(table):,} {name} images have no label, which the objective needs; the "
-            f"first is {source.describe(int(lacking[0]))}"
+            f"{len(lacking):,} of {len(table):,} {name} images have no label, which the objective "
+            f"needs; the first is {source.describe(int(lacking[0]))}"
         )
 
 
@@ -306,7 +322,9 @@ def of_classes(source: Source, names: Sequence[str]) -> Renumbered:
         raise UserError(f"data.classes names a class twice: {', '.join(names)}")
     for name in names:
         if name not in source.class_names:
-            raise UserError(f"there is no class {name!r} (data.classes); {nearest(name, source.class_names)}")
+            raise UserError(
+                f"there is no class {name!r} (data.classes); {nearest(name, source.class_names)}"
+            )
     number = {source.class_names.index(name): new for new, name in enumerate(names)}
     table = source.label_table()
     indices = np.flatnonzero(np.isin(table, list(number)).any(axis=1))

@@ -1,11 +1,13 @@
-"""Images without end, composed of real parts: objects scattered on clutter, or one that fills the image.
+"""Images without end, composed of real parts: objects scattered on clutter, or one that fills the
+image.
 
-Of several whole objects in a scattered image the largest gives the label; the others are smaller, and behind
-them are faint fragments and bars, a texture and noise (`vit_jax.data.scenes`). A centred image has its object
-alone, on texture and noise, so that a small Transformer learns it within some hundred steps. Image k of a
-split is a function of k alone: the first 1,000 images are part of the first 1,000,000. The scene does not
-depend on the image's size, which says on how many pixels it is drawn. Images are kept in the user's cache
-folder, since to read one there takes a hundredth of the time.
+Of several whole objects in a scattered image the largest gives the label; the others are smaller,
+and behind them are faint fragments and bars, a texture and noise (`vit_jax.data.scenes`). A centred
+image has its object alone, on texture and noise, so that a small Transformer learns it within some
+hundred steps. Image k of a
+split is a function of k alone: the first 1,000 images are part of the first 1,000,000. The scene
+does not depend on the image's size, which says on how many pixels it is drawn. Images are kept in
+the user's cache folder, since to read one there takes a hundredth of the time.
 """
 
 import dataclasses
@@ -107,7 +109,9 @@ class Composed(Source):
 
     def _number(self, index: int) -> int:
         if not 0 <= index < len(self):
-            raise IndexError(f"image {index} of {len(self)} of {self.layout} {self.collection} {self.split}")
+            raise IndexError(
+                f"image {index} of {len(self)} of {self.layout} {self.collection} {self.split}"
+            )
         return self.images[index]
 
 
@@ -120,13 +124,17 @@ def composed(layout: str, split: str, options: SourceOptions) -> Composed:
     name = split.split("[")[0]
     class_names(options.path)
     if name not in IMAGES:
-        raise UserError(f"{options.path} has no split {name!r}; there are: {', '.join(sorted(IMAGES))}")
+        raise UserError(
+            f"{options.path} has no split {name!r}; there are: {', '.join(sorted(IMAGES))}"
+        )
     if options.image_size not in SIZES:
         raise UserError(
-            f"{layout} images are of {SIZES.start} to {SIZES.stop - 1} pixels, not {options.image_size} "
-            "(data.image_size)"
+            f"{layout} images are of {SIZES.start} to {SIZES.stop - 1} pixels, not "
+            f"{options.image_size} (data.image_size)"
         )
-    return Composed(layout, options.path, name, split_range(split, IMAGES[name]), options.image_size)
+    return Composed(
+        layout, options.path, name, split_range(split, IMAGES[name]), options.image_size
+    )
 
 
 @functools.cache
@@ -137,7 +145,9 @@ def class_names(collection: str) -> tuple[str, ...]:
       UserError: there is no such collection.
     """
     if collection not in COLLECTIONS:
-        raise UserError(f"nothing is called {collection!r} (data.path); {nearest(collection, COLLECTIONS)}")
+        raise UserError(
+            f"nothing is called {collection!r} (data.path); {nearest(collection, COLLECTIONS)}"
+        )
     if collection == "digits":
         return tuple("0123456789")
     if collection == "letters":
@@ -171,11 +181,14 @@ def _kept_name(layout: str, collection: str, split: str, size: int) -> str:
 
 
 def scans(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Scans, uint8 `[scans, 32, 32]`, and their digits; those to test are those of the source `digits`."""
+    """Scans, uint8 `[scans, 32, 32]`, and their digits; those to test are those of the source
+    `digits`.
+    """
     source = digits("test" if split == "test" else "train")
     chosen = {"train": slice(0, 1257), "dev": slice(1257, None), "test": slice(None)}[split]
     grey = source.images[chosen, :, :, 0].astype(np.int64)
-    # Four times as many pixels a side, between the scan's, and an edge of two of them where ink ends.
+    # Four times as many pixels a side, between the scan's, and an edge of two of them where ink
+    # ends.
     for axis in (1, 2):
         places = 2 * np.arange(CELL) - 3
         near, share = places >> 3, places & 7
@@ -186,9 +199,11 @@ def scans(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def glyphs(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Characters as fonts draw them, uint8 `[drawings, 32, 32]`, and their places in the collection.
+    """Characters as fonts draw them, uint8 `[drawings, 32, 32]`, and their places in the
+    collection.
 
-    Of a character's drawings a quarter is to test and one is of the split dev, others for each character.
+    Of a character's drawings a quarter is to test and one is of the split dev, others for each
+    character.
     """
     sheet = np.asarray(Image.open(GLYPHS / "glyphs.png")).astype(np.uint8)
     sheet = sheet.reshape(sheet.shape[0] // CELL, CELL, -1, CELL).swapaxes(1, 2) * 85
@@ -199,7 +214,11 @@ def glyphs(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
         drawn = sheet[row][sheet[row].any((1, 2))]
         drawn = np.roll(drawn, 5 * row, axis=0)
         tests = len(drawn) // 4
-        of_split = {"test": slice(0, tests), "dev": slice(tests, tests + 1), "train": slice(tests + 1, None)}
+        of_split = {
+            "test": slice(0, tests),
+            "dev": slice(tests, tests + 1),
+            "train": slice(tests + 1, None),
+        }
         cells.append(drawn[of_split[split]])
         labels += [label] * len(cells[-1])
     return np.concatenate(cells), np.array(labels)

@@ -67,7 +67,9 @@ class CsvList(Source):
     def stored_files(self, indices=None):
         chosen = range(len(self)) if indices is None else indices
         paths = [self._path(index) for index in chosen]
-        return zip((self.files[index] for index in chosen), file_sizes(self.root, paths), strict=True)
+        return zip(
+            (self.files[index] for index in chosen), file_sizes(self.root, paths), strict=True
+        )
 
     def groups(self, key):
         if (cells := self.columns.get(key.strip().lower())) is None:
@@ -97,19 +99,55 @@ def open_csv(split: str, options: SourceOptions) -> CsvList:
     """Opens a split: `SPLIT.csv` in a folder, or the rows of one CSV.
 
     Raises:
-      UserError: there is no such file, it cannot be read, names no file that exists, or has no such labels.
+      UserError: there is no such file, it cannot be read, names no file that exists, or has no such
+        labels.
     """
     path, whole = _file_of(options.path, split)
     rows = _read(path)
     columns = _columns(path, rows, options.label_key if options.labels else None)
     if not whole and columns.split is None:
         raise UserError(
-            f"{path} is one list, without a column split: cut it, as with data.train_split='all[:80%]' and "
-            "data.test_split='all[80%:]', or give a folder with train.csv and test.csv (data.path)"
+            f"{path} is one list, without a column split: cut it, as with "
+            "data.train_split='all[:80%]' and data.test_split='all[80%:]', or give a folder with "
+            "train.csv and test.csv (data.path)"
         )
+    listed, left_out = _listed(path, rows, columns, None if whole else split)
+    if not listed:
+        of_split = "" if whole else f" of the split {split!r}"
+        raise UserError(f"{path} lists no image{of_split}: write a row FILE,LABEL for each image")
+    labels = [[*labels] for labels in listed.values()]
+    if options.labels:
+        _check_names(path, labels)
+    class_names = options.class_names or _class_names(labels)
+    table = _table(path, [*listed], labels, class_names)
+    columns = _group_columns(path, rows, columns, listed, options.groups)
+    root = os.path.join(os.path.dirname(path), "")
+    class_names = class_names if options.labels else ()
+    source = CsvList(root, tuple(listed), table, class_names, dict(left_out), columns)
+    _check_there(path, source)
+    return source
+
+
+def _listed(
+    path: str, rows: list[list[str]], columns: _Columns, split: str | None
+) -> tuple[dict[str, dict[str, None]], Counter[str]]:
+    """Collects the files of a split and their labels.
+
+    Args:
+      path: the CSV.
+      rows: its rows.
+      columns: places of its columns.
+      split: name of the split; None: all rows.
+
+    Returns:
+      The labels of each file, as keys in their order, and the numbers of skipped rows by reason.
+
+    Raises:
+      UserError: a row has an empty file name.
+    """
     listed, left_out = {}, Counter()
     for number, row in enumerate(rows[columns.rows :], columns.rows + 1):
-        if not row or (not whole and split not in (cell := _cell(row, columns.split), split_name(cell))):
+        if not row or not _is_of_split(row, columns.split, split):
             continue
         if not (file := _cell(row, columns.file)):
             raise UserError(f"{path}, row {number} names no file")
@@ -121,19 +159,15 @@ def open_csv(split: str, options: SourceOptions) -> CsvList:
         if file in listed and labels.keys() <= listed[file].keys():
             left_out[AGAIN] += 1
         listed.setdefault(file, {}).update(labels)
-    if not listed:
-        of_split = "" if whole else f" of the split {split!r}"
-        raise UserError(f"{path} lists no image{of_split}: write a row FILE,LABEL for each image")
-    labels = [[*labels] for labels in listed.values()]
-    if options.labels:
-        _check_names(path, labels)
-    class_names = options.class_names or _class_names(labels)
-    table = _table(path, [*listed], labels, class_names)
-    columns = _group_columns(path, rows, columns, listed, options.groups)
-    root, class_names = os.path.join(os.path.dirname(path), ""), class_names if options.labels else ()
-    source = CsvList(root, tuple(listed), table, class_names, dict(left_out), columns)
-    _check_there(path, source)
-    return source
+    return listed, left_out
+
+
+def _is_of_split(row: list[str], place: int | None, split: str | None) -> bool:
+    """Returns True if the cell at `place` names the split; always if `split` is None."""
+    if split is None or place is None:
+        return True
+    cell = _cell(row, place)
+    return split in (cell, split_name(cell))
 
 
 def _file_of(path: str, split: str) -> tuple[str, bool]:
@@ -172,28 +206,52 @@ def _read(path: str) -> list[list[str]]:
 
 
 def _columns(path: str, rows: list[list[str]], label_key: str | None) -> _Columns:
-    """Finds the columns by the header, or takes the file and then the labels where there is none."""
+    """Finds the columns by the header; without one they are the file and then the labels."""
     if not rows:
         raise UserError(f"{path} is empty: write a row FILE,LABEL for each image")
-    header = [cell.strip().lower() for cell in rows[0]]
-    files = [place for place, cell in enumerate(header) if cell in FILE_COLUMNS]
-    if not files:
+    header = _header(rows)
+    file = next((place for place, cell in enumerate(header) if cell in FILE_COLUMNS), None)
+    if file is None:
         _check_first_row(path, rows[0])
         return _Columns(0, list(range(1, max(map(len, rows)))) if label_key else [], None, 0)
     split = header.index("split") if "split" in header else None
-    others = [place for place in range(len(header)) if place not in (files[0], split)]
-    labels = []
-    if label_key:
-        pattern = rf"{re.escape(label_key.lower())}(s|[-_ ]?\d+)?"
-        labels = [place for place in others if re.fullmatch(pattern, header[place])]
-        labels = labels or (others if len(others) == 1 else [])
-        if not labels:
-            there = ", ".join(as_text(rows[0][place]) for place in others) or "none"
-            raise UserError(
-                f"{path} has no column {label_key!r}: name the label's column with "
-                f"--config.data.label_key=NAME; besides {rows[0][files[0]].strip()!r} there are: {there}"
-            )
-    return _Columns(files[0], labels, split, 1)
+    labels = _label_columns(path, rows, file, split, label_key) if label_key else []
+    return _Columns(file, labels, split, 1)
+
+
+def _header(rows: list[list[str]]) -> list[str]:
+    """Returns the cells of the first row, as names of columns are compared."""
+    return [cell.strip().lower() for cell in rows[0]]
+
+
+def _label_columns(
+    path: str, rows: list[list[str]], file: int, split: int | None, label_key: str
+) -> list[int]:
+    """Returns the places of columns with the label's name or a numbered one, or the only place.
+
+    Args:
+      path: the CSV.
+      rows: its rows, with a header.
+      file: place of the column of files.
+      split: place of the column of splits, or None.
+      label_key: name of the label's column.
+
+    Raises:
+      UserError: there is no such column.
+    """
+    header = _header(rows)
+    others = [place for place in range(len(header)) if place not in (file, split)]
+    pattern = rf"{re.escape(label_key.lower())}(s|[-_ ]?\d+)?"
+    labels = [place for place in others if re.fullmatch(pattern, header[place])]
+    if labels:
+        return labels
+    if len(others) == 1:
+        return others
+    there = ", ".join(as_text(rows[0][place]) for place in others) or "none"
+    raise UserError(
+        f"{path} has no column {label_key!r}: name the label's column with "
+        f"--config.data.label_key=NAME; besides {rows[0][file].strip()!r} there are: {there}"
+    )
 
 
 def _check_first_row(path: str, row: list[str]) -> None:
@@ -209,9 +267,11 @@ def _check_first_row(path: str, row: list[str]) -> None:
 def _group_columns(
     path: str, rows: list[list[str]], columns: _Columns, listed: Collection[str], groups: Any
 ) -> dict[str, dict[str, str]]:
-    """Returns the cells of the column that `data.groups` names, by file; nothing where it names no column."""
+    """Returns the cells of the column that `data.groups` names, by file; nothing where it names no
+    column.
+    """
     key = groups.strip().lower() if isinstance(groups, str) and columns.rows else None
-    header = [cell.strip().lower() for cell in rows[0]]
+    header = _header(rows)
     if key not in header:
         return {}
     place, cells = header.index(key), {}
@@ -229,8 +289,13 @@ def _cell(row: list[str], place: int) -> str:
 def _check_names(path: str, labels: list[list[str]]) -> None:
     """Raises UserError where no image has a label, or each class has a column of zeros and ones."""
     if not any(labels):
-        raise UserError(f"{path} has no labels, and the objective needs them: write them behind the file")
-    if any(len(row) > 1 for row in labels) and {name for row in labels for name in row} <= {"0", "1"}:
+        raise UserError(
+            f"{path} has no labels, and the objective needs them: write them behind the file"
+        )
+    if any(len(row) > 1 for row in labels) and {name for row in labels for name in row} <= {
+        "0",
+        "1",
+    }:
         raise UserError(
             f"{path} has columns of zeros and ones: write the names of an image's classes instead"
         )
@@ -243,7 +308,9 @@ def _class_names(labels: list[list[str]]) -> tuple[str, ...]:
     return tuple(sorted(names, key=(lambda name: (int(name), name)) if by_value else None))
 
 
-def _table(path: str, files: list[str], labels: list[list[str]], class_names: tuple[str, ...]) -> np.ndarray:
+def _table(
+    path: str, files: list[str], labels: list[list[str]], class_names: tuple[str, ...]
+) -> np.ndarray:
     """Returns class indices, int32 `[images, max_labels]`, padded with -1."""
     number = {name: label for label, name in enumerate(class_names)}
     table = np.full((len(files), max(1, *map(len, labels))), -1, np.int32)
@@ -251,7 +318,8 @@ def _table(path: str, files: list[str], labels: list[list[str]], class_names: tu
         for place, name in enumerate(map(as_text, row)):
             if name not in number:
                 raise UserError(
-                    f"{path} has the class {name!r}, of {as_text(files[index])}, that training lacks"
+                    f"{path} has the class {name!r}, of {as_text(files[index])}, that training "
+                    "lacks"
                 )
             table[index, place] = number[name]
     return table
@@ -264,18 +332,50 @@ def _check_there(path: str, source: CsvList) -> None:
     first = [source._path(index) for index in range(min(LOOKED_AT, len(source)))]
     if not any(map(os.path.exists, first)):
         raise UserError(
-            f"{path}: none of its first {len(first)} files exists, such as {as_text(first[0])}: paths are "
-            "from the folder of the CSV, with the suffix of the file"
+            f"{path}: none of its first {len(first)} files exists, such as {as_text(first[0])}: "
+            "paths are from the folder of the CSV, with the suffix of the file"
         )
 
 
 def lists_files(path: str) -> bool:
-    """Returns True for a CSV that names files of images: by a column's name, or in its first row."""
+    """Returns True for a CSV that names files of images: by a column's name, or in its first
+    row.
+    """
     try:
         _columns(path, _read(path), None)
     except UserError:
         return False
     return True
+
+
+def split_files(path: str) -> dict[str, str]:
+    """Returns the CSV of each split, in order.
+
+    Args:
+      path: a folder with CSVs whose names are splits' names; or a CSV, whose column `split`
+        names them, or whose rows are all of `all`.
+
+    Raises:
+      UserError: the CSV cannot be read, or has no column of files.
+    """
+    if os.path.isdir(path):
+        return _split_files_in(path)
+    rows = _read(path)
+    columns = _columns(path, rows, None)
+    if columns.split is None:
+        return {"all": path}
+    cells = (_cell(row, columns.split) for row in rows[columns.rows :] if row)
+    return {split_name(cell) or cell: path for cell in cells if cell}
+
+
+def _split_files_in(folder: str) -> dict[str, str]:
+    """Returns the CSVs in a folder whose names are splits' names, by split."""
+    files = {}
+    for name in sorted(os.listdir(folder)):
+        stem, suffix = os.path.splitext(name)
+        if suffix.lower() == ".csv" and (split := split_name(stem)):
+            files[split] = os.path.join(folder, name)
+    return files
 
 
 def _is_whole(path: str) -> bool:

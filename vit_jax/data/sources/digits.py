@@ -1,4 +1,6 @@
-"""Scikit-learn's handwritten digits, which come with it: data to start with that need no download."""
+"""Scikit-learn's handwritten digits, which come with it: data to start with that need no
+download.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -11,12 +13,16 @@ from vit_jax.errors import UserError
 
 
 def digits(split: str) -> InMemory:
-    """Scikit-learn's 1,797 scans of handwritten digits, 8x8 grey, as RGB; 1,437 to train, 360 to test."""
+    """Scikit-learn's 1,797 scans of handwritten digits, 8x8 grey, as RGB; 1,437 to train, 360 to
+    test.
+    """
     if split not in ("train", "test"):
         raise UserError(f"digits has no split {split!r}; there are: test, train")
     # The file alone: to import scikit-learn takes longer than all else that a short run imports.
     package = Path(importlib.util.find_spec("sklearn").origin).parent
-    table = np.loadtxt(package / "datasets" / "data" / "digits.csv.gz", delimiter=",", dtype=np.int64)
+    table = np.loadtxt(
+        package / "datasets" / "data" / "digits.csv.gz", delimiter=",", dtype=np.int64
+    )
     order = np.random.default_rng(0).permutation(len(table))
     table = table[order[:1437] if split == "train" else order[1437:]]
     grey = np.round(table[:, :64].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)

@@ -31,8 +31,9 @@ PART = 4096  # Files whose sizes one thread asks for.
 class Folder(Source):
     """Image files in `<root>/<split>/<class>/`, or in `<root>/<class>/` for the split `all`.
 
-    Without labels they may be anywhere below that. `folder_rules` defines the skipped folders and files.
-    They come in the order of their paths; slices have their share of each class, or each of the folders.
+    Without labels they may be anywhere below that. `folder_rules` defines the skipped folders and
+    files. They come in the order of their paths; slices have their share of each class, or each of
+    the folders.
     """
 
     root: str  # Where the paths of `files` begin to differ between two copies of the folder.
@@ -66,7 +67,8 @@ class Folder(Source):
           only: names of folders that the user has named as classes.
 
         Raises:
-          UserError: there is no such folder, no image in it, or it is not clear which folders are classes.
+          UserError: there is no such folder, no image in it, or it is not clear which folders are
+            classes.
         """
         where, paths, folders = _listed_split(root, split)
         images, left_out = sort_out(paths)
@@ -117,7 +119,9 @@ class Folder(Source):
 
 
 def file_sizes(root: str, files: Sequence[str]) -> list[int]:
-    """Returns the sizes in bytes of files of a folder, local or at a URL of fsspec; -1 for missing files."""
+    """Returns the sizes in bytes of files of a folder, local or at a URL of fsspec; -1 for missing
+    files.
+    """
     if "://" in root:
         system, path = _remote(root)
         found = system.find(path, detail=True)
@@ -147,7 +151,8 @@ def read_file(file: str) -> bytes:
     """
     if "://" in file:
         return _read_remote(file)
-    # A third of the time that pathlib takes. Without waiting, should it be a pipe that nobody writes.
+    # A third of the time that pathlib takes. Without waiting, should it be a pipe that nobody
+    # writes.
     opened = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     try:
         status = os.fstat(opened)
@@ -161,7 +166,8 @@ def read_file(file: str) -> bytes:
 def walk(where: str, above: str | None = None) -> Iterator[str]:
     """The paths of all below a folder that is no folder itself; links to folders are followed.
 
-    Each folder is visited once, by its own path rather than by a link, however many links lead to it.
+    Each folder is visited once, by its own path rather than by a link, however many links lead to
+    it.
 
     Args:
       above: another folder that is not entered again.
@@ -220,20 +226,32 @@ def _identity(folder: str) -> tuple[int, int]:
 
 
 def _list(where: str) -> tuple[list[str], set[str]]:
-    """All files below a folder, by their paths from there, and the names of its own folders."""
-    if "://" not in where:
-        if not os.path.isdir(where):
-            return [], set()
-        start = len(os.path.join(where, ""))
-        folders = folders_in(where)
-        others = [entry for entry in _entries(where) if not _is_folder(entry)]
-        for entry in others:  # It could have been a class.
-            if not (entry.name.startswith(".") or not why_left_out(entry.name) or os.path.exists(entry.path)):
-                raise UserError(f"{entry.path} is a link to nothing: mend it, or take it away")
-        files = [entry.path[start:] for entry in others]
-        for folder in folders:  # Each by itself: two classes may be links to one folder.
-            files += [file[start:] for file in walk(folder, where)]
-        return files, {folder[start:] for folder in folders}
+    """Returns all files below a folder, by their paths from there, and the names of its folders."""
+    return _list_remote(where) if "://" in where else _list_local(where)
+
+
+def _list_local(where: str) -> tuple[list[str], set[str]]:
+    if not os.path.isdir(where):
+        return [], set()
+    start = len(os.path.join(where, ""))
+    folders = folders_in(where)
+    others = [entry for entry in _entries(where) if not _is_folder(entry)]
+    for entry in others:
+        _check_link(entry)
+    files = [entry.path[start:] for entry in others]
+    for folder in folders:  # Each by itself: two classes may be links to one folder.
+        files += [file[start:] for file in walk(folder, where)]
+    return files, {folder[start:] for folder in folders}
+
+
+def _check_link(entry: os.DirEntry) -> None:
+    """Raises UserError for a link to nothing that could have been a class."""
+    is_class_name = not entry.name.startswith(".") and why_left_out(entry.name)
+    if is_class_name and not os.path.exists(entry.path):
+        raise UserError(f"{entry.path} is a link to nothing: mend it, or take it away")
+
+
+def _list_remote(where: str) -> tuple[list[str], set[str]]:
     system, path = _remote(where)
     try:
         files = [file[len(path) :].lstrip("/") for file in system.find(path)]
@@ -262,20 +280,36 @@ def _remote(url: str):
 def _listed_split(root: str, split: str) -> tuple[str, list[str], set[str]]:
     """Returns the folder of a split, with its files and folders as of `_list`.
 
-    It has the split's very name, or else is the one that `split_name` takes for it.
+    The folder has the split's exact name, or else another name of the same split (`split_name`).
     """
     root = root.rstrip("/")
-    where = (root if split == "all" else f"{root}/{split}").rstrip("/") or "/"
+    where = _path_of_split(root, split)
     paths, folders = _list(where)
     if paths or folders or (split == "all" and os.path.isdir(where)):
         return where, paths, folders
+    where = f"{root}/{_folder_of_split(root, split)}"
+    return where, *_list(where)
+
+
+def _path_of_split(root: str, split: str) -> str:
+    return (root if split == "all" else f"{root}/{split}").rstrip("/") or "/"
+
+
+def _folder_of_split(root: str, split: str) -> str:
+    """Returns the name of the only folder in `root` with another name of a split.
+
+    Raises:
+      UserError: there is none, or there are several.
+    """
     siblings = sorted(_list(root or "/")[1])
     named = [name for name in siblings if split_name(name) == split]
     if len(named) == 1:
-        where = f"{root}/{named[0]}"
-        return where, *_list(where)
+        return named[0]
     if named:
-        raise UserError(f"{root} has no folder {split}, but {' and '.join(named)}: name one of them")
+        raise UserError(
+            f"{root} has no folder {split}, but {' and '.join(named)}: name one of them"
+        )
+    where = _path_of_split(root, split)
     there = f"; {root} has: {', '.join(siblings[:20])}" if siblings else ""
     raise UserError(f"no folder {where} (data.path and the split's name){there}")
 

@@ -1,7 +1,8 @@
-"""Rules for folders of images: names of splits, folders and files that are left out, and the layout.
+"""Rules for folders of images: names of splits, folders and files that are left out, and the
+layout.
 
-All that reads images from folders follows them: the source `folder`, `prepare`, and the commands that take
-images by their paths.
+All that reads images from folders follows them: the source `folder`, `prepare`, and the commands
+that take images by their paths.
 """
 
 import mimetypes
@@ -15,7 +16,8 @@ from vit_jax.data.decode import SUFFIXES
 from vit_jax.errors import UserError
 
 IMAGE_SUFFIXES = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
-# What operating systems, archives, notebooks and network disks put among a user's folders, in small letters.
+# What operating systems, archives, notebooks and network disks put among a user's folders, in small
+# letters.
 SYSTEM_FOLDERS = {
     "__macosx",
     "__pycache__",
@@ -26,7 +28,8 @@ SYSTEM_FOLDERS = {
     "system volume information",
 }
 SPLIT = re.compile(
-    r"(train|training|trn|val|valid|validation|dev|test|testing|tst)([-_ ]?(set|split|data|images?)|\d+)?",
+    r"(train|training|trn|val|valid|validation|dev|test|testing|tst)"
+    r"([-_ ]?(set|split|data|images?)|\d+)?",
     re.IGNORECASE,
 )
 SYNONYMS = {"training": "train", "trn": "train", "testing": "test", "tst": "test"}
@@ -37,7 +40,8 @@ OUTSIDE = "images outside the folders of classes"
 
 
 def split_name(folder: str) -> str | None:
-    """Returns the split that a folder is named as, `train` for `Train` and `training_set`; None for none.
+    """Returns the split that a folder is named as, `train` for `Train` and `training_set`; None for
+    none.
 
     Case is ignored. `val`, `valid`, `validation` and `dev` are kept.
     """
@@ -49,11 +53,14 @@ def split_name(folder: str) -> str | None:
 
 def is_ignored(folder: str) -> bool:
     """Returns True for a hidden or a system folder, by its name: no image is taken from it."""
-    return (folder.startswith(".") and folder not in (".", "..")) or folder.lower() in SYSTEM_FOLDERS
+    return (
+        folder.startswith(".") and folder not in (".", "..")
+    ) or folder.lower() in SYSTEM_FOLDERS
 
 
 def why_left_out(path: str) -> str | None:
-    """Returns why a file below a folder of images is left out, in words that follow a count; None: it is not.
+    """Returns why a file below a folder of images is left out, in words that follow a count; None:
+    it is not.
 
     Args:
       path: from the folder, with `/` between its parts.
@@ -77,12 +84,16 @@ def of_system(path: str) -> str | None:
 
 
 def is_unsupported(reason: str) -> bool:
-    """Returns True for a reason of `why_left_out` that is of images, in a format that is not decoded."""
+    """Returns True for a reason of `why_left_out` that is of images, in a format that is not
+    decoded.
+    """
     return reason.endswith(UNSUPPORTED)
 
 
 def sort_out(paths: Iterable[str]) -> tuple[list[str], Counter[str]]:
-    """Returns the images among files below a folder, and how many others there are by `why_left_out`."""
+    """Returns the images among files below a folder, and how many others there are by
+    `why_left_out`.
+    """
     images, left_out = [], Counter()
     for path in paths:
         if reason := why_left_out(path):
@@ -93,7 +104,9 @@ def sort_out(paths: Iterable[str]) -> tuple[list[str], Counter[str]]:
 
 
 def in_words(left_out: Mapping[str, int], most: int = 5) -> str:
-    """Returns counts by reason in words, the largest first: `20 .tif images (...), 3 .txt files`."""
+    """Returns counts by reason in words, the largest first: `20 .tif images (...), 3 .txt
+    files`.
+    """
     ordered = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))
     rest = sum(count for _, count in ordered[most:])
     words = [f"{count:,} {reason}" for reason, count in ordered[:most]]
@@ -104,7 +117,8 @@ def check_classes(where: str, folders: Collection[str]) -> None:
     """Checks that the folders of `where` are classes.
 
     Raises:
-      UserError: some are named as splits, so that all of them are splits, or both readings are possible.
+      UserError: some are named as splits, so that all of them are splits, or both readings are
+        possible.
     """
     splits = sorted(filter(split_name, folders))
     if not splits:
@@ -116,9 +130,10 @@ def check_classes(where: str, folders: Collection[str]) -> None:
             f"(data.train_split={splits[-1]})"
         )
     raise UserError(
-        f"{where} can be read in two ways: as the splits {_listed(splits)} with other folders next to them "
-        f"({_listed(others)}), or as the classes {_listed([*others, *splits])}; for splits, name one of them "
-        f"(data.train_split={splits[-1]}), for classes, list them in data.classes"
+        f"{where} can be read in two ways: as the splits {_listed(splits)} with other folders "
+        f"next to them ({_listed(others)}), or as the classes {_listed([*others, *splits])}; for "
+        f"splits, name one of them (data.train_split={splits[-1]}), for classes, list them in "
+        "data.classes"
     )
 
 
@@ -150,29 +165,49 @@ def layout(root: str, entries: Collection[Entry]) -> Layout:
     """
     named = [entry for entry in entries if split_name(entry.name)]
     others = [entry for entry in entries if not split_name(entry.name)]
-    names = [entry.name for entry in entries]
     if not named:
-        inner = sorted({folder for entry in others if not entry.has_images for folder in entry.folders})
-        if inner and not split_name(os.path.basename(os.path.abspath(root))):
-            raise UserError(
-                f"{root} can be read in two ways: as the classes {_listed(names)}, or as splits of these "
-                f"names with the classes {_listed(inner)}; for classes, move them into {root}/train, "
-                "for splits, name them train, val and test"
-            )
+        _check_classes(root, entries)
         return Layout(None)
-    if len(named) == 1 and any(entry.has_images for entry in others):
-        split, beside = named[0].name, [entry.name for entry in others]
-        raise UserError(
-            f"{root} can be read in two ways: as the split {split!r} with other folders next to it "
-            f"({_listed(beside)}), or as the classes {_listed(names)}; for the split, move the others away, "
-            f"for classes, move all of them into {root}/train"
-        )
+    if len(named) == 1:
+        _check_split(root, named[0], entries)
     splits = {}
     for entry in named:
         if (name := split_name(entry.name)) in splits:
-            raise UserError(f"{root} has two folders of the split {name}: {splits[name]} and {entry.name}")
+            raise UserError(
+                f"{root} has two folders of the split {name}: {splits[name]} and {entry.name}"
+            )
         splits[name] = entry.name
     return Layout(splits, tuple(entry.name for entry in others))
+
+
+def _check_split(root: str, split: Entry, entries: Collection[Entry]) -> None:
+    """Raises UserError where the only folder with a split's name may be a class."""
+    others = [entry for entry in entries if entry != split]
+    if any(entry.has_images for entry in others):
+        names, beside = _listed(_names(entries)), _listed(_names(others))
+        raise UserError(
+            f"{root} can be read in two ways: as the split {split.name!r} with other folders next "
+            f"to it ({beside}), or as the classes {names}; for the split, move the others away, "
+            f"for classes, move all of them into {root}/train"
+        )
+
+
+def _names(entries: Collection[Entry]) -> list[str]:
+    return [entry.name for entry in entries]
+
+
+def _check_classes(root: str, entries: Collection[Entry]) -> None:
+    """Raises UserError where folders without a split's name may be splits as well as classes."""
+    if split_name(os.path.basename(os.path.abspath(root))):
+        return
+    inner = {folder for entry in entries if not entry.has_images for folder in entry.folders}
+    if inner:
+        classes, folders = _listed(_names(entries)), _listed(sorted(inner))
+        raise UserError(
+            f"{root} can be read in two ways: as the classes {classes}, or as splits of these "
+            f"names with the classes {folders}; for classes, move them into {root}/train, for "
+            "splits, name them train, val and test"
+        )
 
 
 def _listed(names: Collection[str], most: int = 10) -> str:

@@ -1,4 +1,6 @@
-"""Data sets that a program hands in: arrays, a data set of Hugging Face or torch, or anything like a list."""
+"""Data sets that a program hands in: arrays, a data set of Hugging Face or torch, or anything like
+a list.
+"""
 
 import dataclasses
 import io
@@ -18,22 +20,31 @@ from vit_jax.data.sources.kind import SourceKind, SourceOptions
 from vit_jax.data.sources.slices import shuffled, stratified
 from vit_jax.errors import UserError, nearest
 
-IMAGE_KEYS, LABEL_KEYS = ("image", "img", "jpg", "png", "pixel_values"), ("label", "labels", "target")
+IMAGE_KEYS, LABEL_KEYS = (
+    ("image", "img", "jpg", "png", "pixel_values"),
+    ("label", "labels", "target"),
+)
 MOST_CLASSES = 2**24
-GREY, RGB, RGBA = 1, 3, 4  # Channels of an image.
+GREY, GREY_ALPHA, RGB, RGBA = 1, 2, 3, 4  # Channels of an image.
 PNG_MODES = ("I;16", "P", "L", "LA", "RGB", "RGBA")  # Pillow's, with transparency in PNG.
 
 
 @dataclasses.dataclass(frozen=True)
 class HandedIn(Source):
-    """A data set of the caller's, each of whose examples gives the same image whenever it is read."""
+    """A data set of the caller's, each of whose examples gives the same image whenever it is
+    read.
+    """
 
     name: str
     data: Any  # With `len(data)` and `data[index]`.
-    split: Callable[[Any], tuple[Any, Any]]  # Takes an item apart: the image, and the label or None.
+    split: Callable[
+        [Any], tuple[Any, Any]
+    ]  # Takes an item apart: the image, and the label or None.
     class_names: tuple[str, ...]
     max_labels: int = 1
-    labels: np.ndarray | None = None  # int32 [images, max_labels], padded with -1, where they are known.
+    labels: np.ndarray | None = (
+        None  # int32 [images, max_labels], padded with -1, where they are known.
+    )
     read_label: "LabelReader | None" = None  # Reads the label of an item, where items have one.
 
     def __len__(self):
@@ -48,7 +59,9 @@ class HandedIn(Source):
         except UserError as error:
             raise UserError(f"{self.describe(index)}: {error}") from error
         except Exception as error:  # A program of the user's, which may fail in any way.
-            raise UserError(f"cannot read {self.describe(index)}: {type(error).__name__}: {error}") from error
+            raise UserError(
+                f"cannot read {self.describe(index)}: {type(error).__name__}: {error}"
+            ) from error
 
     def describe(self, index):
         return f"{self.name} example {index}"
@@ -65,7 +78,8 @@ class HandedIn(Source):
         if hasattr(self.data, "column_names"):
             if key not in self.data.column_names:
                 raise UserError(
-                    f"there is no column {key!r} (data.groups); {nearest(key, self.data.column_names)}"
+                    f"there is no column {key!r} (data.groups); "
+                    f"{nearest(key, self.data.column_names)}"
                 )
             return list(self.data[key])
         if not isinstance(self.split, _Keys):
@@ -87,8 +101,9 @@ class HandedIn(Source):
         known = self.labels_of(index)
         if self.read_label and (read := self.read_label(label)) != known:
             raise UserError(
-                f"its label is now {list(read)}, and was {list(known)} when the data were opened (in a "
-                "column, .targets, or the item itself); hand in data that give the same each time"
+                f"its label is now {list(read)}, and was {list(known)} when the data were opened "
+                "(in a column, .targets, or the item itself); hand in data that give the same "
+                "each time"
             )
         return known
 
@@ -110,19 +125,26 @@ class LabelReader(NamedTuple):
         """Raises UserError where a label is of another form, or of no class."""
         row: list[Any] = label_values(label)
         if self.width and row:
-            if len(row) != self.width or not set(row) <= {0, 1}:
-                raise UserError(
-                    f"the label {row[:8]} is no row of {self.width} zeros and ones, as others are"
-                )
-            row = [index for index, is_set in enumerate(row) if is_set]
+            row = self._indices(row)
         if any(isinstance(value, str) for value in row):
-            for value in row:
-                if value not in self.names:
-                    raise UserError(f"there is no class {value!r}; {nearest(str(value), self.names)}")
-            row = [self.names[value] for value in row]
+            row = [self._number(value) for value in row]
         elif self.numbers is not None:
             row = [self.numbers.get(value, value) for value in row if value != -1]
         return tuple(dict.fromkeys(value for value in row if value != -1))
+
+    def _indices(self, row: list[Any]) -> list[int]:
+        """Returns the class indices of a one-hot or multi-hot row."""
+        if len(row) != self.width or not set(row) <= {0, 1}:
+            raise UserError(
+                f"the label {row[:8]} is no row of {self.width} zeros and ones, as others are"
+            )
+        return [index for index, is_set in enumerate(row) if is_set]
+
+    def _number(self, name: Any) -> int:
+        """Returns the index of a class."""
+        if name not in self.names:
+            raise UserError(f"there is no class {name!r}; {nearest(str(name), self.names)}")
+        return self.names[name]
 
 
 def handed_in(
@@ -134,19 +156,19 @@ def handed_in(
     num_classes: int | None = None,
     label_key: str = "label",
 ) -> Source:
-    """A source of a data set that the caller has.
+    """Returns a source for a data set in memory or of another library.
 
     Args:
-      data: a pair of images and labels, or images alone; a `datasets.Dataset`; a torch `Dataset`; anything
-        with `len(data)` whose items are an image, a pair, or a mapping; or a `Source`. Images are NumPy
-        arrays uint8 or floats in [0, 1], `[height, width]` or `[height, width, channels]`, torch tensors with
-        channels first, PIL images, encoded bytes or paths. Labels are numbers or names of classes, lists of
-        such, or one-hot or multi-hot rows.
-      name: what errors call it, such as "training".
-      labels: they are needed; otherwise they are not looked at.
-      class_names: those of the training data, to which other names are matched; None: the data set's own,
-        else the labels themselves.
-      num_classes: how many there are, for a data set that does not say it.
+      data: a pair of images and labels, or images alone; a `datasets.Dataset`; a torch `Dataset`;
+        anything with `len(data)` whose items are an image, a pair, or a mapping; or a `Source`.
+        Images are NumPy arrays uint8 or floats in [0, 1], `[height, width]` or `[height, width,
+        channels]`, torch tensors with channels first, PIL images, encoded bytes or paths. Labels
+        are numbers or names of classes, lists of such, or one-hot or multi-hot rows.
+      name: name in error messages, such as "training".
+      labels: labels are required; otherwise they are not read.
+      class_names: those of the training data, to which other names are matched; None: the data
+        set's own, else the labels themselves.
+      num_classes: number of classes of a data set without class names.
       label_key: the column or key that holds the label, where an item is a mapping.
 
     Raises:
@@ -156,19 +178,16 @@ def handed_in(
         return data if class_names is None else renumbered(data, class_names, name)
     if isinstance(data, Mapping):
         raise UserError(
-            f"the {name} data are a {type(data).__name__} of {', '.join(map(str, data))}: hand in one"
+            f"the {name} data are a {type(data).__name__} of {', '.join(map(str, data))}: hand in "
+            "one"
         )
-    if isinstance(data, tuple) and len(data) == 2 and _is_column(data[0]) and _is_column(data[1]):
-        data, column = data
-        if len(data) != len(column):
-            raise UserError(f"the {name} data have {len(data):,} images and {len(column):,} labels")
-        split, given = _alone, column
+    if _is_pair_of_columns(data):
+        data, given = data
+        if len(data) != len(given):
+            raise UserError(f"the {name} data have {len(data):,} images and {len(given):,} labels")
+        split = _alone
     else:
-        if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-            raise UserError(
-                f"the {name} data are a {type(data).__name__}, which has no length and no order of its own: "
-                "hand in arrays (images, labels), or an object with __len__ and __getitem__"
-            )
+        _check_indexable(data, name)
         _check_not_empty(data, name)
         data, image_key, key = _columns(data, name, label_key if labels else None)
         split = _Keys(image_key, key) if image_key else _pair
@@ -178,7 +197,7 @@ def handed_in(
         _check_array(data, name)
     source = HandedIn(f"{name} data's", data, split, ())
     if labels:
-        source = _labelled(source, given, class_names, num_classes, name)
+        source = _labelled(source, given, tuple(class_names or ()), num_classes, name)
     _check_steady(source, name)
     return source
 
@@ -223,13 +242,27 @@ def label_values(value: Any) -> list[int] | list[str]:
         raise UserError(f"the label {values.tolist()!r} is neither a number nor a list of numbers")
     if values.dtype.kind in "UO" and all(isinstance(name, str) for name in values.ravel().tolist()):
         return [str(name) for name in values.ravel().tolist()]
-    if values.dtype.kind == "f" and values.ndim and np.isin(values, (0, 1)).all():
+    return _whole_numbers(values)
+
+
+def _whole_numbers(values: np.ndarray) -> list[int]:
+    """Returns the values of a label that are numbers; raises UserError for others than integers."""
+    is_list_of_floats = values.dtype.kind == "f" and values.ndim > 0
+    if is_list_of_floats and np.isin(values, (0, 1)).all():
         values = values.astype(np.int64)  # One-hot, as loss functions take it.
     if values.size and values.dtype.kind not in "iub":
-        soft = values.ndim and values.dtype.kind == "f"
-        hint = "probabilities are not supported: labels.argmax(-1)" if soft else "give whole numbers or texts"
-        raise UserError(f"the label {values.tolist()!r} is not a number or a name of a class ({hint})")
+        remedy = "give whole numbers or texts"
+        if is_list_of_floats:
+            remedy = "probabilities are not supported: labels.argmax(-1)"
+        raise UserError(
+            f"the label {values.tolist()!r} is not a number or a name of a class ({remedy})"
+        )
     return values.astype(np.int64).ravel().tolist()
+
+
+def _is_pair_of_columns(data: Any) -> bool:
+    """Returns True for a pair of images and labels."""
+    return isinstance(data, tuple) and len(data) == 2 and all(map(_is_column, data))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,8 +285,17 @@ def _pair(item):
 
 
 def _is_column(value: Any) -> bool:
-    """True for an array or a list that is neither an image nor one item of a data set."""
+    """Returns True for an array or a list that is neither an image nor one item of a data set."""
     return isinstance(value, list) or (hasattr(value, "shape") and hasattr(value, "__len__"))
+
+
+def _check_indexable(data: Any, name: str) -> None:
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise UserError(
+            f"the {name} data are a {type(data).__name__}, which has no length and no order "
+            "of its own: hand in arrays (images, labels), or an object with __len__ and "
+            "__getitem__"
+        )
 
 
 def _check_not_empty(data: Any, name: str) -> None:
@@ -263,40 +305,78 @@ def _check_not_empty(data: Any, name: str) -> None:
 
 def _check_array(images: np.ndarray, name: str) -> None:
     shape = "x".join(map(str, images.shape))
-    if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[-1] not in (GREY, RGB, RGBA)):
+    no_channels = images.ndim == 4 and images.shape[-1] not in (GREY, RGB, RGBA)
+    if images.ndim not in (3, 4) or no_channels or images.shape[-1] == GREY_ALPHA:
         raise UserError(
-            f"the {name} images are an array {shape}, and must be [images, height, width, channels] with "
-            "1, 3 or 4 channels, or [images, height, width]"
+            f"the {name} images are an array {shape}, and must be [images, height, width, "
+            "channels] with 1, 3 or 4 channels, or [images, height, width]"
         )
-    if images.ndim == 3 and images.shape[0] in (RGB, RGBA) and images.shape[-1] not in (GREY, RGB, RGBA):
+    if (
+        images.ndim == 3
+        and images.shape[0] in (RGB, RGBA)
+        and images.shape[-1] not in (GREY, RGB, RGBA)
+    ):
         raise UserError(
-            f"the {name} images are an array {shape}: {images.shape[0]} grey images, or one with its "
-            "channels first; give [images, height, width, 1], or [height, width, channels]"
+            f"the {name} images are an array {shape}: {images.shape[0]} grey images, or one with "
+            "its channels first; give [images, height, width, 1], or [height, width, channels]"
         )
 
 
 def _columns(data: Any, name: str, label_key: str | None) -> tuple[Any, str | None, str | None]:
-    """The data set, and the keys of its items' image and label; None where items are no mappings."""
-    features = getattr(data, "features", None)
+    """Returns the data set and the keys of its items' image and label.
+
+    Keys are None where items are no mappings. A data set of Hugging Face is returned with images
+    that it does not decode.
+    """
+    features, kinds = getattr(data, "features", None), {}
     if isinstance(features, Mapping):  # A data set of Hugging Face.
-        kinds = {key: type(feature).__name__ for key, feature in features.items()}
-        images = [key for key, kind in kinds.items() if kind == "Image"]
-        classes = [key for key, kind in kinds.items() if kind == "ClassLabel"]
         keys = list(features)
+        kinds = {key: type(feature).__name__ for key, feature in features.items()}
     else:
         item = data[0]
         if not isinstance(item, Mapping):
             return data, None, None
-        keys, images, classes = list(item), [], []
+        keys = list(item)
+    images = _of_kind(kinds, "Image")
     image_key = next((key for key in (*images, *IMAGE_KEYS) if key in keys), None)
     if image_key is None:
         raise UserError(f"the {name} data have no image: there are {', '.join(map(str, keys))}")
-    plain = (getattr(data, "format", None) or {}).get("type") is None
-    if image_key in images and plain and hasattr(data, "cast_column"):
-        # Encoded images: they are decoded in part where that suffices, as files are.
-        data = data.cast_column(image_key, type(data.features[image_key])(decode=False))
-    if label_key is None or label_key in keys:
-        return data, image_key, label_key
+    if image_key in images:
+        data = _undecoded(data, image_key)
+    if label_key is not None:
+        label_key = _label_column(keys, _of_kind(kinds, "ClassLabel"), name, label_key)
+    return data, image_key, label_key
+
+
+def _of_kind(kinds: dict[str, str], kind: str) -> list[str]:
+    return [key for key, its_kind in kinds.items() if its_kind == kind]
+
+
+def _undecoded(data: Any, image_key: str) -> Any:
+    """Returns a data set of Hugging Face that gives encoded images, unless it has a format.
+
+    They are decoded in part where that suffices, as files are.
+    """
+    has_format = (getattr(data, "format", None) or {}).get("type") is not None
+    if has_format or not hasattr(data, "cast_column"):
+        return data
+    return data.cast_column(image_key, type(data.features[image_key])(decode=False))
+
+
+def _label_column(keys: list[str], classes: list[str], name: str, label_key: str) -> str:
+    """Returns the column of the labels: `label_key`, or where that is the default the only one.
+
+    Args:
+      keys: all columns.
+      classes: columns that are described as classes.
+      name: as in `handed_in`.
+      label_key: as in `handed_in`.
+
+    Raises:
+      UserError: there is no such column, or several.
+    """
+    if label_key in keys:
+        return label_key
     if label_key != "label":
         raise UserError(
             f"the {name} data have no {label_key!r} (data.label_key): there are {', '.join(keys)}"
@@ -304,9 +384,10 @@ def _columns(data: Any, name: str, label_key: str | None) -> tuple[Any, str | No
     candidates = classes or [key for key in LABEL_KEYS if key in keys]
     if len(candidates) != 1:
         raise UserError(
-            f"the {name} data have the columns {', '.join(keys)}: say which holds the label (data.label_key)"
+            f"the {name} data have the columns {', '.join(keys)}: say which holds the label "
+            "(data.label_key)"
         )
-    return data, image_key, candidates[0]
+    return candidates[0]
 
 
 def _known_labels(data: Any, key: str | None) -> Any:
@@ -320,97 +401,178 @@ def _known_labels(data: Any, key: str | None) -> Any:
 
 
 def _class_names(data: Any, split: Callable) -> tuple[str, ...] | None:
-    """Names of the classes as the data set says them, or None."""
-    if isinstance(split, _Keys):
-        feature = (getattr(data, "features", None) or {}).get(split.label)
-        for said in (feature, getattr(feature, "feature", None)):  # The latter of several labels.
-            if names := getattr(said, "names", None):
-                return tuple(names)
+    """Returns the names of the classes in a data set's attributes or features, or None."""
+    if isinstance(split, _Keys) and (names := _feature_names(data, split.label)):
+        return names
     while data is not None:
-        for said in (getattr(data, "class_names", None), getattr(data, "classes", None)):
-            if said is not None and not callable(said) and len(said):
-                return tuple(map(str, said))
-        if parts := [_class_names(part, split) for part in getattr(data, "datasets", None) or ()]:
-            if any(part != parts[0] for part in parts):  # Of a torch `ConcatDataset`.
-                raise UserError(
-                    "the parts of the data have different class names: hand in labels of texts, or parts "
-                    "with the same classes"
-                )
-            return parts[0]
+        if names := _attribute_names(data):
+            return names
+        if parts := getattr(data, "datasets", None):  # Of a torch `ConcatDataset`.
+            return _common_names(parts, split)
         data = getattr(data, "dataset", None)  # Of a torch `Subset`.
     return None
 
 
+def _feature_names(data: Any, key: str | None) -> tuple[str, ...] | None:
+    """Returns the class names in the features of a data set of Hugging Face, or None."""
+    feature = (getattr(data, "features", None) or {}).get(key)
+    for described in (feature, getattr(feature, "feature", None)):  # The latter: several labels.
+        if names := getattr(described, "names", None):
+            return tuple(names)
+    return None
+
+
+def _attribute_names(data: Any) -> tuple[str, ...] | None:
+    """Returns the class names in the attributes of a data set of torch, or None."""
+    for names in (getattr(data, "class_names", None), getattr(data, "classes", None)):
+        if names is not None and not callable(names) and len(names):
+            return tuple(map(str, names))
+    return None
+
+
+def _common_names(parts: Sequence, split: Callable) -> tuple[str, ...] | None:
+    """Returns the class names of all parts; raises UserError where they differ."""
+    names = [_class_names(part, split) for part in parts]
+    if any(other != names[0] for other in names):
+        raise UserError(
+            "the parts of the data have different class names: hand in labels of texts, "
+            "or parts with the same classes"
+        )
+    return names[0]
+
+
 def _labelled(
-    source: HandedIn, given: Any, class_names: Sequence[str] | None, num_classes: int | None, name: str
+    source: HandedIn,
+    given: Any,
+    class_names: tuple[str, ...],
+    num_classes: int | None,
+    name: str,
 ) -> HandedIn:
-    """The source with its labels and the names of its classes.
+    """Returns the source with its labels and the names of its classes.
 
     Args:
+      source: the source without labels.
       given: the labels of all examples; None: they are read.
-      class_names: of the training data, which decide the numbers.
+      class_names: of the training data, which decide the numbers; empty if there are none.
+      num_classes: as in `handed_in`.
+      name: as in `handed_in`.
     """
-    items = given is None or (source.split is not _alone and _item_label(source, 0) is not None)
-    if given is None or (items and not _agree(source, given)):
-        given = []
-        for index in range(len(source)):  # No list of them: each example is read once.
-            given.append(_item_label(source, index))
+    given, items_have_labels = _given_labels(source, given)
+    rows = _label_rows(given, name)
+    own = _class_names(source.data, source.split) or ()
+    if _are_texts(rows, name):
+        names = class_names or own or tuple(sorted(set().union(*rows)))
+        reader = LabelReader({class_name: number for number, class_name in enumerate(names)})
+    else:
+        names, reader = _numbered(rows, own, class_names, num_classes, name)
+    table = _table(rows, reader, names, name)
+    return dataclasses.replace(
+        source,
+        class_names=names,
+        max_labels=table.shape[1],
+        labels=table,
+        read_label=reader if items_have_labels else None,
+    )
+
+
+def _given_labels(source: HandedIn, given: Any) -> tuple[Any, bool]:
+    """Returns the labels of all examples, and whether items have labels as well.
+
+    They are those of the items where these differ from the labels given, or none are given.
+    """
+    items_have_labels = given is None or (
+        source.split is not _alone and _item_label(source, 0) is not None
+    )
+    if given is None or (items_have_labels and not _agree(source, given)):
+        # One item at a time: each example is read once.
+        given = [_item_label(source, index) for index in range(len(source))]
+    return given, items_have_labels
+
+
+def _label_rows(labels: Any, name: str) -> list:
+    """Returns the values of the label of each example."""
     rows = []
-    for index, label in enumerate(given.tolist() if isinstance(given, np.ndarray) else given):
+    for index, label in enumerate(labels.tolist() if isinstance(labels, np.ndarray) else labels):
         try:
             rows.append(label_values(label))
         except UserError as error:
             raise UserError(f"the {name} data: example {index}: {error}") from error
-    texts = [isinstance(row[0], str) for row in rows if row]
-    if texts and any(texts) and not all(texts):
-        raise UserError(f"the {name} data have labels of both numbers and names of classes: give one kind")
-    own = _class_names(source.data, source.split)
-    if texts and texts[0]:
-        known = tuple(class_names or own or sorted({part for row in rows for part in row}))
-        reader = LabelReader({class_name: number for number, class_name in enumerate(known)})
-    else:
-        known, reader = _numbered(rows, own, class_names, num_classes, name)
-    table = _table(rows, reader, known, name)
-    return dataclasses.replace(
-        source,
-        class_names=known,
-        max_labels=table.shape[1],
-        labels=table,
-        read_label=reader if items else None,
-    )
+    return rows
+
+
+def _are_texts(rows: list, name: str) -> bool:
+    """Returns True if labels are names of classes; raises UserError if only some are."""
+    texts = {isinstance(row[0], str) for row in rows if row}
+    if len(texts) > 1:
+        raise UserError(
+            f"the {name} data have labels of both numbers and names of classes: give one kind"
+        )
+    return texts == {True}
 
 
 def _numbered(
     rows: list[list[int]],
-    own: tuple[str, ...] | None,
-    class_names: Sequence[str] | None,
+    own: tuple[str, ...],
+    class_names: tuple[str, ...],
     num_classes: int | None,
     name: str,
 ) -> tuple[tuple[str, ...], LabelReader]:
-    """The names of the classes that labels of numbers are of, and their reader."""
-    own = own or tuple(class_names or ())
-    labels = [row for row in ([value for value in row if value != -1] for row in rows) if row]
-    if not labels:
-        raise UserError(f"the {name} data have no labels, which the objective needs")
-    counts, values = np.array([len(row) for row in labels]), np.concatenate(labels)
-    width = one_hot_width(counts, values, len(own) or None)
+    """Returns the names of the classes of labels that are numbers, and their reader.
+
+    Args:
+      rows: the values of each example's label.
+      own: the data set's own class names; empty if there are none.
+      class_names: as in `_labelled`.
+      num_classes: as in `handed_in`.
+      name: as in `handed_in`.
+    """
+    names = own or class_names
+    counts, values = _flattened(rows, name)
+    width = one_hot_width(counts, values, len(names) or None)
     if width is None:
-        try:
-            check_lists(counts, values, len(own) or None)
-        except UserError as error:
-            raise UserError(f"the {name} data: {error}") from error
-    limit = width or len(own) or MOST_CLASSES
-    if width is None and (values.max() >= limit or values.min() < 0):
-        wrong = values[(values >= limit) | (values < 0)][0]
-        raise UserError(f"the {name} data have a label {wrong}, outside the {limit:,} classes, from 0")
-    if not own:
-        own = tuple(map(str, range(max(num_classes or 0, width or int(values.max()) + 1))))
+        _check_numbers(counts, values, len(names), name)
+    if not names:
+        names = tuple(map(str, range(max(num_classes or 0, width or int(values.max()) + 1))))
+    target = class_names or names
     used = from_one_hot(values, width)[1] if width else values
     try:
-        numbers = numbers_by_name(own, class_names or own, set(np.unique(used).tolist()))
+        numbers = numbers_by_name(names, target, set(np.unique(used).tolist()))
     except UserError as error:
         raise UserError(f"the {name} data have {error}") from error
-    return tuple(class_names or own), LabelReader({}, width, numbers)
+    return target, LabelReader({}, width, numbers)
+
+
+def _flattened(rows: list[list[int]], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the number of values of each label, and the values one label after the other.
+
+    Values of -1, and labels without other values, are left out.
+    """
+    labels = [[value for value in row if value != -1] for row in rows]
+    labels = [row for row in labels if row]
+    if not labels:
+        raise UserError(f"the {name} data have no labels, which the objective needs")
+    return np.array([len(row) for row in labels]), np.concatenate(labels)
+
+
+def _check_numbers(counts: np.ndarray, values: np.ndarray, num_names: int, name: str) -> None:
+    """Raises UserError for labels that are no class indices or lists of them.
+
+    Args:
+      counts: number of values of each label.
+      values: the values of all labels, one label after the other.
+      num_names: number of class names; 0 if there are none.
+      name: as in `handed_in`.
+    """
+    try:
+        check_lists(counts, values, num_names or None)
+    except UserError as error:
+        raise UserError(f"the {name} data: {error}") from error
+    limit = num_names or MOST_CLASSES
+    if values.max() >= limit or values.min() < 0:
+        wrong = values[(values >= limit) | (values < 0)][0]
+        raise UserError(
+            f"the {name} data have a label {wrong}, outside the {limit:,} classes, from 0"
+        )
 
 
 def _table(rows: list, reader: LabelReader, class_names: tuple[str, ...], name: str) -> np.ndarray:
@@ -427,7 +589,8 @@ def _table(rows: list, reader: LabelReader, class_names: tuple[str, ...], name: 
     values = np.concatenate([np.array(row, np.int64) for row in indices])
     if values.max() >= len(class_names):
         raise UserError(
-            f"the {name} data have a label {values.max()}, outside the {len(class_names):,} classes, from 0"
+            f"the {name} data have a label {values.max()}, outside the {len(class_names):,} "
+            "classes, from 0"
         )
     table = np.full((len(rows), most), -1, np.int32)
     table[np.arange(most) < counts[:, None]] = values
@@ -435,7 +598,9 @@ def _table(rows: list, reader: LabelReader, class_names: tuple[str, ...], name: 
 
 
 def _agree(source: HandedIn, given: Any) -> bool:
-    """False where some items have other labels than those given, as where `__getitem__` changes `targets`."""
+    """False where some items have other labels than those given, as where `__getitem__` changes
+    `targets`.
+    """
     keys = [repr(np.asarray(_plain(label)).tolist()) for label in given]
     seen: dict[str, int] = {}
     for index, key in enumerate(keys):  # What changes a label is often a function of the label.
@@ -461,7 +626,9 @@ def _plain(label: Any) -> Any:
 
 
 def _check_steady(source: HandedIn, name: str) -> None:
-    """Raises UserError where an example is another one each time: a run could not go on as it was."""
+    """Raises UserError where an example is another one each time: a run could not go on as it
+    was.
+    """
     for index in range(0, len(source), max(1, len(source) // 4)):
         try:
             first, second = source[index].image, source[index].image
@@ -469,8 +636,8 @@ def _check_steady(source: HandedIn, name: str) -> None:
             continue
         if not np.array_equal(np.asarray(first), np.asarray(second)):
             raise UserError(
-                f"the {name} data give another image each time example {index} is read: leave out what "
-                "is random there, and augment by the config (data.crop, augment.level)"
+                f"the {name} data give another image each time example {index} is read: leave out "
+                "what is random there, and augment by the config (data.crop, augment.level)"
             )
 
 
@@ -479,16 +646,21 @@ def _as_pixels(array: np.ndarray) -> bytes | np.ndarray:
     if array.ndim == 2:
         array = array[..., None]
     if array.ndim != 3 or array.shape[-1] not in (GREY, RGB, RGBA) or 0 in array.shape:
-        raise UserError(f"an array of shape {list(array.shape)} is no image [height, width, channels]")
+        raise UserError(
+            f"an array of shape {list(array.shape)} is no image [height, width, channels]"
+        )
     if array.dtype.kind == "f":
         if not (array.min() >= 0 and array.max() <= 1):
             raise UserError(
-                f"an image of floats from {array.min():.4g} to {array.max():.4g} goes beyond [0, 1]: "
-                "hand in uint8, or floats in [0, 1]: (x + 1) / 2 of those in [-1, 1], which models take"
+                f"an image of floats from {array.min():.4g} to {array.max():.4g} goes beyond [0, "
+                "1]: hand in uint8, or floats in [0, 1]: (x + 1) / 2 of those in [-1, 1], which "
+                "models take"
             )
         array = np.round(array * 255).astype(np.uint8)
     if array.dtype != np.uint8:
-        raise UserError(f"an image is of {array.dtype}, and must be of uint8, or of floats in [0, 1]")
+        raise UserError(
+            f"an image is of {array.dtype}, and must be of uint8, or of floats in [0, 1]"
+        )
     if array.shape[-1] == RGBA:
         return _as_png(Image.fromarray(array))
     return np.repeat(array, 3, axis=-1) if array.shape[-1] == GREY else array
@@ -505,16 +677,21 @@ def _of_pil(image: Image.Image) -> bytes | np.ndarray:
     if not image.mode.startswith("I"):
         return np.asarray(image.convert("RGB"))
     levels = np.asarray(image)
-    if image.mode == "I" and not (levels.max() == 0 or (levels.min() >= 0 and 255 < levels.max() < 2**16)):
+    if image.mode == "I" and not (
+        levels.max() == 0 or (levels.min() >= 0 and 255 < levels.max() < 2**16)
+    ):
         raise UserError(
-            f"an image of 32 bits (mode I) has levels from {levels.min()} to {levels.max()}, and is read as "
-            '16 bits: hand in image.convert("I;16"), or image.convert("L") where they are of 8 bits'
+            f"an image of 32 bits (mode I) has levels from {levels.min()} to {levels.max()}, and "
+            'is read as 16 bits: hand in image.convert("I;16"), or image.convert("L") where they '
+            "are of 8 bits"
         )
     return _as_pixels(eight_bits(levels))
 
 
 def _as_png(image: Image.Image) -> bytes:
-    """The image encoded without loss: what is transparent is put on the config's background, as in files."""
+    """The image encoded without loss: what is transparent is put on the config's background, as in
+    files.
+    """
     file = io.BytesIO()
     image.save(file, "PNG", compress_level=1)
     return file.getvalue()
@@ -522,9 +699,11 @@ def _as_png(image: Image.Image) -> bytes:
 
 def _nowhere(split: str, options: SourceOptions) -> Source:
     raise UserError(
-        "the data of this run were handed in by a program (data.source is 'handed_in'): go on from there, "
-        "with vit_jax.train and the same data"
+        "the data of this run were handed in by a program (data.source is 'handed_in'): go on "
+        "from there, with vit_jax.train and the same data"
     )
 
 
-HANDED_IN = SourceKind("handed_in", "what a program hands to vit_jax.train", _nowhere, stands_alone=False)
+HANDED_IN = SourceKind(
+    "handed_in", "what a program hands to vit_jax.train", _nowhere, stands_alone=False
+)

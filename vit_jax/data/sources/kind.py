@@ -13,7 +13,8 @@ class SourceOptions(NamedTuple):
 
     Attributes:
       path: see the kind's own `path`.
-      label_key: the feature of a record that holds its label or labels; None where labels are not wanted.
+      label_key: the feature of a record that holds its label or labels; None where labels are not
+        wanted.
       class_names: those of the training split, whose numbering another split then shares.
       num_classes: how many classes there are, for data that do not say it.
       parts: `kind:path` of each part of a mixture.
@@ -21,10 +22,11 @@ class SourceOptions(NamedTuple):
       image_size: pixels, for images that are made up.
       labels: they are needed; otherwise images without any are taken too.
       slices: `stratified`, so that a slice is a sample, or `in_order`, by the source's own order.
-      groups: a regular expression of the path or a column that names each image's group, or the groups of all
-        images of `train`; a slice has all images of a group or none. None: no groups.
+      groups: a regular expression of the path or a column that names each image's group, or the
+        groups of all images of `train`; a slice has all images of a group or none. None: no groups.
       only: names of the classes that the user has chosen.
-      each_labelled: an example without a label is an error, as for a softmax; else it is of no class.
+      each_labelled: an example without a label is an error, as for a softmax; else it is of no
+        class.
     """
 
     path: str = ""
@@ -49,13 +51,14 @@ def last_folder(path: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class SourceKind:
-    """A kind of data source: its name in a config, how it is opened, and what is particular about it.
+    """A kind of data source: its name in a config, how it is opened, and what is particular about
+    it.
 
     Attributes:
       name: what `config.data.source` and the first word of `kind:path` call it.
       about: what its images are, in a few words.
-      open: takes a split and the options, and gives the source. The split is a bare name, and slices such
-        as `train[:90%]` are cut out of the source's fair order, unless `reads_slices`.
+      open: takes a split and the options, and gives the source. The split is a bare name, and
+        slices such as `train[:90%]` are cut out of the source's fair order, unless `reads_slices`.
       path: what its path is, in words; empty where it needs none.
       reads_slices: `open` takes the slices too, and cuts them itself.
       stands_alone: `kind:path` says all that is needed to open it, so that it can be evaluated on.

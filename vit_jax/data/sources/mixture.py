@@ -11,6 +11,19 @@ from vit_jax.data.sources.kind import SourceKind, SourceOptions
 from vit_jax.errors import UserError
 
 
+def _check_named_alike(parts: list[Source]) -> None:
+    """Raises UserError where some parts have names of classes and others only numbers."""
+    with_classes = [part for part in parts if part.class_names]
+    numbered = [part for part in with_classes if part.numbered]
+    named = [part for part in with_classes if not part.numbered]
+    if named and numbered:
+        raise UserError(
+            f"{numbered[0].describe(0)} is of a part with numbers for classes, and "
+            f"{named[0].describe(0)} of one with names: which are the same is not known; give "
+            "parts that all have names"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Mixture(Source):
     """Several sources joined end to end; classes of the same name are one."""
@@ -22,23 +35,34 @@ class Mixture(Source):
 
     @classmethod
     def join(
-        cls, parts: list[Source], weights: tuple[float, ...] | None, class_names: tuple[str, ...] | None
+        cls,
+        parts: list[Source],
+        weights: tuple[float, ...] | None,
+        class_names: tuple[str, ...] | None,
     ) -> "Mixture":
-        """`class_names` fixes the numbering; else classes are numbered as the parts bring them."""
+        """Joins sources.
+
+        Args:
+          parts: the sources.
+          weights: shares of the parts in a batch; None: by their sizes.
+          class_names: names of all classes by number; None: in the order of the parts.
+
+        Raises:
+          UserError: there are no parts, weights that do not fit them, or classes that do not.
+        """
         if not parts:
-            raise UserError("a mixture needs data.parts, such as ('tfds:imagenet2012', 'folder:/data/pets')")
+            raise UserError(
+                "a mixture needs data.parts, such as ('tfds:imagenet2012', 'folder:/data/pets')"
+            )
         if weights is not None and (len(weights) != len(parts) or min(weights) <= 0):
             raise UserError(
-                f"data.weights {weights} must be {len(parts)} numbers above 0, one for each of data.parts"
+                f"data.weights {weights} must be {len(parts)} numbers above 0, one for each of "
+                "data.parts"
             )
-        named = [part for part in parts if part.class_names and not part.numbered]
-        if named and (numbered := [part for part in parts if part.class_names and part.numbered]):
-            raise UserError(
-                f"{numbered[0].describe(0)} is of a part with numbers for classes, and "
-                f"{named[0].describe(0)} of one with names: which are the same is not known; give parts "
-                "that all have names"
-            )
-        names = class_names or tuple(dict.fromkeys(name for part in parts for name in part.class_names))
+        _check_named_alike(parts)
+        names = class_names or tuple(
+            dict.fromkeys(name for part in parts for name in part.class_names)
+        )
         for part in parts:
             if unknown := sorted(set(part.class_names) - set(names)):
                 raise UserError(
@@ -115,7 +139,9 @@ def mixture_of(open_part: Callable[[str, str, SourceOptions], Source]) -> Source
         opened = []
         for part in options.parts:
             kind, _, path = part.partition(":")
-            opened.append(open_part(kind, split, options._replace(path=path, parts=(), weights=None)))
+            opened.append(
+                open_part(kind, split, options._replace(path=path, parts=(), weights=None))
+            )
         return Mixture.join(opened, options.weights, options.class_names)
 
     return SourceKind(

@@ -1,8 +1,8 @@
 """Slices of a split, such as `train[:90%]`, for a source whatever its order is.
 
-A slice is cut out of a source's fair order, so that each part of it is a sample of the whole: a folder,
-which lists its images class by class, is no exception. TFDS's data sets are shuffled as they are stored,
-and papers name their slices; they are cut as TFDS does (`array_record.py`).
+A slice is cut out of a source's fair order, so that each part of it is a sample of the whole: a
+folder, which lists its images class by class, is no exception. TFDS's data sets are shuffled as
+they are stored, and papers name their slices; they are cut as TFDS does (`array_record.py`).
 """
 
 import hashlib
@@ -15,7 +15,9 @@ from vit_jax.data.order import permute
 from vit_jax.data.sources.base import Source, Subset
 from vit_jax.errors import UserError, as_text
 
-GOLDEN = 0.6180339887498949  # Its multiples, modulo 1, are spread more evenly than any other number's.
+GOLDEN = (
+    0.6180339887498949  # Its multiples, modulo 1, are spread more evenly than any other number's.
+)
 BRACKET = r"\[(-?\d+%?)?:(-?\d+%?)?\]"
 
 
@@ -31,7 +33,9 @@ def split_range(split: str, images: int) -> range:
     if not re.fullmatch(rf"[^\[\]]*({BRACKET})*", split):
         raise UserError(f"cannot read the split {split!r}; write {name}[:90%] or {name}[100:]")
     for start, stop in re.findall(BRACKET, split):
-        chosen = chosen[_boundary(start, 0, len(chosen)) : _boundary(stop, len(chosen), len(chosen))]
+        chosen = chosen[
+            _boundary(start, 0, len(chosen)) : _boundary(stop, len(chosen), len(chosen))
+        ]
     if not chosen:
         raise UserError(f"the split {split!r} of {images} images is empty")
     return chosen
@@ -45,7 +49,9 @@ def _boundary(text: str, default: int, images: int) -> int:
 
 
 def overlap(one: str, other: str, images: int) -> bool:
-    """True where two splits are known to share images, of a data set whose whole ones have so many each."""
+    """True where two splits are known to share images, of a data set whose whole ones have so many
+    each.
+    """
     try:
         mine, theirs = (
             [(part.split("[")[0], split_range(part, images)) for part in split.split("+")]
@@ -61,7 +67,9 @@ def overlap(one: str, other: str, images: int) -> bool:
 
 
 def cut(split: str, piece: str) -> str:
-    """A slice of a split: `[:90%]` of `all[:80%]` is `all[:80%][:90%]`; of `train+test` it is one of each."""
+    """A slice of a split: `[:90%]` of `all[:80%]` is `all[:80%][:90%]`; of `train+test` it is one
+    of each.
+    """
     return "+".join(part + piece for part in split.split("+"))
 
 
@@ -82,15 +90,23 @@ def chosen(
     return part if in_order else source.fair_order()[part.start : part.stop]
 
 
-def _whole_groups(source: Source, split: str, part: range, in_order: bool, groups: Sequence) -> np.ndarray:
-    """Returns the images of the groups whose middle is in `part`, where groups stand one after the other."""
+def _whole_groups(
+    source: Source, split: str, part: range, in_order: bool, groups: Sequence
+) -> np.ndarray:
+    """Returns the images of the groups whose middle is in `part`, where groups stand one after the
+    other.
+    """
     names = list(map(str, groups))
-    _, first, group, counts = np.unique(names, return_index=True, return_inverse=True, return_counts=True)
+    _, first, group, counts = np.unique(
+        names, return_index=True, return_inverse=True, return_counts=True
+    )
     if in_order:
         order = np.argsort(first)
     else:
         table = source.known_labels()
-        classes = np.zeros(len(names), np.int64) if table is None else table[:, 0].astype(np.int64) + 1
+        classes = (
+            np.zeros(len(names), np.int64) if table is None else table[:, 0].astype(np.int64) + 1
+        )
         # The class of most images of a group.
         votes = np.unique(np.stack([group, classes]), axis=1, return_counts=True)
         best = np.lexsort((-votes[1], votes[0][0]))
@@ -101,20 +117,25 @@ def _whole_groups(source: Source, split: str, part: range, in_order: bool, group
     indices = np.flatnonzero(((part.start <= middles) & (middles < part.stop))[group])
     if not len(indices):
         raise UserError(
-            f"the split {split!r} has no whole group: there are {len(counts):,} groups of {len(names):,} "
-            f"images (data.groups), the largest of {counts.max():,}"
+            f"the split {split!r} has no whole group: there are {len(counts):,} groups of "
+            f"{len(names):,} images (data.groups), the largest of {counts.max():,}"
         )
     return indices
 
 
-def sliced(source: Source, split: str, in_order: bool = False, groups: Sequence | None = None) -> Source:
-    """Returns the part of `source` that `name[from:to]` means; the other arguments are those of `chosen`."""
+def sliced(
+    source: Source, split: str, in_order: bool = False, groups: Sequence | None = None
+) -> Source:
+    """Returns the part of `source` that `name[from:to]` means; the other arguments are those of
+    `chosen`.
+    """
     part = chosen(source, split, in_order, groups)
     return source if len(part) == len(source) else Subset(source, part)
 
 
 def groups_by_path(paths: Sequence[str], pattern: str) -> list[str]:
-    """Returns the group of each path: the match of a regular expression in it, or of its parentheses.
+    """Returns the group of each path: the match of a regular expression in it, or of its
+    parentheses.
 
     Raises:
       UserError: it is no regular expression, or finds nothing in a path.
@@ -127,15 +148,16 @@ def groups_by_path(paths: Sequence[str], pattern: str) -> list[str]:
     for path in paths:
         if (found := compiled.search(path)) is None:
             raise UserError(
-                f"data.groups={pattern!r} finds nothing in {as_text(path)!r}: every image must have a group, "
-                "as with '(patient[0-9]+)' or '[^/]+/[^/_]+'"
+                f"data.groups={pattern!r} finds nothing in {as_text(path)!r}: every image must "
+                "have a group, as with '(patient[0-9]+)' or '[^/]+/[^/_]+'"
             )
         groups.append("\0".join(x or "" for x in found.groups()) if compiled.groups else found[0])
     return groups
 
 
 def absolute(split: str, sizes: Mapping[str, int]) -> str:
-    """The same for TFDS, which cuts no slice again: `train[:80%][:90%]+test` as `train[0:72]+test[0:10]`.
+    """The same for TFDS, which cuts no slice again: `train[:80%][:90%]+test` as
+    `train[0:72]+test[0:10]`.
 
     Args:
       sizes: images of the whole splits, by name.
@@ -154,17 +176,19 @@ def absolute(split: str, sizes: Mapping[str, int]) -> str:
 
 
 def shuffled(images: int) -> np.ndarray:
-    """One permutation of so many images, int64, the same everywhere: for those of unknown classes."""
+    """One permutation of so many images, int64, the same everywhere: for those of unknown
+    classes.
+    """
     return permute(np.arange(images), images, 0)
 
 
 def stratified(strata: Sequence[int] | Sequence[str], names: Sequence[str]) -> np.ndarray:
-    """An order of images of which every slice has its share of each stratum: where all are of one size, to
-    less than an image.
+    """An order of images of which every slice has its share of each stratum: where all are of one
+    size, to less than an image.
 
-    The j-th of a stratum's n images, taken at random, stands at (j + offset) / n of the whole; the strata's
-    offsets are spread evenly over [0, 1). What is random comes from hashes of the names, so that the order
-    is the same for any machine, file system and version of a library.
+    The j-th of a stratum's n images, taken at random, stands at (j + offset) / n of the whole; the
+    strata's offsets are spread evenly over [0, 1). What is random comes from hashes of the names,
+    so that the order is the same for any machine, file system and version of a library.
 
     Args:
       strata: of each image, what it is counted with: its class, or its folder.
@@ -177,7 +201,8 @@ def stratified(strata: Sequence[int] | Sequence[str], names: Sequence[str]) -> n
     _, strata, counts = np.unique(strata, return_inverse=True, return_counts=True)
     order = np.lexsort((keys, strata))
     strata, starts = strata[order], np.cumsum(counts) - counts
-    # Strata of like size, one after the other, are far from each other: what they are short of cancels out.
+    # Strata of like size, one after the other, are far from each other: what they are short of
+    # cancels out.
     ranks = np.argsort(np.lexsort((np.bitwise_xor.reduceat(keys[order], starts), counts)))
     offsets = (ranks + 0.5) * GOLDEN % 1
     position = (np.arange(len(order)) - starts[strata] + offsets[strata]) / counts[strata]

@@ -11,7 +11,9 @@ from vit_jax.data.sources.slices import absolute
 from vit_jax.errors import UserError, nearest
 
 
-def tfds_records(path: str, split: str, label_key: str | None, each_labelled: bool = False) -> Records:
+def tfds_records(
+    path: str, split: str, label_key: str | None, each_labelled: bool = False
+) -> Records:
     """A TFDS data set prepared as ArrayRecord, read without TensorFlow.
 
     Args:
@@ -59,7 +61,9 @@ def tfds_builder(path: str):
     import tensorflow_datasets as tfds
 
     if not path:
-        raise UserError("data.path is empty: give the name of a TFDS data set, such as imagenet2012")
+        raise UserError(
+            "data.path is empty: give the name of a TFDS data set, such as imagenet2012"
+        )
     refuse_s3(path)
     # A version (imagenet2012:5.1.0) is part of the name, a data_dir starts like a path.
     name, data_dir = re.fullmatch(r"((?:gs://)?[^:]*(?::[\d.*]+)?)(?::(.+))?", path).groups()
@@ -70,14 +74,20 @@ def tfds_builder(path: str):
         else:
             builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
     except (FileNotFoundError, tfds.core.dataset_info.DatasetInfoFileError) as error:
-        folder = Path(os.path.expanduser(name))  # Of a name or of all of them; not all that lies below.
+        folder = Path(
+            os.path.expanduser(name)
+        )  # Of a name or of all of them; not all that lies below.
         inner = [*folder.glob("*/dataset_info.json"), *folder.glob("*/*/dataset_info.json")]
         there = ", ".join(str(file.parent) for file in sorted(inner)[:5])
         there = f"; there is one in {there}" if inner else f": {first_line(error)}"
         raise UserError(f"no prepared data set in {name} (data.path){there}") from error
-    except Exception as error:  # A folder's files are JSON of any content, which TFDS does not check.
+    except (
+        Exception
+    ) as error:  # A folder's files are JSON of any content, which TFDS does not check.
         if is_folder or not isinstance(error, tfds.core.DatasetNotFoundError | ValueError):
-            raise UserError(f"cannot read the data set {name} (data.path): {first_line(error)}") from error
+            raise UserError(
+                f"cannot read the data set {name} (data.path): {first_line(error)}"
+            ) from error
         raise UserError(
             f"TFDS knows no data set {name!r} (data.path): {first_line(error)}; docs/data.md says "
             "how data of your own are given"
@@ -88,7 +98,9 @@ def tfds_builder(path: str):
         command += f" --data_dir={data_dir}" if data_dir else ""
         if by_hand:
             page = f"https://www.tensorflow.org/datasets/catalog/{builder.name}"
-            command += f" --manual_dir=DIR, with the files that {page} names downloaded by hand into DIR"
+            command += (
+                f" --manual_dir=DIR, with the files that {page} names downloaded by hand into DIR"
+            )
         missing = f"data set {name!r} is not prepared in {builder.data_path}"
         raise UserError(f"{missing}; with tensorflow installed, run: {command}")
     return builder
@@ -100,8 +112,8 @@ def tfds_feature(builder, key: str):
     for needed in ("image", key):
         if needed not in features:
             raise UserError(
-                f"data set {builder.info.full_name!r} has no feature {needed!r} (data.label_key is {key!r}); "
-                f"{nearest(needed, features)}"
+                f"data set {builder.info.full_name!r} has no feature {needed!r} (data.label_key "
+                f"is {key!r}); {nearest(needed, features)}"
             )
     return features[key]
 
@@ -112,7 +124,9 @@ def tfds_split(builder, split: str):
 
     name = builder.info.full_name
     if "][" in split:
-        split = absolute(split, {key: part.num_examples for key, part in builder.info.splits.items()})
+        split = absolute(
+            split, {key: part.num_examples for key, part in builder.info.splits.items()}
+        )
     try:
         # Raw: TFDS takes 0.1 ms to decode a record, `Records` 0.01.
         raw = tfds.decode.DeserializeMethod.RAW_BYTES
@@ -131,7 +145,9 @@ def tfds_split(builder, split: str):
 def tfds_shards(builder, split: str) -> tuple[tuple[str, int], ...]:
     """Names of the files that a split lies in, and how many records each has."""
     if "][" in split:
-        split = absolute(split, {key: part.num_examples for key, part in builder.info.splits.items()})
+        split = absolute(
+            split, {key: part.num_examples for key, part in builder.info.splits.items()}
+        )
     instructions = builder.info.splits[split].file_instructions
     return tuple((os.path.basename(one.filename), one.examples_in_shard) for one in instructions)
 
@@ -149,7 +165,9 @@ def _name_of(path: str) -> str:
 TFDS = SourceKind(
     "tfds",
     "a data set of TensorFlow Datasets, prepared as ArrayRecord",
-    lambda split, options: tfds_records(options.path, split, options.label_key, options.each_labelled),
+    lambda split, options: tfds_records(
+        options.path, split, options.label_key, options.each_labelled
+    ),
     path="NAME or NAME:DATA_DIR of a prepared data set, or the folder that holds its files",
     reads_slices=True,
     name_of=_name_of,

@@ -1,4 +1,5 @@
-"""VTAB-1k: 19 tasks of 1,000 training images each (Zhai et al., arXiv 1910.04867; the paper, section 4.1).
+"""VTAB-1k: 19 tasks of 1,000 training images each (Zhai et al., arXiv 1910.04867; the paper,
+section 4.1).
 
 The score is the mean of the 19 test accuracies. Each task is a TFDS data set, a rule that makes its
 label, and its splits:
@@ -28,7 +29,12 @@ from vit_jax.data.sources.tfds import tfds_builder, tfds_feature, tfds_shards, t
 from vit_jax.errors import UserError, nearest
 
 GROUPS = ("natural", "specialized", "structured")
-SPLITS = {"train800": ("train",), "val200": ("val",), "train800val200": ("train", "val"), "test": ("test",)}
+SPLITS = {
+    "train800": ("train",),
+    "val200": ("val",),
+    "train800val200": ("train", "val"),
+    "test": ("test",),
+}
 IMAGES = {"train": 800, "val": 200, "test": None}
 
 # The class of an object or a vehicle: the last of these edges that its distance is above.
@@ -132,9 +138,12 @@ _ALL = (
     VtabTask("DMLab", "structured", "dmlab:2.0.1", 6, crop=False),
     VtabTask("dSpr-Loc", "structured", classes=16, label=dsprites_position, crop=False, **DSPRITES),
     VtabTask("dSpr-Ori", "structured", classes=16, label=dsprites_orientation, **DSPRITES),
-    # The benchmark names 3.1.0, which TFDS reads but no longer builds; 3.3.0 adds a label of occlusion.
+    # The benchmark names 3.1.0, which TFDS reads but no longer builds; 3.3.0 adds a label of
+    # occlusion.
     VtabTask("KITTI-Dist", "structured", "kitti:3.*.*", 4, kitti_distance, crop=False),
-    VtabTask("sNORB-Azim", "structured", classes=18, label="label_azimuth", flip=False, **SMALLNORB),
+    VtabTask(
+        "sNORB-Azim", "structured", classes=18, label="label_azimuth", flip=False, **SMALLNORB
+    ),
     VtabTask("sNORB-Elev", "structured", classes=9, label="label_elevation", **SMALLNORB),
 )
 TASKS = {task.name.lower(): task for task in _ALL}
@@ -166,7 +175,9 @@ def open_task(path: str, split: str) -> Records:
     sizes = {name: part.num_examples for name, part in builder.info.splits.items()}
     slices = tfds_slices(task, split, sizes)
     records, shards = tfds_split(builder, slices), tfds_shards(builder, slices)
-    return Records(f"{task.name} {split}", records, partial(read, task.name.lower()), names, 1, shards=shards)
+    return Records(
+        f"{task.name} {split}", records, partial(read, task.name.lower()), names, 1, shards=shards
+    )
 
 
 def tfds_slices(task: VtabTask, split: str, sizes: Mapping[str, int]) -> str:
@@ -182,12 +193,15 @@ def tfds_slices(task: VtabTask, split: str, sizes: Mapping[str, int]) -> str:
         whole = getattr(task, part)  # TFDS's split or a slice of it, such as train[:90%].
         name = whole.split("[")[0]
         if name not in sizes:
-            raise UserError(f"data set {task.dataset!r} has no split {name!r}; there are: {', '.join(sizes)}")
+            raise UserError(
+                f"data set {task.dataset!r} has no split {name!r}; there are: {', '.join(sizes)}"
+            )
         images = split_range(whole, sizes[name])
         wanted = IMAGES[part] or len(images)
         if wanted > len(images):
             raise UserError(
-                f"VTAB takes {wanted} images of {whole} of {task.dataset!r}, which has {len(images)}"
+                f"VTAB takes {wanted} images of {whole} of {task.dataset!r}, which has "
+                f"{len(images)}"
             )
         slices.append(f"{name}[{images.start}:{images.start + wanted}]")
     return "+".join(slices)

@@ -1,7 +1,8 @@
-"""Google's npz files: ViT and hybrids (google-research/vision_transformer), BiT (big_transfer), big_vision.
+"""Google's npz files: ViT and hybrids (google-research/vision_transformer), BiT (big_transfer),
+big_vision.
 
-A file of their training holds the optimizer's state beside the parameters, one of two towers a text model
-beside the images'.
+A file of their training holds the optimizer's state beside the parameters, one of two towers a text
+model beside the images'.
 """
 
 import re
@@ -11,18 +12,27 @@ from vit_jax.interop.library import Library, load_formats
 from vit_jax.interop.tensor_files import Tensor
 
 
-def _prepare(path: Path, tensors: dict[str, Tensor], config: dict) -> tuple[dict[str, Tensor], dict]:
-    """The model's own tensors by their names within it, and what the names say of the code that wrote them.
+def _prepare(
+    path: Path, tensors: dict[str, Tensor], config: dict
+) -> tuple[dict[str, Tensor], dict]:
+    """The model's own tensors by their names within it, and what the names say of the code that
+    wrote them.
 
-    That stands in place of a `config.json`: `prefix`, what stood before the names of the model's own
-    parameters, and `by_kind`, whether big_vision wrote them.
+    That stands in place of a `config.json`: `prefix`, what stood before the names of the model's
+    own parameters, and `by_kind`, whether big_vision wrote them.
     """
     starts = ("params/", "opt/target/")
-    prefix = next((start for start in starts if any(name.startswith(start) for name in tensors)), "")
+    prefix = next(
+        (start for start in starts if any(name.startswith(start) for name in tensors)), ""
+    )
     if f"{prefix}img/embedding/kernel" in tensors:
         prefix += "img/"
     by_kind = any(re.search("encoderblock.*/MlpBlock_0/", name) for name in tensors)
-    own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    own = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
     return own, dict(prefix=prefix, by_kind=by_kind)
 
 
@@ -37,10 +47,11 @@ LIBRARY = Library(
     claims=lambda path, config, tensors: path.suffix == ".npz",
     prepare=_prepare,
     unknown=lambda config, tensors: (
-        "these are not the arrays of a ViT, hybrid or BiT of Google's: 'embedding/kernel' is missing among "
-        f"{len(tensors)} arrays such as {min(tensors, default='none')!r}"
+        "these are not the arrays of a ViT, hybrid or BiT of Google's: 'embedding/kernel' is "
+        f"missing among {len(tensors)} arrays such as {min(tensors, default='none')!r}"
     ),
-    # An npz file is of images in [-1, 1], and says neither how they were cropped nor what the classes are.
+    # An npz file is of images in [-1, 1], and says neither how they were cropped nor what the
+    # classes are.
     preprocessing=lambda config, said, channels: ({}, None, ""),
     class_names=lambda config: [],
     files=lambda described, values, seen, names, probabilities: None,

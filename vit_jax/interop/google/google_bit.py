@@ -9,7 +9,9 @@ _ROOT = "resnet/root_block/standardized_conv2d/kernel"
 
 _RULES = (
     Rule("resnet/root/kernel", _ROOT),
-    Rule(UNIT + "conv_proj/kernel", "resnet/block{0}/unit{1:02d}/a/proj/standardized_conv2d/kernel"),
+    Rule(
+        UNIT + "conv_proj/kernel", "resnet/block{0}/unit{1:02d}/a/proj/standardized_conv2d/kernel"
+    ),
     *(
         rule
         for number, letter in enumerate("abc", start=1)
@@ -18,8 +20,14 @@ _RULES = (
                 f"{UNIT}conv{number}/kernel",
                 f"resnet/block{{0}}/unit{{1:02d}}/{letter}/standardized_conv2d/kernel",
             ),
-            Rule(f"{UNIT}norm{number}/scale", f"resnet/block{{0}}/unit{{1:02d}}/{letter}/group_norm/gamma"),
-            Rule(f"{UNIT}norm{number}/bias", f"resnet/block{{0}}/unit{{1:02d}}/{letter}/group_norm/beta"),
+            Rule(
+                f"{UNIT}norm{number}/scale",
+                f"resnet/block{{0}}/unit{{1:02d}}/{letter}/group_norm/gamma",
+            ),
+            Rule(
+                f"{UNIT}norm{number}/bias",
+                f"resnet/block{{0}}/unit{{1:02d}}/{letter}/group_norm/beta",
+            ),
         )
     ),
     Rule("norm/scale", "resnet/group_norm/gamma"),

@@ -1,10 +1,11 @@
 """ViT and its hybrids in Google's npz files (google-research/vision_transformer).
 
-On disk the sub-modules of a block are numbered through, `LayerNorm_0`, `MultiHeadDotProductAttention_1`,
+On disk the sub-modules of a block are numbered through, `LayerNorm_0`,
+`MultiHeadDotProductAttention_1`,
 `LayerNorm_2`, `MlpBlock_3`; group norms have shape `[1, 1, 1, channels]`.
 
-Read are also the files of big_vision, where they are numbered by kind, `MlpBlock_0`. Written so are models
-that it alone has, with fixed positions or attention pooling.
+Read are also the files of big_vision, where they are numbered by kind, `MlpBlock_0`. Written so are
+models that it alone has, with fixed positions or attention pooling.
 """
 
 import functools
@@ -37,7 +38,9 @@ _RULES = (
     Rule("cls", "cls"),
     Rule("position_embedding/table", _POSITIONS),
     Rule(BLOCK + "norm1/(scale|bias)", _THEIRS + "LayerNorm_0/{1}"),
-    Rule(BLOCK + "attention/qkv/kernel", tuple(f"{_ATTENTION}{part}/kernel" for part in _QKV), axis=1),
+    Rule(
+        BLOCK + "attention/qkv/kernel", tuple(f"{_ATTENTION}{part}/kernel" for part in _QKV), axis=1
+    ),
     Rule(BLOCK + "attention/qkv/bias", tuple(f"{_ATTENTION}{part}/bias" for part in _QKV), axis=0),
     Rule(BLOCK + "attention/out/(kernel|bias)", _ATTENTION + "out/{1}"),
     Rule(BLOCK + "norm2/(scale|bias)", _THEIRS + "LayerNorm_2/{1}"),
@@ -65,7 +68,8 @@ _RULES = (
 
 
 def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """The model's own parameters under the names that the first files had, whatever code wrote them.
+    """The model's own parameters under the names that the first files had, whatever code wrote
+    them.
 
     Raises:
       UserError: two of them would have one name.
@@ -87,7 +91,9 @@ def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
 
 
 def _one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same with each encoder block's tensors apart, which big_vision's scan over blocks stacks."""
+    """The same with each encoder block's tensors apart, which big_vision's scan over blocks
+    stacks.
+    """
     found = {}
     for name, tensor in tensors.items():
         start, stacked, rest = name.partition("Transformer/encoderblock/")
@@ -109,39 +115,24 @@ def _with_class_token(table: Tensor) -> Tensor:
     batch, rows, dim = table.shape
     if rows and math.isqrt(rows - 1) ** 2 == rows - 1:
         return table
-    return Tensor((batch, rows + 1, dim), table.dtype, lambda: np.pad(table.read(), ((0, 0), (1, 0), (0, 0))))
+    return Tensor(
+        (batch, rows + 1, dim), table.dtype, lambda: np.pad(table.read(), ((0, 0), (1, 0), (0, 0)))
+    )
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """The model that tensors (renamed) belong to, with the size of its images; see `image_size_of`."""
+    """Returns the model's arguments, and the assumptions made, from renamed tensors.
+
+    See `image_size_of` for `image_size`.
+    """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    blocks = count_units(shapes, r"(?:resnet/)?block(\d+)/unit(\d+)/", first=1)
     try:
-        patch, _, inputs, dim = shapes["embedding/kernel"]
-        root = shapes.get("conv_root/kernel")
-        query = shapes[_ATTENTION.format(0) + "query/kernel"]
-        depth = sum(name.endswith("/MlpBlock_3/Dense_0/bias") for name in shapes)
-        pooling = "cls" if "cls" in shapes else "gap"
-        # big_vision has no model without positions; the older code has one, and no fixed positions.
-        position = "sincos2d" if config["by_kind"] else "none"
-        values = dict(
-            patch_size=patch,
-            channels=root[2] if root else inputs,
-            resnet_blocks=blocks if root else None,
-            **(resnet_root(root[0], root[3]) if root else {}),
-            dim=dim,
-            depth=depth,
-            hidden=shapes[_THEIRS.format(0) + "MlpBlock_3/Dense_0/bias"][0],
-            heads=query[1],
-            num_classes=shapes.get("head/bias", (0,))[0],
-            pooling="map" if _POOLING + "probe" in shapes else pooling,
-            pre_logits="pre_logits/kernel" in shapes,
-            position="1d" if _POSITIONS in shapes else position,
-        )
+        values = _values(shapes, config["by_kind"])
     except (KeyError, ValueError, IndexError) as error:
         raise UserError(
-            f"these are not the arrays of a ViT, hybrid or BiT of Google's: {error} is missing or of an "
-            f"unknown shape among {len(shapes)} arrays such as {min(shapes, default='none')!r}"
+            f"these are not the arrays of a ViT, hybrid or BiT of Google's: {error} is missing or "
+            f"of an unknown shape among {len(shapes)} arrays such as "
+            f"{min(shapes, default='none')!r}"
         ) from error
     rows = shapes[_POSITIONS][1] if _POSITIONS in shapes else None
     assumed = ["groups of two channels"] if values.get("resnet_width", 1) < 1 else []
@@ -151,6 +142,49 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
         assumed.append("the model of images alone, of two")
     values["image_size"] = image_size_of(values, rows, None, image_size)
     return values, ", ".join(assumed)
+
+
+def _values(shapes: dict, by_kind: bool) -> dict:
+    """Returns the model's arguments that the shapes of arrays determine.
+
+    Args:
+      shapes: shapes of the arrays by their names.
+      by_kind: the file is of big_vision's newer form.
+    """
+    patch, _, channels, dim = shapes["embedding/kernel"]
+    values = dict(
+        patch_size=patch,
+        channels=channels,
+        resnet_blocks=None,
+        dim=dim,
+        depth=sum(name.endswith("/MlpBlock_3/Dense_0/bias") for name in shapes),
+        mlp_dim=shapes[_THEIRS.format(0) + "MlpBlock_3/Dense_0/bias"][0],
+        heads=shapes[_ATTENTION.format(0) + "query/kernel"][1],
+        num_classes=shapes.get("head/bias", (0,))[0],
+        pooling=_pooling(shapes),
+        pre_logits="pre_logits/kernel" in shapes,
+        position=_position(shapes, by_kind),
+    )
+    if root := shapes.get("conv_root/kernel"):
+        blocks = count_units(shapes, r"(?:resnet/)?block(\d+)/unit(\d+)/", first=1)
+        values |= dict(channels=root[2], resnet_blocks=blocks, **resnet_root(root[0], root[3]))
+    return values
+
+
+def _pooling(shapes: dict) -> str:
+    if _POOLING + "probe" in shapes:
+        return "map"
+    return "cls" if "cls" in shapes else "gap"
+
+
+def _position(shapes: dict, by_kind: bool) -> str:
+    """Returns the argument `position`.
+
+    big_vision has no model without positions; the older code has one, and no fixed positions.
+    """
+    if _POSITIONS in shapes:
+        return "1d"
+    return "sincos2d" if by_kind else "none"
 
 
 def _describe(values: dict) -> dict:
@@ -186,7 +220,9 @@ def _by_kind(values: dict) -> bool:
 
 FORMAT = Format(
     model=ViT,
-    claims=lambda config, tensors: any(name.startswith(("embedding/", "Transformer/")) for name in tensors),
+    claims=lambda config, tensors: any(
+        name.startswith(("embedding/", "Transformer/")) for name in tensors
+    ),
     arguments=_arguments,
     rules=lambda values: _RULES,
     describe=_describe,

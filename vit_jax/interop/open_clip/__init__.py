@@ -1,6 +1,8 @@
-"""The image towers of open_clip's models: `open_clip_model.safetensors` beside `open_clip_config.json`.
+"""The image towers of open_clip's models: `open_clip_model.safetensors` beside
+`open_clip_config.json`.
 
-A tower is a ViT of open_clip's own, or one of timm's. They are read, not written: files hold both towers.
+A tower is a ViT of open_clip's own, or one of timm's. They are read, not written: files hold both
+towers.
 """
 
 from pathlib import Path
@@ -13,42 +15,71 @@ from vit_jax.interop.library import Library, load_formats
 from vit_jax.interop.tensor_files import Tensor
 
 _TOWER, _TIMM = "visual.", "visual.trunk."
-_CROPS = {"shortest": "center", "squash": "squash"}  # timm's, by the way in which images are resized.
+_CROPS = {
+    "shortest": "center",
+    "squash": "squash",
+}  # timm's, by the way in which images are resized.
 
 
-def _prepare(path: Path, tensors: dict[str, Tensor], config: dict) -> tuple[dict[str, Tensor], dict]:
-    """Leaves the tensors of the image tower alone, without what comes before their names.
+def _prepare(
+    path: Path, tensors: dict[str, Tensor], config: dict
+) -> tuple[dict[str, Tensor], dict]:
+    """Keeps the image tower's tensors, without their prefix, and adds timm's `pretrained_cfg`.
 
     Raises:
-      UserError: there is no `open_clip_config.json`, or it asks for what is not read.
+      UserError: there is no `open_clip_config.json`, or the model is unsupported.
     """
     if "model_cfg" not in config:
         raise UserError(f"{path} is of open_clip, which needs its open_clip_config.json beside it")
-    tower, seen = config["model_cfg"]["vision_cfg"], config.get("preprocess_cfg") or {}
-    crop = seen.get("resize_mode", "shortest")
-    if crop not in _CROPS:
-        raise UserError(f"an open_clip model with resize_mode={crop!r} is not read")
-    shown = dict(crop_pct=1.0, crop_mode=_CROPS[crop], interpolation=seen.get("interpolation", "bicubic"))
-    shown |= {theirs: seen[ours] for ours, theirs in dict(mean="mean", std="std").items() if ours in seen}
-    size = tower.get("image_size", 224)
-    height, width = (size, size) if isinstance(size, int) else size
-    channels = next(x.shape[1] for x in tensors.values() if len(x.shape) == 4)
-    shown["input_size"] = [channels, height, width]
-    config = config | dict(pretrained_cfg=shown)
-    if architecture := tower.get("timm_model_name"):
-        kept = {name.removeprefix(_TIMM): x for name, x in tensors.items() if name.startswith(_TIMM)}
-        left = [name for name in tensors if name.startswith(_TOWER) and not name.startswith(_TIMM)]
-        if left:
-            raise UserError(f"an open_clip model of timm's {architecture} with {left[0]} is not read")
-        # The head is in the trunk unless attention pools, whose result is the embedding.
-        pooled = {"map": "map", "token": "token", "avg": "avg"}.get(tower.get("timm_pool") or "")
-        args = dict(global_pool=pooled) if pooled else {}
-        return timm.LIBRARY.prepare(path, kept, config | dict(architecture=architecture, model_args=args))
+    config = config | dict(pretrained_cfg=_pretrained_config(tensors, config))
+    if config["model_cfg"]["vision_cfg"].get("timm_model_name"):
+        return _prepare_timm(path, tensors, config)
     kept = {name.removeprefix(_TOWER): x for name, x in tensors.items() if name.startswith(_TOWER)}
     if "proj" in kept:  # A head without a bias.
         classes = kept["proj"].shape[1]
-        kept["proj.bias"] = Tensor((classes,), np.dtype(np.float32), lambda: np.zeros(classes, np.float32))
+        kept["proj.bias"] = Tensor(
+            (classes,), np.dtype(np.float32), lambda: np.zeros(classes, np.float32)
+        )
     return kept, config
+
+
+def _pretrained_config(tensors: dict[str, Tensor], config: dict) -> dict:
+    """Returns the preprocessing as timm's `pretrained_cfg`.
+
+    Raises:
+      UserError: the images are resized in an unsupported way.
+    """
+    preprocessing = config.get("preprocess_cfg") or {}
+    crop = preprocessing.get("resize_mode", "shortest")
+    if crop not in _CROPS:
+        raise UserError(f"an open_clip model with resize_mode={crop!r} is not read")
+    size = config["model_cfg"]["vision_cfg"].get("image_size", 224)
+    height, width = (size, size) if isinstance(size, int) else size
+    channels = next(x.shape[1] for x in tensors.values() if len(x.shape) == 4)
+    pretrained = dict(
+        crop_pct=1.0,
+        crop_mode=_CROPS[crop],
+        interpolation=preprocessing.get("interpolation", "bicubic"),
+        input_size=[channels, height, width],
+    )
+    return pretrained | {key: preprocessing[key] for key in ("mean", "std") if key in preprocessing}
+
+
+def _prepare_timm(
+    path: Path, tensors: dict[str, Tensor], config: dict
+) -> tuple[dict[str, Tensor], dict]:
+    """Prepares an image tower that is one of timm's models, as `_prepare`."""
+    tower = config["model_cfg"]["vision_cfg"]
+    architecture = tower["timm_model_name"]
+    for name in tensors:
+        if name.startswith(_TOWER) and not name.startswith(_TIMM):
+            raise UserError(f"an open_clip model of timm's {architecture} with {name} is not read")
+    kept = {name.removeprefix(_TIMM): x for name, x in tensors.items() if name.startswith(_TIMM)}
+    # The head is in the trunk unless attention pools, whose result is the embedding.
+    pooling = tower.get("timm_pool")
+    arguments = dict(global_pool=pooling) if pooling in ("map", "token", "avg") else {}
+    config = config | dict(architecture=architecture, model_args=arguments)
+    return timm.LIBRARY.prepare(path, kept, config)
 
 
 LIBRARY = Library(
@@ -57,7 +88,9 @@ LIBRARY = Library(
     suffix="",
     claims=lambda path, config, tensors: any(name.startswith(_TOWER) for name in tensors),
     prepare=_prepare,
-    unknown=lambda config, tensors: "an open_clip model without an image tower of ViT's kind is not read",
+    unknown=lambda config, tensors: (
+        "an open_clip model without an image tower of ViT's kind is not read"
+    ),
     preprocessing=timm.LIBRARY.preprocessing,
     class_names=lambda config: [],
     files=lambda described, values, seen, names, probabilities: {},

@@ -1,7 +1,17 @@
 """The image tower of a CLIP in open_clip's own names, which are OpenAI's."""
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import BLOCK, CONV, FLAT, LINEAR, LINEAR_OUT, TABLE, Rule, torch_dense, torch_norm
+from vit_jax.interop.layout import (
+    BLOCK,
+    CONV,
+    FLAT,
+    LINEAR,
+    LINEAR_OUT,
+    TABLE,
+    Rule,
+    torch_dense,
+    torch_norm,
+)
 from vit_jax.interop.library import Format, Tensors, Values
 from vit_jax.models.vit import ViT
 
@@ -43,14 +53,16 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
     dim, channels, patch, _ = shapes["conv1.weight"]
     size, head_width = tower["image_size"], tower.get("head_width", 64)
     if dim % head_width:
-        raise UserError(f"open_clip_config.json says heads {head_width} wide, which do not divide {dim}")
+        raise UserError(
+            f"open_clip_config.json says heads {head_width} wide, which do not divide {dim}"
+        )
     values = dict(
         image_size=(size, size) if isinstance(size, int) else tuple(size),
         patch_size=patch,
         channels=channels,
         dim=dim,
         depth=tower["layers"],
-        hidden=shapes["transformer.resblocks.0.mlp.c_fc.weight"][0],
+        mlp_dim=shapes["transformer.resblocks.0.mlp.c_fc.weight"][0],
         heads=dim // head_width,
         num_classes=shapes.get("proj", (0, 0))[1],
         stem_norm="tokens",

@@ -9,8 +9,12 @@ from vit_jax.interop.openai.openai_dvae import FIRST, FORMAT
 from vit_jax.interop.preprocessing import Preprocessing
 
 
-def _preprocessing(config: dict, said: dict, channels: int) -> tuple[dict, Preprocessing | None, str]:
-    """Mean and deviation, the rest, and what a file without `config.json` does not say: it is OpenAI's."""
+def _preprocessing(
+    config: dict, said: dict, channels: int
+) -> tuple[dict, Preprocessing | None, str]:
+    """Mean and std, the rest, and what a file without `config.json` does not say: it is
+    OpenAI's.
+    """
     return timm.LIBRARY.preprocessing(config, said, channels) if config else ({}, None, "")
 
 

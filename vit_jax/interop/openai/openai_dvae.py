@@ -36,12 +36,14 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
         stages = range(1, len(blocks) + 1)
         if not blocks:
             raise KeyError("blocks.group_1.block_1.res_path.conv_4.w")
-        widths = tuple(shapes[f"blocks.group_{stage}.block_1.res_path.conv_4.w"][0] for stage in stages)
+        widths = tuple(
+            shapes[f"blocks.group_{stage}.block_1.res_path.conv_4.w"][0] for stage in stages
+        )
         channels = shapes[FIRST][1]
     except (KeyError, IndexError) as error:
         raise UserError(
-            f"these are not the tensors of DALL-E's encoder: {error} is missing or of an unknown shape among "
-            f"{len(shapes)} tensors such as {min(shapes)!r}"
+            f"these are not the tensors of DALL-E's encoder: {error} is missing or of an unknown "
+            f"shape among {len(shapes)} tensors such as {min(shapes)!r}"
         ) from error
     values = dict(
         image_size=image_size or stated_size(config) or PIXELS,

@@ -28,7 +28,9 @@ _MODULES = tuple(
 )
 
 
-def _prepare(path: Path, tensors: dict[str, Tensor], config: dict) -> tuple[dict[str, Tensor], dict]:
+def _prepare(
+    path: Path, tensors: dict[str, Tensor], config: dict
+) -> tuple[dict[str, Tensor], dict]:
     """Adds what the architecture's name says, as `named`.
 
     Raises:
@@ -42,12 +44,15 @@ def _prepare(path: Path, tensors: dict[str, Tensor], config: dict) -> tuple[dict
         if (said := module.named(architecture)) is not None:
             return tensors, config | dict(named=said)
     raise UserError(
-        f"timm's {architecture} is none of the models that are read: ViTs, hybrids, BiTs, ConvNeXts, Swins"
+        f"timm's {architecture} is none of the models that are read: ViTs, hybrids, BiTs, "
+        "ConvNeXts, Swins"
     )
 
 
-def _preprocessing(config: dict, said: dict, channels: int) -> tuple[dict, Preprocessing | None, str]:
-    """Mean and deviation, the rest, and what a file without `config.json` does not say."""
+def _preprocessing(
+    config: dict, said: dict, channels: int
+) -> tuple[dict, Preprocessing | None, str]:
+    """Mean and std, the rest, and what a file without `config.json` does not say."""
     if not config:
         return {}, None, "pixels in [-1, 1]"
     return *of_timm(config, channels), ""
@@ -60,7 +65,11 @@ def _class_names(config: dict) -> list:
 
 
 def _files(
-    described: dict, values: dict, seen: Preprocessing | None, names: Sequence[str], probabilities: str
+    described: dict,
+    values: dict,
+    seen: Preprocessing | None,
+    names: Sequence[str],
+    probabilities: str,
 ) -> dict[str, dict]:
     """The files beside the tensors: `config.json`, with the preprocessing and the classes.
 
@@ -69,7 +78,7 @@ def _files(
     """
     channels = values["channels"]
     described["pretrained_cfg"] |= dict(
-        mean=per_channel(values["mean"], channels), std=per_channel(values["deviation"], channels)
+        mean=per_channel(values["mean"], channels), std=per_channel(values["std"], channels)
     ) | to_timm(seen or UNSAID, values["image_size"])
     # timm passes over the type of problem; Transformers, which reads timm's folders too, does not.
     described |= problem_type(values["num_classes"], probabilities)
@@ -83,8 +92,9 @@ LIBRARY = Library(
     claims=lambda path, config, tensors: True,  # Asked last.
     prepare=_prepare,
     unknown=lambda config, tensors: (
-        "these are not the tensors of a ViT, BiT, ConvNeXt or Swin of timm's: 'patch_embed.proj.weight' is "
-        f"missing among {len(tensors)} tensors such as {min(tensors, default='none')!r}"
+        "these are not the tensors of a ViT, BiT, ConvNeXt or Swin of timm's: "
+        f"'patch_embed.proj.weight' is missing among {len(tensors)} tensors such as "
+        f"{min(tensors, default='none')!r}"
     ),
     preprocessing=_preprocessing,
     class_names=_class_names,

@@ -1,25 +1,27 @@
-"""Tensors of the authors of DINOv3, EVA, EVA-02, BEiT, DeiT-III, ConvNeXt and Swin, by timm's names for them.
+"""Tensors of the authors of DINOv3, EVA, EVA-02, BEiT, DeiT-III, ConvNeXt and Swin, by timm's names
+for them.
 
-Sources: the published code of facebookresearch/dinov3 (layers, models/convnext.py), baaivision/EVA (EVA-01,
-EVA-02), microsoft/unilm (beit, beit2), facebookresearch/deit (models_v2.py), facebookresearch/ConvNeXt and
-ConvNeXt-V2, and microsoft/Swin-Transformer.
+Sources: the published code of facebookresearch/dinov3 (layers, models/convnext.py), baaivision/EVA
+(EVA-01, EVA-02), microsoft/unilm (beit, beit2), facebookresearch/deit (models_v2.py),
+facebookresearch/ConvNeXt and ConvNeXt-V2, and microsoft/Swin-Transformer.
 """
 
 import math
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop.preprocessing import CLIP, IMAGENET
 
-# By which mean and deviation models see pixels; `satellite` is of DINOv3's SAT-493M.
+# By which mean and std models see pixels; `satellite` is of DINOv3's SAT-493M.
 PIXELS = {
     "imagenet": IMAGENET,
     "clip": CLIP,
-    "half": {"mean": (0.5, 0.5, 0.5), "deviation": (0.5, 0.5, 0.5)},
-    "satellite": {"mean": (0.430, 0.411, 0.296), "deviation": (0.213, 0.156, 0.143)},
+    "half": {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)},
+    "satellite": {"mean": (0.430, 0.411, 0.296), "std": (0.213, 0.156, 0.143)},
 }
 _NAMES = {
     "storage_tokens": "reg_token",
@@ -47,73 +49,139 @@ _CONVNEXT = {
 _OF_WINDOWS = re.compile(r".*\.(attn_mask|relative_coords_table)$")
 
 
+class _Converted(NamedTuple):
+    """A model with timm's names.
+
+    Attributes:
+      tensors: tensors by timm's names.
+      config: the `config.json`, apart from the preprocessing.
+      side: height of the images in pixels; 0 if no tensor depends on it.
+      pixels: normalizations of such models, names of `PIXELS` with the models that use them.
+      squeezed: images are resized to a square without regard to their aspect ratio.
+      notes: notes on parameters that are new.
+    """
+
+    tensors: dict[str, np.ndarray]
+    config: dict = {}
+    side: int = 0
+    pixels: dict[str, str] = {"imagenet": "all"}
+    squeezed: bool = False
+    notes: list[str] = []
+
+
 def as_timm(
     tensors: Mapping[str, np.ndarray], pixels: str | None
 ) -> tuple[dict[str, np.ndarray], dict, list[str]]:
-    """The tensors by timm's names, timm's `config.json` for them, and what is new, in words.
+    """Returns tensors by timm's names, timm's `config.json` for them, and notes on new parameters.
 
     Args:
-      tensors: by the authors' names, without what wrappers put before these.
-      pixels: of `PIXELS`; None: as the authors have it for models of this kind.
+      tensors: by the authors' names, without prefixes of wrappers.
+      pixels: normalization of pixels, a name of `PIXELS`; None: the authors' own.
 
     Raises:
-      UserError: rotary positions of another kind than the published ones; models of this kind see pixels in
-        several ways, and `pixels` does not say which; nothing says the number of heads.
+      UserError: rotary positions of another kind than the published ones; the authors have models
+        of this kind with several normalizations, and `pixels` is None; the number of heads is
+        unknown.
     """
+    model = _convert(tensors)
+    if pixels is None and len(model.pixels) > 1:
+        ways = ", ".join(f"--pixels={name} ({which})" for name, which in model.pixels.items())
+        raise UserError(f"by which mean and std it sees pixels, no file of this kind says: {ways}")
+    normalization = PIXELS[pixels or next(iter(model.pixels))]
+    preprocessing = {
+        "mean": normalization["mean"],
+        "std": normalization["std"],
+        "interpolation": "bicubic",
+        "crop_pct": 1.0 if model.side >= 384 else 0.875,  # As the authors evaluate.
+    }
+    if model.squeezed:
+        preprocessing["crop_mode"] = "squash"
+    return model.tensors, model.config | {"pretrained_cfg": preprocessing}, model.notes
+
+
+def _convert(tensors: Mapping[str, np.ndarray]) -> _Converted:
+    """Converts a model of any of the authors, whose kind is recognised by tensors' names."""
     named = {_name(name): array for name, array in tensors.items() if not _FOLLOWS.match(name)}
-    kernel = named.get("patch_embed.proj.weight")
-    dim, patch = kernel.shape[::3] if kernel is not None and kernel.ndim == 4 else (0, 0)
-    angles = next((array for name, array in tensors.items() if name.endswith("rope.freqs_cos")), None)
-    tables = [array for name, array in named.items() if name.endswith(_TABLE)]
-    config, side, choices, notes = {}, 0, {"imagenet": "all"}, []
-    squeezed = False
     if "downsample_layers.0.0.weight" in named:
-        named, notes = _convnext(named)
-    elif "layers.0.blocks.0.attn.qkv.weight" in named:
-        named, config, side = _swin(named, patch)
-        squeezed = side >= 384
-    elif "rope_embed.periods" in tensors:
-        periods = tensors["rope_embed.periods"]
-        _check("periods", periods, 100 ** (2 * np.arange(len(periods)) / (2 * len(periods))))
-        named = _with_biases_apart(named)
-        config = _eva("vit_base_patch16_dinov3", dim // (4 * len(periods)), patch, "token")
-        if dim in (1024, 4096):
-            choices = {"imagenet": "LVD-1689M", "satellite": "SAT-493M"}
-    elif tables:
+        return _convnext(named)
+    dim, patch = _width_and_patch(named)
+    if "layers.0.blocks.0.attn.qkv.weight" in named:
+        return _swin(named, patch)
+    if "rope_embed.periods" in tensors:
+        return _dinov3(named, tensors["rope_embed.periods"], dim, patch)
+    if tables := [array for name, array in named.items() if name.endswith(_TABLE)]:
         side = (math.isqrt(len(tables[0]) - 3) + 1) * patch // 2
-        choices = {"half": "BEiT", "imagenet": "BEiT v2"}
-    elif "blocks.0.attn.q_bias" in named and "pos_embed" in named:
-        side = math.isqrt(named["pos_embed"].shape[1] - 1) * patch
-        if angles is not None:
-            # Older files have them by rows and columns, newer ones in one line.
-            angles = angles.reshape(-1, angles.shape[-1])
-            _check("rope.freqs_cos", angles, _angles(*angles.shape))
-            config = _eva("eva02_base_patch14_224", dim // angles.shape[1], patch, "avg")
-            choices = {"clip": "all"}
-        elif dim == 1408:
-            config = _eva("eva_giant_patch14_224", 16, patch, "avg")
-            choices = {"clip": "EVA from CLIP alone", "imagenet": "EVA by way of 30 million images"}
-        else:
-            raise UserError(f"nothing says how many heads an EVA of width {dim} without rotary positions has")
-    elif "blocks.0.gamma_1" in named:  # DeiT-III; the others above have the same names for their scales.
-        side = math.isqrt(named["pos_embed"].shape[1]) * patch if "pos_embed" in named else 0
-        named = {re.sub(r"\.gamma_(\d)$", r".ls\1.gamma", name): array for name, array in named.items()}
-    if pixels is None and len(choices) > 1:
-        ways = ", ".join(f"--pixels={way} ({which})" for way, which in choices.items())
-        raise UserError(f"by which mean and deviation it sees pixels, no file of this kind says: {ways}")
-    seen = PIXELS[pixels or next(iter(choices))]
-    crop = 1.0 if side >= 384 else 0.875  # As the authors evaluate; `side` is 0 where no tensor tells it.
-    shown = {"mean": seen["mean"], "std": seen["deviation"], "interpolation": "bicubic", "crop_pct": crop}
-    if squeezed:
-        shown["crop_mode"] = "squash"
-    return named, config | {"pretrained_cfg": shown}, notes
+        return _Converted(named, side=side, pixels={"half": "BEiT", "imagenet": "BEiT v2"})
+    if "blocks.0.attn.q_bias" in named and "pos_embed" in named:
+        return _eva01_or_02(named, tensors, dim, patch)
+    if "blocks.0.gamma_1" in named:  # The others above have the same names for their scales.
+        return _deit3(named, patch)
+    return _Converted(named)
 
 
-def _convnext(named: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The tensors of a ConvNeXt or ConvNeXt V2 by timm's names, and what is new.
+def _width_and_patch(named: Mapping[str, np.ndarray]) -> tuple[int, int]:
+    """Returns embedding dimension and patch size; zeros if there is no patch embedding."""
+    kernel = named.get("patch_embed.proj.weight")
+    return kernel.shape[::3] if kernel is not None and kernel.ndim == 4 else (0, 0)
 
-    FCMAE's, of sparse layers, are brought to those of dense ones: kernels `[offsets, in, out]`, where a
-    depthwise one has no `in`, and columns count first.
+
+def _dinov3(
+    named: Mapping[str, np.ndarray], periods: np.ndarray, dim: int, patch: int
+) -> _Converted:
+    _check("periods", periods, 100 ** (2 * np.arange(len(periods)) / (2 * len(periods))))
+    config = _eva("vit_base_patch16_dinov3", dim // (4 * len(periods)), patch, "token")
+    tensors = _with_biases_apart(named)
+    if dim not in (1024, 4096):
+        return _Converted(tensors, config)
+    return _Converted(tensors, config, pixels={"imagenet": "LVD-1689M", "satellite": "SAT-493M"})
+
+
+def _eva01_or_02(
+    named: dict[str, np.ndarray], tensors: Mapping[str, np.ndarray], dim: int, patch: int
+) -> _Converted:
+    for name, array in tensors.items():
+        if name.endswith("rope.freqs_cos"):
+            return _eva02(named, array, patch)
+    return _eva01(named, dim, patch)
+
+
+def _eva01(named: dict[str, np.ndarray], dim: int, patch: int) -> _Converted:
+    if dim != 1408:
+        raise UserError(
+            f"nothing says how many heads an EVA of width {dim} without rotary positions has"
+        )
+    return _Converted(
+        named,
+        _eva("eva_giant_patch14_224", 16, patch, "avg"),
+        side=math.isqrt(named["pos_embed"].shape[1] - 1) * patch,
+        pixels={"clip": "EVA from CLIP alone", "imagenet": "EVA by way of 30 million images"},
+    )
+
+
+def _eva02(named: dict[str, np.ndarray], cosines: np.ndarray, patch: int) -> _Converted:
+    # Older files have them by rows and columns, newer ones in one line.
+    cosines = cosines.reshape(-1, cosines.shape[-1])
+    _check("rope.freqs_cos", cosines, _angles(*cosines.shape))
+    dim = named["patch_embed.proj.weight"].shape[0]
+    return _Converted(
+        named,
+        _eva("eva02_base_patch14_224", dim // cosines.shape[1], patch, "avg"),
+        side=math.isqrt(named["pos_embed"].shape[1] - 1) * patch,
+        pixels={"clip": "all"},
+    )
+
+
+def _deit3(named: Mapping[str, np.ndarray], patch: int) -> _Converted:
+    side = math.isqrt(named["pos_embed"].shape[1]) * patch if "pos_embed" in named else 0
+    tensors = {re.sub(r"\.gamma_(\d)$", r".ls\1.gamma", name): x for name, x in named.items()}
+    return _Converted(tensors, side=side)
+
+
+def _convnext(named: Mapping[str, np.ndarray]) -> _Converted:
+    """Converts a ConvNeXt or ConvNeXt V2.
+
+    FCMAE's, of sparse layers, are brought to those of dense ones: kernels `[offsets, in, out]`,
+    where a depthwise one has no `in`, and columns count first.
     """
     tensors = {}
     for name, array in named.items():
@@ -129,38 +197,48 @@ def _convnext(named: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], l
             name = re.sub(pattern, other, name)
         tensors[name] = np.ascontiguousarray(array)
     if "head.norm.weight" in tensors:
-        return tensors, []
+        return _Converted(tensors)
     width = tensors[max(name for name in tensors if name.endswith("conv_dw.bias"))].shape
-    tensors |= {"head.norm.weight": np.ones(width, np.float32), "head.norm.bias": np.zeros(width, np.float32)}
-    return tensors, ["new: the last norm, ones and zeros, which this pre-training has none of"]
+    tensors |= {
+        "head.norm.weight": np.ones(width, np.float32),
+        "head.norm.bias": np.zeros(width, np.float32),
+    }
+    note = "new: the last norm, ones and zeros, which this pre-training has none of"
+    return _Converted(tensors, notes=[note])
 
 
-def _swin(named: Mapping[str, np.ndarray], patch: int) -> tuple[dict[str, np.ndarray], dict, int]:
-    """The tensors of a Swin by timm's names, a `config.json` of its windows, and the images' side.
+def _swin(named: Mapping[str, np.ndarray], patch: int) -> _Converted:
+    """Converts a Swin; its `config.json` contains the windows and the images' side.
 
     Raises:
-      UserError: nothing says how large the windows are.
+      UserError: the size of the windows is unknown.
     """
-    first, given = "layers.0.blocks.0.attn.", {}
+    first, arguments = "layers.0.blocks.0.attn.", {}
     if f"{first}{_TABLE}" in named:
         window = (math.isqrt(len(named[f"{first}{_TABLE}"])) + 1) // 2
     elif f"{first}relative_coords_table" in named:
         window = (named[f"{first}relative_coords_table"].shape[1] + 1) // 2
-        given["pretrained_window_sizes"] = _former_windows(named)
+        arguments["pretrained_window_sizes"] = _former_windows(named)
     else:
-        raise UserError("a Swin V2 without its relative_coords_table does not say how large its windows are")
+        raise UserError(
+            "a Swin V2 without its relative_coords_table does not say how large its windows are"
+        )
     side = 32 * window
     # Windows are shifted in the second block, whose mask has an entry for each of them in an image.
     if (mask := named.get("layers.0.blocks.1.attn_mask")) is not None:
         side = patch * window * math.isqrt(len(mask))
-    early = "layers.0.downsample.reduction.weight" in named  # At the end of a stage; timm: before the next.
+    # At the end of a stage; timm: before the next.
+    early = "layers.0.downsample.reduction.weight" in named
     tensors = {}
     for name, array in named.items():
         if early:
-            name = re.sub(r"^layers\.(\d+)\.downsample", lambda x: f"layers.{int(x[1]) + 1}.downsample", name)
+            name = re.sub(
+                r"^layers\.(\d+)\.downsample", lambda x: f"layers.{int(x[1]) + 1}.downsample", name
+            )
         if not _OF_WINDOWS.match(name):
             tensors[re.sub(r"^head\.(weight|bias)$", r"head.fc.\1", name)] = array
-    return tensors, {"model_args": {"window_size": window, "img_size": side} | given}, side
+    config = {"model_args": {"window_size": window, "img_size": side} | arguments}
+    return _Converted(tensors, config, side=side, squeezed=side >= 384)
 
 
 def _former_windows(named: Mapping[str, np.ndarray]) -> list[int]:
@@ -169,7 +247,9 @@ def _former_windows(named: Mapping[str, np.ndarray]) -> list[int]:
     Offsets x between places are counted as log2(1 + 8 |x| / (side - 1)) / 3.
     """
     sides = []
-    while (found := named.get(f"layers.{len(sides)}.blocks.0.attn.relative_coords_table")) is not None:
+    while (
+        found := named.get(f"layers.{len(sides)}.blocks.0.attn.relative_coords_table")
+    ) is not None:
         offsets = np.arange((found.shape[1] + 1) // 2)
         own = former = len(offsets)
         if own > 1:  # One place has no offsets.
@@ -194,7 +274,9 @@ def _eva(architecture: str, heads: int, patch: int, pooled: str) -> dict:
 
 
 def _with_biases_apart(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """DINOv3's tensors as timm's Eva has them; the bias of keys is masked there, whatever is in it."""
+    """DINOv3's tensors as timm's Eva has them; the bias of keys is masked there, whatever is in
+    it.
+    """
     tensors = {}
     for name, array in named.items():
         if name.endswith("attn.qkv.bias"):
@@ -206,9 +288,13 @@ def _with_biases_apart(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]
 
 
 def _angles(rows: int, dim: int) -> np.ndarray:
-    """EVA-02's cosines for a square grid, `[rows, dim]`: theirs span the 16 x 16 of pre-training."""
+    """EVA-02's cosines for a square grid, `[rows, dim]`: theirs span the 16 x 16 of
+    pre-training.
+    """
     side = math.isqrt(rows)
-    turns = np.arange(side)[:, None] / side * 16 / 10_000 ** (np.arange(0, dim // 2, 2) / (dim // 2))
+    turns = (
+        np.arange(side)[:, None] / side * 16 / 10_000 ** (np.arange(0, dim // 2, 2) / (dim // 2))
+    )
     turns = np.repeat(turns, 2, axis=1)
     down, across = np.broadcast_arrays(turns[:, None], turns[None])
     return np.cos(np.concatenate([down, across], axis=-1)).reshape(-1, dim)

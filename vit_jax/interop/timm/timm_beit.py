@@ -4,7 +4,17 @@ import math
 import re
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import BLOCK, CONV, FLAT, LINEAR, LINEAR_OUT, SAME, Rule, torch_dense, torch_norm
+from vit_jax.interop.layout import (
+    BLOCK,
+    CONV,
+    FLAT,
+    LINEAR,
+    LINEAR_OUT,
+    SAME,
+    Rule,
+    torch_dense,
+    torch_norm,
+)
 from vit_jax.interop.library import Format, Tensors, Values, refuse_unsaid
 from vit_jax.interop.timm.timm_config import (
     given_arguments,
@@ -22,7 +32,12 @@ _RULES = (
     Rule("cls", "cls_token"),
     *torch_norm(BLOCK + r"norm(\d)", _THEIRS + "norm{1}"),
     Rule(BLOCK + "attention/qkv/kernel", _THEIRS + "attn.qkv.weight", LINEAR),
-    Rule(BLOCK + "attention/qkv/bias", (_THEIRS + "attn.q_bias", _THEIRS + "attn.v_bias"), FLAT, axis=0),
+    Rule(
+        BLOCK + "attention/qkv/bias",
+        (_THEIRS + "attn.q_bias", _THEIRS + "attn.v_bias"),
+        FLAT,
+        axis=0,
+    ),
     Rule(BLOCK + "attention/bias_table", _THEIRS + "attn.relative_position_bias_table"),
     Rule("bias_table", "rel_pos_bias.relative_position_bias_table"),
     *torch_dense(BLOCK + "attention/out", _THEIRS + "attn.proj", LINEAR_OUT),
@@ -37,7 +52,13 @@ _TABLES = {
     "stem": "blocks.0.attn.relative_position_bias_table",
     "shared": "rel_pos_bias.relative_position_bias_table",
 }
-_SAID = ("use_abs_pos_emb", "use_rel_pos_bias", "use_shared_rel_pos_bias", "use_fc_norm", "head_init_scale")
+_SAID = (
+    "use_abs_pos_emb",
+    "use_rel_pos_bias",
+    "use_shared_rel_pos_bias",
+    "use_fc_norm",
+    "head_init_scale",
+)
 
 
 def named(architecture: str) -> dict | None:
@@ -52,18 +73,22 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]:
-    """The model that tensors and a `config.json` (or {}) belong to; without one, images are square."""
+    """Returns the model's arguments, and the assumptions made, from tensors and a `config.json`.
+
+    Without a `config.json` images are assumed to be square.
+    """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     given = given_arguments(config, *_SAID)
     dim, inputs, patch, _ = shapes["patch_embed.proj.weight"]
     refuse_contradictions(config, dict(patch_size=patch))
-    held = [place for place, name in _TABLES.items() if name in shapes]
-    if len(held) > 1:
-        raise UserError("timm's Beit with a table of biases in each layer and one for all is not read")
-    rows, heads = shapes[_TABLES[held[0]]]
+    places = [place for place, name in _TABLES.items() if name in shapes]
+    if len(places) > 1:
+        raise UserError(
+            "timm's Beit with a table of biases in each layer and one for all is not read"
+        )
+    rows, heads = shapes[_TABLES[places[0]]]
     side = patch * (math.isqrt(rows - 3) + 1) // 2
-    default = "avg" if "fc_norm.weight" in shapes else "token"  # As timm's own.
-    pooled = given.get("global_pool") or config.get("global_pool") or default
+    pooled = _pooling(config, given, shapes)
     pooling = "cls" if pooled == "token" else "gap"
     values = dict(
         image_size=stated_size(config) or (side, side),
@@ -71,7 +96,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
         channels=inputs,
         dim=dim,
         depth=sum(bool(re.fullmatch(r"blocks\.\d+\.norm1\.weight", name)) for name in shapes),
-        hidden=shapes["blocks.0.mlp.fc2.weight"][1],
+        mlp_dim=shapes["blocks.0.mlp.fc2.weight"][1],
         heads=heads,
         num_classes=shapes.get("head.bias", (0,))[0],
         pooling=pooling,
@@ -81,9 +106,15 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
         qkv_bias="qv" if "blocks.0.attn.q_bias" in shapes else "none",
         layer_scale=1e-5 if "blocks.0.gamma_1" in shapes else None,
         position="bias",
-        position_at=held[0],
+        position_at=places[0],
     )
     return values, "" if config else f"{pooled} pooling, as there is no config.json"
+
+
+def _pooling(config: dict, given: dict, shapes: dict) -> str:
+    """Returns timm's `global_pool`: as in `config.json`, else timm's default."""
+    default = "avg" if "fc_norm.weight" in shapes else "token"
+    return given.get("global_pool") or config.get("global_pool") or default
 
 
 def _describe(values: Values) -> dict:
@@ -95,7 +126,9 @@ def _describe(values: Values) -> dict:
     title = "timm's Beit"
     said = ("fc_norm", "pooling", "cls_token", "qkv_bias", "position_at")
     refuse_unsaid(title, ViT, values, *said, gelu="erf", position="bias")
-    for option, there in dict(pooling=("cls", "gap"), qkv_bias=("qv", "none"), norm_epsilon=(1e-6,)).items():
+    for option, there in dict(
+        pooling=("cls", "gap"), qkv_bias=("qv", "none"), norm_epsilon=(1e-6,)
+    ).items():
         if values[option] not in there:
             raise UserError(f"{title} has no {option}={values[option]!r}")
     if values["pooling"] == "gap" and not values["cls_token"]:
@@ -107,7 +140,7 @@ def _describe(values: Values) -> dict:
         embed_dim=values["dim"],
         depth=values["depth"],
         num_heads=values["heads"],
-        mlp_ratio=mlp_ratio(values["hidden"], values["dim"]),
+        mlp_ratio=mlp_ratio(values["mlp_dim"], values["dim"]),
         qkv_bias=values["qkv_bias"] == "qv",
         init_values=values["layer_scale"] or 0.0,
         use_abs_pos_emb=False,
@@ -116,7 +149,9 @@ def _describe(values: Values) -> dict:
         use_fc_norm=values["fc_norm"],
         global_pool=POOLINGS[values["pooling"]],
     )
-    described = dict(architecture="beit_base_patch16_224", model_args=chosen, num_features=values["dim"])
+    described = dict(
+        architecture="beit_base_patch16_224", model_args=chosen, num_features=values["dim"]
+    )
     return described | pretrained_config(values, fixed_input_size=True)
 
 

@@ -60,7 +60,9 @@ def _describe(values: dict) -> dict:
     key = (values["resnet_blocks"], values["resnet_width"])
     if key not in _ARCHITECTURES or values["resnet_stem"] != "large":
         stem = values["resnet_stem"]
-        raise UserError(f"timm has no BiT with {list(key[0])} units, width {key[1]:g} and a {stem} stem")
+        raise UserError(
+            f"timm has no BiT with {list(key[0])} units, width {key[1]:g} and a {stem} stem"
+        )
     return dict(
         architecture=_ARCHITECTURES[key], model_args=dict(in_chans=values["channels"])
     ) | pretrained_config(values, fixed_input_size=False)

@@ -16,8 +16,25 @@ ONLY = {
     "pos_embed": ("learn", "none", ""),
 }
 SHOWN = (
-    *("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "in_chans", "num_classes"),
-    *("class_token", "init_values", "qkv_bias", "qk_norm", "reg_tokens", "no_embed_class", "proj_bias"),
+    *(
+        "img_size",
+        "patch_size",
+        "embed_dim",
+        "depth",
+        "num_heads",
+        "mlp_ratio",
+        "in_chans",
+        "num_classes",
+    ),
+    *(
+        "class_token",
+        "init_values",
+        "qkv_bias",
+        "qk_norm",
+        "reg_tokens",
+        "no_embed_class",
+        "proj_bias",
+    ),
     *("pre_norm", "scale_attn_norm", "scale_mlp_norm", "pool_include_prefix"),
     *("weight_init", "fix_init", "dynamic_img_size", "strict_img_size", "layers", "width_factor"),
 )
@@ -66,14 +83,14 @@ def refuse_contradictions(config: dict, shown: dict[str, Any]) -> None:
         stated = tuple(stated) if isinstance(stated, list) else stated
         if stated != value:
             raise UserError(
-                f"config.json contradicts the tensors: {config['architecture']!r} has {name} {stated!r}, "
-                f"they have {value!r}"
+                f"config.json contradicts the tensors: {config['architecture']!r} has {name} "
+                f"{stated!r}, they have {value!r}"
             )
 
 
-def mlp_ratio(hidden: int, dim: int) -> float:
+def mlp_ratio(mlp_dim: int, dim: int) -> float:
     """The ratio that times the width, rounded down, is an MLP's width."""
-    return hidden / dim if int(dim * (hidden / dim)) == hidden else (hidden + 0.5) / dim
+    return mlp_dim / dim if int(dim * (mlp_dim / dim)) == mlp_dim else (mlp_dim + 0.5) / dim
 
 
 def pretrained_config(values: dict, fixed_input_size: bool) -> dict:
@@ -102,4 +119,6 @@ def resnet_rules(root: str, units: str) -> tuple[Rule, ...]:
 
 def resnet_blocks(names: Iterable[str]) -> tuple[int, ...]:
     """Units in each stage of a ResNet, by the names of its tensors."""
-    return count_units(names, r"(?:patch_embed\.backbone\.)?stages\.(\d+)\.blocks\.(\d+)\.", first=0)
+    return count_units(
+        names, r"(?:patch_embed\.backbone\.)?stages\.(\d+)\.blocks\.(\d+)\.", first=0
+    )

@@ -23,14 +23,39 @@ _STEMS = {
 _GELUS = {"gelu": "erf", "gelu_tanh": "tanh"}
 
 # The words for our sizes in timm's names of architectures.
-_WORDS = {"Atto": "atto", "Femto": "femto", "Pico": "pico", "Nano": "nano", "T": "tiny", "S": "small"}
-_WORDS |= {"B": "base", "L": "large", "XL": "xlarge", "XXL": "xxlarge", "H": "huge", "Zepto": "zepto"}
-_ONLY = {"convnext": ("xlarge", "xxlarge", "zepto"), "convnextv2": ("huge",)}  # Sizes of one version alone.
+_WORDS = {
+    "Atto": "atto",
+    "Femto": "femto",
+    "Pico": "pico",
+    "Nano": "nano",
+    "T": "tiny",
+    "S": "small",
+}
+_WORDS |= {
+    "B": "base",
+    "L": "large",
+    "XL": "xlarge",
+    "XXL": "xxlarge",
+    "H": "huge",
+    "Zepto": "zepto",
+}
+_ONLY = {
+    "convnext": ("xlarge", "xxlarge", "zepto"),
+    "convnextv2": ("huge",),
+}  # Sizes of one version alone.
 _TESTS = {
     "test_convnext": dict(depths=(1, 2, 4, 2), dims=(24, 32, 48, 64)),
     "test_convnext2": dict(depths=(1, 1, 1, 1), dims=(32, 64, 96, 128)),
 }
-_SHOWN = ("depths", "dims", "use_grn", "ls_init_value", "stem_type", "head_hidden_size", "head_norm_first")
+_SHOWN = (
+    "depths",
+    "dims",
+    "use_grn",
+    "ls_init_value",
+    "stem_type",
+    "head_hidden_size",
+    "head_norm_first",
+)
 _SHOWN += ("conv_mlp", "norm_eps", "kernel_sizes", "patch_size", "head_init_scale", "norm_layer")
 _SIMPLE = "simplenorm"
 
@@ -38,7 +63,9 @@ _SIMPLE = "simplenorm"
 def named(architecture: str) -> dict | None:
     """Reads the name of a ConvNeXt's architecture into timm's arguments; None: it is of none."""
     if architecture == "test_convnext3":
-        raise UserError(f"timm's {architecture} is not read: it has kernels of 7, 5, 5 and 3, and SiLU")
+        raise UserError(
+            f"timm's {architecture} is not read: it has kernels of 7, 5, 5 and 3, and SiLU"
+        )
     if architecture in _TESTS:
         return _with_defaults(_TESTS[architecture]) | dict(norm_eps=1e-5, act_layer="gelu_tanh")
     family, _, rest = architecture.partition("_")
@@ -90,7 +117,9 @@ def _rules(values: dict) -> list[Rule]:
 
 
 def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """Takes dense layers that are convolutions of one pixel, as the small models have them, for dense."""
+    """Takes dense layers that are convolutions of one pixel, as the small models have them, for
+    dense.
+    """
     return {
         name: tensor.reshaped(tensor.shape[:2])
         if re.search(r"\.mlp\.fc\d\.weight$", name) and tensor.shape[2:] == (1, 1)
@@ -100,72 +129,100 @@ def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """The model that tensors (renamed) and a `config.json` (or {}) belong to, which takes any size.
+    """Returns the model's arguments, from renamed tensors and a `config.json`; no assumptions.
 
-    What neither says is timm's default: exact GELU, layer norms with 1e-6.
+    Settings that neither contains are timm's defaults: exact GELU, layer norms with 1e-6. A
+    ConvNeXt takes images of any size.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    given, said = given_arguments(config, *_SHOWN, "act_layer"), config.get("named", {})
-    blocks = count_units(shapes, r"stages\.(\d+)\.blocks\.(\d+)\.", first=0)
+    given, defaults = given_arguments(config, *_SHOWN, "act_layer"), config.get("named", {})
     try:
-        widths = tuple(shapes[f"stages.{stage}.blocks.0.conv_dw.weight"][0] for stage in range(len(blocks)))
-        sides = {shapes[f"stages.{stage}.blocks.0.conv_dw.weight"][-1] for stage in range(len(blocks))}
-        stem, channels = shapes["stem.0.weight"], shapes["stem.0.weight"][1]
-        hidden = shapes["head.pre_logits.fc.bias"][0] if "head.pre_logits.fc.bias" in shapes else None
-        kind = "patches" if stem[-1] == 4 else "overlapping" if stem[0] == widths[0] else "tiered"
-        if len(shapes.get("stem.2.weight", ())) == 4:  # Where the others have their norm.
-            kind = "activated"
-        centred = "stages.0.blocks.0.norm.bias" in shapes
-        shown = dict(
-            depths=blocks,
-            dims=widths,
-            use_grn="stages.0.blocks.0.mlp.grn.weight" in shapes,
-            stem_type=_STEMS[kind],
-            head_norm_first="norm_pre.weight" in shapes,
-            head_hidden_size=hidden,
-            norm_layer=None if centred else _SIMPLE,
-        )
-        if not centred and _SIMPLE not in (given.get("norm_layer"), said.get("norm_layer")):
-            raise UserError(f"a timm ConvNeXt whose norms have no bias is read where they are {_SIMPLE}")
-        refuse_contradictions(config, shown)
-        if sides != {KERNEL}:
-            raise UserError(f"a timm ConvNeXt with kernels of {sorted(sides)} is not read, but of {KERNEL}")
-        gelu = given.get("act_layer") or said.get("act_layer", "gelu")
-        epsilon = given.get("norm_eps") or said.get("norm_eps", 1e-6)
-        values = dict(
+        values = _values(shapes)
+        if not values["centred_norm"] and _SIMPLE not in (
+            given.get("norm_layer"),
+            defaults.get("norm_layer"),
+        ):
+            raise UserError(
+                f"a timm ConvNeXt whose norms have no bias is read where they are {_SIMPLE}"
+            )
+        refuse_contradictions(config, _timm_arguments(values))
+        _refuse_kernels(shapes, len(values["blocks"]))
+        values |= dict(
             image_size=stated_size(config) or image_size or 224,
-            channels=channels,
-            num_classes=shapes["head.fc.bias"][0] if "head.fc.bias" in shapes else 0,
-            blocks=blocks,
-            widths=widths,
-            grn=shown["use_grn"],
-            layer_scale=1e-6 if "stages.0.blocks.0.gamma" in shapes else None,
-            stem=kind,
-            norm_first=shown["head_norm_first"],
-            head_hidden=hidden,
-            gelu=_GELUS[gelu],
-            norm_epsilon=epsilon,
-            centred_norm=centred,
+            gelu=_GELUS[given.get("act_layer") or defaults.get("act_layer", "gelu")],
+            norm_epsilon=given.get("norm_eps") or defaults.get("norm_eps", 1e-6),
         )
     except (KeyError, IndexError) as error:
-        raise UserError(f"these are not the tensors of a ConvNeXt of timm's: {error} is missing") from error
+        raise UserError(
+            f"these are not the tensors of a ConvNeXt of timm's: {error} is missing"
+        ) from error
     return values, ""
 
 
+def _values(shapes: dict) -> dict:
+    """Returns the model's arguments that the shapes of its tensors determine."""
+    blocks = count_units(shapes, r"stages\.(\d+)\.blocks\.(\d+)\.", first=0)
+    widths = tuple(
+        shapes[f"stages.{stage}.blocks.0.conv_dw.weight"][0] for stage in range(len(blocks))
+    )
+    return dict(
+        channels=shapes["stem.0.weight"][1],
+        num_classes=shapes.get("head.fc.bias", (0,))[0],
+        blocks=blocks,
+        widths=widths,
+        grn="stages.0.blocks.0.mlp.grn.weight" in shapes,
+        layer_scale=1e-6 if "stages.0.blocks.0.gamma" in shapes else None,
+        stem=_stem(shapes, widths[0]),
+        norm_first="norm_pre.weight" in shapes,
+        head_hidden=shapes.get("head.pre_logits.fc.bias", (None,))[0],
+        centred_norm="stages.0.blocks.0.norm.bias" in shapes,
+    )
+
+
+def _stem(shapes: dict, width: int) -> str:
+    """Returns the argument `stem`, for a first stage of `width` channels."""
+    if len(shapes.get("stem.2.weight", ())) == 4:  # Where the others have their norm.
+        return "activated"
+    kernel = shapes["stem.0.weight"]
+    if kernel[-1] == 4:
+        return "patches"
+    return "overlapping" if kernel[0] == width else "tiered"
+
+
+def _timm_arguments(values: dict) -> dict:
+    """Returns timm's arguments for those of ours that the tensors determine."""
+    return dict(
+        depths=values["blocks"],
+        dims=values["widths"],
+        use_grn=values["grn"],
+        stem_type=_STEMS[values["stem"]],
+        head_norm_first=values["norm_first"],
+        head_hidden_size=values["head_hidden"],
+        norm_layer=None if values["centred_norm"] else _SIMPLE,
+    )
+
+
+def _refuse_kernels(shapes: dict, stages: int) -> None:
+    """Raises UserError if a depthwise kernel has another side than `KERNEL`."""
+    sides = {shapes[f"stages.{stage}.blocks.0.conv_dw.weight"][-1] for stage in range(stages)}
+    if sides != {KERNEL}:
+        raise UserError(
+            f"a timm ConvNeXt with kernels of {sorted(sides)} is not read, but of {KERNEL}"
+        )
+
+
 def _describe(values: dict) -> dict:
+    """Returns a model's `config.json` in timm.
+
+    Raises:
+      UserError: timm has no such model.
+    """
     if values["head_epsilon"] not in (None, values["norm_epsilon"]):
         raise UserError(f"timm's ConvNeXt has no head_epsilon={values['head_epsilon']!r}")
-    family, other = ("convnextv2", "convnext") if values["grn"] else ("convnext", "convnextv2")
-    shape = dict(blocks=values["blocks"], widths=values["widths"])
-    words = [word for size, word in _WORDS.items() if SIZES[size] | shape == SIZES[size]]
-    words = [word for word in words if word not in _ONLY[other]]
-    plain = values["centred_norm"]
-    if not plain and values["grn"]:
+    if not values["centred_norm"] and values["grn"]:
         raise UserError("timm's ConvNeXt V2 has no centred_norm=False")
-    # Its shape is an argument.
-    word = "zepto_rms" if not plain else next((word for word in words if word != "zepto"), "tiny")
     return dict(
-        architecture=f"{family}_{word}",
+        architecture=_architecture(values),
         model_args=dict(
             depths=list(values["blocks"]),
             dims=list(values["widths"]),
@@ -181,6 +238,18 @@ def _describe(values: dict) -> dict:
         ),
         num_features=values["widths"][-1],
     ) | pretrained_config(values, fixed_input_size=False)
+
+
+def _architecture(values: dict) -> str:
+    """Returns an architecture of the same sizes in timm, else `tiny`: arguments set its sizes."""
+    family, other = ("convnextv2", "convnext") if values["grn"] else ("convnext", "convnextv2")
+    if not values["centred_norm"]:
+        return f"{family}_zepto_rms"
+    shape = dict(blocks=values["blocks"], widths=values["widths"])
+    for size, word in _WORDS.items():
+        if SIZES[size] | shape == SIZES[size] and word not in (*_ONLY[other], "zepto"):
+            return f"{family}_{word}"
+    return f"{family}_tiny"
 
 
 FORMAT = Format(

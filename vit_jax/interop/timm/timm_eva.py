@@ -1,11 +1,22 @@
 """EVA, EVA-02, DINOv3, Perception Encoder and RoPE-ViT in timm: its class Eva."""
 
 import re
+from collections.abc import Iterable
 
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import BLOCK, CONV, FLAT, LINEAR, LINEAR_OUT, SAME, Rule, torch_dense, torch_norm
+from vit_jax.interop.layout import (
+    BLOCK,
+    CONV,
+    FLAT,
+    LINEAR,
+    LINEAR_OUT,
+    SAME,
+    Rule,
+    torch_dense,
+    torch_norm,
+)
 from vit_jax.interop.library import Arrays, Format, Tensors, Values, refuse_unsaid
 from vit_jax.interop.positions import image_size_of
 from vit_jax.interop.tensor_files import Tensor
@@ -16,7 +27,13 @@ from vit_jax.interop.timm.timm_config import (
     refuse_contradictions,
     stated_size,
 )
-from vit_jax.interop.timm.timm_vit import APART, POOLING_RULES, POOLINGS, rename_positions, with_registers
+from vit_jax.interop.timm.timm_vit import (
+    APART,
+    POOLING_RULES,
+    POOLINGS,
+    rename_positions,
+    with_registers,
+)
 from vit_jax.models.vit import ViT
 
 _THEIRS = "blocks.{0}."
@@ -45,7 +62,10 @@ _RULES = (
 _BIASES = {
     "all": Rule(BLOCK + "attention/qkv/bias", _THEIRS + "attn.qkv.bias", FLAT),
     "qv": Rule(
-        BLOCK + "attention/qkv/bias", (_THEIRS + "attn.q_bias", _THEIRS + "attn.v_bias"), FLAT, axis=0
+        BLOCK + "attention/qkv/bias",
+        (_THEIRS + "attn.q_bias", _THEIRS + "attn.v_bias"),
+        FLAT,
+        axis=0,
     ),
 }
 _PACKED = torch_dense(BLOCK + "mlp/fc1", _MLP + "fc1")
@@ -58,13 +78,18 @@ def _rules(values: Values) -> tuple[Rule, ...]:
     return (*_RULES, *([biases] if biases else []), *(APART if gated_norm else _PACKED))
 
 
-# timm's arguments of its architectures, beside those that the tensors show. `eps` is that of the norms.
+# timm's arguments of its architectures, beside those that the tensors show. `eps` is that of the
+# norms.
 _ROPES = {
     "eva02": dict(use_rot_pos_emb=True, ref_feat_shape=(16, 16)),
-    "dinov3": dict(use_rot_pos_emb=True, rope_type="dinov3", rope_temperature=100.0, rope_rotate_half=True),
+    "dinov3": dict(
+        use_rot_pos_emb=True, rope_type="dinov3", rope_temperature=100.0, rope_rotate_half=True
+    ),
     "pe": dict(use_rot_pos_emb=True, rope_grid_indexing="xy", rope_grid_offset=1.0),
     "axial": dict(use_rot_pos_emb=True, rope_grid_indexing="xy", rope_temperature=100.0),
-    "mixed": dict(use_rot_pos_emb=True, rope_grid_indexing="xy", rope_temperature=10.0, rope_type="mixed"),
+    "mixed": dict(
+        use_rot_pos_emb=True, rope_grid_indexing="xy", rope_temperature=10.0, rope_type="mixed"
+    ),
 }
 _NO_ROPE = dict(
     use_rot_pos_emb=False,
@@ -81,9 +106,18 @@ _NAMES = (
     (r"eva02_(tiny|small|base|large)_patch\d+_(clip_)?\d+", _ROPES["eva02"]),
     (r"eva02_enormous_patch14_clip_\d+", dict(use_post_norm=True)),
     (r"vit_(medium|mediumd|betwixt|base)_patch16_rope_reg\d_gap_\d+", _ROPES["eva02"]),
-    (r"vit_(small|base|large)_patch16_rope(_ape)?_\d+", _ROPES["axial"] | dict(no_embed_class=True)),
-    (r"vit_(small|base|large)_patch16_rope_mixed(_ape)?_\d+", _ROPES["mixed"] | dict(no_embed_class=True)),
-    (r"vit_pe_(core|lang|spatial)_(tiny|small|base|large)_patch\d+_\d+", _ROPES["pe"] | dict(eps=1e-5)),
+    (
+        r"vit_(small|base|large)_patch16_rope(_ape)?_\d+",
+        _ROPES["axial"] | dict(no_embed_class=True),
+    ),
+    (
+        r"vit_(small|base|large)_patch16_rope_mixed(_ape)?_\d+",
+        _ROPES["mixed"] | dict(no_embed_class=True),
+    ),
+    (
+        r"vit_pe_(core|lang|spatial)_(tiny|small|base|large)_patch\d+_\d+",
+        _ROPES["pe"] | dict(eps=1e-5),
+    ),
     (
         r"vit_pe_(core|lang|spatial)_gigantic_patch\d+_\d+",
         _ROPES["pe"] | dict(eps=1e-5, rope_grid_offset=0.0),
@@ -102,11 +136,40 @@ _HEADS = {
     "giant": 16,
 }
 _HEADS |= {"giant": 16, "gigantic": 16, "enormous": 16, "huge": 20, "7b": 32}
-_PE_GRIDS = {"core_tiny": 24, "core_small": 24, "core_base": 14, "core_large": 24}  # The others have 32.
-_GRIDS_SAID = ("ref_feat_shape", "use_rot_pos_emb", "rope_type", "rope_temperature", "rope_grid_indexing")
-_SAID = (*_GRIDS_SAID, "rope_grid_offset", "rope_rotate_half", "rope_rescale_coords", "num_reg_tokens")
-_SAID += ("qkv_fused", "swiglu_mlp", "swiglu_align_to", "scale_mlp", "scale_attn_inner", "attn_type")
-_SAID += ("use_abs_pos_emb", "use_post_norm", "use_pre_transformer_norm", "use_post_transformer_norm")
+_PE_GRIDS = {
+    "core_tiny": 24,
+    "core_small": 24,
+    "core_base": 14,
+    "core_large": 24,
+}  # The others have 32.
+_GRIDS_SAID = (
+    "ref_feat_shape",
+    "use_rot_pos_emb",
+    "rope_type",
+    "rope_temperature",
+    "rope_grid_indexing",
+)
+_SAID = (
+    *_GRIDS_SAID,
+    "rope_grid_offset",
+    "rope_rotate_half",
+    "rope_rescale_coords",
+    "num_reg_tokens",
+)
+_SAID += (
+    "qkv_fused",
+    "swiglu_mlp",
+    "swiglu_align_to",
+    "scale_mlp",
+    "scale_attn_inner",
+    "attn_type",
+)
+_SAID += (
+    "use_abs_pos_emb",
+    "use_post_norm",
+    "use_pre_transformer_norm",
+    "use_post_transformer_norm",
+)
 _SAID += ("use_fc_norm", "attn_pool_num_heads", "attn_pool_mlp_ratio", "head_init_scale")
 
 
@@ -129,23 +192,14 @@ def named(architecture: str) -> dict | None:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """The same tensors, with queries, keys and values in one and gates beside what they gate."""
+    """Joins queries, keys and values in one tensor, and gates with the tensors that they gate."""
     given = (config.get("named") or {}) | (config.get("model_args") or {})
     tensors = dict(rename_positions(tensors, config | dict(model_args=given)))
     for name in list(tensors):
         if name.endswith("attn.q_proj.weight"):
-            start = name.removesuffix("q_proj.weight")
-            parts = [tensors.pop(f"{start}{part}_proj.weight") for part in "qkv"]
-            tensors[start + "qkv.weight"] = _joined(parts)
-            for part in "qv":
-                if f"{start}{part}_proj.bias" in tensors:
-                    tensors[f"{start}{part}_bias"] = tensors.pop(f"{start}{part}_proj.bias")
+            _join_qkv(tensors, name.removesuffix("q_proj.weight"))
         elif name.endswith("mlp.fc1_g.weight"):
-            start = name.removesuffix("fc1_g.weight")
-            if start + "norm.weight" not in tensors:
-                for part in ("weight", "bias"):
-                    gate = tensors.pop(f"{start}fc1_g.{part}")
-                    tensors[f"{start}fc1.{part}"] = _joined([gate, tensors.pop(f"{start}fc1_x.{part}")])
+            _join_gate(tensors, name.removesuffix("fc1_g.weight"))
     if "rope.freqs" in tensors:
         table = tensors.pop("rope.freqs")
         axes, depth, *rest = table.shape
@@ -153,6 +207,24 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
             one = Tensor((axes, *rest), table.dtype, lambda layer=layer: table.read()[:, layer])
             tensors[f"blocks.{layer}.attn.freqs"] = one
     return tensors
+
+
+def _join_qkv(tensors: Tensors, prefix: str) -> None:
+    """Replaces the projections of one attention layer by timm's fused ones."""
+    weights = [tensors.pop(f"{prefix}{part}_proj.weight") for part in "qkv"]
+    tensors[f"{prefix}qkv.weight"] = _joined(weights)
+    for part in "qv":
+        if f"{prefix}{part}_proj.bias" in tensors:
+            tensors[f"{prefix}{part}_bias"] = tensors.pop(f"{prefix}{part}_proj.bias")
+
+
+def _join_gate(tensors: Tensors, prefix: str) -> None:
+    """Replaces a gate and the tensor that it gates by one, unless a norm stands behind them."""
+    if f"{prefix}norm.weight" in tensors:
+        return
+    for part in ("weight", "bias"):
+        gate, gated = (tensors.pop(f"{prefix}fc1_{branch}.{part}") for branch in "gx")
+        tensors[f"{prefix}fc1.{part}"] = _joined([gate, gated])
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
@@ -170,114 +242,164 @@ def _finish(tensors: Arrays, values: Values) -> Arrays:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]:
-    """The model that tensors (renamed) and a `config.json` belong to; see `image_size_of`."""
+    """Returns the model's arguments, from renamed tensors and a `config.json`; no assumptions.
+
+    See `image_size_of` for `image_size`.
+    """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     given = given_arguments(config, *_SAID)
-    said = _NO_ROPE | config["named"] | {key: value for key, value in given.items() if value is not None}
-    kernel, first = shapes["patch_embed.proj.weight"], "blocks.0."
-    refuse_contradictions(config, dict(patch_size=kernel[-1]))
-    dim, inputs, patch, _ = kernel
-    hidden = shapes[first + "mlp.fc2.weight"][1]
-    gated = first + "mlp.fc1_g.weight" in shapes or shapes[first + "mlp.fc1.weight"][0] == 2 * hidden
-    cls, registers = "cls_token" in shapes, shapes.get("reg_token", (0, 0))[1]
-    pooled = given.get("global_pool") or config.get("global_pool")
-    if pooled is None:
-        raise UserError("config.json does not say what timm's Eva pools (global_pool): token, avg or map")
-    pooling = next((ours for ours, theirs in POOLINGS.items() if theirs == pooled), None)
-    if pooling == "map" and shapes["attn_pool.mlp.fc1.weight"][0] != hidden:
-        raise UserError("a timm model whose attention pooling has an MLP of another width is not read")
-    biases = "qv" if first + "attn.q_bias" in shapes else "none"
-    sub_norm = "mlp" if first + "mlp.norm.weight" in shapes else "none"
-    pool_heads = said.get("attn_pool_num_heads")
+    settings = _NO_ROPE | config["named"]
+    settings |= {key: value for key, value in given.items() if value is not None}
+    dim, channels, patch, _ = shapes["patch_embed.proj.weight"]
+    refuse_contradictions(config, dict(patch_size=patch))
     values = dict(
         patch_size=patch,
-        channels=inputs,
+        channels=channels,
         resnet_blocks=None,
         dim=dim,
         depth=sum(bool(re.fullmatch(r"blocks\.\d+\.norm1\.weight", name)) for name in shapes),
-        hidden=hidden,
-        heads=said["num_heads"],
+        mlp_dim=shapes["blocks.0.mlp.fc2.weight"][1],
+        heads=settings["num_heads"],
         num_classes=shapes.get("head.bias", (0,))[0],
+        registers=shapes.get("reg_token", (0, 0))[1],
+        **_pooling(config, settings, shapes),
+        **_layer_values(shapes),
+        norm_at="after" if settings.get("use_post_norm") else "before",
+        norm_epsilon=settings.get("eps", 1e-6),
+        position="1d" if "pos_embed" in shapes else "none",
+        position_resize="bicubic_antialias",
+        **_rope(settings, "cls_token" in shapes),
+    )
+    rows = shapes["pos_embed"][1] if "pos_embed" in shapes else None
+    size = image_size_of(values, rows, stated_size(config), image_size)
+    return values | dict(image_size=size), ""
+
+
+def _pooling(config: dict, settings: dict, shapes: dict) -> Values:
+    """Returns the arguments for pooling.
+
+    Args:
+      config: content of `config.json`.
+      settings: timm's arguments, of the architecture and `config.json`.
+      shapes: shapes of the tensors by name.
+
+    Raises:
+      UserError: the pooling is unknown or unsupported.
+    """
+    given = config.get("model_args") or {}
+    theirs = given.get("global_pool") or config.get("global_pool")
+    if theirs is None:
+        raise UserError(
+            "config.json does not say what timm's Eva pools (global_pool): token, avg or map"
+        )
+    pooling = next((ours for ours, name in POOLINGS.items() if name == theirs), None)
+    has_cls = "cls_token" in shapes
+    values = dict(
         pooling=pooling,
-        cls_token=cls and pooling != "cls",
-        pool_all=pooling == "map" and bool(cls or registers),
-        pool_heads=None if pooling != "map" or pool_heads == said["num_heads"] else pool_heads,
+        cls_token=has_cls and pooling != "cls",
+        pool_all=False,
+        pool_heads=None,
+    )
+    if pooling == "map":
+        if shapes["attn_pool.mlp.fc1.weight"][0] != shapes["blocks.0.mlp.fc2.weight"][1]:
+            raise UserError(
+                "a timm model whose attention pooling has an MLP of another width is not read"
+            )
+        values["pool_all"] = has_cls or "reg_token" in shapes
+        heads = settings.get("attn_pool_num_heads")
+        values["pool_heads"] = None if heads == settings["num_heads"] else heads
+    return values
+
+
+def _layer_values(shapes: dict) -> Values:
+    """Returns the arguments for norms, biases and the kind of MLP."""
+    layer = "blocks.0."
+    hidden = shapes[layer + "mlp.fc2.weight"][1]
+    gated = (
+        layer + "mlp.fc1_g.weight" in shapes or shapes[layer + "mlp.fc1.weight"][0] == 2 * hidden
+    )
+    return dict(
         fc_norm="fc_norm.weight" in shapes,
         final_norm="fc_norm.weight" in shapes or "norm.weight" in shapes,
         stem_norm="tokens" if "norm_pre.weight" in shapes else "none",
-        registers=registers,
         mlp="swiglu" if gated else "gelu",
         gelu="erf",
-        qk_norm=first + "attn.q_norm.weight" in shapes,
-        qkv_bias="all" if first + "attn.qkv.bias" in shapes else biases,
-        sub_norm="both" if first + "attn.norm.weight" in shapes else sub_norm,
-        norm_at="after" if said.get("use_post_norm") else "before",
-        norm_epsilon=said.get("eps", 1e-6),
-        layer_scale=1e-5 if first + "gamma_1" in shapes else None,
-        position="1d" if "pos_embed" in shapes else "none",
-        position_resize="bicubic_antialias",
-        **_rope(said, cls),
+        qk_norm=layer + "attn.q_norm.weight" in shapes,
+        qkv_bias=_first_in(shapes, {"attn.qkv.bias": "all", "attn.q_bias": "qv"}, default="none"),
+        sub_norm=_first_in(
+            shapes, {"attn.norm.weight": "both", "mlp.norm.weight": "mlp"}, default="none"
+        ),
+        layer_scale=1e-5 if layer + "gamma_1" in shapes else None,
     )
-    rows = shapes["pos_embed"][1] if "pos_embed" in shapes else None
-    return values | dict(image_size=image_size_of(values, rows, stated_size(config), image_size)), ""
 
 
-def _rope(said: dict, cls: bool) -> Values:
-    """Our arguments of rotary positions, by timm's.
+def _first_in(shapes: dict, values: dict[str, str], default: str) -> str:
+    """Returns the value of the first name that is a tensor of the first layer, else the default."""
+    return next((value for name, value in values.items() if f"blocks.0.{name}" in shapes), default)
+
+
+def _rope(settings: dict, has_cls: bool) -> Values:
+    """Returns the arguments for rotary positions, from timm's.
 
     Raises:
-      UserError: they are of another kind.
+      UserError: they are of an unsupported kind.
     """
-    if not said["use_rot_pos_emb"]:
+    if not settings["use_rot_pos_emb"]:
         return dict(rope="none")
-    grid = said["ref_feat_shape"]
-    grid = (grid, grid) if isinstance(grid, int) else grid and tuple(grid)
-    told = {name: value for name, value in said.items() if name in _NO_ROPE and name != "ref_feat_shape"}
-    if told["rope_type"] == "mixed":
-        told["rope_temperature"] = 10.0  # Which learned frequencies start from.
-    for ours, theirs in _ROPES.items():
-        wanted = {key: value for key, value in (_NO_ROPE | theirs).items() if key != "ref_feat_shape"}
-        if ours == "pe":
-            wanted["rope_grid_offset"] = float(cls)
-        if told == wanted and (ours in ("eva02", "pe") or grid is None):
-            return dict(rope=ours, rope_grid=grid)
-    shown = ", ".join(f"{name}={value!r}" for name, value in told.items())
+    grid = _grid(settings["ref_feat_shape"])
+    theirs = _without_grid({name: settings[name] for name in settings if name in _NO_ROPE})
+    if theirs["rope_type"] == "mixed":
+        theirs["rope_temperature"] = 10.0  # The start of the learned frequencies.
+    for rope, arguments in _ROPES.items():
+        supported = _without_grid(_NO_ROPE | arguments)
+        if rope == "pe":
+            supported["rope_grid_offset"] = float(has_cls)
+        if theirs == supported and (rope in ("eva02", "pe") or grid is None):
+            return dict(rope=rope, rope_grid=grid)
+    shown = ", ".join(f"{name}={value!r}" for name, value in theirs.items())
     raise UserError(f"a timm model with {shown} is not read")
 
 
+def _grid(shape: int | Iterable[int] | None) -> tuple[int, ...] | None:
+    if shape is None:
+        return None
+    return (shape, shape) if isinstance(shape, int) else tuple(shape)
+
+
+def _without_grid(arguments: dict) -> dict:
+    return {name: value for name, value in arguments.items() if name != "ref_feat_shape"}
+
+
+_TITLE = "timm's Eva"
+# Arguments of ours that a `config.json` stores.
+_DESCRIBED = ("registers", "mlp", "qk_norm", "qkv_bias", "sub_norm", "norm_at", "stem_norm")
+_DESCRIBED += ("final_norm", "fc_norm", "pooling", "cls_token", "pool_all", "pool_heads")
+_DESCRIBED += ("position", "rope", "rope_grid")
+
+
 def _describe(values: Values) -> dict:
-    """A model's `config.json` in timm.
+    """Returns a model's `config.json` in timm.
 
     Raises:
       UserError: timm has no such model.
     """
-    said = ("registers", "mlp", "qk_norm", "qkv_bias", "sub_norm", "norm_at", "stem_norm", "final_norm")
-    said += ("fc_norm", "pooling", "cls_token", "pool_all", "pool_heads", "position", "rope", "rope_grid")
-    title = "timm's Eva"
-    refuse_unsaid(title, ViT, values, *said, gelu="erf")
+    refuse_unsaid(_TITLE, ViT, values, *_DESCRIBED, gelu="erf")
     if values["position"] not in ("1d", "none"):
-        raise UserError(f"{title} has no position={values['position']!r}")
+        raise UserError(f"{_TITLE} has no position={values['position']!r}")
     if values["pooling"] == "cls_gap" or (values["pooling"] == "gap" and values["pool_all"]):
-        raise UserError(f"{title} has no pooling={values['pooling']!r} with pool_all={values['pool_all']}")
-    epsilon, dim, rope = values["norm_epsilon"], values["dim"], values["rope"]
-    # Of what no argument can say: the norms' constant, and that there is no LayerScale.
-    plain = "vit_base_patch16_dinov3" if values["layer_scale"] is not None else "vit_pe_core_base_patch16_224"
-    architectures = {1e-6: "eva_giant_patch14_224", 1e-5: plain}
-    if epsilon not in architectures:
-        raise UserError(f"{title} has no norm_epsilon={epsilon!r}; its norms have 1e-06 or 1e-05")
-    cls = values["pooling"] == "cls" or values["cls_token"]
-    turned = _NO_ROPE | (_ROPES[rope] if rope != "none" else {})
-    turned["ref_feat_shape"] = list(values["rope_grid"]) if values["rope_grid"] else None
-    if rope == "pe":
-        turned["rope_grid_offset"] = float(cls)
-    chosen = turned | dict(
+        raise UserError(
+            f"{_TITLE} has no pooling={values['pooling']!r} with pool_all={values['pool_all']}"
+        )
+    architecture, dim = _architecture(values), values["dim"]
+    has_cls = values["pooling"] == "cls" or values["cls_token"]
+    arguments = _rope_arguments(values, has_cls) | dict(
         img_size=list(values["image_size"]),
         patch_size=values["patch_size"],
         in_chans=values["channels"],
         embed_dim=dim,
         depth=values["depth"],
         num_heads=values["heads"],
-        mlp_ratio=mlp_ratio(values["hidden"], dim),
+        mlp_ratio=mlp_ratio(values["mlp_dim"], dim),
         attn_type="rope" if values["qkv_bias"] == "all" else "eva",
         qkv_fused=True,
         qkv_bias=values["qkv_bias"] != "none",
@@ -287,7 +409,7 @@ def _describe(values: Values) -> dict:
         scale_mlp=values["sub_norm"] != "none",
         scale_attn_inner=values["sub_norm"] == "both",
         init_values=values["layer_scale"],
-        class_token=cls,
+        class_token=has_cls,
         num_reg_tokens=values["registers"],
         no_embed_class=False,
         use_abs_pos_emb=values["position"] == "1d",
@@ -299,13 +421,39 @@ def _describe(values: Values) -> dict:
         dynamic_img_size=False,
     )
     if values["pooling"] == "map":
-        chosen |= dict(
+        arguments |= dict(
             attn_pool_num_heads=values["pool_heads"] or values["heads"],
-            attn_pool_mlp_ratio=chosen["mlp_ratio"],
+            attn_pool_mlp_ratio=arguments["mlp_ratio"],
         )
-    return dict(architecture=architectures[epsilon], model_args=chosen, num_features=dim) | pretrained_config(
-        values, fixed_input_size=True
-    )
+    return dict(
+        architecture=architecture, model_args=arguments, num_features=dim
+    ) | pretrained_config(values, fixed_input_size=True)
+
+
+def _architecture(values: Values) -> str:
+    """Returns an architecture with the norms' epsilon and LayerScale, which no argument sets.
+
+    Raises:
+      UserError: timm has no architecture with this epsilon.
+    """
+    epsilon = values["norm_epsilon"]
+    if epsilon == 1e-6:
+        return "eva_giant_patch14_224"
+    if epsilon != 1e-5:
+        raise UserError(f"{_TITLE} has no norm_epsilon={epsilon!r}; its norms have 1e-06 or 1e-05")
+    if values["layer_scale"] is not None:
+        return "vit_base_patch16_dinov3"
+    return "vit_pe_core_base_patch16_224"
+
+
+def _rope_arguments(values: Values, has_cls: bool) -> dict:
+    """Returns timm's arguments for rotary positions."""
+    rope, grid = values["rope"], values["rope_grid"]
+    arguments = _NO_ROPE | _ROPES.get(rope, {})
+    arguments["ref_feat_shape"] = list(grid) if grid else None
+    if rope == "pe":
+        arguments["rope_grid_offset"] = float(has_cls)
+    return arguments
 
 
 FORMAT = Format(

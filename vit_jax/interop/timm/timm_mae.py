@@ -30,7 +30,9 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """The model that tensors (renamed) belong to; of fixed positions the decoder's table says the size."""
+    """The model that tensors (renamed) belong to; of fixed positions the decoder's table says the
+    size.
+    """
     given = tensors if _TABLE in tensors else tensors | {_TABLE: tensors[_DECODER_TABLE]}
     values, assumed = timm_vit.FORMAT.arguments(given, config, image_size)
     values["position"] = "1d" if _TABLE in tensors else _FIXED
@@ -44,7 +46,9 @@ def _describe(values: dict) -> dict:
 
 def _decoder_values(tensors: Tensors, config: dict) -> dict:
     """The values of `config.objective` that tensors say."""
-    depth = sum(name.startswith("decoder_blocks.") and name.endswith(".norm1.weight") for name in tensors)
+    depth = sum(
+        name.startswith("decoder_blocks.") and name.endswith(".norm1.weight") for name in tensors
+    )
     dim = tensors["decoder_embed.weight"].shape[0]
     return dict(decoder_dim=dim, decoder_depth=depth, decoder_heads=HEADS, decoder_position=_FIXED)
 
@@ -57,7 +61,9 @@ def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
     """
     tensors = dict(tensors)
     if not is_fixed(tensors.pop(_DECODER_TABLE)):
-        raise UserError(f"{_DECODER_TABLE} is not the fixed table of masked autoencoders, and is not read")
+        raise UserError(
+            f"{_DECODER_TABLE} is not the fixed table of masked autoencoders, and is not read"
+        )
     return tensors
 
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 from vit_jax.errors import UserError
 from vit_jax.interop.layout import (
@@ -48,11 +49,15 @@ _RULES = (
 )
 _BIASES = {
     1: Rule(_ATTENTION + "qkv/bias", _THEIRS + "attn.qkv.bias", FLAT),
-    2: Rule(_ATTENTION + "qkv/bias", (_THEIRS + "attn.q_bias", _THEIRS + "attn.v_bias"), FLAT, axis=0),
+    2: Rule(
+        _ATTENTION + "qkv/bias", (_THEIRS + "attn.q_bias", _THEIRS + "attn.v_bias"), FLAT, axis=0
+    ),
 }
 
 _SIZES = dict(tiny="T", small="S", base="B", large="L")
-_NAME = re.compile(r"swin(?:v2)?_(tiny|small|base|large)(?:_patch4)?_window(\d+)(?:to(\d+))?_(?:\d+to)?(\d+)")
+_NAME = re.compile(
+    r"swin(?:v2)?_(tiny|small|base|large)(?:_patch4)?_window(\d+)(?:to(\d+))?_(?:\d+to)?(\d+)"
+)
 # Tensors that some versions keep beside the parameters, and that follow from the sizes.
 _FOLLOW = ("relative_position_index", "relative_coords_table", "attn_mask", "k_bias")
 
@@ -94,53 +99,83 @@ def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """The model that tensors and a `config.json` (or {}) belong to.
+    """Returns the model's arguments, and the assumptions made, from tensors and a `config.json`.
 
-    Without a config the windows of a Swin are told by its tables, and images are taken to be 32 windows wide.
+    Without a `config.json` the size of the windows follows from the tables of biases, and images
+    are assumed to be 32 windows wide.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    given, said = given_arguments(config, "depths", "window_size", "pretrained_window_sizes"), {}
-    said = dict(config.get("named") or {}) | {key: value for key, value in given.items() if value is not None}
-    pooling = given.get("global_pool") or config.get("global_pool")
-    if pooling not in (None, "avg"):
-        raise UserError(f"a timm Swin with global_pool={pooling!r} is not read")
+    settings = _settings(config)
     blocks = count_units(shapes, r"layers\.(\d+)\.blocks\.(\d+)\.", first=0)
-    second = "layers.0.blocks.0.attn.logit_scale" in shapes
-    head, axis = ("logit_scale", 0) if second else ("relative_position_bias_table", 1)
+    version = 2 if "layers.0.blocks.0.attn.logit_scale" in shapes else 1
     try:
-        heads = tuple(shapes[f"layers.{stage}.blocks.0.attn.{head}"][axis] for stage in range(len(blocks)))
+        heads = _heads(shapes, len(blocks), version)
         width, channels, patch, _ = shapes["patch_embed.proj.weight"]
-        table = shapes.get("layers.0.blocks.0.attn.relative_position_bias_table")
     except (KeyError, ValueError, IndexError) as error:
         raise UserError(
-            f"these are not the tensors of a Swin of timm's: {error} is missing or of an unknown shape among "
-            f"{len(shapes)} tensors such as {min(shapes)!r}"
+            f"these are not the tensors of a Swin of timm's: {error} is missing or of an unknown "
+            f"shape among {len(shapes)} tensors such as {min(shapes)!r}"
         ) from error
     refuse_contradictions(config, dict(embed_dim=width, depths=blocks, num_heads=heads))
-    if "window_size" in said:
-        window = _sides(said["window_size"], len(blocks))
-    elif table is None:
-        raise UserError(
-            "the tensors of a Swin V2 do not say how large its windows are: they need timm's config.json"
-        )
-    else:
-        window = (math.isqrt(table[0]) + 1) // 2
-    former = tuple(said.get("pretrained_window_sizes") or ())
-    assumed = "" if "window_size" in said else f"windows of {window} places, as there is no config.json"
+    window, assumption = _window(shapes, settings, len(blocks))
     side = window if isinstance(window, int) else window[0]
     values = dict(
-        image_size=stated_size(config) or said.get("img_size") or image_size or 32 * side,
+        image_size=stated_size(config) or settings.get("img_size") or image_size or 32 * side,
         channels=channels,
         num_classes=shapes.get("head.fc.bias", (0,))[0],
         dim=width,
         blocks=blocks,
         stage_heads=heads,
         window=window,
-        version=2 if second else 1,
-        pretrained_windows=former[: len(blocks)] if second and any(former) else None,
+        version=version,
+        pretrained_windows=_pretrained_windows(settings, len(blocks), version),
         patch_size=patch,
     )
-    return values, assumed
+    return values, assumption
+
+
+def _settings(config: dict) -> dict[str, Any]:
+    """Returns timm's arguments of the architecture and of `config.json`.
+
+    Raises:
+      UserError: the pooling is unsupported.
+    """
+    given = given_arguments(config, "depths", "window_size", "pretrained_window_sizes")
+    pooling = given.get("global_pool") or config.get("global_pool")
+    if pooling not in (None, "avg"):
+        raise UserError(f"a timm Swin with global_pool={pooling!r} is not read")
+    stated = {key: value for key, value in given.items() if value is not None}
+    return dict(config.get("named") or {}) | stated
+
+
+def _heads(shapes: dict, stages: int, version: int) -> tuple[int, ...]:
+    """Returns the number of heads in each stage; raises KeyError or IndexError without them."""
+    name, axis = ("logit_scale", 0) if version == 2 else ("relative_position_bias_table", 1)
+    return tuple(shapes[f"layers.{stage}.blocks.0.attn.{name}"][axis] for stage in range(stages))
+
+
+def _window(shapes: dict, settings: dict, stages: int) -> tuple[int | tuple[int, ...], str]:
+    """Returns the windows' side, of all stages or of each, and the assumption made.
+
+    Raises:
+      UserError: neither the settings nor the tensors determine it.
+    """
+    if "window_size" in settings:
+        return _sides(settings["window_size"], stages), ""
+    table = shapes.get("layers.0.blocks.0.attn.relative_position_bias_table")
+    if table is None:
+        raise UserError(
+            "the tensors of a Swin V2 do not say how large its windows are: they need timm's "
+            "config.json"
+        )
+    window = (math.isqrt(table[0]) + 1) // 2
+    return window, f"windows of {window} places, as there is no config.json"
+
+
+def _pretrained_windows(settings: dict, stages: int, version: int) -> tuple[int, ...] | None:
+    """Returns the windows' side in each stage in the pre-training of a Swin V2, if it differed."""
+    sides = settings.get("pretrained_window_sizes") or ()
+    return tuple(sides[:stages]) if version == 2 and any(sides) else None
 
 
 def _sides(window, stages: int) -> int | tuple[int, ...]:
@@ -154,7 +189,9 @@ def _sides(window, stages: int) -> int | tuple[int, ...]:
     each = [window] * stages if whole else window
     sides = [{side} if isinstance(side, int) else set(side) for side in each]
     if len(sides) != stages or any(len(side) != 1 for side in sides):
-        raise UserError(f"a timm Swin with window_size={window!r} is not read, but with square windows")
+        raise UserError(
+            f"a timm Swin with window_size={window!r} is not read, but with square windows"
+        )
     flat = tuple(side.pop() for side in sides)
     return flat[0] if len(set(flat)) == 1 else flat
 

@@ -6,7 +6,17 @@ import re
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import BLOCK, CONV, FLAT, LINEAR, LINEAR_OUT, SAME, Rule, torch_dense, torch_norm
+from vit_jax.interop.layout import (
+    BLOCK,
+    CONV,
+    FLAT,
+    LINEAR,
+    LINEAR_OUT,
+    SAME,
+    Rule,
+    torch_dense,
+    torch_norm,
+)
 from vit_jax.interop.library import Format, refuse_unsaid
 from vit_jax.interop.positions import image_size_of
 from vit_jax.interop.tensor_files import Tensor
@@ -75,13 +85,16 @@ _HYBRIDS = {
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """The rules of a model: a bare root is at another place than a ResNet, and AIMv2's gates are apart."""
+    """The rules of a model: a bare root is at another place than a ResNet, and AIMv2's gates are
+    apart.
+    """
     rules = _ROOT_RULES if values["resnet_blocks"] == () else _HYBRID_RULES
     return APART + rules if values["mlp"] == "swiglu" and values["norm"] == "rms" else rules
 
 
 def rename_positions(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """The same tensors, the position table with rows for class and distillation token and no others.
+    """The same tensors, the position table with rows for class and distillation token and no
+    others.
 
     What positions a table has for registers is added to these, which comes to the same.
     """
@@ -106,7 +119,9 @@ def rename_positions(tensors: dict[str, Tensor], config: dict) -> dict[str, Tens
 
 
 def _patches_alone(tensors: dict[str, Tensor], config: dict, rows: int, others: int) -> bool:
-    """True where a position table has rows for patches only: as is said, else where they make a square."""
+    """True where a position table has rows for patches only: as is said, else where they make a
+    square.
+    """
     said = (config.get("model_args") or {}).get("no_embed_class")
     if said is not None:
         return bool(said)
@@ -129,7 +144,9 @@ def _padded(table: Tensor, prefix: int) -> np.ndarray:
 
 
 def with_registers(tensors: dict[str, np.ndarray], values: dict) -> dict[str, np.ndarray]:
-    """Tensors to write: zeros in the position table for the registers, as timm has rows for them."""
+    """Tensors to write: zeros in the position table for the registers, as timm has rows for
+    them.
+    """
     if not values.get("registers") or "pos_embed" not in tensors:
         return tensors
     prefix = "cls_token" in tensors
@@ -140,88 +157,151 @@ def with_registers(tensors: dict[str, np.ndarray], values: dict) -> dict[str, np
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """The model that tensors (renamed) and a `config.json` (or {}) belong to; see `image_size_of`.
+    """Returns the model's arguments, and the assumptions made, from tensors and a `config.json`.
 
-    What neither says is timm's default: exact GELU, layer norms with 1e-6.
+    Settings that neither contains are timm's defaults: exact GELU, layer norms with 1e-6.
+
+    Args:
+      tensors: renamed tensors.
+      config: content of `config.json`, or {}.
+      image_size: as in `image_size_of`.
+
+    Raises:
+      UserError: the tensors are not a ViT's, contradict `config`, or the model is unsupported.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    given, said = given_arguments(config, "act_layer"), config.get("named", {})
-    activation = given.get("act_layer") or said.get("act_layer", "gelu")
+    given, defaults = given_arguments(config, "act_layer"), config.get("named", {})
+    activation = given.get("act_layer") or defaults.get("act_layer", "gelu")
     if activation not in _GELUS:
         raise UserError(f"a timm model with act_layer={activation!r} is not read")
-    stated, blocks = stated_size(config), resnet_blocks(shapes)
-    registers = shapes["reg_token"][1] if "reg_token" in shapes else 0
-    kernel = shapes["patch_embed.proj.weight"]
-    shown = dict(
-        layers=blocks if any(name.startswith("patch_embed.backbone.") for name in shapes) else None,
-        embed_dim=kernel[0],
-        patch_size=kernel[-1],
-        reg_tokens=registers,
-        dist_token="dist_token" in shapes,
-    )
-    refuse_contradictions(config, shown)
+    refuse_contradictions(config, _timm_arguments(shapes))
     try:
-        dim, inputs, patch, _ = kernel
-        root = shapes.get("patch_embed.backbone.stem.conv.weight") or shapes.get(
-            "patch_embed.backbone.conv.weight"
-        )
-        depth = sum(bool(re.fullmatch(r"blocks\.\d+\.norm1\.weight", name)) for name in shapes)
-        hidden = shapes["blocks.0.mlp.fc2.weight"][1]
-        pooling = _pooling(config, given, shapes)
-        distillation = "none"
-        if "dist_token" in shapes:
-            distillation = "heads" if "head_dist.bias" in shapes else "token"
         values = dict(
-            patch_size=patch,
-            channels=root[1] if root else inputs,
-            resnet_blocks=blocks if root else None,
-            resnet_width=root[0] // 64 if root else 1,
-            resnet_epsilons="timm" if root else "google",
-            dim=dim,
-            depth=depth,
-            hidden=hidden,
-            heads=_heads(given, said.get("heads"), shapes, dim, depth),
-            num_classes=shapes.get("head.bias", (0,))[0],
-            pooling=pooling,
-            cls_token="cls_token" in shapes and pooling != "cls",
-            fc_norm="fc_norm.weight" in shapes,
-            distillation=distillation,
-            registers=registers,
-            mlp="swiglu" if _is_gated(shapes, hidden) else "gelu",
+            **_sizes(shapes, given, defaults),
+            **_pooling_values(config, given, defaults, shapes),
+            **_layer_values(shapes),
             gelu=_GELUS[activation],  # Unused in a gated layer.
-            pool_all=pooling in ("gap", "map")
-            and bool(given.get("pool_include_prefix", said.get("pool_include_prefix"))),
-            stem_norm=_stem_norm(shapes),
-            final_norm="norm.weight" in shapes or "fc_norm.weight" in shapes,
-            norm="layer" if "blocks.0.norm1.bias" in shapes else "rms",
-            norm_at=said.get("norm_at", "before"),
-            norm_epsilon=said.get("eps", 1e-6),
-            sub_norm=_sub_norm(shapes),
-            qk_norm="blocks.0.attn.q_norm.weight" in shapes,
-            qkv_bias="all" if "blocks.0.attn.qkv.bias" in shapes else "none",
-            bias="blocks.0.attn.proj.bias" in shapes,
-            layer_scale=1e-5 if "blocks.0.ls1.gamma" in shapes else None,
+            distillation=_distillation(shapes),
+            norm_at=defaults.get("norm_at", "before"),
+            norm_epsilon=defaults.get("eps", 1e-6),
             position="1d" if "pos_embed" in shapes else "none",
             position_resize="bicubic_antialias",
         )
     except (KeyError, ValueError, IndexError) as error:
         raise UserError(
-            f"these are not the tensors of a ViT or BiT of timm's: {error} is missing or of an unknown "
-            f"shape among {len(shapes)} tensors such as {min(shapes, default='none')!r}"
+            f"these are not the tensors of a ViT or BiT of timm's: {error} is missing or of an "
+            f"unknown shape among {len(shapes)} tensors such as {min(shapes, default='none')!r}"
         ) from error
     rows = shapes["pos_embed"][1] if "pos_embed" in shapes else None
-    missing = "architecture in its config.json" if config else "config.json"
-    assumed = (
-        "" if "embed_dim" in said else f"{values['heads']} heads and exact GELU, as there is no {missing}"
+    size = image_size_of(values, rows, stated_size(config), image_size)
+    return values | dict(image_size=size), _assumptions(values, config)
+
+
+def _timm_arguments(shapes: dict) -> dict:
+    """Returns timm's arguments that the shapes of tensors determine."""
+    kernel = shapes["patch_embed.proj.weight"]
+    is_hybrid = any(name.startswith("patch_embed.backbone.") for name in shapes)
+    return dict(
+        layers=resnet_blocks(shapes) if is_hybrid else None,
+        embed_dim=kernel[0],
+        patch_size=kernel[-1],
+        reg_tokens=_registers(shapes),
+        dist_token="dist_token" in shapes,
     )
-    if distillation == "token":
-        words = "features of the class token alone, where timm's are its mean with the distillation token"
-        assumed = f"{assumed} and {words}" if assumed else words
-    return values | dict(image_size=image_size_of(values, rows, stated, image_size)), assumed
 
 
-def _is_gated(shapes: dict, hidden: int) -> bool:
-    return "blocks.0.mlp.fc1_g.weight" in shapes or shapes["blocks.0.mlp.fc1.weight"][0] == 2 * hidden
+def _sizes(shapes: dict, given: dict, defaults: dict) -> dict:
+    """Returns the sizes of the model and of its ResNet, if it has one.
+
+    Args:
+      shapes: shapes of the tensors by name.
+      given: timm's arguments in `config.json`.
+      defaults: timm's arguments of the architecture.
+    """
+    dim, channels, patch, _ = shapes["patch_embed.proj.weight"]
+    depth = sum(bool(re.fullmatch(r"blocks\.\d+\.norm1\.weight", name)) for name in shapes)
+    sizes = dict(
+        patch_size=patch,
+        channels=channels,
+        resnet_blocks=None,
+        resnet_width=1,
+        resnet_epsilons="google",
+        dim=dim,
+        depth=depth,
+        mlp_dim=shapes["blocks.0.mlp.fc2.weight"][1],
+        heads=_heads(given, defaults.get("heads"), shapes, dim, depth),
+        num_classes=shapes.get("head.bias", (0,))[0],
+        registers=_registers(shapes),
+    )
+    root = shapes.get("patch_embed.backbone.stem.conv.weight") or shapes.get(
+        "patch_embed.backbone.conv.weight"
+    )
+    if root:
+        sizes |= dict(
+            channels=root[1],
+            resnet_blocks=resnet_blocks(shapes),
+            resnet_width=root[0] // 64,
+            resnet_epsilons="timm",
+        )
+    return sizes
+
+
+def _registers(shapes: dict) -> int:
+    return shapes["reg_token"][1] if "reg_token" in shapes else 0
+
+
+def _pooling_values(config: dict, given: dict, defaults: dict, shapes: dict) -> dict:
+    """Returns the arguments for pooling; parameters as in `_sizes`."""
+    pooling = _pooling(config, given, shapes)
+    with_prefix = given.get("pool_include_prefix", defaults.get("pool_include_prefix"))
+    return dict(
+        pooling=pooling,
+        cls_token="cls_token" in shapes and pooling != "cls",
+        pool_all=pooling in ("gap", "map") and bool(with_prefix),
+    )
+
+
+def _layer_values(shapes: dict) -> dict:
+    """Returns the arguments for norms, biases and the kind of MLP."""
+    hidden = shapes["blocks.0.mlp.fc2.weight"][1]
+    return dict(
+        mlp="swiglu" if _is_gated(shapes, hidden) else "gelu",
+        fc_norm="fc_norm.weight" in shapes,
+        stem_norm=_stem_norm(shapes),
+        final_norm="norm.weight" in shapes or "fc_norm.weight" in shapes,
+        norm="layer" if "blocks.0.norm1.bias" in shapes else "rms",
+        sub_norm=_sub_norm(shapes),
+        qk_norm="blocks.0.attn.q_norm.weight" in shapes,
+        qkv_bias="all" if "blocks.0.attn.qkv.bias" in shapes else "none",
+        bias="blocks.0.attn.proj.bias" in shapes,
+        layer_scale=1e-5 if "blocks.0.ls1.gamma" in shapes else None,
+    )
+
+
+def _distillation(shapes: dict) -> str:
+    if "dist_token" not in shapes:
+        return "none"
+    return "heads" if "head_dist.bias" in shapes else "token"
+
+
+def _assumptions(values: dict, config: dict) -> str:
+    """Returns in words the settings that neither tensors nor `config.json` contain."""
+    assumptions = []
+    if "embed_dim" not in config.get("named", {}):
+        missing = "architecture in its config.json" if config else "config.json"
+        assumptions.append(f"{values['heads']} heads and exact GELU, as there is no {missing}")
+    if values["distillation"] == "token":
+        assumptions.append(
+            "features of the class token alone, where timm's are its mean with the distillation "
+            "token"
+        )
+    return " and ".join(assumptions)
+
+
+def _is_gated(shapes: dict, mlp_dim: int) -> bool:
+    return (
+        "blocks.0.mlp.fc1_g.weight" in shapes or shapes["blocks.0.mlp.fc1.weight"][0] == 2 * mlp_dim
+    )
 
 
 def _stem_norm(shapes: dict) -> str:
@@ -239,7 +319,9 @@ def _sub_norm(shapes: dict) -> str:
 
 
 def _pooling(config: dict, given: dict, shapes: dict) -> str:
-    """Ours: by the tensors, and where they leave it open by what is said; a file alone may be either."""
+    """Ours: by the tensors, and where they leave it open by what is said; a file alone may be
+    either.
+    """
     if "attn_pool.latent" in shapes:
         return "map"
     said = given.get("global_pool") or config.get("global_pool")
@@ -274,14 +356,20 @@ _PLAIN = re.compile(
     r"patch\d+|reg\d+|gap|map|dinov2|tipsv2|plus|distilled|36x1|r|r26|r50|s\d+|p\d+|\d+|in21k"
     r"|clip|quickgelu|siglip|rpn|miil|radio|v\d"
 )
-# SigLIPs whose GELU is the approximation, by their architectures' starts; that of the others is exact.
+# SigLIPs whose GELU is the approximation, by their architectures' starts; that of the others is
+# exact.
 _TANH = ("vit_base_patch32_siglip", "vit_so400m_patch16_siglip", "vit_giantopt_patch16_siglip")
 _TANH += ("vit_large_patch16_siglip_512", "vit_large_patch16_siglip_gap_512")
 _RADIO = {"v3": 7, "v4": 9}  # Registers, by the last word of a RADIO's name.
 _FAMILIES = ("vit", "deit", "deit3", "flexivit", "beit3", "eva")
 _AIMV2 = {"large": (1024, 8), "huge": (1536, 12), "1b": (2048, 16), "3b": (3072, 24)}
 _GELUS = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
-_TRUNKS = {("", "16"): (), ("26", "32"): (2, 2, 2, 2), ("50", "16"): (3, 4, 9), ("50", "32"): (3, 4, 6, 3)}
+_TRUNKS = {
+    ("", "16"): (),
+    ("26", "32"): (2, 2, 2, 2),
+    ("50", "16"): (3, 4, 9),
+    ("50", "32"): (3, 4, 6, 3),
+}
 _TESTS = {
     "test_vit": dict(embed_dim=64, heads=2, reg_tokens=0),
     "test_vit2": dict(embed_dim=64, heads=2, reg_tokens=1),
@@ -290,55 +378,95 @@ _TESTS = {
 
 
 def named(architecture: str) -> dict | None:
-    """Reads the name of a ViT's architecture into timm's arguments and `heads`; None: it is of none.
+    """Returns timm's arguments and `heads` of an architecture by its name; None if it is no ViT.
 
     Raises:
-      UserError: models of this name compute something else than a ViT or hybrid.
+      UserError: models of this name differ from a ViT or hybrid.
     """
     if architecture in _TESTS:
         return dict(patch_size=16, dist_token=False) | _TESTS[architecture]
     family, *words = architecture.split("_")
     if family == "aimv2":
-        (dim, heads), patch = _AIMV2[words[0]], int(words[1].removeprefix("patch"))
-        return dict(embed_dim=dim, heads=heads, patch_size=patch, reg_tokens=0, dist_token=False, eps=1e-5)
+        return _named_aimv2(*words[:2])
     if family not in _FAMILIES or not words or words[0] not in _WIDTHS:
         return None
     for word in words[1:]:
         if not _PLAIN.fullmatch(word):
             raise UserError(f"timm's {architecture} is not read: it differs from a ViT ({word})")
     text = "_".join(words)
-    (dim, heads), trunk = _WIDTHS[words[0]], re.search(r"_r(\d*)(?=_)", text)
-    if words[0] == "giant" and {"dinov2", "tipsv2", "radio"} & set(words):
-        dim, heads = 1536, 24
-    elif "plus" in words:
-        dim, heads = 896, 14
-    elif text.startswith("base_patch16_gap"):
-        heads = 16
-    patch, registers = (re.search(pattern, text) for pattern in (r"_p(?:atch)?(\d+)", r"_reg(\d+)"))
-    stride = re.search(r"_s(\d+)", text)
-    blocks = _TRUNKS.get((trunk[1], stride and stride[1])) if trunk else None
-    if bool(trunk) != (blocks is not None):
+    is_hybrid, blocks = re.search(r"_r(\d*)(?=_)", text) is not None, _named_blocks(text)
+    if is_hybrid != (blocks is not None):
         return None
-    default = 16 if family == "flexivit" else 1 if trunk else None
-    computed = dict(eps=1e-5) if "clip" in words or family == "beit3" else {}
-    if "quickgelu" in words:
-        computed["act_layer"] = "quick_gelu"
-    elif architecture.startswith(_TANH):
-        computed["act_layer"] = "gelu_tanh"
-    if "rpn" in words:
-        computed["norm_at"] = "after"
-    return computed | dict(
+    dim, heads = _width_and_heads(words)
+    registers = re.search(r"_reg(\d+)", text)
+    return _named_layers(architecture) | dict(
         layers=blocks,
         embed_dim=dim,
         heads=heads,
-        patch_size=int(patch[1]) if patch else default,
+        patch_size=_named_patch_size(text, family, is_hybrid),
         reg_tokens=int(registers[1]) if registers else _RADIO.get(words[-1], 0),
         dist_token="distilled" in words,
     )
 
 
+def _named_aimv2(size: str, patch: str) -> dict:
+    dim, heads = _AIMV2[size]
+    return dict(
+        embed_dim=dim,
+        heads=heads,
+        patch_size=int(patch.removeprefix("patch")),
+        reg_tokens=0,
+        dist_token=False,
+        eps=1e-5,
+    )
+
+
+def _named_blocks(text: str) -> tuple[int, ...] | None:
+    """Returns the ResNet's units of a hybrid by the words of its name; None if it has none."""
+    trunk, stride = re.search(r"_r(\d*)(?=_)", text), re.search(r"_s(\d+)", text)
+    if trunk is None or stride is None:
+        return None
+    return _TRUNKS.get((trunk[1], stride[1]))
+
+
+def _named_patch_size(text: str, family: str, is_hybrid: bool) -> int | None:
+    if patch := re.search(r"_p(?:atch)?(\d+)", text):
+        return int(patch[1])
+    if family == "flexivit":
+        return 16
+    return 1 if is_hybrid else None
+
+
+def _width_and_heads(words: list[str]) -> tuple[int, int]:
+    """Returns a ViT's width and number of heads by the words of its architecture's name."""
+    if words[0] == "giant" and {"dinov2", "tipsv2", "radio"} & set(words):
+        return 1536, 24
+    if "plus" in words:
+        return 896, 14
+    if words[:3] == ["base", "patch16", "gap"]:
+        return _WIDTHS["base"][0], 16
+    return _WIDTHS[words[0]]
+
+
+def _named_layers(architecture: str) -> dict:
+    """Returns timm's arguments for norms and activations by an architecture's name."""
+    family, *words = architecture.split("_")
+    arguments = {}
+    if "clip" in words or family == "beit3":
+        arguments["eps"] = 1e-5
+    if "quickgelu" in words:
+        arguments["act_layer"] = "quick_gelu"
+    elif architecture.startswith(_TANH):
+        arguments["act_layer"] = "gelu_tanh"
+    if "rpn" in words:
+        arguments["norm_at"] = "after"
+    return arguments
+
+
 def _heads(given: dict, named: int | None, shapes: dict, dim: int, depth: int) -> int:
-    """The number of heads: as is said, by the width of queries' norms, by the size, or else 64 wide."""
+    """The number of heads: as is said, by the width of queries' norms, by the size, or else 64
+    wide.
+    """
     if given.get("num_heads") is not None:
         return given["num_heads"]
     if named:
@@ -361,35 +489,27 @@ _UNSAID = {
 }
 
 
+_TITLE = "timm's ViT"
+_ACTIVATIONS = {"tanh": "gelu_tanh", "erf": "gelu", "quick": "quick_gelu"}  # By our names.
+# Arguments of ours that a `config.json` stores or an architecture's name implies.
+_DESCRIBED = ("resnet_blocks", "registers", "mlp", "gelu", "qk_norm", "qkv_bias", "bias", "norm")
+_DESCRIBED += ("norm_at", "sub_norm", "stem_norm", "final_norm", "fc_norm", "pooling", "cls_token")
+_DESCRIBED += ("pool_all", "position", "distillation", "pre_logits")
+
+
 def _describe(values: dict) -> dict:
-    """A model's `config.json` in timm.
+    """Returns a model's `config.json` in timm.
 
     Raises:
       UserError: timm has no such model.
     """
-    title = "timm's ViT"
-    said = ("resnet_blocks", "registers", "mlp", "gelu", "qk_norm", "qkv_bias", "bias", "norm", "norm_at")
-    said += ("sub_norm", "stem_norm", "final_norm", "fc_norm", "pooling", "cls_token", "pool_all", "position")
-    said += ("distillation", "pre_logits")
-    refuse_unsaid(title, ViT, values, *said)
-    for option, there in dict(position=("1d", "none"), qkv_bias=("all", "none"), pooling=POOLINGS).items():
-        if values[option] not in there:
-            remedy = "; --position=1d writes them as a table" if values[option] in FIXED else ""
-            raise UserError(f"{title} has no {option}={values[option]!r}{remedy}")
-    if values["distillation"] == "token":
-        heads = "one" if values["num_classes"] else "none, and there features are the mean of two tokens"
-        raise UserError(
-            f"timm's distilled ViT has two heads; this model has {heads} (distillation='token'); "
-            "--to=transformers has such a model"
-        )
-    blocks = values["resnet_blocks"]
-    if blocks is not None and blocks not in _HYBRIDS:
-        raise UserError(f"timm has no hybrid with {list(blocks)} units")
-    pooling = values["pooling"]
-    dim, hidden = values["dim"], values["hidden"]
+    refuse_unsaid(_TITLE, ViT, values, *_DESCRIBED)
+    _refuse_options(values)
+    pooling, position = values["pooling"], values["position"]
+    dim, hidden = values["dim"], values["mlp_dim"]
     gated = values["mlp"] == "swiglu"
     wide = 2 * hidden if gated and values["norm"] == "layer" else hidden
-    chosen = dict(
+    arguments = dict(
         img_size=list(values["image_size"]),
         embed_dim=dim,
         depth=values["depth"],
@@ -409,31 +529,65 @@ def _describe(values: dict) -> dict:
         pool_include_prefix=values["pool_all"],
     )
     if not gated:
-        chosen["act_layer"] = dict(tanh="gelu_tanh", erf="gelu", quick="quick_gelu")[values["gelu"]]
+        arguments["act_layer"] = _ACTIVATIONS[values["gelu"]]
     if pooling != "cls":
-        chosen["class_token"] = values["cls_token"]
-    if blocks is None:
-        chosen["patch_size"] = values["patch_size"]
+        arguments["class_token"] = values["cls_token"]
+    if values["resnet_blocks"] is None:
+        arguments["patch_size"] = values["patch_size"]
     for ours, theirs in dict(qk_norm="qk_norm", registers="reg_tokens").items():
         if values[ours]:
-            chosen[theirs] = values[ours]
-    if values["position"] == "none":
-        chosen["pos_embed"] = "none"
-    architecture = "vit_base_patch16_224" if blocks is None else _HYBRIDS[blocks]
-    told = ("norm", "norm_at", "norm_epsilon", "mlp")
-    unsaid = tuple(values[option] for option in told)  # By no argument, but by an architecture's name.
-    if values["distillation"] == "heads":
-        architecture = "deit_base_distilled_patch16_224"
-    elif unsaid in _UNSAID and blocks is None:
-        architecture = _UNSAID[unsaid]
-    elif unsaid != ("layer", "before", 1e-6, "gelu"):
-        words = ", ".join(f"{option}={value!r}" for option, value in zip(told, unsaid, strict=True))
-        raise UserError(f"{title} has no {words}")
+            arguments[theirs] = values[ours]
+    if position == "none":
+        arguments["pos_embed"] = "none"
+    architecture = _architecture(values)
+    return dict(
+        architecture=architecture, model_args=arguments, num_features=dim
+    ) | pretrained_config(values, fixed_input_size=True)
+
+
+def _refuse_options(values: dict) -> None:
+    """Raises UserError for values of arguments, or combinations of them, that timm lacks."""
+    for option, there in dict(
+        position=("1d", "none"), qkv_bias=("all", "none"), pooling=POOLINGS
+    ).items():
+        if values[option] not in there:
+            remedy = "; --position=1d writes them as a table" if values[option] in FIXED else ""
+            raise UserError(f"{_TITLE} has no {option}={values[option]!r}{remedy}")
+    if values["distillation"] == "token":
+        heads = (
+            "one"
+            if values["num_classes"]
+            else "none, and there features are the mean of two tokens"
+        )
+        raise UserError(
+            f"timm's distilled ViT has two heads; this model has {heads} (distillation='token'); "
+            "--to=transformers has such a model"
+        )
     if (values["norm"] == "rms") != (values["stem_norm"] == "patches"):
-        raise UserError(f"{title} has no norm={values['norm']!r} with stem_norm={values['stem_norm']!r}")
-    return dict(architecture=architecture, model_args=chosen, num_features=dim) | pretrained_config(
-        values, fixed_input_size=True
-    )
+        raise UserError(
+            f"{_TITLE} has no norm={values['norm']!r} with stem_norm={values['stem_norm']!r}"
+        )
+
+
+def _architecture(values: dict) -> str:
+    """Returns the architecture's name in timm; the sizes are arguments in addition to it.
+
+    Raises:
+      UserError: no architecture has this ResNet, or this norm and MLP.
+    """
+    blocks = values["resnet_blocks"]
+    if blocks is not None and blocks not in _HYBRIDS:
+        raise UserError(f"timm has no hybrid with {list(blocks)} units")
+    if values["distillation"] == "heads":
+        return "deit_base_distilled_patch16_224"
+    options = ("norm", "norm_at", "norm_epsilon", "mlp")
+    unsaid = tuple(values[option] for option in options)
+    if blocks is None and unsaid in _UNSAID:
+        return _UNSAID[unsaid]
+    if unsaid != ("layer", "before", 1e-6, "gelu"):
+        words = ", ".join(f"{option}={values[option]!r}" for option in options)
+        raise UserError(f"{_TITLE} has no {words}")
+    return _HYBRIDS[blocks]
 
 
 FORMAT = Format(

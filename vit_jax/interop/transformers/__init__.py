@@ -9,12 +9,21 @@ from pathlib import Path
 
 from vit_jax.errors import UserError
 from vit_jax.interop.library import Library, load_formats, problem_type
-from vit_jax.interop.preprocessing import UNSAID, Preprocessing, of_transformers, per_channel, to_transformers
+from vit_jax.interop.preprocessing import (
+    UNSAID,
+    Preprocessing,
+    of_transformers,
+    per_channel,
+    to_transformers,
+)
 from vit_jax.interop.tensor_files import Tensor
 
 
-def _prepare(path: Path, tensors: dict[str, Tensor], config: dict) -> tuple[dict[str, Tensor], dict]:
-    """Leaves out a token of masked patches that is zero, which it is where nothing was masked in training.
+def _prepare(
+    path: Path, tensors: dict[str, Tensor], config: dict
+) -> tuple[dict[str, Tensor], dict]:
+    """Leaves out a token of masked patches that is zero, which it is where nothing was masked in
+    training.
 
     Tensors of a model without classifier lose the `vit.` that some classes put before their names.
 
@@ -22,7 +31,9 @@ def _prepare(path: Path, tensors: dict[str, Tensor], config: dict) -> tuple[dict
       UserError: there is no `config.json`.
     """
     if not config:
-        raise UserError(f"{path} is of Transformers, which needs the config.json of its model beside it")
+        raise UserError(
+            f"{path} is of Transformers, which needs the config.json of its model beside it"
+        )
     kept = {
         name: tensor
         for name, tensor in tensors.items()
@@ -40,23 +51,35 @@ def _prepare(path: Path, tensors: dict[str, Tensor], config: dict) -> tuple[dict
     return kept, config
 
 
-def _preprocessing(config: dict, said: dict, channels: int) -> tuple[dict, Preprocessing | None, str]:
-    """Mean and deviation (and `image_size`), the rest, and what a folder without its file does not say."""
+def _preprocessing(
+    config: dict, said: dict, channels: int
+) -> tuple[dict, Preprocessing | None, str]:
+    """Mean and std (and `image_size`), the rest, and what a folder without its file does not
+    say.
+    """
     if not said:
         return {}, None, "pixels in [-1, 1], as there is no preprocessor_config.json"
     return *of_transformers(said), ""
 
 
 def _class_names(config: dict) -> list:
-    """The names of the classes, if there are any."""
-    names = config.get("id2label") or {}
-    return [names[key] for key in sorted(names, key=int)]
+    """The names of the classes, if there are any; `LABEL_0` and so on are Transformers' where none
+    are.
+    """
+    named = config.get("id2label") or {}
+    names = [named[key] for key in sorted(named, key=int)]
+    return [] if names == [f"LABEL_{label}" for label in range(len(names))] else names
 
 
 def _files(
-    described: dict, values: dict, seen: Preprocessing | None, names: Sequence[str], probabilities: str
+    described: dict,
+    values: dict,
+    seen: Preprocessing | None,
+    names: Sequence[str],
+    probabilities: str,
 ) -> dict[str, dict]:
-    """The files beside the tensors: `config.json`, with the classes, and `preprocessor_config.json`.
+    """The files beside the tensors: `config.json`, with the classes, and
+    `preprocessor_config.json`.
 
     Raises:
       UserError: Transformers has no such crop.
@@ -69,7 +92,8 @@ def _files(
         )
     described |= problem_type(values["num_classes"], probabilities)
     processor = to_transformers(seen or UNSAID, values["image_size"]) | dict(
-        image_mean=per_channel(values["mean"], channels), image_std=per_channel(values["deviation"], channels)
+        image_mean=per_channel(values["mean"], channels),
+        image_std=per_channel(values["std"], channels),
     )
     return {"config.json": described, "preprocessor_config.json": processor}
 
@@ -95,9 +119,10 @@ LIBRARY = Library(
     ),
     prepare=_prepare,
     unknown=lambda config, tensors: (
-        f"a Transformers model of type {config.get('model_type')!r} is not read; there are: beit, bit, clip, "
-        "clip_vision_model, convnext, convnextv2, deit, dinov2, dinov2_with_registers, dinov3_vit, "
-        "siglip, siglip_vision_model, swin, swinv2, vit, vit_mae"
+        f"a Transformers model of type {config.get('model_type')!r} is not read; there are: beit, "
+        "bit, clip, clip_vision_model, convnext, convnextv2, deit, dinov2, "
+        "dinov2_with_registers, dinov3_vit, siglip, siglip_vision_model, swin, swinv2, vit, "
+        "vit_mae"
     ),
     preprocessing=_preprocessing,
     class_names=_class_names,

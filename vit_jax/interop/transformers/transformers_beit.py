@@ -1,9 +1,10 @@
 """BEiT in Hugging Face Transformers.
 
-Of a model of masked image modelling the encoder is read, with the norm before that head as its last.
+Of a model of masked image modelling the encoder is read, with the norm before that head as its
+last.
 
-For images of another size its tables of biases are resized as the authors of BEiT do it, by cubic splines;
-Transformers interpolates linearly.
+For images of another size its tables of biases are resized as the authors of BEiT do it, by cubic
+splines; Transformers interpolates linearly.
 """
 
 from vit_jax.errors import UserError
@@ -78,11 +79,15 @@ def _models_masks(config: dict) -> bool:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """The same tensors without those that follow from the sizes and the head of masked image modelling."""
+    """The same tensors without those that follow from the sizes and the head of masked image
+    modelling.
+    """
     kept = {name: x for name, x in tensors.items() if not name.endswith("relative_position_index")}
     if not _models_masks(config):
         return kept
-    return {name.removeprefix("beit."): x for name, x in kept.items() if not name.startswith("lm_head.")}
+    return {
+        name.removeprefix("beit."): x for name, x in kept.items() if not name.startswith("lm_head.")
+    }
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
@@ -91,7 +96,8 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
     if _models_masks(config):
         if not (DEFAULTS | config)["use_mean_pooling"]:
             raise UserError(
-                f"{_TITLE} of masked images that normalises twice is not read: use_mean_pooling=False"
+                f"{_TITLE} of masked images that normalises twice is not read: "
+                "use_mean_pooling=False"
             )
         config = config | dict(architectures=["BeitModel"], use_mean_pooling=False)
         assumed = "the encoder alone, without its prediction of patches"
@@ -120,7 +126,8 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
 
 def _check_positions(values: dict) -> None:
-    """Raises UserError for positions that Transformers' BEiT has not, or whose table it reads otherwise.
+    """Raises UserError for positions that Transformers' BEiT has not, or whose table it reads
+    otherwise.
 
     Of images that are not square it takes a table's rows for its columns.
     """

@@ -60,9 +60,13 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _check_groups(values: dict) -> None:
-    """Raises UserError for a width whose first norms have 32 groups in Transformers, and fewer here."""
+    """Raises UserError for a width whose first norms have 32 groups in Transformers, and fewer
+    here.
+    """
     if (width := values["resnet_width"]) < 1:
-        raise UserError(f"Transformers' BiT has norms of 32 groups, and none of resnet_width={width:g}")
+        raise UserError(
+            f"Transformers' BiT has norms of 32 groups, and none of resnet_width={width:g}"
+        )
 
 
 def _describe(values: dict) -> dict:

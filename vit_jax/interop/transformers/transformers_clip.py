@@ -3,7 +3,17 @@
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import BLOCK, CONV, FLAT, LINEAR_OUT, SAME, TABLE, Rule, torch_dense, torch_norm
+from vit_jax.interop.layout import (
+    BLOCK,
+    CONV,
+    FLAT,
+    LINEAR_OUT,
+    SAME,
+    TABLE,
+    Rule,
+    torch_dense,
+    torch_norm,
+)
 from vit_jax.interop.library import Arrays, Format, Tensors, refuse_unsaid
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.transformers.transformers_config import (
@@ -48,7 +58,9 @@ _TYPES = ("clip", "clip_vision_model")
 
 
 def image_tower(tensors: Tensors) -> Tensors:
-    """The tensors of a model's image tower, below `vision_model.`, which towers alone are not everywhere."""
+    """The tensors of a model's image tower, below `vision_model.`, which towers alone are not
+    everywhere.
+    """
     outside = (_TOWER, _PROJECTION, _CLASSIFIER)
     return {
         name if name.startswith(outside) else _TOWER + name: tensor
@@ -58,7 +70,9 @@ def image_tower(tensors: Tensors) -> Tensors:
 
 
 def whole_or_tower(config: dict, defaults: dict) -> tuple[dict, str]:
-    """The config of an image tower, and in words what is left out of the whole model that it is of."""
+    """The config of an image tower, and in words what is left out of the whole model that it is
+    of.
+    """
     if config["model_type"].endswith("_vision_model"):
         return defaults | config, ""
     return defaults | (config.get("vision_config") or {}), "the model of images alone, of two"
@@ -80,7 +94,11 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
     """
     tensors = image_tower(tensors)
     if f"{_CLASSIFIER}.weight" in tensors:
-        return {name: x for name, x in tensors.items() if not name.startswith(_TOWER + "post_layernorm.")}
+        return {
+            name: x
+            for name, x in tensors.items()
+            if not name.startswith(_TOWER + "post_layernorm.")
+        }
     if (kernel := tensors.get(f"{_PROJECTION}.weight")) is None:
         return tensors
     classes = kernel.shape[0]
@@ -115,10 +133,14 @@ def _describe(values: dict) -> dict:
       UserError: Transformers has no such CLIP.
     """
     classifies = values["pooling"] == "gap" and values["num_classes"] > 0
-    pooling = dict(pooling="gap", cls_token=True, final_norm=False) if classifies else dict(pooling="cls")
+    pooling = (
+        dict(pooling="gap", cls_token=True, final_norm=False) if classifies else dict(pooling="cls")
+    )
     refuse_unsaid(_TITLE, ViT, values, "gelu", stem_norm="tokens", layer_scale=None, **pooling)
     require_square(_TITLE, values)
-    tower = dict(model_type="clip_vision_model", num_channels=values["channels"]) | write_sizes(values)
+    tower = dict(model_type="clip_vision_model", num_channels=values["channels"]) | write_sizes(
+        values
+    )
     if classifies:
         named = dict(architectures=["CLIPForImageClassification"], model_type="clip")
         return named | common_config(values) | dict(vision_config=tower)
@@ -128,7 +150,8 @@ def _describe(values: dict) -> dict:
 
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
-    """Tensors to write: without the projection's biases, or with the norm that a classifier does not read.
+    """Tensors to write: without the projection's biases, or with the norm that a classifier does
+    not read.
 
     Raises:
       UserError: the biases are not zero.
@@ -138,7 +161,9 @@ def _finish(arrays: Arrays, values: dict) -> Arrays:
         norm = {f"{_TOWER}post_layernorm.weight": ones, f"{_TOWER}post_layernorm.bias": 0 * ones}
         return arrays | norm
     if np.any(arrays.get(f"{_PROJECTION}.bias", 0)):
-        raise UserError(f"{_TITLE} projects without biases, and head/bias is not zero; --to=timm keeps it")
+        raise UserError(
+            f"{_TITLE} projects without biases, and head/bias is not zero; --to=timm keeps it"
+        )
     return {name: array for name, array in arrays.items() if name != f"{_PROJECTION}.bias"}
 
 

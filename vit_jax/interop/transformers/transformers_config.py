@@ -28,7 +28,9 @@ def count_classes(tensors: dict, config: dict, start: str) -> int:
 
 
 def _refuse_contradictions(config: dict, start: str, num_classes: int, two_heads: bool) -> None:
-    """Raises UserError where a config names another class, or other classes, than the tensors are of."""
+    """Raises UserError where a config names another class, or other classes, than the tensors are
+    of.
+    """
     classifier = f"{start}ForImageClassification"
     labels = config.get("id2label")
     if num_classes:
@@ -43,8 +45,8 @@ def _refuse_contradictions(config: dict, start: str, num_classes: int, two_heads
             )
     if num_classes and labels is not None and len(labels) != num_classes:
         raise UserError(
-            f"config.json contradicts the tensors: it names {len(labels):,} classes (id2label), but the "
-            f"head has {num_classes:,}"
+            f"config.json contradicts the tensors: it names {len(labels):,} classes (id2label), "
+            f"but the head has {num_classes:,}"
         )
 
 
@@ -61,7 +63,9 @@ def require_class(config: dict, *known: str) -> None:
     """Raises UserError where a config names another class than one of these."""
     for name in config.get("architectures") or ():
         if name not in known:
-            raise UserError(f"a Transformers model of class {name} is not read, but {', '.join(known)}")
+            raise UserError(
+                f"a Transformers model of class {name} is not read, but {', '.join(known)}"
+            )
 
 
 def read_gelu(config: dict) -> str:
@@ -86,7 +90,7 @@ def read_sizes(config: dict) -> dict:
         channels=config.get("num_channels", 3),
         dim=config["hidden_size"],
         depth=config["num_hidden_layers"],
-        hidden=config["intermediate_size"],
+        mlp_dim=config["intermediate_size"],
         heads=config["num_attention_heads"],
         norm_epsilon=config["layer_norm_eps"],
     )
@@ -100,7 +104,7 @@ def write_sizes(values: dict) -> dict:
         patch_size=values["patch_size"],
         hidden_size=values["dim"],
         num_hidden_layers=values["depth"],
-        intermediate_size=values["hidden"],
+        intermediate_size=values["mlp_dim"],
         num_attention_heads=values["heads"],
         layer_norm_eps=values["norm_epsilon"],
         hidden_act=dict(erf="gelu", tanh="gelu_pytorch_tanh", quick="quick_gelu")[values["gelu"]],
@@ -108,7 +112,9 @@ def write_sizes(values: dict) -> dict:
 
 
 def require_square(title: str, values: dict) -> None:
-    """Raises UserError for images that are not square, where Transformers' positions are for squares."""
+    """Raises UserError for images that are not square, where Transformers' positions are for
+    squares.
+    """
     height, width = values["image_size"]
     if height != width:
         raise UserError(f"{title} has positions for square images, not for {height}x{width} pixels")
@@ -132,10 +138,17 @@ def vit_type(values: dict) -> str:
 
 
 def projections(theirs: Sequence[str], qkv_bias: str = "all") -> tuple[Rule, Rule]:
-    """The rules of queries, keys and values, which Transformers keeps apart, by the starts of their names."""
+    """The rules of queries, keys and values, which Transformers keeps apart, by the starts of their
+    names.
+    """
     biases = tuple(f"{theirs[part]}.bias" for part in _BIASED[qkv_bias])
     return (
-        Rule(BLOCK + "attention/qkv/kernel", tuple(f"{part}.weight" for part in theirs), LINEAR, axis=1),
+        Rule(
+            BLOCK + "attention/qkv/kernel",
+            tuple(f"{part}.weight" for part in theirs),
+            LINEAR,
+            axis=1,
+        ),
         Rule(BLOCK + "attention/qkv/bias", biases, FLAT, axis=0),
     )
 
@@ -144,18 +157,24 @@ def below(prefix: str, rules: Sequence[Rule]) -> list[Rule]:
     """The same rules with a prefix before all names, as classes with a classifier have them."""
 
     def lower(names):
-        return f"{prefix}.{names}" if isinstance(names, str) else tuple(f"{prefix}.{name}" for name in names)
+        return (
+            f"{prefix}.{names}"
+            if isinstance(names, str)
+            else tuple(f"{prefix}.{name}" for name in names)
+        )
 
     return [rule._replace(names=lower(rule.names)) for rule in rules]
 
 
-def mask_format(start: Callable[[dict], str], said: dict | None, layout: Layout = SAME) -> ObjectiveFormat:
+def mask_format(
+    start: Callable[[dict], str], said: dict | None, layout: Layout = SAME
+) -> ObjectiveFormat:
     """The place where the token that stands for masked patches is read, and written.
 
     Args:
       start: of the names of a model with a classifier, by its arguments.
-      said: what a config says of a model with the token; None: Transformers' classes that are written have no
-        place for it.
+      said: what a config says of a model with the token; None: Transformers' classes that are
+        written have no place for it.
       layout: of the token.
     """
 

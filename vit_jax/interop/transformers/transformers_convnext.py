@@ -33,7 +33,9 @@ _START = {"convnext": "ConvNext", "convnextv2": "ConvNextV2"}  # Of the classes'
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """The rules of a model; names lie below `convnext.` or `convnextv2.` where there is a classifier."""
+    """The rules of a model; names lie below `convnext.` or `convnextv2.` where there is a
+    classifier.
+    """
     if not values["num_classes"]:
         return _RULES
     return (*below(_model_type(values), _RULES), *torch_dense("head", "classifier"))
@@ -49,9 +51,14 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
     classes = count_classes(tensors, config, _START[kind])
     require_always(config, dict(hidden_act="gelu", patch_size=4))
     scaled = any(name.endswith("layer_scale_parameter") for name in tensors)
-    depths, widths = config.get("depths", (3, 3, 9, 3)), config.get("hidden_sizes", (96, 192, 384, 768))
+    depths, widths = (
+        config.get("depths", (3, 3, 9, 3)),
+        config.get("hidden_sizes", (96, 192, 384, 768)),
+    )
     if config.get("num_stages", len(depths)) != len(depths):
-        raise UserError(f"config.json has num_stages {config['num_stages']!r} and {len(depths)} depths")
+        raise UserError(
+            f"config.json has num_stages {config['num_stages']!r} and {len(depths)} depths"
+        )
     epsilon = config.get("layer_norm_eps", 1e-12)  # Of the last norm alone.
     values = dict(
         image_size=image_size or config.get("image_size", 224),

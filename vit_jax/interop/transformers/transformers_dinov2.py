@@ -1,7 +1,16 @@
 """DINOv2, with registers or without, in Hugging Face Transformers."""
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import BLOCK, CONV, LINEAR_OUT, MATRIX, SAME, Rule, torch_dense, torch_norm
+from vit_jax.interop.layout import (
+    BLOCK,
+    CONV,
+    LINEAR_OUT,
+    MATRIX,
+    SAME,
+    Rule,
+    torch_dense,
+    torch_norm,
+)
 from vit_jax.interop.library import Format, refuse_unsaid
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.transformers.transformers_config import (
@@ -15,7 +24,10 @@ from vit_jax.interop.transformers.transformers_config import (
 )
 from vit_jax.models.vit import ViT
 
-_START = {"dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}  # Of the classes' names.
+_START = {
+    "dinov2": "Dinov2",
+    "dinov2_with_registers": "Dinov2WithRegisters",
+}  # Of the classes' names.
 _LAYER = "encoder.layer.{0}."
 _QKV = tuple(f"{_LAYER}attention.attention.{part}" for part in ("query", "key", "value"))
 _RULES = (
@@ -36,7 +48,9 @@ _PLAIN = (
     *torch_dense(BLOCK + "mlp/fc2", _LAYER + "mlp.fc2"),
 )
 _GATED = (
-    *torch_dense(BLOCK + "mlp/fc1", _LAYER + "mlp.weights_in"),  # The gate and what it gates are one there.
+    *torch_dense(
+        BLOCK + "mlp/fc1", _LAYER + "mlp.weights_in"
+    ),  # The gate and what it gates are one there.
     *torch_dense(BLOCK + "mlp/fc2", _LAYER + "mlp.weights_out"),
 )
 
@@ -73,9 +87,11 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             channels=config.get("num_channels", 3),
             dim=dim,
             depth=config["num_hidden_layers"],
-            hidden=_gated_width(dim) if gated else int(dim * config.get("mlp_ratio", 4)),
+            mlp_dim=_gated_width(dim) if gated else int(dim * config.get("mlp_ratio", 4)),
             heads=config["num_attention_heads"],
-            registers=config.get("num_register_tokens", 4) if kind == "dinov2_with_registers" else 0,
+            registers=config.get("num_register_tokens", 4)
+            if kind == "dinov2_with_registers"
+            else 0,
             # A classifier reads both; without one the class token is what others read.
             pooling="cls_gap" if classes else "cls",
             mlp="swiglu" if gated else "gelu",
@@ -95,21 +111,23 @@ def _describe(values: dict) -> dict:
     Raises:
       UserError: Transformers has no such DINOv2.
     """
-    gated, dim, hidden = values["mlp"] == "swiglu", values["dim"], values["hidden"]
+    gated, dim, mlp_dim = values["mlp"] == "swiglu", values["dim"], values["mlp_dim"]
     pooling = "cls_gap" if values["num_classes"] else "cls"
     refuse_unsaid("Transformers' DINOv2", ViT, values, "registers", "mlp", "gelu", pooling=pooling)
-    if hidden != _gated_width(dim) if gated else hidden % dim:
-        raise UserError(f"Transformers' DINOv2 of width {dim} has no MLP of {hidden}")
+    if mlp_dim != _gated_width(dim) if gated else mlp_dim % dim:
+        raise UserError(f"Transformers' DINOv2 of width {dim} has no MLP of {mlp_dim}")
     if not gated and values["gelu"] != "erf":
         raise UserError(f"Transformers' DINOv2 has no gelu={values['gelu']!r}")
     kind, (height, width) = _model_type(values), values["image_size"]
     described = dict(
-        architectures=[_START[kind] + ("ForImageClassification" if values["num_classes"] else "Model")],
+        architectures=[
+            _START[kind] + ("ForImageClassification" if values["num_classes"] else "Model")
+        ],
         model_type=kind,
         hidden_size=dim,
         num_hidden_layers=values["depth"],
         num_attention_heads=values["heads"],
-        mlp_ratio=4 if gated else hidden // dim,
+        mlp_ratio=4 if gated else mlp_dim // dim,
         hidden_act="gelu",
         layer_norm_eps=values["norm_epsilon"],
         image_size=height if height == width else [height, width],

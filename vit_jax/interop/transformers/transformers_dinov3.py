@@ -3,7 +3,17 @@
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import BLOCK, CONV, FLAT, LINEAR, LINEAR_OUT, SAME, Rule, torch_dense, torch_norm
+from vit_jax.interop.layout import (
+    BLOCK,
+    CONV,
+    FLAT,
+    LINEAR,
+    LINEAR_OUT,
+    SAME,
+    Rule,
+    torch_dense,
+    torch_norm,
+)
 from vit_jax.interop.library import Arrays, Format, Tensors, refuse_unsaid
 from vit_jax.interop.transformers.transformers_config import (
     common_config,
@@ -61,7 +71,11 @@ _GATED = (
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    first = _GATED if values["mlp"] == "swiglu" else torch_dense(BLOCK + "mlp/fc1", _LAYER + "mlp.up_proj")
+    first = (
+        _GATED
+        if values["mlp"] == "swiglu"
+        else torch_dense(BLOCK + "mlp/fc1", _LAYER + "mlp.up_proj")
+    )
     return (*_RULES, *projections(_QKV, values["qkv_bias"]), *first)
 
 
@@ -80,7 +94,9 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
     require_always(config, dict(mlp_bias=bias))
     biases = tuple(config[f"{part}_bias"] for part in ("query", "key", "value"))
     if biases not in _BIASES.values():
-        raise UserError(f"a Transformers model with biases of query, key, value {biases} is not read")
+        raise UserError(
+            f"a Transformers model with biases of query, key, value {biases} is not read"
+        )
     values = read_sizes(config) | dict(
         num_classes=0,
         registers=config["num_register_tokens"],
@@ -107,7 +123,9 @@ def _describe(values: dict) -> dict:
     if values["layer_scale"] is None:
         raise UserError(f"{title} has no layer_scale=None")
     gated = values["mlp"] == "swiglu"
-    parts = dict(zip(("query_bias", "key_bias", "value_bias"), _BIASES[values["qkv_bias"]], strict=True))
+    parts = dict(
+        zip(("query_bias", "key_bias", "value_bias"), _BIASES[values["qkv_bias"]], strict=True)
+    )
     described = dict(
         architectures=["DINOv3ViTModel"],
         model_type="dinov3_vit",
@@ -124,9 +142,15 @@ def _describe(values: dict) -> dict:
 
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
-    """Tensors to write, with those that Transformers always has: registers, and a token of masked patches."""
+    """Tensors to write, with those that Transformers always has: registers, and a token of masked
+    patches.
+    """
     dim = values["dim"]
-    absent = {} if values["registers"] else {"embeddings.register_tokens": np.zeros((1, 0, dim), np.float32)}
+    absent = (
+        {}
+        if values["registers"]
+        else {"embeddings.register_tokens": np.zeros((1, 0, dim), np.float32)}
+    )
     return arrays | absent | {"embeddings.mask_token": np.zeros((1, 1, dim), np.float32)}
 
 

@@ -1,7 +1,7 @@
 """Masked autoencoders in Hugging Face Transformers: the encoder, and the decoder that trains it.
 
-For images of another size fixed positions are computed anew; with `position="1d"` they are interpolated, as
-Transformers does it.
+For images of another size fixed positions are computed anew; with `position="1d"` they are
+interpolated, as Transformers does it.
 """
 
 import re
@@ -106,8 +106,12 @@ _DECODER_RULES = (
 
 
 def _decoder_values(tensors: Tensors, config: dict) -> dict:
-    """The values of `config.objective` that a `config.json` says: of targets and masks it may say nothing."""
-    of_training = {ours: config[theirs] for ours, theirs in _OF_TRAINING.items() if theirs in config}
+    """The values of `config.objective` that a `config.json` says: of targets and masks it may say
+    nothing.
+    """
+    of_training = {
+        ours: config[theirs] for ours, theirs in _OF_TRAINING.items() if theirs in config
+    }
     config = DEFAULTS | config
     return of_training | dict(
         decoder_dim=config["decoder_hidden_size"],
@@ -134,7 +138,9 @@ def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
     }
     table = tensors.pop(_DECODER_TABLE, None)
     if table is not None and not is_fixed(table, _grid(read_sizes(config))):
-        raise UserError(f"{_DECODER_TABLE} is not the fixed table of masked autoencoders, and is not read")
+        raise UserError(
+            f"{_DECODER_TABLE} is not the fixed table of masked autoencoders, and is not read"
+        )
     return tensors
 
 
@@ -146,7 +152,7 @@ def _describe_decoder(values: dict, said: dict) -> dict:
     """
     for name, value, only in (
         ("model.gelu", values["gelu"], "erf"),
-        ("objective.decoder_position", said["decoder_position"], _FIXED),
+        ("mae.decoder_position", said["decoder_position"], _FIXED),
     ):
         if value != only:
             raise UserError(f"Transformers' ViTMAE decodes with {name}={only!r} alone")

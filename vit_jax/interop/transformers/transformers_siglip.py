@@ -62,7 +62,9 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _rows(tensor: Tensor, first: int, end: int) -> Tensor:
-    return tensor._replace(shape=(end - first, *tensor.shape[1:]), read=lambda: tensor.read()[first:end])
+    return tensor._replace(
+        shape=(end - first, *tensor.shape[1:]), read=lambda: tensor.read()[first:end]
+    )
 
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
@@ -81,7 +83,8 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
     """
     head = tensors.get("classifier.bias")
     require_class(
-        config, *(("SiglipForImageClassification",) if head else ("SiglipModel", "SiglipVisionModel"))
+        config,
+        *(("SiglipForImageClassification",) if head else ("SiglipModel", "SiglipVisionModel")),
     )
     tower, words = whole_or_tower(config, DEFAULTS)
     values: Values = read_sizes(tower) | dict(position_resize="bicubic", gelu=read_gelu(tower))

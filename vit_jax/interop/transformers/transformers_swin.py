@@ -45,7 +45,9 @@ _RULES = (
     Rule(_ATTENTION + "bias_table", _SELF + "relative_position_bias_table", TABLE),
     Rule(_ATTENTION + "logit_scale", _SELF + "logit_scale", HEADS),
     *torch_dense(_ATTENTION + "bias_mlp/fc1", _SELF + "continuous_position_bias_mlp.0"),
-    Rule(_ATTENTION + "bias_mlp/fc2/kernel", _SELF + "continuous_position_bias_mlp.2.weight", LINEAR),
+    Rule(
+        _ATTENTION + "bias_mlp/fc2/kernel", _SELF + "continuous_position_bias_mlp.2.weight", LINEAR
+    ),
     *torch_dense(_ATTENTION + "out", _THEIRS + "attention.output.dense", LINEAR_OUT),
     *torch_norm(STAGED + "norm2", _THEIRS + "layernorm_after"),
     *torch_dense(STAGED + "mlp/fc1", _THEIRS + "intermediate.dense"),
@@ -95,7 +97,9 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             stage_heads=tuple(config["num_heads"]),
             window=config["window_size"],
             version=version,
-            pretrained_windows=former[: len(config["depths"])] if version == 2 and any(former) else None,
+            pretrained_windows=former[: len(config["depths"])]
+            if version == 2 and any(former)
+            else None,
             position="1d" if config.get("use_absolute_embeddings") else "none",
         )
     except KeyError as error:
@@ -107,23 +111,38 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 def _refuse_other_maps(values: dict) -> None:
     """Raises UserError for maps that Transformers would cut into other windows.
 
-    It pads before it shifts, takes the shorter side of a map that is no larger than a window for both, and
-    has a table of the whole window there.
+    It pads before it shifts, takes the shorter side of a map that is no larger than a window for
+    both, and has a table of the whole window there.
     """
     side, version = values["window"], values["version"]
     if not isinstance(side, int):
-        raise UserError(f"Transformers' Swin has one window for all stages, not {side} (model.window)")
+        raise UserError(
+            f"Transformers' Swin has one window for all stages, not {side} (model.window)"
+        )
     grid = tuple(length // values["patch_size"] for length in values["image_size"])
-    for stage, window in enumerate(windows(grid, side, len(values["blocks"]))):
+    stages = len(values["blocks"])
+    for stage, window in enumerate(windows(grid, side, stages)):
         places = tuple(-(-length // 2**stage) for length in grid)
-        whole = all(length % own == 0 for length, own in zip(places, window, strict=True))
-        alike = window[0] == window[1] and (window == places or min(places) > side)
-        odd = version == 2 and stage + 1 < len(values["blocks"]) and any(length % 2 for length in places)
-        if not whole or not alike or odd or (version == 1 and window != (side, side)):
+        is_merged = stage + 1 < stages
+        same = _same_windows(places, window, side)
+        same &= window == (side, side) if version == 1 else not (is_merged and _is_odd(places))
+        if not same:
             raise UserError(
-                f"Transformers' Swin computes otherwise on a map of {places[0]}x{places[1]} places, stage "
-                f"{stage + 1}'s, with windows of {side} (model.window, data.image_size)"
+                f"Transformers' Swin computes otherwise on a map of {places[0]}x{places[1]} "
+                f"places, stage {stage + 1}'s, with windows of {side} (model.window, "
+                "data.image_size)"
             )
+
+
+def _same_windows(places: tuple[int, ...], window: tuple[int, ...], side: int) -> bool:
+    """Returns True if windows of both libraries divide a map of places in the same way."""
+    divides = all(length % one == 0 for length, one in zip(places, window, strict=True))
+    is_square = window[0] == window[1]
+    return divides and is_square and (window == places or min(places) > side)
+
+
+def _is_odd(places: tuple[int, ...]) -> bool:
+    return any(length % 2 for length in places)
 
 
 def _describe(values: dict) -> dict:
@@ -142,7 +161,9 @@ def _describe(values: dict) -> dict:
     former = dict(pretrained_window_sizes=list(values["pretrained_windows"] or (0,) * stages))
     return (
         dict(
-            architectures=[f"{start}ForImageClassification" if values["num_classes"] else f"{start}Model"],
+            architectures=[
+                f"{start}ForImageClassification" if values["num_classes"] else f"{start}Model"
+            ],
             model_type=kind,
             image_size=height if height == width else [height, width],
             patch_size=values["patch_size"],

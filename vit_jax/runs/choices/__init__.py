@@ -1,4 +1,5 @@
-"""Values that a config leaves open, chosen by data, checkpoint and device, and printed with their reasons.
+"""Values that a config leaves open, chosen by data, checkpoint and device, and printed with their
+reasons.
 
 Each job is a file of this folder with a function `choose(config, given)`; `auto` names it.
 """
@@ -6,36 +7,21 @@ Each job is a file of this folder with a function `choose(config, given)`; `auto
 import itertools
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from vit_jax.config import check, leaves
 from vit_jax.errors import UserError
-from vit_jax.options import Option, number, one_of, only_with
 from vit_jax.runs.bucket import shown
-from vit_jax.runs.choices.choice import in_words
+from vit_jax.runs.choices.choice import Choice, in_words
 from vit_jax.runs.choices.data_at import data_at
 from vit_jax.runs.workdir import saved_run, steps_made
 
 JOBS = {"finetune": "finetuning", "pretrain": "pretraining"}
-
-OPTIONS = {
-    "auto": Option(
-        "none",
-        one_of("none", "finetune", "pretrain"),
-        "Chooses the values that the config's file and the user leave open, for this job.",
-        smoke="none",
-    ),
-    "minutes": Option(
-        None,
-        number(above=0),
-        "The time of the run by which auto chooses its length; None: 10 on CPUs.",
-        needs=only_with("auto", "finetune", "pretrain"),
-    ),
-}
 
 
 def settle(
@@ -61,24 +47,39 @@ def settle(
         if config.auto == "finetune" and "data.path" in own and "data.source" not in own:
             values["data.path"] = data_at(own["data.path"]).path
     else:
-        job = import_module(f"{__name__}.{JOBS[config.auto]}")
-        choices = job.choose(config, given)
-        say(f"chosen for {shown(workdir)}; a flag changes each:")
-        for line in in_words(choices, own):
-            say(line)
-        values = {one.key: one.value for one in choices if one.key not in {*given} - {"data.path"}}
+        choices = import_module(f"{__name__}.{JOBS[config.auto]}").choose(config, given)
+        _log(choices, own, workdir, say)
+        fixed = {*given} - {"data.path"}
+        values = {one.key: one.value for one in choices if one.key not in fixed}
     config.update_from_flattened_dict(values)
     config.lock()
     try:
         check(config)
     except UserError as error:
-        raise UserError(f"{error} (of the values that auto={config.auto!r} chose and those given)") from error
+        raise UserError(
+            f"{error} (of the values that auto={config.auto!r} chose and those given)"
+        ) from error
     return config
+
+
+def _log(
+    choices: Sequence[Choice], own: Mapping[str, Any], workdir: Path, say: Callable[[str], None]
+) -> None:
+    """Logs a line for each choice.
+
+    Args:
+      own: the user's values by key.
+    """
+    say(f"chosen for {shown(workdir)}; a flag changes each:")
+    for line in in_words(choices, own):
+        say(line)
 
 
 def next_workdir(path: str) -> str:
     """Returns `runs/NAME-N` for a data set at a path, with the first N that is free."""
     last = os.path.basename(path.rstrip("/")).removesuffix(".csv").rpartition(":")[2]
     name = re.sub(r"[^\w.-]+", "_", last) or "images"
-    number = next(number for number in itertools.count(1) if not os.path.exists(f"runs/{name}-{number}"))
+    number = next(
+        number for number in itertools.count(1) if not os.path.exists(f"runs/{name}-{number}")
+    )
     return f"runs/{name}-{number}"

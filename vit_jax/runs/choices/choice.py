@@ -20,7 +20,9 @@ class Choice(NamedTuple):
     @property
     def flag(self) -> str:
         """The flag that gives this value on the command line."""
-        return f"--config.{self.key}={self.value!r}" if self.value != "" else f"--config.{self.key}="
+        return (
+            f"--config.{self.key}={self.value!r}" if self.value != "" else f"--config.{self.key}="
+        )
 
 
 def in_words(choices: Iterable[Choice], own: Mapping[str, Any]) -> list[str]:

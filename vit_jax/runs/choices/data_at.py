@@ -2,20 +2,22 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from vit_jax.data.sources import SOURCES
 from vit_jax.data.sources.base import Source
-from vit_jax.data.sources.csv_list import lists_files
+from vit_jax.data.sources.csv_list import lists_files, split_files
 from vit_jax.data.sources.folder import folders_in
 from vit_jax.data.sources.folder_rules import is_ignored, split_name, why_left_out
 from vit_jax.data.sources.tfds import tfds_builder
 from vit_jax.errors import UserError, as_text
-from vit_jax.runs.workdir import CONFIG, MANIFEST
+from vit_jax.paths import is_workdir
 
 DEV = ("dev", "val", "valid", "validation")  # Names of a split to choose by, the likeliest first.
-# Endings of the names of images that show one thing several times, and starts of those of one origin.
+# Endings of the names of images that show one thing several times, and starts of those of one
+# origin.
 VIEW = r"(?:view|frame|crop|aug|augmented|copy|rot|rotated|flip|slice|patch|tile|shot|scan|page)"
 ORIGIN = r"(?:patient|subject|participant|person|video|clip|session|case)"
 GROUPS = (
@@ -24,6 +26,7 @@ GROUPS = (
 )
 GROUPED = 0.9  # The share of names that must show a group.
 MOST_NAMES = 100_000
+SHOWN = 3  # Names of missing files in an error.
 
 
 class DataAt(NamedTuple):
@@ -51,13 +54,15 @@ def data_at(path: str) -> DataAt:
     """Recognises the data set at a path: a folder, a CSV, a TFDS data set or `KIND:PATH`.
 
     Raises:
-      UserError: there is nothing, nothing that is known, or two readings are possible.
+      UserError: the path does not exist, its format is unknown, or two readings are possible.
     """
     kind, _, rest = path.partition(":")
     if kind in SOURCES and not os.path.exists(path) and not path.startswith(f"{kind}://"):
         return of_kind(kind, rest)
     if "://" in path:
-        return DataAt("folder", path, ("train", "test"), "a folder in a bucket, with train and test")
+        return DataAt(
+            "folder", path, ("train", "test"), "a folder in a bucket, with train and test"
+        )
     if not os.path.exists(path):
         raise UserError(
             f"there is no {path}: give a folder with a folder of images for each class, a CSV with "
@@ -72,17 +77,21 @@ def data_at(path: str) -> DataAt:
     check_no_run(path)
     if os.path.isfile(os.path.join(path, "dataset_info.json")):
         return of_kind("tfds", path)
-    folders = [os.path.basename(folder) for folder in folders_in(path)]
-    folders = [name for name in folders if not is_ignored(name)]
+    folders = _folders_of_images(path)
     return _with_lists(path, folders) or _of_folders(path, folders)
+
+
+def _folders_of_images(path: str) -> list[str]:
+    """Returns the names of the folders in a folder, except those that are ignored."""
+    return [name for name in map(os.path.basename, folders_in(path)) if not is_ignored(name)]
 
 
 def check_no_run(path: str) -> None:
     """Raises UserError where a path is the workdir of a run, which has a model and no images."""
-    if all(os.path.isfile(os.path.join(path, name)) for name in (CONFIG, MANIFEST)):
+    if is_workdir(path):
         raise UserError(
-            f"{path} is the workdir of a run: give the images in its place, and --from={path} to start "
-            "from its model"
+            f"{path} is the workdir of a run: give the images in its place, and --from={path} to "
+            "start from its model"
         )
 
 
@@ -96,20 +105,20 @@ def of_kind(kind: str, path: str) -> DataAt:
         splits = tuple(tfds_builder(path).info.splits)
         return DataAt(kind, path, splits, "a prepared TFDS data set")
     if kind == "folder" and os.path.isdir(path):
-        folders = [os.path.basename(folder) for folder in folders_in(path)]
-        return _of_folders(path, [name for name in folders if not is_ignored(name)])
+        return _of_folders(path, _folders_of_images(path))
     splits = ("all",) if SOURCES[kind].is_whole(path) else ("train", "test")
-    return DataAt(kind, path, splits, "a CSV of files and labels" if kind == "csv" else f"{kind} data set")
+    return DataAt(
+        kind, path, splits, "a CSV of files and labels" if kind == "csv" else f"{kind} data set"
+    )
 
 
 def _with_lists(path: str, folders: Sequence[str]) -> DataAt | None:
     """The CSVs of a folder, where they list its images; None where its folders are the classes."""
-    lists = sorted(name for name in os.listdir(path) if name.lower().endswith(".csv"))
-    if named := [name for name in lists if split_name(name[: -len(".csv")])]:
-        splits = tuple(split_name(name[: -len(".csv")]) or "" for name in named)
+    if splits := tuple(split_files(path)):
         return DataAt("csv", path, splits, "CSVs of files and labels")
     if any(map(split_name, folders)):
         return None
+    lists = sorted(name for name in os.listdir(path) if name.lower().endswith(".csv"))
     listing = [name for name in lists if lists_files(os.path.join(path, name))]
     if len(listing) == 1:
         return of_kind("csv", os.path.join(path, listing[0]))
@@ -119,18 +128,41 @@ def _with_lists(path: str, folders: Sequence[str]) -> DataAt | None:
 
 
 def _of_folders(path: str, folders: Sequence[str]) -> DataAt:
-    """Returns the data set with these folders: classes, splits, or one folder that contains all others."""
+    """Returns the data set with these folders: classes, splits, or one folder that contains all
+    others.
+    """
     images = sum(not why_left_out(name) for name in os.listdir(path))
     if not folders:
-        if not images:
-            raise UserError(
-                f"{path} has no images: give a folder with a folder of images for each class, or a CSV "
-                "with file,label"
-            )
-        raise UserError(
-            f"{path} has {images:,} images and no folders of classes: move the images of each class into a "
-            f"folder {os.path.join(path, 'CLASS')}; without labels, vit-jax pretrain {path} trains on them"
+        raise UserError(_no_folders(path, images))
+    if any(map(split_name, folders)):
+        return _of_splits(path, folders)
+    if len(folders) == 1 and not images:  # As archives are unpacked.
+        inner = os.path.join(path, folders[0])
+        if folders_in(inner) and not _has_images(inner):
+            return data_at(inner)
+    return DataAt("folder", path, ("all",), f"{len(folders)} folders of classes")
+
+
+def _no_folders(path: str, images: int) -> str:
+    """Returns the error for a folder with a number of images and no folders of classes."""
+    if not images:
+        return (
+            f"{path} has no images: give a folder with a folder of images for each class, or "
+            "a CSV with file,label"
         )
+    return (
+        f"{path} has {images:,} images and no folders of classes: move the images of each "
+        f"class into a folder {os.path.join(path, 'CLASS')}; without labels, vit-jax pretrain "
+        f"{path} trains on them"
+    )
+
+
+def _of_splits(path: str, folders: Sequence[str]) -> DataAt:
+    """Returns the data set some of whose folders are splits.
+
+    Raises:
+      UserError: the only split could as well be a class.
+    """
     named = [name for name in folders if split_name(name)]
     others = [name for name in folders if not split_name(name)]
     if len(named) == 1 and any(_has_images(os.path.join(path, name)) for name in others):
@@ -139,15 +171,9 @@ def _of_folders(path: str, folders: Sequence[str]) -> DataAt:
             f"({', '.join(folders[:10])}): if {named[0]} is a class, rename it, such as to "
             f"{named[0]}_class; if it is a split, move {', '.join(others[:10])} away"
         )
-    if not named and len(folders) == 1 and not images:  # As archives are unpacked.
-        inner = os.path.join(path, folders[0])
-        if folders_in(inner) and not _has_images(inner):
-            return data_at(inner)
-    if not named:
-        return DataAt("folder", path, ("all",), f"{len(folders)} folders of classes")
     splits = tuple(split_name(name) or "" for name in named)
-    words = f"folders of classes in {', '.join(splits)}"
-    return DataAt("folder", path, splits, words + (f", without {', '.join(others[:10])}" if others else ""))
+    without = f", without {', '.join(others[:10])}" if others else ""
+    return DataAt("folder", path, splits, f"folders of classes in {', '.join(splits)}{without}")
 
 
 def _has_images(folder: str) -> bool:
@@ -158,33 +184,49 @@ def _one_of(path: str, names: Sequence[str]) -> str:
     return " or ".join(os.path.join(path, name) for name in names[:3])
 
 
-def check_files(source: Source) -> None:
-    """Raises UserError where files do not exist that a list names; those of a folder do."""
-    missing = [name for name, size in source.stored_files() or () if size < 0]
+def check_files(splits: Mapping[str, Source]) -> None:
+    """Raises UserError where files do not exist that a list names; those of a folder do.
+
+    Args:
+      splits: sources by the names of their splits, which may overlap.
+    """
+    listed: dict[str, tuple[int, str]] = {}  # Size and split, by the file's name.
+    for split, source in splits.items():
+        for name, size in source.stored_files() or ():
+            listed.setdefault(name, (size, split))
+    missing = [(name, split) for name, (size, split) in listed.items() if size < 0]
     if missing:
+        counts = Counter(split for _, split in missing)
+        of_splits = ", ".join(f"{count:,} of {split}" for split, count in counts.items())
+        names = ", ".join(as_text(name) for name, _ in missing[:SHOWN])
         raise UserError(
-            f"{len(missing):,} of {len(source):,} files that are listed do not exist, such as "
-            f"{as_text(missing[0])}: mend their paths, which are from the folder of the CSV, or remove "
-            "their rows"
+            f"{len(missing):,} of {len(listed):,} files that are listed do not exist "
+            f"({of_splits}), such as {names}: mend their paths, which are from the folder of the "
+            "CSV, or remove their rows"
         )
 
 
 def find_groups(source: Source, names: Sequence[str] | None = None) -> tuple[str, int] | None:
-    """Returns the `data.groups` that the names of images show, and the number of groups; None for none.
+    """Returns the `data.groups` that match the names of images, and the number of groups.
 
     Args:
       names: of the images; by default those of the source's files.
+
+    Returns:
+      None if the names show no groups.
     """
     if names is None:
         files = source.stored_files(range(min(len(source), MOST_NAMES)))
         names = [name for name, _ in files] if files else []
+    if not names:
+        return None
     for pattern, shown in GROUPS:
-        found = [re.search(pattern, name) for name in names]
-        if not names or not all(found):
+        matches = [re.search(pattern, name) for name in names]
+        if not all(matches):
             continue
         if sum(bool(re.search(shown, name)) for name in names) < GROUPED * len(names):
             continue
-        groups = {match[1] for match in found}
+        groups = {match[1] for match in matches}
         if 3 <= len(groups) <= 0.7 * len(names):
             return pattern, len(groups)
     return None

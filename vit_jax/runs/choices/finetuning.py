@@ -1,32 +1,33 @@
 """Automatic settings for fine-tuning on a custom data set, each with its reason.
 
-The recipe is LP-FT (Kumar et al., 2022): the head starts as a linear probe, all layers are then trained with
-AdamW at a low learning rate with layer-wise decay, and the parameters with the best dev accuracy are kept,
-which may be those of the probe.
+The recipe is LP-FT (Kumar et al., 2022): the head starts as a linear probe, all layers are then
+trained with AdamW at a low learning rate with layer-wise decay, and the parameters with the best
+dev accuracy are kept, which may be those of the probe.
 """
 
 import math
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.data.class_names import has_names, shortened
-from vit_jax.data.decode import INTERPOLATIONS
 from vit_jax.data.sources import open_source
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
-from vit_jax.interop.checkpoint import Checkpoint, fit, sketch
+from vit_jax.interop.adapting import fit
+from vit_jax.interop.checkpoint import Checkpoint, sketch
+from vit_jax.interop.open import open_checkpoint
 from vit_jax.models import count_multiply_adds
+from vit_jax.options.data import INTERPOLATIONS
 from vit_jax.runs.choices.choice import Choice
 from vit_jax.runs.choices.data_at import DEV, DataAt, check_files, data_at, find_groups, of_kind
 from vit_jax.runs.choices.device import flops_per_second
 from vit_jax.runs.choices.image_sizes import short_sides
 from vit_jax.runs.choices.micro_batches import choose_micro_batches
 from vit_jax.runs.splits import share
-from vit_jax.runs.workdir import open_any
 
 DEFAULT_CHECKPOINT = "hf://facebook/dinov2-small"
 LARGE_CHECKPOINT = "hf://facebook/dinov2-base"  # For accelerators.
@@ -41,7 +42,13 @@ LEAST_STEPS = 8
 # By the number of images to train on: images in a batch, and passes.
 BATCHES = ((64, 8), (400, 16), (5000, 32), (50_000, 64), (math.inf, 256))
 EPOCHS = ((200, 30), (1000, 20), (10_000, 12), (math.inf, 6))
-LETTERS = 0.8  # The share of class names of one letter or digit, from which images may not be mirrored.
+# By the number of images per class: smallest area of a training crop.
+SMALLEST_AREAS = ((200, 0.5), (1000, 0.25), (math.inf, 0.08))
+LETTERS = (
+    0.8  # The share of class names of one letter or digit, from which images may not be mirrored.
+)
+
+T = TypeVar("T")
 
 
 class Images(NamedTuple):
@@ -60,8 +67,8 @@ def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
       given: keys whose values are the user's.
 
     Raises:
-      UserError: there is no data set or checkpoint; too few images to train, choose and test; not even one
-        fits into memory.
+      UserError: there is no data set or checkpoint; too few images to train, choose and test; not
+        even one fits into memory.
     """
     config = config.copy_and_resolve_references().unlock()
     choices: list[Choice] = []
@@ -72,9 +79,9 @@ def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
         free = {one.key: one.value for one in more if one.key not in given}
         config.update_from_flattened_dict(free)
 
-    found, more = _data(config, given)
+    data_set, more = _data(config, given)
     take(more)
-    images, more = _splits(config, given, found)
+    images, more = _splits(config, given, data_set)
     take(more)
     checkpoint, more = _checkpoint(config)
     take(more)
@@ -86,17 +93,17 @@ def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
 
 
 def _data(config: ConfigDict, given: Collection[str]) -> tuple[DataAt, list[Choice]]:
-    """The data set that is recognised at the path, or the one of the source that the user has named."""
+    """Returns the data set of the user's source, or the one that is recognised at the path."""
     data = config.data
     if not data.path:
         raise UserError("name the images: vit-jax finetune PHOTOS, or --config.data.path=PHOTOS")
     if "data.source" in given:
         return of_kind(data.source, data.path), []
-    found = data_at(data.path)
-    choices = [Choice("data.source", found.kind, found.words)]
-    if found.path != data.path:
-        choices.append(Choice("data.path", found.path, "the data set there"))
-    return found, choices
+    data_set = data_at(data.path)
+    choices = [Choice("data.source", data_set.kind, data_set.words)]
+    if data_set.path != data.path:
+        choices.append(Choice("data.path", data_set.path, "the data set there"))
+    return data_set, choices
 
 
 def _checkpoint(config: ConfigDict) -> tuple[Checkpoint, list[Choice]]:
@@ -107,53 +114,87 @@ def _checkpoint(config: ConfigDict) -> tuple[Checkpoint, list[Choice]]:
         on_cpu = jax.default_backend() == "cpu"
         name = DEFAULT_CHECKPOINT if on_cpu else LARGE_CHECKPOINT
         reason = (
-            "DINOv2-S/14: small enough for a CPU" if on_cpu else "DINOv2-B/14: its features suit few images"
+            "DINOv2-S/14: small enough for a CPU"
+            if on_cpu
+            else "DINOv2-B/14: its features suit few images"
         )
         choices.append(Choice("finetune.checkpoint", name, reason))
     try:
-        return open_any(name), choices
+        return open_checkpoint(name), choices
     except UserError as error:
         if not choices:
             raise
         raise UserError(
-            f"no checkpoint is given, and the default cannot be fetched ({error}); give --from=CHECKPOINT: a "
-            "folder of timm or Transformers, a .npz, a workdir, or hf://owner/name"
+            f"no checkpoint is given, and the default cannot be fetched ({error}); give "
+            "--from=CHECKPOINT: a folder of timm or Transformers, a .npz, a workdir, or "
+            "hf://owner/name"
         ) from error
 
 
-def _splits(config: ConfigDict, given: Collection[str], found: DataAt) -> tuple[Images, list[Choice]]:
-    """Splits that are there, or slices of all images with their share of each class."""
-    data = config.data
-    keys = {"data.train_split", "data.dev_split", "data.test_split"}
-    first = "all" if found.is_whole else "train"
-    if "data.train_split" in given:
-        first = data.train_split.partition("[")[0]
-    elif first not in found.splits:
-        likely = next((name for name in DEV if name in found.splits), found.splits[0])
-        raise UserError(
-            f"{data.path} has the splits {', '.join(found.splits)}, and none to train on: name the one to "
-            f"train on, as with --config.data.train_split='{likely}[:70%]'"
-        )
+def _splits(
+    config: ConfigDict, given: Collection[str], data_set: DataAt
+) -> tuple[Images, list[Choice]]:
+    """Returns the data set's splits, or stratified slices of all its images."""
+    keys = {"data.train_split", "data.dev_split", "data.test_split"} & {*given}
+    first = _first_split(config, keys, data_set)
     source = open_split(config, first)
-    check_files(source)
-    choices = _whole(source) if first == "all" else _parts(found.splits, first)
+    choices = _whole(source) if first == "all" else _parts(data_set.splits, first)
     named = {one.key: one.value for one in choices}
-    named |= {key: data[key.removeprefix("data.")] for key in keys & {*given}}
-    sliced = any("[" in (split or "") for split in named.values())
-    open_to_groups = sliced and data.groups is None and "data.groups" not in given
-    if open_to_groups and (groups := find_groups(source)):
-        data.groups, count = groups
-        reason = f"names show {count:,} groups, each of which is in one split"
-        choices.append(Choice("data.groups", data.groups, reason))
+    named |= {key: config.data[key.removeprefix("data.")] for key in keys}
+    choices += _groups(config, given, source, named)
     _check_enough(config, source, first == "all")
     opened = {key: open_split(config, split) for key, split in named.items() if split}
+    names = dict.fromkeys(split.partition("[")[0] for split in named.values() if split)
+    check_files({name: source if name == first else open_split(config, name) for name in names})
     train = opened["data.train_split"]
-    _check_apart(config, named, keys & {*given}, train)
+    _check_apart(config, named, keys, train)
     counts = (len(opened.get(key, ())) for key in ("data.dev_split", "data.test_split"))
     return Images(train, *counts), choices
 
 
-def _check_apart(config: ConfigDict, named: dict[str, str], own: Collection[str], train: Source) -> None:
+def _first_split(config: ConfigDict, keys: Collection[str], data_set: DataAt) -> str:
+    """Returns the name of the split to train on.
+
+    Args:
+      keys: of the splits that are the user's.
+
+    Raises:
+      UserError: the data set has no such split, and the user names none.
+    """
+    if "data.train_split" in keys:
+        return config.data.train_split.partition("[")[0]
+    first = "all" if data_set.is_whole else "train"
+    if first not in data_set.splits:
+        likely = next((name for name in DEV if name in data_set.splits), data_set.splits[0])
+        raise UserError(
+            f"{config.data.path} has the splits {', '.join(data_set.splits)}, and none to train "
+            f"on: name the one to train on, as with --config.data.train_split='{likely}[:70%]'"
+        )
+    return first
+
+
+def _groups(
+    config: ConfigDict, given: Collection[str], source: Source, named: dict[str, str]
+) -> list[Choice]:
+    """Sets `data.groups` if the user has not, splits are slices, and file names show groups.
+
+    Args:
+      named: all splits, by key.
+    """
+    sliced = any("[" in (split or "") for split in named.values())
+    if not sliced or config.data.groups is not None or "data.groups" in given:
+        return []
+    groups = find_groups(source)
+    if groups is None:
+        return []
+    config.data.groups, count = groups
+    reason = f"names show {count:,} groups, each of which is in one split"
+    return [Choice("data.groups", config.data.groups, reason)]
+
+
+def _check_apart(
+    config: ConfigDict, named: dict[str, str], own: Collection[str], train: Source
+) -> None:
     """Raises UserError where a split of the user's has images of one that was chosen.
 
     Args:
@@ -166,8 +207,9 @@ def _check_apart(config: ConfigDict, named: dict[str, str], own: Collection[str]
             pair = (key.removeprefix("data.") for key in (one, other))
             if named[one] and named[other] and share(config, train, *pair):
                 raise UserError(
-                    f"{one}={named[one]!r} is given, and has images of {other}={named[other]!r}, which was "
-                    f"chosen: give all of {', '.join(f'--config.{key}' for key in sorted(named))}"
+                    f"{one}={named[one]!r} is given, and has images of {other}={named[other]!r}, "
+                    "which was chosen: give all of "
+                    f"{', '.join(f'--config.{key}' for key in sorted(named))}"
                 )
 
 
@@ -188,13 +230,19 @@ def open_split(config: ConfigDict, split: str) -> Source:
 def _whole(source: Source) -> list[Choice]:
     images = len(source)
     train, dev = next(
-        shares for most, *shares in ((60, 60, 80), (10_000, 70, 85), (math.inf, 80, 90)) if images < most
+        shares
+        for most, *shares in ((60, 60, 80), (10_000, 70, 85), (math.inf, 80, 90))
+        if images < most
     )
     reason = f"of {images:,} images, with the share of each class"
     return [
         Choice("data.train_split", f"all[:{train}%]", f"{train} % {reason}"),
         Choice("data.dev_split", f"all[{train}%:{dev}%]", f"{dev - train} % to choose by"),
-        Choice("data.test_split", f"all[{dev}%:]", f"{100 - dev} % that are looked at for the report alone"),
+        Choice(
+            "data.test_split",
+            f"all[{dev}%:]",
+            f"{100 - dev} % that are looked at for the report alone",
+        ),
     ]
 
 
@@ -214,28 +262,32 @@ def _parts(names: Collection[str], first: str) -> list[Choice]:
     test = "test" if "test" in names and first != "test" else dev
     if test:
         return [
-            Choice("data.train_split", f"{first}[:85%]", "the data set has no third split to choose by"),
+            Choice(
+                "data.train_split", f"{first}[:85%]", "the data set has no third split to choose by"
+            ),
             Choice("data.dev_split", f"{first}[85%:]", "15 % of the training images, to choose by"),
             Choice("data.test_split", test, "as the data set has it"),
         ]
     return [
-        Choice("data.train_split", f"{first}[:70%]", f"the data set has no other split than {first}"),
+        Choice(
+            "data.train_split", f"{first}[:70%]", f"the data set has no other split than {first}"
+        ),
         Choice("data.dev_split", f"{first}[70%:85%]", "to choose by"),
         Choice("data.test_split", f"{first}[85%:]", "that are looked at for the report alone"),
     ]
 
 
 def _check_enough(config: ConfigDict, source: Source, whole: bool) -> None:
-    """Raises UserError where there are hardly any images, one class, or a class with one image.
+    """Raises UserError for too few images, a single class, or a class with a single image.
 
     Args:
-      whole: all splits are cut out of this source.
+      whole: all splits are slices of this source.
     """
     path, table = config.data.path, source.known_labels()
     if whole and len(source) < FEWEST:
         raise UserError(
-            f"{path} has {len(source)} images in all, and fine-tuning needs {FEWEST} at least, to train on, "
-            "to choose by and to test; add images"
+            f"{path} has {len(source)} images in all, and fine-tuning needs {FEWEST} at least, to "
+            "train on, to choose by and to test; add images"
         )
     if table is None or table.shape[1] > 1:
         return
@@ -243,48 +295,69 @@ def _check_enough(config: ConfigDict, source: Source, whole: bool) -> None:
     if np.count_nonzero(counts) == 1 and (table >= 0).all():
         name = source.class_names[int(np.argmax(counts))]
         raise UserError(
-            f"{path} has images of one class, {name!r}, and a classifier needs two or more: add a folder, or "
-            f"rows, for each other class; without labels, vit-jax pretrain {path} trains on them"
+            f"{path} has images of one class, {name!r}, and a classifier needs two or more: add a "
+            f"folder, or rows, for each other class; without labels, vit-jax pretrain {path} "
+            "trains on them"
         )
-    if whole and (lonely := [source.class_names[label] for label in np.flatnonzero(counts == 1)]):
-        kept = [name for name, count in zip(source.class_names, counts, strict=True) if count > 1]
-        chosen = (
-            f', or leave it out: --config.data.classes="{tuple(kept)}"' if len(kept) in range(2, 9) else ""
-        )
-        raise UserError(
-            f"{path} has 1 image of the class {shortened(lonely)}, which cannot be both learned and tested: "
-            f"add images{chosen}"
-        )
+    if whole:
+        _check_no_single(path, source.class_names, counts)
+
+
+def _check_no_single(path: str, class_names: Sequence[str], counts: np.ndarray) -> None:
+    """Raises UserError if a class has a single image, which cannot be in two splits.
+
+    Args:
+      counts: images of each class.
+    """
+    single = [class_names[label] for label in np.flatnonzero(counts == 1)]
+    if not single:
+        return
+    others = [name for name, count in zip(class_names, counts, strict=True) if count > 1]
+    remedy = (
+        f', or leave it out: --config.data.classes="{tuple(others)}"'
+        if len(others) in range(2, 9)
+        else ""
+    )
+    raise UserError(
+        f"{path} has 1 image of the class {shortened(single)}, which cannot be both learned "
+        f"and tested: add images{remedy}"
+    )
 
 
 def _images(config: ConfigDict, images: Images, checkpoint: Checkpoint) -> list[Choice]:
-    """The size of the images, which all others of their values follow from."""
-    patch = checkpoint.arguments.get("patch_size") or 32
-    patch = max(patch) if isinstance(patch, tuple) else patch
-    native = min(checkpoint.arguments["image_size"])
-    most = native if native <= 288 or checkpoint.preprocessing is None else 224
-    largest = max(patch, most // patch * patch)
-    fixed = native if _has_one_size(checkpoint) else None
-    if fixed:
-        size, reason = fixed, "the checkpoint's, whose model takes no other"
-    else:
-        size, reason = _size_in_time(config, images, checkpoint, patch, largest)
-    share = checkpoint.preprocessing.share if checkpoint.preprocessing else 7 / 8
-    kind = checkpoint.preprocessing.kind if checkpoint.preprocessing else "short_side"
+    """Returns the image size, the training crop and the evaluation transform."""
+    size, reason = _image_size(config, images, checkpoint)
+    preprocessing = checkpoint.preprocessing
+    share, kind = (
+        (preprocessing.share, preprocessing.kind) if preprocessing else (7 / 8, "short_side")
+    )
     sides = short_sides(images.train)
     per_class = len(images.train) / max(1, len(images.train.class_names))
-    area = 0.5 if per_class < 200 else 0.25 if per_class < 1000 else 0.08
     choices = [
         Choice("data.image_size", size, f"{reason}; the images' shorter sides are {sides}"),
         Choice("data.test_crop", kind, "as the checkpoint's preprocessing"),
         Choice("data.test_resize", size if kind == "square" else round(size / share), "the same"),
         Choice(
-            "data.crop_area", (area, 1.0), f"{per_class:,.0f} images a class: the fewer, the more of an image"
+            "data.crop_area",
+            (_first(SMALLEST_AREAS, per_class), 1.0),
+            f"{per_class:,.0f} images a class: the fewer, the more of an image",
         ),
     ]
-    if checkpoint.preprocessing and checkpoint.preprocessing.interpolation not in INTERPOLATIONS:
+    if preprocessing and preprocessing.interpolation not in INTERPOLATIONS:
         choices.append(Choice("data.interpolation", "bilinear", "the checkpoint's is unsupported"))
     return choices
+
+
+def _image_size(config: ConfigDict, images: Images, checkpoint: Checkpoint) -> tuple[int, str]:
+    """Returns the side of the images in pixels, and the reason."""
+    patch = checkpoint.arguments.get("patch_size") or 32
+    patch = max(patch) if isinstance(patch, tuple) else patch
+    native = min(checkpoint.arguments["image_size"])
+    if _has_one_size(checkpoint):
+        return native, "the checkpoint's, whose model takes no other"
+    most = native if native <= 288 or checkpoint.preprocessing is None else 224
+    largest = max(patch, most // patch * patch)
+    return _size_in_time(config, images, checkpoint, patch, largest)
 
 
 def _has_one_size(checkpoint: Checkpoint) -> bool:
@@ -303,7 +376,10 @@ def _size_in_time(
         if seconds is None or count * _forward_seconds(checkpoint, size) <= FEATURES * seconds:
             break
     reason = f"a multiple of the patch's {patch}"
-    return size, reason if size == largest else f"{reason}, as large as {seconds / 60:g} minutes allow"
+    return (
+        size,
+        reason if size == largest else f"{reason}, as large as {seconds / 60:g} minutes allow",
+    )
 
 
 def _seconds(config: ConfigDict) -> float | None:
@@ -314,8 +390,8 @@ def _seconds(config: ConfigDict) -> float | None:
 
 
 def _forward_seconds(checkpoint: Checkpoint, size: int) -> float:
-    arguments, _, _ = fit(checkpoint, {"image_size": size, "num_classes": 2}, new_head=True)
-    return 2 * count_multiply_adds(sketch(checkpoint.model, arguments)) / flops_per_second()
+    options, _, _ = fit(checkpoint, {"image_size": size, "num_classes": 2}, new_head=True)
+    return 2 * count_multiply_adds(sketch(options)) / flops_per_second()
 
 
 def _labels(train: Source) -> list[Choice]:
@@ -328,7 +404,11 @@ def _labels(train: Source) -> list[Choice]:
         ]
     else:
         choices = [
-            Choice("finetune.head", "probe", "the linear probe on the same images, which is the baseline")
+            Choice(
+                "finetune.head",
+                "probe",
+                "the linear probe on the same images, which is the baseline",
+            )
         ]
     letters = [name for name in names if len(name) == 1]
     if len(letters) >= LETTERS * len(names) and (has_names(names) or len(names) == 10):
@@ -348,28 +428,41 @@ def _length(
     seconds, evaluations, stopping = _seconds(config), EVALUATIONS, []
     if seconds is not None and not (config.steps or config.epochs):
         forward = _forward_seconds(checkpoint, config.data.image_size)
-        left = (0.85 * seconds - STARTS) / forward - count - images.dev - 2 * images.test  # In images seen.
+        left = (
+            (0.85 * seconds - STARTS) / forward - count - images.dev - 2 * images.test
+        )  # In images seen.
         if left < BACKWARD * steps * batch + evaluations * images.dev:
             affordable = int(EVALUATED * left / max(1, images.dev))
             evaluations = min(EVALUATIONS, max(FEWEST_EVALUATIONS, affordable))
             possible = int((left - evaluations * images.dev) / (BACKWARD * batch))
             steps = min(steps, max(LEAST_STEPS, possible))
-            reason = f"{steps * batch / count:.1f} passes over {count:,} images, in {seconds / 60:g} minutes"
+            reason = (
+                f"{steps * batch / count:.1f} passes over {count:,} images, in {seconds / 60:g} "
+                "minutes"
+            )
             stopping = [Choice("early_stopping", evaluations + 1, "never, as the time is short")]
-    every = config.evaluate_every if "evaluate_every" in given else max(1, round(steps / evaluations))
+    every = (
+        config.evaluate_every if "evaluate_every" in given else max(1, round(steps / evaluations))
+    )
     rate = float(f"{5e-5 * math.sqrt(batch / 32 * min(1, steps / 100)):.2g}")
     return [
         *stopping,
         Choice("batch_size", batch, f"{count:,} images to train on"),
         *([] if config.epochs else [Choice("steps", steps, reason)]),
-        Choice("optimizer.learning_rate", rate, "of AdamW from a probe, by the root of batch and steps"),
-        Choice("optimizer.warmup_steps", math.ceil(steps / 10) if steps > 1 else 0, "a tenth of the steps"),
+        Choice(
+            "optimizer.learning_rate", rate, "of AdamW from a probe, by the root of batch and steps"
+        ),
+        Choice(
+            "optimizer.warmup_steps",
+            math.ceil(steps / 10) if steps > 1 else 0,
+            "a tenth of the steps",
+        ),
         Choice("evaluate_every", every, f"{math.ceil(steps / every)} evaluations on the dev split"),
         Choice("checkpoint.every", every, "with each evaluation"),
         Choice("log_every", max(1, every // 4), "four lines between evaluations"),
     ]
 
 
-def _first(table: Sequence[tuple[float, int]], count: int) -> int:
+def _first(table: Sequence[tuple[float, T]], count: float) -> T:
     """Returns the value of the first row of a table whose limit is above a number of images."""
     return next(value for most, value in table if count < most)

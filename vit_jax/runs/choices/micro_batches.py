@@ -1,17 +1,26 @@
 """Micro-batches and rematerialisation, chosen so that a training step fits into memory."""
 
-from collections.abc import Collection
-from typing import Any
+import contextlib
+import itertools
+from collections.abc import Collection, Iterator, Sequence
 
 import jax
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError, bytes_asked
+from vit_jax.models import family_of
 from vit_jax.models.image_model import TokenModel
 from vit_jax.parallel.chips import GIB, memory_of
-from vit_jax.runs.assemble import assemble
+from vit_jax.runs.assemble import Parts, assemble
 from vit_jax.runs.choices.choice import Choice
-from vit_jax.runs.memory_check import changed, groups_within, needs_of, program_memory
+from vit_jax.runs.memory_check import (
+    Changes,
+    changed,
+    groups_within,
+    in_words,
+    needs_of,
+    program_memory,
+)
 from vit_jax.training.program import Program, abstract_batch
 
 FREE = 0.8  # The share of the free memory that a step may take.
@@ -35,43 +44,96 @@ def choose_micro_batches(config: ConfigDict, given: Collection[str], least: int)
     if limit is None:
         return []
     parts = assemble(config.copy_and_resolve_references().lock())
-    there = FREE * min(limit, free)
-    remats = ("none", "full") if issubclass(parts.origin.model, TokenModel) else ("none",)
-    first = None
-    for remat, micro in ((remat, 2**power) for remat in remats for power in range(8)):
-        size = config.batch_size // micro
-        if config.batch_size % micro or size < least:
+    available = FREE * min(limit, free)
+    remats = (
+        ("none", "full")
+        if issubclass(family_of(parts.origin.options).model, TokenModel)
+        else ("none",)
+    )
+    needed_at_once, smallest = None, {}
+    for changes in _candidates(config, given, least, remats):
+        smallest = changes
+        needed = _bytes_needed(parts, changed(config, changes), available)
+        needed_at_once = needed_at_once or needed
+        if needed <= available:
+            reason = (
+                f"a step at once needs {needed_at_once / GIB:.1f} GiB, and {available / GIB:.1f} "
+                "are free"
+            )
+            return [Choice(key, value, reason) for key, value in changes.items()]
+    images = f"{least} images of {{}} pixels fit" if least > 1 else "1 image of {} pixels fits"
+    patch = getattr(parts.origin.options, "patch_size", 32)
+    remedy = _remedy(config, smallest, patch, available)
+    raise UserError(
+        f"not even {images.format(config.data.image_size)} into the {available / GIB:.1f} GiB that "
+        f"are free: give a smaller model with --from{remedy}"
+    )
+
+
+def _candidates(
+    config: ConfigDict, given: Collection[str], least: int, remats: Sequence[str]
+) -> Iterator[Changes]:
+    """Yields changes of the config that need less and less memory; the first one may be empty.
+
+    Args:
+      given: keys whose values are the user's, which are not changed.
+      least: images of a micro-batch.
+      remats: policies of rematerialisation.
+    """
+    for remat, micro in itertools.product(remats, (2**power for power in range(8))):
+        if config.batch_size % micro or config.batch_size // micro < least:
             continue
-        changes: dict[str, Any] = {}
+        changes: Changes = {}
         if micro > 1:
             changes = {"micro_batches": micro} | groups_within(config, micro)
         if remat != "none":
             changes["model.remat"] = remat
-        if changes.keys() & {*given}:
-            continue
-        other = changed(config, changes)
-        program, labels = parts.program_of(other), parts.splits.train.max_labels
-        needs = needs_of(program, other, labels)
-        bytes_needed = needs.certain + TAKEN * needs.activations
-        if sum(needs) <= there < bytes_needed:
-            bytes_needed = compiled_bytes(program, other, labels)
-        first = first or bytes_needed
-        if bytes_needed <= there:
-            reason = f"a step at once needs {first / GIB:.1f} GiB, and {there / GIB:.1f} are free"
-            return [Choice(key, value, reason) for key, value in changes.items()]
-    images = f"{least} images" if least > 1 else "1 image"
-    patch = parts.origin.arguments.get("patch_size") or 32
-    patch = max(patch) if isinstance(patch, tuple) else patch
-    smaller = config.data.image_size // 2 // patch * patch
-    size = f", or --config.data.image_size={smaller}" if smaller else ""
-    raise UserError(
-        f"not even {images} of {config.data.image_size} pixels fit into the {there / GIB:.1f} GiB that are "
-        f"free: give a smaller model with --from{size}"
-    )
+        if not changes.keys() & {*given}:
+            yield changes
+
+
+def _bytes_needed(parts: Parts, config: ConfigDict, available: float) -> float:
+    """Returns the bytes that a step needs: an estimate, or of the compiled step if it is close.
+
+    Args:
+      available: bytes that a step may take.
+    """
+    program, labels = parts.program_of(config), parts.splits.train.max_labels
+    needs = needs_of(program, config, labels)
+    estimate = needs.certain + TAKEN * needs.activations
+    if sum(needs) <= available < estimate:
+        return compiled_bytes(program, config, labels)
+    return estimate
+
+
+def _remedy(config: ConfigDict, smallest: Changes, patch: int, available: float) -> str:
+    """Ends the error for a lack of memory: a flag with which a step fits by the estimate; empty if
+    none does.
+
+    Args:
+      smallest: changes of the config for the least memory.
+      patch: the divisor of image sizes.
+    """
+    size, remedies = config.data.image_size // 2 // patch * patch, []
+    while size:
+        remedies.append({"data.image_size": size})
+        size = size // 2 // patch * patch
+    if config.auto == "finetune" and config.finetune.train == "all":
+        remedies.append({"finetune.train": "head"})
+    for remedy in remedies:
+        other = changed(config, smallest | remedy)
+        with contextlib.suppress(UserError):
+            parts = assemble(other.copy_and_resolve_references().lock())
+            needs = needs_of(parts.program_of(other), other, parts.splits.train.max_labels)
+            if needs.certain + TAKEN * needs.activations <= available:
+                return f", or {in_words(remedy)}"
+    return ""
 
 
 def compiled_bytes(program: Program, config: ConfigDict, max_labels: int) -> float:
-    """Returns the bytes on a device of a compiled step; infinity where none is made for lack of memory."""
+    """Returns the bytes on a device of a compiled step; infinity where none is made for lack of
+    memory.
+    """
     batch = abstract_batch(config, program.mesh, max_labels)
     try:
         compiled = program.train_step.lower(program.state, program.metrics, batch).compile()

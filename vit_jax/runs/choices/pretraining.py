@@ -1,30 +1,32 @@
 """Automatic settings for self-supervised training on custom images, each with its reason.
 
-The losses are DINOv2's (2304.07193), of a ViT that goes on from trained parameters at a low learning rate. A
-model without patch tokens learns by DINO's alone.
+The losses are DINOv2's (2304.07193), of a ViT that goes on from trained parameters at a low
+learning rate. A model without patch tokens learns by DINO's alone.
 """
 
 import math
 import os
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 import numpy as np
-from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax.config import VALUES, unread
-from vit_jax.data.decode import INTERPOLATIONS
 from vit_jax.data.sources import open_source
 from vit_jax.data.sources.base import Source
 from vit_jax.data.sources.folder import folders_in
 from vit_jax.data.sources.folder_rules import is_ignored, split_name
 from vit_jax.errors import UserError
-from vit_jax.interop.checkpoint import Checkpoint, complete, fit, sketch
-from vit_jax.models import count_multiply_adds, model_factory
-from vit_jax.models.image_model import TokenModel
-from vit_jax.models.vit import ViT
+from vit_jax.interop.adapting import fit
+from vit_jax.interop.checkpoint import Checkpoint, sketch
+from vit_jax.interop.open import open_checkpoint
+from vit_jax.models import count_multiply_adds, family_of, model_options
+from vit_jax.models.image_model import TokenModel, height_and_width
+from vit_jax.options.data import INTERPOLATIONS, SPLIT_KEYS
+from vit_jax.options.model import ImageOptions
 from vit_jax.published.weights import checkpoint_of
 from vit_jax.runs.choices.choice import Choice
 from vit_jax.runs.choices.data_at import check_files, check_no_run, data_at, of_kind
@@ -32,8 +34,6 @@ from vit_jax.runs.choices.device import flops_per_second
 from vit_jax.runs.choices.finetuning import DEFAULT_CHECKPOINT, LARGE_CHECKPOINT
 from vit_jax.runs.choices.image_sizes import short_sides
 from vit_jax.runs.choices.micro_batches import choose_micro_batches
-from vit_jax.runs.splits import SPLIT_KEYS
-from vit_jax.runs.workdir import open_any
 from vit_jax.training.program import model_arguments
 
 MINUTES = 10.0  # Of a run on CPUs, where none are given.
@@ -55,21 +55,24 @@ class Start(NamedTuple):
       checkpoint: None: random parameters.
     """
 
-    model: type[nnx.Module]
-    arguments: dict[str, Any]
+    options: ImageOptions
     checkpoint: Checkpoint | None
 
     def multiply_adds(self, size: int) -> int:
         """Those of one image of this size."""
         if self.checkpoint is not None:
-            arguments, _, _ = fit(self.checkpoint, {"image_size": size, "num_classes": 0}, new_head=True)
+            options, _, _ = fit(
+                self.checkpoint, {"image_size": size, "num_classes": 0}, new_head=True
+            )
         else:
-            arguments = complete(self.model, self.arguments | {"image_size": size, "num_classes": 0})
-        return count_multiply_adds(sketch(self.model, arguments))
+            options = replace(self.options, image_size=(size, size), num_classes=0)
+        return count_multiply_adds(sketch(options))
 
 
 def start_from(config: ConfigDict, name: str | None) -> None:
-    """Sets the start of a run: a checkpoint, a published model's name, or `scratch`; None: the default."""
+    """Sets the start of a run: a checkpoint, a published model's name, or `scratch`; None: the
+    default.
+    """
     if name == SCRATCH:
         config.model.name = config.model.name or ("ViT-Ti/16" if _on_cpu() else "ViT-S/16")
     elif name is not None:
@@ -92,7 +95,9 @@ def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
 
     def take(more: list[Choice]) -> None:
         choices.extend(more)
-        config.update_from_flattened_dict({one.key: one.value for one in more if one.key not in given})
+        config.update_from_flattened_dict(
+            {one.key: one.value for one in more if one.key not in given}
+        )
 
     take(_data(config, given))
     train, more = _splits(config, given)
@@ -128,13 +133,17 @@ def _data(config: ConfigDict, given: Collection[str]) -> list[Choice]:
     if "data.source" in given:
         return []
     check_no_run(path)
-    if "://" in path or (os.path.isdir(path) and not os.path.isfile(os.path.join(path, "dataset_info.json"))):
+    if "://" in path or (
+        os.path.isdir(path) and not os.path.isfile(os.path.join(path, "dataset_info.json"))
+    ):
         return [Choice("data.source", "folder", "a folder of images, nested in any way")]
     if not os.path.exists(path) and ":" not in path:
         raise UserError(f"there is no {path}: give a folder of images, nested in any way")
     found = data_at(path)
     choices = [Choice("data.source", found.kind, found.words)]
-    return choices + ([Choice("data.path", found.path, "the data set there")] if found.path != path else [])
+    return choices + (
+        [Choice("data.path", found.path, "the data set there")] if found.path != path else []
+    )
 
 
 def _splits(config: ConfigDict, given: Collection[str]) -> tuple[Source, list[Choice]]:
@@ -144,18 +153,28 @@ def _splits(config: ConfigDict, given: Collection[str]) -> tuple[Source, list[Ch
         names = _split_names(config)
         whole = "train" if "train" in names else "all"
         source = _open(config, whole)
-        check_files(source)
+        check_files({whole: source})
         count = len(source)
         if count < FEWEST:
             raise UserError(
                 f"{data.path} has {count} images; training without labels needs {FEWEST} at least"
             )
         first, second = (90, 95) if count >= 400 else (80, 90) if count >= 40 else (50, 75)
-        reason = "the folder has splits: no other is trained on" if whole == "train" else "without labels"
+        reason = (
+            "the folder has splits: no other is trained on"
+            if whole == "train"
+            else "without labels"
+        )
         choices = [
-            Choice("data.train_split", f"{whole}[:{first}%]", f"{first} % of {count:,} images, {reason}"),
             Choice(
-                "data.dev_split", f"{whole}[{first}%:{second}%]", "held out: views are matched among them"
+                "data.train_split",
+                f"{whole}[:{first}%]",
+                f"{first} % of {count:,} images, {reason}",
+            ),
+            Choice(
+                "data.dev_split",
+                f"{whole}[{first}%:{second}%]",
+                "held out: views are matched among them",
             ),
             Choice("data.test_split", f"{whole}[{second}%:]", "the same, at the end"),
         ]
@@ -184,8 +203,7 @@ def _start(config: ConfigDict) -> tuple[Start, list[Choice]]:
     """The model, and the values that follow from it."""
     choices, name = [], config.finetune.checkpoint
     if name is None and config.model.name:
-        build = model_factory(**model_arguments(config), num_classes=0)
-        start = Start(build.func, dict(build.keywords), None)
+        start = Start(model_options(**model_arguments(config), num_classes=0), None)
     else:
         if name is None:
             name = DEFAULT_CHECKPOINT if _on_cpu() else LARGE_CHECKPOINT
@@ -193,31 +211,39 @@ def _start(config: ConfigDict) -> tuple[Start, list[Choice]]:
                 Choice("finetune.checkpoint", name, "DINOv2: few images teach little from scratch")
             )
         try:
-            checkpoint = open_any(name)
+            checkpoint = open_checkpoint(name)
         except UserError as error:
             if not choices:
                 raise
             raise UserError(
                 f"no checkpoint is given, and the default cannot be fetched ({error}); give "
-                "--from=CHECKPOINT: a folder of timm or Transformers, a .npz, a workdir; or --from=scratch"
+                "--from=CHECKPOINT: a folder of timm or Transformers, a .npz, a workdir; or "
+                "--from=scratch"
             ) from error
-        start = Start(checkpoint.model, checkpoint.arguments, checkpoint)
+        start = Start(checkpoint.options, checkpoint)
         seen = checkpoint.preprocessing
         if seen is None or seen.interpolation in INTERPOLATIONS:
             choices.append(Choice("data.interpolation", None, "as the checkpoint's preprocessing"))
     if not _on_cpu():
         choices.append(Choice("model.dtype", "bfloat16", "the device computes in it"))
-    elif issubclass(start.model, ViT):
-        choices.append(Choice("model.scan", True, "compiles one layer for all: a minute less on a CPU"))
+    elif _has_tokens(start.options):
+        choices.append(
+            Choice("model.scan", True, "compiles one layer for all: a minute less on a CPU")
+        )
     return start, choices
+
+
+def _has_tokens(options: ImageOptions) -> bool:
+    """Returns True if a model with these options encodes tokens, as a ViT does."""
+    return issubclass(family_of(options).model, TokenModel)
 
 
 def _method(config: ConfigDict, start: Start, count: int) -> list[Choice]:
     """The losses and the heads."""
     choices = []
     found = start.checkpoint and start.checkpoint.objective
-    masks = issubclass(start.model, TokenModel) and start.arguments.get("pooling", "cls") == "cls"
-    masks = masks and start.arguments.get("resnet_blocks") is None
+    options = start.options
+    masks = _has_tokens(options) and options.pooling == "cls" and options.resnet_blocks is None
     name = (
         "DINOv2's: views, masked patches, KoLeo"
         if masks
@@ -225,26 +251,29 @@ def _method(config: ConfigDict, start: Start, count: int) -> list[Choice]:
     )
     choices.append(Choice("objective.name", "dino", f"losses are {name}"))
     if not masks:
-        choices.append(Choice("objective.patch_weight", 0.0, "no patch tokens to mask"))
+        choices.append(Choice("dino.patch_weight", 0.0, "no patch tokens to mask"))
     if found and found.name == "dino":
         choices += [
-            Choice(f"objective.{key}", x, "the checkpoint's heads") for key, x in found.values.items()
+            Choice(f"dino.{key}", x, "the checkpoint's heads") for key, x in found.values.items()
         ]
     else:
         prototypes = 2 ** min(16, max(8, round(math.log2(max(1, count)))))
-        choices.append(Choice("objective.prototypes", prototypes, f"about one for each of {count:,} images"))
+        choices.append(
+            Choice("dino.prototypes", prototypes, f"about one for each of {count:,} images")
+        )
     return choices
 
 
 def _crops(config: ConfigDict, start: Start, train: Source) -> list[Choice]:
     """Sizes and number of crops, by the time that there is."""
-    patch = start.arguments.get("patch_size") or 32
-    patch = max(patch) if isinstance(patch, tuple) else patch
+    patch = getattr(start.options, "patch_size", 32)
     seconds, count = _seconds(config), len(train)
-    native = max(complete(start.model, start.arguments)["image_size"])
+    native = max(height_and_width(start.options.image_size))
     largest = max(patch, min(LARGE_SIDE, native) // patch * patch)
-    sides = [size for size in range(largest, 0, -patch) if size >= SMALLEST_SIDE * patch] or [largest]
-    crops = config.objective.local_crops if seconds is None else 2
+    sides = [size for size in range(largest, 0, -patch) if size >= SMALLEST_SIDE * patch] or [
+        largest
+    ]
+    crops = config.dino.local_crops if seconds is None else 2
     for size in sides:
         local = max(patch, round(size * LOCAL_SIDE / patch) * patch)
         if seconds is None or count * _step_seconds(start, size, local, crops) <= TRAINED * seconds:
@@ -252,56 +281,87 @@ def _crops(config: ConfigDict, start: Start, train: Source) -> list[Choice]:
     reason = f"a multiple of the patch's {patch}"
     reason += "" if size == largest else f", as large as {seconds / 60:g} minutes allow"
     return [
-        Choice("data.image_size", size, f"{reason}; the images' shorter sides are {short_sides(train)}"),
+        Choice(
+            "data.image_size", size, f"{reason}; the images' shorter sides are {short_sides(train)}"
+        ),
         Choice("data.test_resize", round(size * 8 / 7), "its central part is seen"),
-        Choice("objective.local_size", local, "less than half of it, in small crops"),
-        Choice("objective.local_crops", crops, "the authors'" if seconds is None else "few, to save time"),
+        Choice("dino.local_size", local, "less than half of it, in small crops"),
+        Choice(
+            "dino.local_crops",
+            crops,
+            "the authors'" if seconds is None else "few, to save time",
+        ),
     ]
 
 
 def _step_seconds(start: Start, size: int, local: int, crops: int) -> float:
-    """Returns the training time per image: two large crops through teacher and student, and local crops."""
+    """Returns the training time per image: two large crops through teacher and student, and local
+    crops.
+    """
     large, small = start.multiply_adds(size), start.multiply_adds(local)
     return 2 * (2 * 4 * large + 3 * crops * small) / flops_per_second()
 
 
 def _length(config: ConfigDict, given: Collection[str], start: Start, count: int) -> list[Choice]:
     """Returns batch size, steps, learning rate and the teacher's momentum."""
-    seconds = _seconds(config)
+    seconds, scratch = _seconds(config), start.checkpoint is None
     batch = min(config.batch_size if seconds is None else 32, 2 ** int(math.log2(max(2, count))))
     batch = config.batch_size if "batch_size" in given else batch
-    steps = max(LEAST_STEPS, min(MOST_STEPS, PASSES * count // batch))
-    reason = f"{steps * batch / count:.0f} passes over {count:,} images, {MOST_STEPS:,} steps at most"
-    if seconds is not None:
-        sizes = config.data.image_size, config.objective.local_size, config.objective.local_crops
-        possible = int(TRAINED * seconds / (batch * _step_seconds(start, *sizes)))
-        if possible < steps:
-            steps = max(LEAST_STEPS, possible)
-            reason = f"{steps * batch / count:.1f} passes over {count:,} images, in {seconds / 60:g} minutes"
-    if "steps" in given or config.epochs:
-        steps = config.steps if "steps" in given else math.ceil(config.epochs * count / batch)
-    scratch = start.checkpoint is None
+    steps, reason = _steps(config, given, start, count, batch)
     rate = float(f"{(5e-4 if scratch else 1e-5) * math.sqrt(batch / 64):.2g}")
     momentum = round(min(0.9995, max(0.9, 1 - 6 / steps)), 4)
-    every = (
-        config.evaluate_every
-        if "evaluate_every" in given
-        else steps
-        if seconds is not None
-        else max(1, steps // EVALUATIONS)
-    )
+    every = steps if seconds is not None else max(1, steps // EVALUATIONS)
+    every = config.evaluate_every if "evaluate_every" in given else every
     return [
         Choice("batch_size", batch, f"{count:,} images to train on"),
-        *([Choice("steps", None, "the epochs")] if config.epochs else [Choice("steps", steps, reason)]),
+        Choice("steps", None, "the epochs") if config.epochs else Choice("steps", steps, reason),
         Choice(
-            "optimizer.learning_rate", rate, "from random parameters" if scratch else "low: features last"
+            "optimizer.learning_rate",
+            rate,
+            "from random parameters" if scratch else "low: features last",
         ),
-        Choice("optimizer.warmup_steps", math.ceil(steps / 10) if steps > 1 else 0, "a tenth of the steps"),
-        Choice("objective.teacher_momentum", momentum, "the teacher averages a sixth of the steps"),
-        Choice("evaluate_every", every, "at the end" if every == steps else f"{EVALUATIONS} evaluations"),
+        Choice(
+            "optimizer.warmup_steps",
+            math.ceil(steps / 10) if steps > 1 else 0,
+            "a tenth of the steps",
+        ),
+        Choice("dino.teacher_momentum", momentum, "the teacher averages a sixth of the steps"),
+        Choice(
+            "evaluate_every",
+            every,
+            "at the end" if every == steps else f"{EVALUATIONS} evaluations",
+        ),
         Choice("checkpoint.every", every, "with each evaluation"),
         Choice("log_every", max(1, steps // 10), "ten lines"),
     ]
+
+
+def _steps(
+    config: ConfigDict, given: Collection[str], start: Start, count: int, batch: int
+) -> tuple[int, str]:
+    """Returns the number of steps, and its reason if the user gives neither steps nor epochs.
+
+    Args:
+      count: number of images to train on.
+    """
+    if "steps" in given:
+        return config.steps, ""
+    if config.epochs:
+        return math.ceil(config.epochs * count / batch), ""
+    seconds = _seconds(config)
+    steps = max(LEAST_STEPS, min(MOST_STEPS, PASSES * count // batch))
+    if seconds is not None:
+        sizes = config.data.image_size, config.dino.local_size, config.dino.local_crops
+        possible = int(TRAINED * seconds / (batch * _step_seconds(start, *sizes)))
+        if possible < steps:
+            steps = max(LEAST_STEPS, possible)
+            return steps, (
+                f"{steps * batch / count:.1f} passes over {count:,} images, in {seconds / 60:g} "
+                "minutes"
+            )
+    return steps, (
+        f"{steps * batch / count:.0f} passes over {count:,} images, {MOST_STEPS:,} steps at most"
+    )
 
 
 def _comparison(config: ConfigDict, train: Source) -> list[Choice]:
@@ -328,7 +388,9 @@ def _comparison(config: ConfigDict, train: Source) -> list[Choice]:
     return [
         Choice("knn.sets", (f"{data.source}:{data.path}@{halves}",), reason),
         Choice("knn.every", config.evaluate_every, "before, and with each evaluation"),
-        Choice("knn.neighbours", (min(NEIGHBOURS, many),), f"of {many:,} images, for {many:,} others"),
+        Choice(
+            "knn.neighbours", (min(NEIGHBOURS, many),), f"of {many:,} images, for {many:,} others"
+        ),
         Choice("checkpoint.keep_best", 1, "the best by k-NN, if need be the features of the start"),
         Choice("checkpoint.final", "best", "so that no features are kept that became worse"),
     ]

@@ -1,4 +1,6 @@
-"""The source and the splits of a data set whose path the user gave to a config of another source."""
+"""The source and the splits of a data set whose path the user gave to a config of another
+source.
+"""
 
 import os
 from collections.abc import Callable, Collection
@@ -17,8 +19,11 @@ from vit_jax.training.objectives import objective_of
 KINDS = ("digits", "folder", "csv", "tfds")  # Sources in whose place a path names another.
 
 
-def recognise(config: ConfigDict, given: Collection[str], say: Callable[[str], None] = print) -> None:
-    """Sets `data.source` and the splits by what is at `data.path`, where the user gave the path alone.
+def recognise(
+    config: ConfigDict, given: Collection[str], say: Callable[[str], None] = print
+) -> None:
+    """Sets `data.source` and the splits by what is at `data.path`, where the user gave the path
+    alone.
 
     A path that is not recognised is left unchanged, and opening its source raises the error.
 
@@ -28,42 +33,64 @@ def recognise(config: ConfigDict, given: Collection[str], say: Callable[[str], N
     Raises:
       UserError: a split of the user's and the one that is chosen have images in common.
     """
-    data = config.data
-    if "data.path" not in given or "data.source" in given or data.source not in KINDS:
+    if "data.path" not in given or "data.source" in given or config.data.source not in KINDS:
         return
     if config.auto != "none":  # Which recognises it, and chooses more.
         return
-    try:
-        found = data_at(data.path) if objective_of(config).labels else _unlabelled(data.path)
-    except UserError:
+    data_set = _data_set(config)
+    if data_set is None:
         return
-    choices = []
-    if found.kind != data.source:
-        choices.append(Choice("data.source", found.kind, found.words))
-    if found.path != data.path:
-        choices.append(Choice("data.path", found.path, "the data set there"))
-    choices += _splits(config, found)
-    choices = [one for one in choices if one.key not in {*given} - {"data.path"}]
+    fixed = {*given} - {"data.path"}
+    choices = [one for one in _choices(config, data_set) if one.key not in fixed]
     for line in ("the data set at data.path:", *in_words(choices, ())) if choices else ():
         say(line)
     config.update_from_flattened_dict({one.key: one.value for one in choices})
-    chosen = [one for one in choices if one.key in ("data.train_split", "data.test_split")]
-    if len(chosen) == 1 and overlap(data.train_split, data.test_split, MANY):
+    _check_apart(config, [one.key for one in choices])
+
+
+def _data_set(config: ConfigDict) -> DataAt | None:
+    """Returns the data set at `data.path`; None if it is not recognised."""
+    path = config.data.path
+    try:
+        return data_at(path) if objective_of(config).labels else _unlabelled(path)
+    except UserError:
+        return None
+
+
+def _choices(config: ConfigDict, data_set: DataAt) -> list[Choice]:
+    """Returns the data set's source, path and splits where they differ from the config's."""
+    choices = []
+    if data_set.kind != config.data.source:
+        choices.append(Choice("data.source", data_set.kind, data_set.words))
+    if data_set.path != config.data.path:
+        choices.append(Choice("data.path", data_set.path, "the data set there"))
+    return choices + _splits(config, data_set)
+
+
+def _check_apart(config: ConfigDict, chosen: Collection[str]) -> None:
+    """Raises UserError if one split is the user's, and has images of the other, which was chosen.
+
+    Args:
+      chosen: keys whose values were chosen.
+    """
+    data = config.data
+    splits = [key for key in chosen if key in ("data.train_split", "data.test_split")]
+    if len(splits) == 1 and overlap(data.train_split, data.test_split, MANY):
         raise UserError(
-            f"data.train_split={data.train_split!r} and data.test_split={data.test_split!r} have images in "
-            f"common, and --config.{chosen[0].key} was chosen: give both"
+            f"data.train_split={data.train_split!r} and data.test_split={data.test_split!r} have "
+            f"images in common, and --config.{splits[0]} was chosen: give both"
         )
 
 
-def _splits(config: ConfigDict, found: DataAt) -> list[Choice]:
-    """Splits in place of those that the data set does not have."""
+def _splits(config: ConfigDict, data_set: DataAt) -> list[Choice]:
+    """Returns splits in place of those that the data set does not have."""
     named = {config.data[key].partition("[")[0] for key in ("train_split", "test_split")}
-    if named <= {*found.splits}:
+    if named <= {*data_set.splits}:
         return []
-    first = "all" if found.is_whole else "train"
-    if first not in found.splits:
+    first = "all" if data_set.is_whole else "train"
+    if first not in data_set.splits:
         return []
-    test = next((name for name in ("test", *DEV) if name in found.splits), None)
+    test = next((name for name in ("test", *DEV) if name in data_set.splits), None)
     train = first if test else f"{first}[:80%]"
     reason = "as the data set has it" if test else "it has no other split"
     return [

@@ -1,7 +1,9 @@
 """Trackers: where a team looks at its runs, besides the files of their workdirs.
 
-Each is a file of this folder with a class `Tracker` (`tracker.py` says what it does), and its name in
-`TRACKERS`. The libraries' own settings hold: their environment variables name server, project and user.
+Each is a file of this folder with a class `Tracker` (`tracker.py` says what it does), and its name
+in
+`TRACKERS` (`options/run.py`). The libraries' own settings apply: their environment variables name
+server, project and user.
 """
 
 import json
@@ -11,35 +13,24 @@ from pathlib import Path
 
 from vit_jax.config import leaves
 from vit_jax.errors import as_text
-from vit_jax.options import Option, one_of, several
 from vit_jax.runs.bucket import shown
 from vit_jax.runs.run_page import title_of
 from vit_jax.runs.trackers.delivery import Delivery, Say
 from vit_jax.runs.trackers.tracker import RunFacts
 from vit_jax.runs.workdir import saved_run
 
-# The files of this folder, by which `log.to` chooses.
-TRACKERS = ("tensorboard", "wandb", "mlflow")
 
-OPTIONS = {
-    "log.to": Option(
-        ("tensorboard",),
-        several(one_of(*TRACKERS), different=True),
-        "Where figures, pictures and the config go, besides the workdir's own files.",
-        operational=True,
-    ),
-}
-
-
-def deliveries(names: Sequence[str], workdir: Path, rows: Sequence[dict], say: Say) -> list[Delivery]:
+def deliveries(
+    names: Sequence[str], workdir: Path, rows: Sequence[dict], say: Say
+) -> list[Delivery]:
     """Opens trackers for the run in a workdir, and sends what they lack of its rows.
 
     Args:
       rows: those that the run has written.
 
     Raises:
-      UserError: a library is missing or refuses, and had nothing of the run before. Else the run goes on, and
-        it is tried again.
+      UserError: a library is missing or refuses, and had nothing of the run before. Else the run
+        goes on, and it is tried again.
     """
     saved = saved_run(workdir)
     values = {key: as_text(x) if isinstance(x, str) else x for key, x in leaves(saved.config)}

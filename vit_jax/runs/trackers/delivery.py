@@ -1,4 +1,6 @@
-"""Delivery of a run's rows and pictures to a tracker, each once, without ever holding up the training."""
+"""Delivery of a run's rows and pictures to a tracker, each once, without ever holding up the
+training.
+"""
 
 import contextlib
 import json
@@ -34,16 +36,19 @@ class _Picture(NamedTuple):
 class Delivery:
     """A thread that sends a run's rows and pictures in their order.
 
-    `trackers/NAME.json` in the workdir holds the run's identity and what was sent. A run that is killed makes
-    rows again that it had made before: these are not sent twice, and those that were not sent are sent by the
-    next start, from `metrics.jsonl`. So are those that a library may have lost with the process: it has them
-    twice if it had not. What cannot be sent is tried again until the run closes.
+    `trackers/NAME.json` in the workdir holds the run's identity and what was sent. A run that is
+      killed makes
+    rows again that it had made before: these are not sent twice, and those that were not sent are
+    sent by the next start, from `metrics.jsonl`. So are those that a library may have lost with the
+    process: it has them twice if it had not. What cannot be sent is tried again until the run
+    closes.
 
     Args:
       rows: that the run has written so far.
 
     Raises:
-      UserError: the tracker never had this run, and cannot be opened. One that had is opened by the thread.
+      UserError: the tracker never had this run, and cannot be opened. One that had is opened by the
+        thread.
     """
 
     def __init__(
@@ -85,8 +90,8 @@ class Delivery:
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive() or not self._waiting.empty():
             self._say(
-                f"warning: {self._name} lacks the figures after step {self._sent['step']}; the same command "
-                "sends them"
+                f"warning: {self._name} lacks the figures after step {self._sent['step']}; the "
+                "same command sends them"
             )
 
     def _open(self) -> BaseTracker:

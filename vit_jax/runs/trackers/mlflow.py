@@ -32,13 +32,16 @@ class Tracker(BaseTracker):
             if not identity:
                 params = [Param(name, str(x)[:MOST_CHARACTERS]) for name, x in run.config.items()]
                 for first in range(0, len(params), MOST_PARAMS):
-                    self._client.log_batch(self.identity, params=params[first : first + MOST_PARAMS])
+                    self._client.log_batch(
+                        self.identity, params=params[first : first + MOST_PARAMS]
+                    )
             self._client.update_run(self.identity, status="RUNNING")
             self._reopened = bool(identity)
         except mlflow.exceptions.MlflowException as error:
             reason = " ".join(str(error).split())
             raise UserError(
-                f"config.log.to: mlflow does not start: {reason} (its server is named by MLFLOW_TRACKING_URI)"
+                f"config.log.to: mlflow does not start: {reason} (its server is named by "
+                "MLFLOW_TRACKING_URI)"
             ) from error
 
     def row(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -60,7 +63,9 @@ class Tracker(BaseTracker):
 
     def _has(self, step: int, name: str) -> bool:
         """Returns True if the server has a figure of a step."""
-        return any(metric.step == step for metric in self._client.get_metric_history(self.identity, name))
+        return any(
+            metric.step == step for metric in self._client.get_metric_history(self.identity, name)
+        )
 
     def _new(self, run: RunFacts) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "vit_jax")

@@ -1,7 +1,7 @@
 """TensorBoard: event files in the workdir.
 
-They are written in TensorBoard's own record format: CLU's writers would import TensorFlow into the training
-process (see the architecture page).
+They are written in TensorBoard's own record format: CLU's writers would import TensorFlow into the
+training process (see the architecture page).
 """
 
 import json
@@ -35,13 +35,21 @@ class Tracker(BaseTracker):
             self._write(summary=self._described(run))
 
     def row(self, step: int, scalars: Mapping[str, float]) -> None:
-        values = [self._summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+        values = [
+            self._summary.Value(tag=name, simple_value=value) for name, value in scalars.items()
+        ]
         self._write(step=step, summary=self._summary(value=values))
 
     def picture(self, step: int, name: str, png: bytes) -> None:
-        width, height = struct.unpack(">II", png[16:24])  # Of the header that a PNG file begins with.
-        image = self._summary.Image(encoded_image_string=png, width=width, height=height, colorspace=3)
-        self._write(step=step, summary=self._summary(value=[self._summary.Value(tag=name, image=image)]))
+        width, height = struct.unpack(
+            ">II", png[16:24]
+        )  # Of the header that a PNG file begins with.
+        image = self._summary.Image(
+            encoded_image_string=png, width=width, height=height, colorspace=3
+        )
+        self._write(
+            step=step, summary=self._summary(value=[self._summary.Value(tag=name, image=image)])
+        )
 
     def close(self) -> None:
         self._records.close()
@@ -61,7 +69,9 @@ class Tracker(BaseTracker):
                 start.hparams[name].number_value = value
             else:
                 start.hparams[name].string_value = str(value)
-        session = hparams.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_start_info=start))
+        session = hparams.create_summary_metadata(
+            plugin_data_pb2.HParamsPluginData(session_start_info=start)
+        )
         words = f"{run.title}\n\n```\n{json.dumps(run.nested, indent=2)}\n```"
         value = tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, string_val=[words.encode()])
         return self._summary(

@@ -34,7 +34,8 @@ class BaseTracker(abc.ABC):
 
     Attributes:
       identity: names the run to the library; a continued run hands it in again.
-      settles_after: seconds after which the library keeps what it was sent, even if the process is killed.
+      settles_after: seconds after which the library keeps what it was sent, even if the process is
+        killed.
     """
 
     identity: str

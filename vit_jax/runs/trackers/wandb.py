@@ -1,6 +1,8 @@
-"""Weights & Biases: online, or with `WANDB_MODE=offline` files in the workdir, which `wandb sync` sends.
+"""Weights & Biases: online, or with `WANDB_MODE=offline` files in the workdir, which `wandb sync`
+sends.
 
-`WANDB_PROJECT` names the project (else `vit_jax`), `WANDB_ENTITY` the team, `WANDB_API_KEY` who logs in.
+`WANDB_PROJECT` names the project (else `vit_jax`), `WANDB_ENTITY` the team, `WANDB_API_KEY` who
+  logs in.
 """
 
 import io
@@ -15,7 +17,9 @@ STEP = "step"
 
 
 class Tracker(BaseTracker):
-    """Logs rows over their own `step`, so that a continued run need not keep W&B's count of calls."""
+    """Logs rows over their own `step`, so that a continued run need not keep W&B's count of
+    calls.
+    """
 
     settles_after = 15  # Its own process keeps rows back for some seconds.
 
@@ -42,7 +46,8 @@ class Tracker(BaseTracker):
         except (wandb.Error, OSError) as error:
             reason = " ".join(str(error).split())
             raise UserError(
-                f"config.log.to: wandb does not start: {reason} (`wandb login`, or WANDB_MODE=offline)"
+                f"config.log.to: wandb does not start: {reason} (`wandb login`, or "
+                "WANDB_MODE=offline)"
             ) from error
         self._run.define_metric(STEP, hidden=True)
         self._run.define_metric("*", step_metric=STEP)

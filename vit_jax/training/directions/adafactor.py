@@ -5,29 +5,17 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax.options import Option, number, one_of, only_with
 from vit_jax.parallel.sharding import path_name
 from vit_jax.training.lora import weight_axes
 
-OPTIONS = {
-    "optimizer.clip_update": Option(
-        0.0, number(least=0), "Adafactor: highest RMS of a kernel's update before momentum; 0: off."
-    ),
-    "optimizer.clip_update_of": Option(
-        "projection",
-        one_of("projection", "array"),
-        "That of q, k and v apart, or of the array that they lie in.",
-        needs=only_with("optimizer.clip_update"),
-    ),
-}
-
 
 def direction(config: ConfigDict) -> optax.GradientTransformation:
-    """Adafactor's direction in "Scaling Vision Transformers" (Zhai et al., 2022, section 3.5) and big_vision.
+    """Adafactor's direction in "Scaling Vision Transformers" (Zhai et al., 2022, section 3.5) and
+    big_vision.
 
-    It keeps sums over rows and columns in place of the second moment, with a decay up to beta2; it has
-    momentum, and does not scale by the parameters. `clip_update` bounds its updates as the original does,
-    at 1 (Shazeer and Stern, 2018).
+    It keeps sums over rows and columns in place of the second moment, with a decay up to beta2; it
+    has momentum, and does not scale by the parameters. `clip_update` bounds its updates as the
+    original does, at 1 (Shazeer and Stern, 2018).
     """
     return optax.chain(
         # Of the two largest axes of 32 or more, which never are those of q, k and v.
@@ -45,14 +33,16 @@ def clip_by_rms(limit: float, of: str) -> optax.GradientTransformation:
 
     Args:
       limit: 0: none.
-      of: `array`, each for itself, or `projection`: so too the parts of one array that published code keeps
-        in several, as q, k and v. The result is then the same however they are stored.
+      of: `array`, each for itself, or `projection`: so too the parts of one array that published
+        code keeps in several, as q, k and v. The result is then the same however they are stored.
     """
 
     def clip(path, x):
         name = path_name(path)
         axes = weight_axes(name, x.ndim)
-        apart = [] if axes is None else [axis for axis, kind in enumerate(axes.names) if kind == "part"]
+        apart = (
+            [] if axes is None else [axis for axis, kind in enumerate(axes.names) if kind == "part"]
+        )
         together = [axis for axis in range(x.ndim) if of == "array" or axis not in apart]
         rms = jnp.sqrt(jnp.square(x).mean(axis=tuple(together), keepdims=True))
         return x / jnp.maximum(1, rms / limit)

@@ -14,7 +14,8 @@ def direction(config: ConfigDict) -> optax.GradientTransformation:
 
 
 def to_length(decays: Callable[[dict], dict] | None) -> optax.GradientTransformation:
-    """Updates of what decays, each array's made as long as the array; an array of zeros' stays as it is.
+    """Updates of what decays, each array's made as long as the array; an array of zeros' stays as
+    it is.
 
     What does not decay keeps Adam's, as in Apex's FusedLAMB and timm's Lamb.
 

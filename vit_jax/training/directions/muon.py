@@ -9,18 +9,19 @@ from optax.contrib import MuonDimensionNumbers
 from vit_jax.parallel.sharding import path_name
 from vit_jax.training.lora import weight_axes
 
-# RMS of a kernel's update, which is about Adam's, so that one learning rate and one weight decay serve both
-# (Liu et al., "Muon is Scalable for LLM Training", 2025, section 2.2).
+# RMS of a kernel's update, which is about Adam's, so that one learning rate and one weight decay
+# serve both (Liu et al., "Muon is Scalable for LLM Training", 2025, section 2.2).
 RMS = 0.2
 
 
 def direction(config: ConfigDict) -> optax.GradientTransformation:
-    """Muon's direction (Jordan et al., 2024, kellerjordan.github.io/posts/muon), as Optax computes it.
+    """Muon's direction (Jordan et al., 2024, kellerjordan.github.io/posts/muon), as Optax computes
+    it.
 
-    A kernel is a matrix of its inputs by its outputs, or one for each part, as of q, k and v. Five steps of
-    Newton and Schulz bring the singular values of its Nesterov momentum `beta1`, 0.95 in the original, near
-    to 1. What reads pixels or gives classes, and what is no kernel, has Adam's direction, with Nesterov's
-    momentum too.
+    A kernel is a matrix of its inputs by its outputs, or one for each part, as of q, k and v. Five
+    steps of Newton and Schulz bring the singular values of its Nesterov momentum `beta1`, 0.95 in
+    the original, near to 1. What reads pixels or gives classes, and what is no kernel, has Adam's
+    direction, with Nesterov's momentum too.
     """
     return optax.contrib.muon(
         learning_rate=-1.0,  # The rate comes behind weight decay, and turns the sign there.

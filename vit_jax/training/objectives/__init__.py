@@ -1,4 +1,5 @@
-"""Objectives of training: each is one file, as `objective.py` describes, and one line of this table.
+"""Objectives of training: each is one file, as `objective.py` describes, and one line of this
+table.
 
 All objectives go through the one step of `training/step.py`.
 """
@@ -13,7 +14,6 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import abstract
-from vit_jax.options import Option, text, unless
 from vit_jax.training.objectives.beit import BEiT
 from vit_jax.training.objectives.beitv2 import BEiTv2
 from vit_jax.training.objectives.classification import Classification
@@ -41,24 +41,20 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "beitv2": BEiTv2,
 }
 
-ENDLESS = 2**31 - 1  # Steps, where only an objective's sizes are wanted, and no schedule is too long.
+ENDLESS = (
+    2**31 - 1
+)  # Steps, where only an objective's sizes are wanted, and no schedule is too long.
 
 # The one that a program hands in, seen by its call of `vit_jax.train` and by no other thread's.
-_HANDED_IN: ContextVar[type[Objective] | None] = ContextVar("the objective that was handed in", default=None)
-
-OPTIONS = {
-    "objective.name": Option(
-        "classification",
-        text(r"\w+"),
-        "What is learned: classification, or masked_patch, mae and others, without labels.",
-        fits=lambda value, config: unless(value in OBJECTIVES, " or ".join(OBJECTIVES)),
-    ),
-}
+_HANDED_IN: ContextVar[type[Objective] | None] = ContextVar(
+    "the objective that was handed in", default=None
+)
 
 
 @contextlib.contextmanager
 def handing_in(objective: type[Objective] | None) -> Iterator[None]:
-    """The context in which a config may name an objective that is not of the table, by its class's name.
+    """The context in which a config may name an objective that is not of the table, by its class's
+    name.
 
     Raises:
       UserError: it is no class of objectives, or has the name of one in the table.
@@ -70,7 +66,9 @@ def handing_in(objective: type[Objective] | None) -> Iterator[None]:
                 "vit_jax.training.objectives.objective.Objective"
             )
         if OBJECTIVES.get(objective.__name__, objective) is not objective:
-            raise UserError(f"there is an objective {objective.__name__!r} already: name the class otherwise")
+            raise UserError(
+                f"there is an objective {objective.__name__!r} already: name the class otherwise"
+            )
     token = _HANDED_IN.set(objective)
     try:
         yield
@@ -84,7 +82,9 @@ def is_handed_in(config: ConfigDict) -> bool:
 
 
 def objective_of(config: ConfigDict) -> type[Objective]:
-    """The kind of objective that the config names, which says what it wants before there is a model."""
+    """The kind of objective that the config names, which says what it wants before there is a
+    model.
+    """
     handed_in = _HANDED_IN.get()
     return handed_in if handed_in and is_handed_in(config) else OBJECTIVES[config.objective.name]
 
@@ -101,13 +101,13 @@ def make_objective(
 
     Args:
       steps: of the run, over which schedules go.
-      frozen: the abstract model that the objective asked for by `learns_from`.
+      frozen: the abstract model that the objective asked for by `teacher_spec`.
 
     Raises:
       UserError: it does not fit the model or the config's other values.
     """
     kind = objective_of(config)
-    if frozen is None and kind.learns_from(config) is not None:
+    if frozen is None and kind.teacher_spec(config) is not None:
         raise UserError(
             f"config.objective.name={config.objective.name!r} needs its frozen model to be opened"
         )

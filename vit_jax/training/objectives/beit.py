@@ -16,9 +16,9 @@ from vit_jax.models.model_card import traced_multiply_adds
 from vit_jax.training.objectives.block_masked import BlockMasked, check_same_places
 from vit_jax.training.objectives.frozen import teacher_patch
 from vit_jax.training.objectives.masking import check_hides_patches, pick
-from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now
+from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, StepContext
 
-MASK_RATIO = 75 / 196  # The authors' number of patches.
+RANDOM_CODES = 32  # Of an untrained tokeniser, for smoke tests.
 
 
 class BEiT(BlockMasked):
@@ -30,40 +30,50 @@ class BEiT(BlockMasked):
     Args:
       model: the ViT that is trained.
       codes: number of the tokeniser's codes.
-      ratio: share of the patches that is masked, rounded to whole patches; None: the authors' 75 of 196.
+      ratio: share of the patches that is masked, rounded to whole patches.
       rngs: the key for initialisation.
 
     Raises:
       UserError: no patch or all are masked.
     """
 
+    section: ClassVar = "beit"
     metrics: ClassVar = {"accuracy": "share"}
-    ratio: ClassVar = MASK_RATIO
 
     @staticmethod
     def views(config: ConfigDict) -> tuple[View, ...]:
-        """The picture, and where the tokeniser sees it at another size, that one by Lanczos' filter."""
+        """The picture, and where the tokeniser sees it at another size, that one by Lanczos'
+        filter.
+        """
         image, *taught = BlockMasked.views(config)
         return (image, *(view._replace(crop={"interpolation": "lanczos"}) for view in taught))
 
-    def __init__(self, model: TokenModel, codes: int, ratio: float | None, *, rngs: nnx.Rngs):
+    def __init__(self, model: TokenModel, codes: int, ratio: float, *, rngs: nnx.Rngs):
         super().__init__(model, ratio, rngs=rngs)
         drawn = initializers.cut_normal(0.02)
         self.head = nnx.Linear(model.dim, codes, kernel_init=drawn, dtype=jnp.float32, rngs=rngs)
 
     @classmethod
     def make(
-        cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs, *, frozen: nnx.Module
+        cls,
+        config: ConfigDict,
+        model: nnx.Module,
+        steps: int,
+        rngs: nnx.Rngs,
+        *,
+        frozen: nnx.Module,
     ) -> "BEiT":
         check_hides_patches(config, model)
-        return cls(model, cls.count_codes(config, model, frozen), config.objective.mask_ratio, rngs=rngs)
+        codes = cls.count_codes(config, model, frozen)
+        return cls(model, codes, config.beit.mask_ratio, rngs=rngs)
 
     @classmethod
     def random_teacher(cls, config: ConfigDict, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
         size = config.objective.teacher_size or config.data.image_size
         stages = teacher_patch(config, size).bit_length()  # Each but the first halves the sides.
         small = dict(blocks=(1,) * stages, widths=tuple(8 * 2**stage for stage in range(stages)))
-        return model_factory("DVAE", num_classes=config.objective.codes, image_size=size, **small)(rngs=rngs)
+        build = model_factory("DVAE", num_classes=RANDOM_CODES, image_size=size, **small)
+        return build(rngs=rngs)
 
     @classmethod
     def count_codes(cls, config: ConfigDict, model: TokenModel, frozen: nnx.Module) -> int:
@@ -74,22 +84,26 @@ class BEiT(BlockMasked):
         """
         if not isinstance(frozen, CodeModel) or frozen.head is None:
             raise UserError(
-                f"config.objective.teacher={config.objective.teacher!r} gives no codes: take a tokeniser, "
-                "such as the workdir of a run of configs/dvae.py"
+                f"config.objective.teacher={config.objective.teacher!r} gives no codes: take a "
+                "tokeniser, such as the workdir of a run of configs/dvae.py"
             )
-        check_same_places(config, model, "codes", frozen.code_grid, frozen.image_size, frozen.code_stride)
+        check_same_places(
+            config, model, "codes", frozen.code_grid, frozen.image_size, frozen.code_stride
+        )
         return frozen.num_classes
 
-    def __call__(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> Loss:
+    def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """The loss of each image, and the share of its masked patches whose code is the likeliest.
 
         Args:
-          batch: `image` uint8 `[batch, height, width, channels]`, `taught` where the tokeniser sees another
-            size, and what `prepare` drew.
+          batch: `image` uint8 `[batch, height, width, channels]`, `taught` where the tokeniser sees
+            another size, and what `prepare` drew.
         """
         wanted = self.masked_tokens(batch)
-        logits = self.predict(model, batch, now.rngs)
-        return Loss(code_losses(logits, wanted), {"accuracy": (logits.argmax(-1) == wanted).mean(axis=1)})
+        logits = self.predict(model, batch, context.rngs)
+        return Loss(
+            code_losses(logits, wanted), {"accuracy": (logits.argmax(-1) == wanted).mean(axis=1)}
+        )
 
     def tokens(self, batch: Batch) -> jax.Array:
         """The tokeniser's codes of all patches in raster order, int32 `[batch, patches]`."""
@@ -111,15 +125,20 @@ class BEiT(BlockMasked):
         """
         return self.head(self.read_masked(model, x, batch))
 
-    def pictures(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> tuple[jax.Array, jax.Array]:
-        """The images with masked patches in grey, and with other patches in their place, in [0, 255].
+    def pictures(
+        self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION
+    ) -> tuple[jax.Array, jax.Array]:
+        """The images with masked patches in grey, and with other patches in their place, in [0,
+        255].
 
-        These are, of all patches of the batch that are not masked, those whose code is predicted as the
-        likeliest.
+        These are, of all patches of the batch that are not masked, those whose code is predicted as
+        the likeliest.
         """
         return self.filled(batch, self.predict(model, batch)[..., self.tokens(batch).reshape(-1)])
 
-    def multiply_adds(self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None) -> float:
+    def multiply_adds(
+        self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
+    ) -> float:
         """Those of the student, and of the tokeniser, which has no backward pass."""
         graphdef, weights = nnx.split(self)
 

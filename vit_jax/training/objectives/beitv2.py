@@ -1,6 +1,8 @@
-"""Masked prediction of a learned tokeniser's codes, with patch aggregation (BEiT v2, 2208.06366)."""
+"""Masked prediction of a learned tokeniser's codes, with patch aggregation (BEiT v2,
+2208.06366).
+"""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,44 +14,29 @@ from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.image_model import TokenModel
 from vit_jax.models.layers import named, run_layers
-from vit_jax.options import Option, of_objectives, whole
-from vit_jax.training.objectives.beit import BEiT, code_losses
+from vit_jax.training.objectives.beit import RANDOM_CODES, BEiT, code_losses
 from vit_jax.training.objectives.block_masked import BlockMasked, check_same_places
-from vit_jax.training.objectives.frozen import Frozen, WithHeads
+from vit_jax.training.objectives.frozen import TeacherSpec, WithHeads
 from vit_jax.training.objectives.masking import check_hides_patches
-from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now
+from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, StepContext
 from vit_jax.training.objectives.prototypes import unit
 from vit_jax.training.objectives.vqkd import Tokeniser
 
-OPTIONS = {
-    "objective.aggregate_from": Option(
-        None,
-        whole(1, 10_000),
-        "Layer whose patches beitv2's patch aggregation reads, from 1; None: the third before the last.",
-        needs=of_objectives("beitv2", also="objective.aggregate_layers"),
-    ),
-    "objective.aggregate_layers": Option(
-        2,
-        whole(0, 100),
-        "Layers of beitv2's patch aggregation; 0: there is none.",
-        smoke=1,
-        needs=of_objectives("beitv2"),
-    ),
-}
+RANDOM_CODE_DIM = 32  # Width of the codes of an untrained tokeniser, for smoke tests.
 
 
 class BEiTv2(BEiT):
     """Predicts the codes of masked patches twice: from the last layer, and through the class token.
 
-    The tokeniser is what a run of `vqkd` leaves. In patch aggregation a few more layers read the last
-    layer's class token with the patches of an earlier one, which say too little of the codes, so that the
-    class token must say what is left. They end in the same norm and head; the loss is the sum of both
-    cross-entropies. In fine-tuning these layers are left behind.
+    The tokeniser is what a run of `vqkd` leaves. In patch aggregation a few more layers read the
+    last layer's class token with the patches of an earlier one, which say too little of the codes,
+    so that the class token must say what is left. They end in the same norm and head; the loss is
+    the sum of both cross-entropies. In fine-tuning these layers are left behind.
 
     Args:
       model: the ViT that is trained.
       codes: number of the tokeniser's codes.
-      ratio: share of the patches that is masked, rounded to whole patches; None: the authors' 75 of 196.
+      ratio: share of the patches that is masked, rounded to whole patches.
       early: number of layers before the patches that are aggregated.
       layers: of the aggregation; 0: there is none.
       scheme: how these start; None: as the model's.
@@ -59,11 +46,13 @@ class BEiTv2(BEiT):
       UserError: no patch or all are masked, or there is nothing to aggregate.
     """
 
+    section: ClassVar = "beitv2"
+
     def __init__(
         self,
         model: TokenModel,
         codes: int,
-        ratio: float | None,
+        ratio: float,
         early: int,
         layers: int,
         *,
@@ -83,21 +72,23 @@ class BEiTv2(BEiT):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """Names how often the likeliest code is the right one, and the loss of what is aggregated."""
+        """Names how often the likeliest code is the right one, and the loss of what is
+        aggregated.
+        """
         more = {"aggregated_loss": "number"} if self.layers is not None else {}
         return {"accuracy": "share"} | more
 
     @staticmethod
-    def learns_from(config: ConfigDict) -> Frozen:
-        return BEiT.learns_from(config)._replace(objective="vqkd", beside=Tokeniser)
+    def teacher_spec(config: ConfigDict) -> TeacherSpec:
+        return BEiT.teacher_spec(config)._replace(objective="vqkd", beside=Tokeniser)
 
     @classmethod
     def random_teacher(cls, config: ConfigDict, num_classes: int, rngs: nnx.Rngs) -> WithHeads:
-        encoder, values = BlockMasked.random_teacher(config, 0, rngs), config.objective
+        encoder = BlockMasked.random_teacher(config, 0, rngs)
         shapes = {
             "projection/hidden/kernel": (encoder.dim, encoder.dim),
-            "projection/out/kernel": (encoder.dim, values.code_dim),
-            "codebook": (values.codes, values.code_dim),
+            "projection/out/kernel": (encoder.dim, RANDOM_CODE_DIM),
+            "codebook": (RANDOM_CODES, RANDOM_CODE_DIM),
         }
         tokeniser = Tokeniser({}, shapes, rngs=rngs)
         tokeniser.codebook[...] = unit(jax.random.normal(rngs.params(), shapes["codebook"]))
@@ -108,14 +99,14 @@ class BEiTv2(BEiT):
         cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs, *, frozen: WithHeads
     ) -> "BEiTv2":
         check_hides_patches(config, model)
-        values = config.objective
+        options = config.beitv2
         codes = cls.count_codes(config, model, frozen)
-        early = values.aggregate_from
+        early = options.aggregate_from
         if early is None:
             early = max(1, model.depth - 3)  # The authors' 9 of 12 layers, and 21 of 24.
         own = initializers.aggregation(model.dim) if config.model.initialization == "beit" else None
-        layers = values.aggregate_layers
-        return cls(model, codes, values.mask_ratio, early, layers, scheme=own, rngs=rngs)
+        layers = options.aggregate_layers
+        return cls(model, codes, options.mask_ratio, early, layers, scheme=own, rngs=rngs)
 
     @classmethod
     def count_codes(cls, config: ConfigDict, model: TokenModel, frozen: WithHeads) -> int:
@@ -123,18 +114,20 @@ class BEiTv2(BEiT):
         start = f"config.objective.teacher={config.objective.teacher!r}"
         if not isinstance(encoder, TokenModel) or tokeniser.features != encoder.dim:
             raise UserError(f"{start} has a tokeniser of other patches than its model's")
-        check_same_places(config, model, "codes", encoder.grid, encoder.image_size, encoder.patch_size)
+        check_same_places(
+            config, model, "codes", encoder.grid, encoder.image_size, encoder.patch_size
+        )
         return tokeniser.count
 
-    def __call__(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> Loss:
+    def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """The loss of each image, and the share of its masked patches whose code is the likeliest.
 
         Args:
-          batch: `image` uint8 `[batch, height, width, channels]`, `taught` where the tokeniser sees another
-            size, and what `prepare` drew.
+          batch: `image` uint8 `[batch, height, width, channels]`, `taught` where the tokeniser sees
+            another size, and what `prepare` drew.
         """
         wanted = self.masked_tokens(batch)
-        logits, *aggregated = self.predict_each(model, batch, now.rngs)
+        logits, *aggregated = self.predict_each(model, batch, context.rngs)
         metrics = {"accuracy": (logits.argmax(-1) == wanted).mean(axis=1)}
         losses = code_losses(logits, wanted)
         if aggregated:
@@ -152,8 +145,9 @@ class BEiTv2(BEiT):
     def predict_each(
         self, model: TokenModel, batch: Batch, rngs: nnx.Rngs | None = None
     ) -> tuple[jax.Array, ...]:
-        """Scores the codes of the masked patches, float32 `[batch, masked, codes]`: by the last layer, and by
-        the aggregation where there is one."""
+        """Scores the codes of the masked patches, float32 `[batch, masked, codes]`: by the last
+        layer, and by the aggregation where there is one.
+        """
         x = self.embed(model, batch, rngs)
         if self.layers is None:
             return (self.logits(model, model.encode(x, rngs), batch),)
@@ -164,31 +158,40 @@ class BEiTv2(BEiT):
     def aggregate(
         self, model: TokenModel, last: jax.Array, early: jax.Array, rngs: nnx.Rngs | None = None
     ) -> jax.Array:
-        """The last layer's class token and an earlier layer's patches after the layers that read both.
+        """The last layer's class token and an earlier layer's patches after the layers that read
+        both.
 
         Args:
           last, early: all tokens, `[batch, tokens, dim]`, as the result is.
         """
         positions: dict[str, Any] = model.layer_positions(rngs)
         layers = list(self.layers.values())
-        keys = [None] * len(layers) if rngs is None else list(jax.random.split(rngs.dropout(), len(layers)))
+        keys = (
+            [None] * len(layers)
+            if rngs is None
+            else list(jax.random.split(rngs.dropout(), len(layers)))
+        )
 
         def call(layer, x, key):
-            return named("tokens", layer(x, None if key is None else nnx.Rngs(dropout=key), **positions))
+            return named(
+                "tokens", layer(x, None if key is None else nnx.Rngs(dropout=key), **positions)
+            )
 
         x = jnp.concatenate([last[:, : model.prefix], early[:, model.prefix :]], axis=1)
-        return run_layers(call, layers, x, keys, remat=model.remat)
+        return run_layers(call, layers, x, keys, remat=model.options.remat)
 
 
 def _check_aggregates(model: TokenModel, early: int) -> None:
-    """Raises UserError where a model has no class token, or no layer after so many that says more in it."""
+    """Raises UserError where a model has no class token, or no layer after so many that says more
+    in it.
+    """
     if not model.prefix:
         raise UserError(
             "config.objective.name='beitv2' aggregates patches through the class token: "
-            "model.cls_token=True, or objective.aggregate_layers=0"
+            "model.cls_token=True, or beitv2.aggregate_layers=0"
         )
     if not 0 < early < model.depth:
         raise UserError(
-            f"config.objective.aggregate_from = {early} must be below the model's {model.depth} layers, and "
-            "not 0"
+            f"config.beitv2.aggregate_from = {early} must be below the model's {model.depth} "
+            "layers, and not 0"
         )

@@ -1,4 +1,6 @@
-"""Masking of blocks of patches by one learned embedding, under a frozen model that sees the image whole."""
+"""Masking of blocks of patches by one learned embedding, under a frozen model that sees the image
+whole.
+"""
 
 import math
 from typing import Any, ClassVar
@@ -13,35 +15,24 @@ from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.image_model import TokenModel
 from vit_jax.models.model_card import traced_multiply_adds
-from vit_jax.options import Option, of_objectives, whole
 from vit_jax.training.objectives.block_masks import block_masks
-from vit_jax.training.objectives.frozen import Frozen, random_vit, teacher_of
+from vit_jax.training.objectives.frozen import TeacherSpec, random_vit, teacher_of
 from vit_jax.training.objectives.masking import patchify, pick, put, unpatchify
 from vit_jax.training.objectives.objective import Batch, Objective
 
 SMALLEST_BLOCK = 16  # Patches, as BEiT's.
 GREY = 127.5
 
-OPTIONS = {
-    "objective.teacher_size": Option(
-        None,
-        whole(1, 2**14),
-        "Pixels of the crop as the teacher of eva, vqkd or beit sees it: as many patches or codes as the "
-        "model's patches; None: the model's.",
-        needs=of_objectives("eva", "vqkd", "beit", "beitv2"),
-    ),
-}
-
 
 class BlockMasked(Objective):
     """Predicts what a frozen teacher, which sees the whole image, says of patches that are masked.
 
-    The masked patches' embeddings become one learned embedding. Masks are of blocks, with exact counts. A
-    subclass has `predict` of masked patches, and `ratio`, the share that is masked where nothing says it.
+    The masked patches' embeddings become one learned embedding. Masks are of blocks, with exact
+    counts. A subclass has `predict` of masked patches.
 
     Args:
       model: the ViT that is trained.
-      ratio: share of the patches that is masked, rounded to whole patches; None: the class's.
+      ratio: share of the patches that is masked, rounded to whole patches.
       gradient: share of the gradient that reaches the patch embedding.
       rngs: the key for initialisation.
 
@@ -49,18 +40,16 @@ class BlockMasked(Objective):
       UserError: no patch or all are masked.
     """
 
-    ratio: ClassVar[float]
     stem: ClassVar = ("mask",)
 
-    def __init__(self, model: TokenModel, ratio: float | None, *, gradient: float = 1.0, rngs: nnx.Rngs):
+    def __init__(self, model: TokenModel, ratio: float, *, gradient: float = 1.0, rngs: nnx.Rngs):
         self.grid, self.patch, self.patches = model.grid, model.patch_size, math.prod(model.grid)
         self.gradient = gradient
-        ratio = self.ratio if ratio is None else ratio
         self.masked = round(ratio * self.patches)
         if not 0 < self.masked < self.patches:
             raise UserError(
-                f"config.objective.mask_ratio = {ratio:.4g} masks {self.masked} of {self.patches} patches; "
-                "it must leave some, and mask some"
+                f"config.{self.section}.mask_ratio = {ratio:.4g} masks {self.masked} of "
+                f"{self.patches} patches; it must leave some, and mask some"
             )
         drawn = model.stack.scheme.token or initializers.cut_normal(0.02)
         self.mask = nnx.Param(drawn(rngs.params(), (1, 1, model.dim)))
@@ -71,15 +60,19 @@ class BlockMasked(Objective):
 
     @staticmethod
     def views(config: ConfigDict) -> tuple[View, ...]:
-        """The picture, and where the teacher sees it at another size, the same rectangle as `taught`."""
+        """The picture, and where the teacher sees it at another size, the same rectangle as
+        `taught`.
+        """
         size = config.objective.teacher_size
         if size in (None, config.data.image_size):
             return (View(),)
         return View(), View("taught", size=size, same_rectangle_as="image")
 
     @staticmethod
-    def learns_from(config: ConfigDict) -> Frozen:
-        return teacher_of(config, image_size=config.objective.teacher_size or config.data.image_size)
+    def teacher_spec(config: ConfigDict) -> TeacherSpec:
+        return teacher_of(
+            config, image_size=config.objective.teacher_size or config.data.image_size
+        )
 
     @classmethod
     def random_teacher(cls, config: ConfigDict, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
@@ -96,7 +89,9 @@ class BlockMasked(Objective):
         return jnp.argsort(~batch["masked"], axis=1)[:, : self.masked].astype(jnp.int32)
 
     def embed(self, model: TokenModel, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """All tokens before the first layer, masked patches as the learned one, `[batch, tokens, dim]`."""
+        """All tokens before the first layer, masked patches as the learned one, `[batch, tokens,
+        dim]`.
+        """
         x = model.patches(batch["image"])
         x = self.gradient * x + (1 - self.gradient) * jax.lax.stop_gradient(x)
         x = jnp.where(batch["masked"][..., None], self.mask[...].astype(x.dtype), x)
@@ -107,16 +102,22 @@ class BlockMasked(Objective):
         raise NotImplementedError
 
     def filled(self, batch: Batch, likeness: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The images with masked patches in grey, and with other patches in their place, in [0, 255].
+        """The images with masked patches in grey, and with other patches in their place, in [0,
+        255].
 
         Args:
-          likeness: of each masked patch to all patches of the batch, `[batch, masked, batch * patches]`; the
-            most alike that is not masked itself stands in its place.
+          likeness: of each masked patch to all patches of the batch, `[batch, masked, batch *
+            patches]`; the most alike that is not masked itself stands in its place.
         """
-        positions, pixels = self.positions(batch), patchify(batch["image"].astype(jnp.float32), self.patch)
+        positions, pixels = (
+            self.positions(batch),
+            patchify(batch["image"].astype(jnp.float32), self.patch),
+        )
         likeness = jnp.where(batch["masked"].reshape(-1), -jnp.inf, likeness)
         found = pixels.reshape(-1, pixels.shape[-1])[likeness.argmax(-1)]
-        filled = (put(pixels, positions, content) for content in (jnp.full_like(found, GREY), found))
+        filled = (
+            put(pixels, positions, content) for content in (jnp.full_like(found, GREY), found)
+        )
         return tuple(unpatchify(patches, self.grid, self.patch) for patches in filled)
 
     def read_masked(self, model: TokenModel, x: jax.Array, batch: Batch) -> jax.Array:
@@ -128,7 +129,9 @@ class BlockMasked(Objective):
         x = x if model.norm is None else model.norm(x)
         return pick(x[:, model.patch_tokens], self.positions(batch))
 
-    def multiply_adds(self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None) -> float:
+    def multiply_adds(
+        self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
+    ) -> float:
         """Those of the student alone."""
         graphdef, weights = nnx.split((model, self))
 
@@ -142,7 +145,12 @@ class BlockMasked(Objective):
 
 
 def check_same_places(
-    config: ConfigDict, model: TokenModel, what: str, grid: tuple[int, int], size: tuple[int, int], side: int
+    config: ConfigDict,
+    model: TokenModel,
+    what: str,
+    grid: tuple[int, int],
+    size: tuple[int, int],
+    side: int,
 ) -> None:
     """Raises UserError where a teacher says of other places than the model's patches.
 
@@ -156,10 +164,14 @@ def check_same_places(
         return
     rows, columns = model.grid
     known = rows == columns and side
-    remedy = f"config.objective.teacher_size={rows * side}" if known else f"take a teacher of the same {what}"
+    remedy = (
+        f"config.objective.teacher_size={rows * side}"
+        if known
+        else f"take a teacher of the same {what}"
+    )
     raise UserError(
-        f"config.objective.teacher={config.objective.teacher!r} sees {_times(grid)} {what} of {_times(size)} "
-        f"pixels, and the model {_times(model.grid)}: {remedy}"
+        f"config.objective.teacher={config.objective.teacher!r} sees {_times(grid)} {what} of "
+        f"{_times(size)} pixels, and the model {_times(model.grid)}: {remedy}"
     )
 
 

@@ -16,8 +16,9 @@ def block_masks(
 ) -> jax.Array:
     """Masks, bool `[images, patches]`, of exactly so many patches each.
 
-    Blocks are drawn until no more fit: areas even between the smallest block's and what is left to mask,
-    aspects log-uniform, places even. What is then missing is drawn one by one, as DINOv3 does.
+    Blocks are drawn until no more fit: areas even between the smallest block's and what is left to
+    mask, aspects log-uniform, places even. What is then missing is drawn one by one, as DINOv3
+    does.
 
     Args:
       keys: one for each image.

@@ -13,29 +13,15 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import count_multiply_adds
-from vit_jax.options import SHARE, Option, of_objectives, one_of, unless
 from vit_jax.training.memory import Momentum
-from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now, Objective, average_of
-
-LOSSES = ("softmax", "sigmoid", "binary")
-
-OPTIONS = {
-    "loss.name": Option(
-        "softmax",
-        one_of(*LOSSES),
-        "Loss of a classification; sigmoid is summed over the classes, binary, DeiT III's, is their mean.",
-        needs=of_objectives("classification", "distillation"),
-    ),
-    "loss.label_smoothing": Option(
-        0.0,
-        SHARE,
-        "Share of the target that all classes share alike.",
-        fits=lambda value, config: unless(
-            value == 0 or config.loss.name != "binary", "0 with loss.name='binary', whose targets are 0 or 1"
-        ),
-        needs=of_objectives("classification", "distillation"),
-    ),
-}
+from vit_jax.training.objectives.objective import (
+    EVALUATION,
+    Batch,
+    Loss,
+    Objective,
+    StepContext,
+    average_of,
+)
 
 
 def probabilities_of(config: ConfigDict) -> str:
@@ -46,10 +32,11 @@ def probabilities_of(config: ConfigDict) -> str:
 class Classification(Objective):
     """Supervised: the logits of whole images against their labels; no parameters but the model's.
 
-    With `average` it remembers an average of the parameters (EMA), by which the run is judged.
+    With `average` it remembers an average of the parameters (EMA), by which the run is evaluated.
 
     Attributes:
-      class_weights: weight of each class's images in the training loss, set afterwards; empty: all are 1.
+      class_weights: weight of each class's images in the training loss, set afterwards; empty: all
+        are 1.
 
     Args:
       loss: one of `LOSSES`, as `classification_loss` has it.
@@ -70,44 +57,53 @@ class Classification(Objective):
 
     @classmethod
     def needs_a_label(cls, config: ConfigDict) -> bool:
-        return config.loss.name == "softmax"  # To the others an image without a label is of no class.
+        return (
+            config.loss.name == "softmax"
+        )  # To the others an image without a label is of no class.
 
     @classmethod
-    def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "Classification":
-        if getattr(model, "distillation", "none") == "heads":
+    def make(
+        cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs
+    ) -> "Classification":
+        if getattr(model.options, "distillation", "none") == "heads":
             raise UserError(
-                "model.distillation='heads' trains its second head on a teacher's answers, and there is no "
-                "teacher: give config.objective.name='distillation' and config.objective.teacher, or "
-                "model.distillation='token', which trains the one head and keeps the token"
+                "model.distillation='heads' trains its second head on a teacher's answers, and "
+                "there is no teacher: give config.objective.name='distillation' and "
+                "config.objective.teacher, or model.distillation='token', which trains the one "
+                "head and keeps the token"
             )
         return cls(**values_of(config))
 
     @staticmethod
-    def judged(config: ConfigDict) -> str | None:
+    def eval_params(config: ConfigDict) -> str | None:
         return "average" if config.optimizer.average else None
 
-    def first_memory(self, params: dict) -> dict[str, Any]:
+    def initial_state(self, params: dict) -> dict[str, Any]:
         return {"average": params} if self.average else {}
 
-    def remember(self, memory: dict, params: dict, seen: dict, update: jax.Array) -> dict:
+    def update_state(self, memory: dict, params: dict, seen: dict, update: jax.Array) -> dict:
         return {name: self.average.after(mean, params, update) for name, mean in memory.items()}
 
-    def __call__(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> Loss:
+    def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Cross-entropy and precision at 1 of each image."""
-        logits = model(batch["image"], now.rngs)
-        losses = self.label_losses(logits, batch, now)
+        logits = model(batch["image"], context.rngs)
+        losses = self.label_losses(logits, batch, context)
         return Loss(losses, {"accuracy": correct(logits, batch["labels"])}, logits=logits)
 
-    def label_losses(self, logits: jax.Array, batch: Batch, now: Now) -> jax.Array:
-        """The loss of each image under its labels, `[batch]`; in evaluation neither smoothed nor weighted."""
+    def label_losses(self, logits: jax.Array, batch: Batch, context: StepContext) -> jax.Array:
+        """The loss of each image under its labels, `[batch]`; in evaluation neither smoothed nor
+        weighted.
+        """
         targets = batch_targets(batch, logits.shape[-1], self.loss)
-        smoothing = 0.0 if now.rngs is None else self.smoothing
+        smoothing = 0.0 if context.rngs is None else self.smoothing
         losses = classification_loss(logits, targets, self.loss, smoothing)
-        if self.class_weights and now.rngs is not None:
+        if self.class_weights and context.rngs is not None:
             losses *= image_weights(batch, jnp.array(self.class_weights, jnp.float32))
         return losses
 
-    def multiply_adds(self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None) -> float:
+    def multiply_adds(
+        self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
+    ) -> float:
         """Those that the papers count."""
         return count_multiply_adds(model)
 
@@ -135,21 +131,26 @@ def class_targets(labels: jax.Array, num_classes: int, name: str) -> jax.Array:
 
 
 def batch_targets(batch: dict[str, jax.Array], num_classes: int, name: str) -> jax.Array:
-    """`class_targets` of a batch's `labels`, mixed with its partners' where `augment` mixed the images.
+    """`class_targets` of a batch's `labels`, mixed with its partners' where `augment` mixed the
+    images.
 
-    Of the loss `binary` a mixture has one for each class of either image, however small its share (Wightman
-    et al., 2021).
+    Of the loss `binary` a mixture has one for each class of either image, however small its share
+    (Wightman et al., 2021).
     """
     targets = class_targets(batch["labels"], num_classes, name)
     if "share" not in batch:
         return targets
     share = batch["share"][:, None]
-    mixed = share * targets + (1 - share) * class_targets(batch["partner_labels"], num_classes, name)
+    mixed = share * targets + (1 - share) * class_targets(
+        batch["partner_labels"], num_classes, name
+    )
     return (mixed > 0).astype(mixed.dtype) if name == "binary" else mixed
 
 
 def image_weights(batch: dict[str, jax.Array], class_weights: jax.Array) -> jax.Array:
-    """The weight of each image's class, `[batch]`; of mixed images the mean of both by their shares."""
+    """The weight of each image's class, `[batch]`; of mixed images the mean of both by their
+    shares.
+    """
     weights = class_weights[batch["labels"].max(axis=1)]
     if "share" not in batch:
         return weights
@@ -157,12 +158,15 @@ def image_weights(batch: dict[str, jax.Array], class_weights: jax.Array) -> jax.
     return batch["share"] * weights + (1 - batch["share"]) * partners
 
 
-def classification_loss(logits: jax.Array, targets: jax.Array, name: str, smoothing: float) -> jax.Array:
+def classification_loss(
+    logits: jax.Array, targets: jax.Array, name: str, smoothing: float
+) -> jax.Array:
     """Cross-entropy of each image, `[batch]`.
 
     Args:
       targets: as `class_targets` makes them, or a mixture of such.
-      name: `softmax`; `sigmoid`, each class by itself, summed over the classes; `binary`, its mean over them.
+      name: `softmax`; `sigmoid`, each class by itself, summed over the classes; `binary`, its mean
+        over them.
       smoothing: share of the target that is spread over all classes.
     """
     targets = (1 - smoothing) * targets + smoothing / logits.shape[-1]

@@ -1,7 +1,7 @@
 """A codebook of directions: the nearest of them, and how they follow what is given to them.
 
-All is computed of the global batch, a part of the codes at a time: the similarities of all patches with all
-codes would take gigabytes.
+All is computed of the global batch, a part of the codes at a time: the similarities of all patches
+with all codes would take gigabytes.
 """
 
 import jax
@@ -31,7 +31,8 @@ def nearest(x: jax.Array, codes: jax.Array) -> jax.Array:
 def sums_by_code(x: jax.Array, given: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """The sum of the vectors that are given each code, `[codes, dim]`, and their number, `[codes]`.
 
-    As a product of matrices, whose sums have the same order in every run: a scatter's have not on a GPU.
+    As a product of matrices, whose sums have the same order in every run: a scatter's have not on a
+    GPU.
 
     Args:
       x: `[vectors, dim]`.
@@ -56,7 +57,8 @@ def means_of_codes(x: jax.Array, given: jax.Array, codes: jax.Array) -> tuple[ja
 
 
 def k_means(x: jax.Array, count: int, key: jax.Array) -> jax.Array:
-    """Finds so many directions to which vectors of length 1, `[vectors, dim]`, lie near: spherical k-means.
+    """Finds so many directions to which vectors of length 1, `[vectors, dim]`, lie near: spherical
+    k-means.
 
     It begins at vectors drawn at random, all different ones, of which there must be so many.
     """

@@ -5,26 +5,12 @@ import math
 import jax
 import jax.numpy as jnp
 
-from vit_jax.options import Option, of_objectives, only_with, whole
-
 RECENT = 0.99  # An update's share in the mean of the codes' frequencies is a hundredth.
 RARE = 0.01  # Times an even share: a code that is seen less often is not in use.
 FEWEST = 0.05  # Share of codes in use below which most have died.
 EARLY = 500  # Updates, as `dead_codes` has them.
 
 METRICS = {"perplexity": "number", "codes_used": "share"}
-
-OPTIONS = {
-    "objective.codes": Option(
-        8192,
-        whole(2, 2**20),
-        "Codes of a tokeniser that is trained.",
-        smoke=32,
-        needs=lambda config: (
-            of_objectives("dvae", "vqkd")(config) and only_with("objective.teacher", "random")(config)
-        ),
-    ),
-}
 
 
 def frequencies(codes: jax.Array, count: int) -> jax.Array:
@@ -53,7 +39,8 @@ def usage_after(usage: jax.Array, seen: jax.Array, update: jax.Array) -> jax.Arr
 
 
 def perplexity(usage: jax.Array) -> jax.Array:
-    """The number of codes that would be as hard to guess if all were as frequent: of `count` at most.
+    """The number of codes that would be as hard to guess if all were as frequent: of `count` at
+    most.
 
     Args:
       usage: frequencies `[count]` that sum to 1; of zeros, before the first update, it is 1.
@@ -62,7 +49,9 @@ def perplexity(usage: jax.Array) -> jax.Array:
 
 
 def share_used(usage: jax.Array) -> jax.Array:
-    """The share of the codes that are in use: as frequent as a hundredth of an even share, at least."""
+    """The share of the codes that are in use: as frequent as a hundredth of an even share, at
+    least.
+    """
     return (usage >= RARE / len(usage)).mean(dtype=jnp.float32)
 
 
@@ -84,6 +73,6 @@ def dead_codes(means: dict[str, float], update: int, remedy: str, early: int = E
     if update < early or means["codes_used"] >= FEWEST:
         return None
     return (
-        f"most codes have died: {means['codes_used']:.2%} are in use (perplexity {means['perplexity']:.3g}); "
-        + remedy
-    )
+        f"most codes have died: {means['codes_used']:.2%} are in use (perplexity "
+        f"{means['perplexity']:.3g}); "
+    ) + remedy

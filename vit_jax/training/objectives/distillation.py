@@ -1,4 +1,6 @@
-"""Distillation of a frozen classifier (Hinton, Vinyals and Dean, 2015; DeiT: Touvron et al., 2021)."""
+"""Distillation of a frozen classifier (Hinton, Vinyals and Dean, 2015; DeiT: Touvron et al.,
+2021).
+"""
 
 from typing import Any, ClassVar
 
@@ -11,30 +13,9 @@ from ml_collections import ConfigDict
 from vit_jax.errors import UserError
 from vit_jax.models import count_multiply_adds
 from vit_jax.models.image_model import ImageModel
-from vit_jax.options import SHARE, Option, number, of_objectives, one_of, only_with
 from vit_jax.training.objectives.classification import Classification, correct, values_of
-from vit_jax.training.objectives.frozen import Frozen, random_vit, teacher_of
-from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now
-
-OPTIONS = {
-    "objective.distillation": Option(
-        "soft",
-        one_of("soft", "hard"),
-        "What distillation takes of the teacher: probabilities, or its choice.",
-        needs=of_objectives("distillation"),
-    ),
-    "objective.distillation_share": Option(
-        0.5, SHARE, "Share of the teacher in distillation's loss.", needs=of_objectives("distillation")
-    ),
-    "objective.distillation_temperature": Option(
-        1.0,
-        number(1e-3, 1000.0),
-        "Temperature of both distributions in soft distillation.",
-        needs=lambda config: (
-            of_objectives("distillation")(config) or only_with("objective.distillation", "soft")(config)
-        ),
-    ),
-}
+from vit_jax.training.objectives.frozen import TeacherSpec, random_vit, teacher_of
+from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, StepContext
 
 
 class Distillation(Classification):
@@ -42,15 +23,18 @@ class Distillation(Classification):
 
     With the share s of the teacher the loss is (1 - s) times the classification's, plus s times
 
-    - `soft`: t^2 KL(teacher || student), both distributions at the temperature t (1503.02531, section 2);
-    - `hard`: the cross-entropy with the class that the teacher chooses (DeiT, 2012.12877, equation 3).
+    - `soft`: t^2 KL(teacher || student), both distributions at the temperature t (1503.02531,
+      section 2);
+    - `hard`: the cross-entropy with the class that the teacher chooses (DeiT, 2012.12877, equation
+      3).
 
-    A ViT with a head of its own on its distillation token (`model.distillation='heads'`, DeiT) learns the
-    labels by its class token's head alone, and the teacher by the other one alone. It is judged by the mean
-    of both heads' logits, as in DeiT's code; the paper adds up their probabilities.
+    A ViT with a head of its own on its distillation token (`model.distillation='heads'`, DeiT)
+    learns the labels by its class token's head alone, and the teacher by the other one alone. It is
+    evaluated by the mean of both heads' logits, as in DeiT's code; the paper adds up their
+    probabilities.
 
-    The soft loss is summed over the classes, as in both papers; DeiT's code takes the mean over them, on
-    ImageNet a thousandth of it.
+    The soft loss is summed over the classes, as in both papers; DeiT's code takes the mean over
+    them, on ImageNet a thousandth of it.
 
     In evaluation the loss is the classification's alone.
 
@@ -61,6 +45,7 @@ class Distillation(Classification):
       **values: of `Classification`.
     """
 
+    section: ClassVar = "distillation"
     metrics: ClassVar = Classification.metrics | {"teacher_accuracy": "share", "agreement": "share"}
 
     def __init__(self, kind: str, share: float, temperature: float, **values: Any):
@@ -68,7 +53,7 @@ class Distillation(Classification):
         self.kind, self.share, self.temperature = kind, share, temperature
 
     @staticmethod
-    def learns_from(config: ConfigDict) -> Frozen:
+    def teacher_spec(config: ConfigDict) -> TeacherSpec:
         return teacher_of(config, image_size=config.data.image_size)
 
     @classmethod
@@ -85,40 +70,39 @@ class Distillation(Classification):
         *,
         frozen: ImageModel,
     ) -> "Distillation":
-        values = config.objective
+        teacher = config.objective.teacher
         if config.loss.name != "softmax":
             raise UserError(
                 f"config.loss.name={config.loss.name!r} sums over classes that exclude no other; "
-                "config.objective.name='distillation' compares distributions over them: loss.name='softmax'"
+                "config.objective.name='distillation' compares distributions over them: "
+                "loss.name='softmax'"
             )
         if not frozen.num_classes:
             raise UserError(
-                f"config.objective.teacher={values.teacher!r} is no classifier: it has features, but no head"
+                f"config.objective.teacher={teacher!r} is no classifier: it has features, "
+                "but no head"
             )
         if frozen.num_classes != model.num_classes:
             raise UserError(
-                f"config.objective.teacher={values.teacher!r} has {frozen.num_classes:,} classes, and the "
-                f"data {model.num_classes:,}: take a teacher of the same classes"
+                f"config.objective.teacher={teacher!r} has {frozen.num_classes:,} classes, "
+                f"and the data {model.num_classes:,}: take a teacher of the same classes"
             )
-        return cls(
-            values.distillation,
-            values.distillation_share,
-            values.distillation_temperature,
-            **values_of(config),
-        )
+        options = config.distillation
+        return cls(options.kind, options.teacher_weight, options.temperature, **values_of(config))
 
-    def __call__(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> Loss:
-        """The loss of each image; how often teacher and student are right, and how often they agree.
+    def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
+        """The loss of each image; how often teacher and student are right, and how often they
+        agree.
 
         The student's answer is that of all its heads.
         """
-        heads = model.each_head(batch["image"], now.rngs)
+        heads = model.each_head(batch["image"], context.rngs)
         logits = sum(heads) / len(heads)
         said = self.frozen(batch["image"]).astype(jnp.float32)
-        if now.rngs is None:
-            losses = self.label_losses(logits, batch, now)
+        if context.rngs is None:
+            losses = self.label_losses(logits, batch, context)
         else:
-            losses = (1 - self.share) * self.label_losses(heads[0], batch, now)
+            losses = (1 - self.share) * self.label_losses(heads[0], batch, context)
             losses += self.share * self.teacher_losses(heads[-1], said)
         return Loss(
             losses,
@@ -141,6 +125,8 @@ class Distillation(Classification):
         ours, theirs = (jax.nn.log_softmax(x / self.temperature) for x in (logits, said))
         return self.temperature**2 * (jnp.exp(theirs) * (theirs - ours)).sum(-1)
 
-    def multiply_adds(self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None) -> float:
+    def multiply_adds(
+        self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
+    ) -> float:
         """Those of the student, and of the teacher, which has no backward pass."""
         return super().multiply_adds(model, batch) + count_multiply_adds(self.frozen) / 3

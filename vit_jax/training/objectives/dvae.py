@@ -14,7 +14,6 @@ from vit_jax.models import initializers
 from vit_jax.models.dall_e import DVAE as Encoder
 from vit_jax.models.dall_e import CodeBlock, convolution
 from vit_jax.models.image_model import CodeModel
-from vit_jax.options import Option, number, of_objectives, whole
 from vit_jax.training.memory import Momentum, with_weights
 from vit_jax.training.objectives.codes import (
     EARLY,
@@ -28,79 +27,62 @@ from vit_jax.training.objectives.objective import (
     EVALUATION,
     Batch,
     Loss,
-    Now,
     Objective,
+    StepContext,
     average_of,
     check_self_supervised,
 )
 
-AVERAGE, OWN_AVERAGE = "average", "own_average"  # Memories: of the encoder's and the decoder's parameters.
+AVERAGE, OWN_AVERAGE = (
+    "average",
+    "own_average",
+)  # Memories: of the encoder's and the decoder's parameters.
 EDGE = 0.1  # Pixels in [0, 1] become 0.8 u + 0.1, of which the logit is finite.
-
-OPTIONS = {
-    "objective.code_temperature": Option(
-        1.0,
-        number(above=0, most=100),
-        "Temperature of dvae's relaxed codes at first.",
-        needs=of_objectives("dvae"),
-    ),
-    "objective.code_temperature_end": Option(
-        1 / 16,
-        number(above=0, most=100),
-        "The same at the end of its half cosine.",
-        needs=of_objectives("dvae"),
-    ),
-    "objective.code_temperature_steps": Option(
-        150_000,
-        whole(0),
-        "Updates over which the temperature of dvae's codes falls.",
-        needs=of_objectives("dvae"),
-    ),
-    "objective.divergence_weight": Option(
-        6.6,
-        number(least=0),
-        "Weight of dvae's divergence from even codes, summed over places, to its errors, summed over pixels.",
-        needs=of_objectives("dvae"),
-    ),
-    "objective.divergence_steps": Option(
-        5000,
-        whole(0),
-        "Updates over which this weight rises from 0, as half a cosine.",
-        needs=of_objectives("dvae"),
-    ),
-}
 
 
 class DVAE(Objective):
     """Codes for the places of an image, from which a decoder tells its pixels.
 
-    In training each place's code is drawn at random by its scores, and relaxed (Gumbel-softmax): the decoder
-    sees a mean of the codes' vectors, at a temperature that falls. The loss of an image is
+    In training each place's code is drawn at random by its scores, and relaxed (Gumbel-softmax):
+    the decoder sees a mean of the codes' vectors, at a temperature that falls. The loss of an image
+    is
 
-    - the mean over pixels and channels of -log p(pixel), p a logit-Laplace distribution whose centre and log
-      scale the decoder says (appendix A.3),
-    - plus, by the weight over the numbers of a place's pixels and channels, the mean over places of the
-      divergence of the code's distribution from that in which all are as likely.
+    - the mean over pixels and channels of -log p(pixel), p a logit-Laplace distribution whose
+      centre and log scale the decoder says (appendix A.3),
+    - plus, by the weight over the numbers of a place's pixels and channels, the mean over places of
+      the divergence of the code's distribution from that in which all are as likely.
 
-    That is the evidence bound over the number of pixels and channels. In evaluation codes are the likeliest.
-    With `config.optimizer.average` encoder and decoder are judged, and left behind, as their averages.
+    That is the evidence bound over the number of pixels and channels. In evaluation codes are the
+    likeliest. With `config.optimizer.average` encoder and decoder are evaluated, and left behind,
+    as their averages.
 
     Parameters: the decoder, which mirrors the encoder.
 
     Args:
       model: the encoder that is trained.
-      values: of `config.objective`.
+      options: the section `dvae` of the config.
       average: what makes the averages of the parameters; None: there are none.
     """
 
     metrics: ClassVar = {"divergence": "number", "error": "number", **METRICS}
+    section: ClassVar = "dvae"
     made_by: ClassVar = ("codes",)
 
-    def __init__(self, values: ConfigDict, model: Encoder, average: Momentum | None, *, rngs: nnx.Rngs):
+    def __init__(
+        self, options: ConfigDict, model: Encoder, average: Momentum | None, *, rngs: nnx.Rngs
+    ):
         self.average = average
-        self.codes, self.stride, self.channels = model.num_classes, model.code_stride, model.channels
-        self.temperature = values.code_temperature, values.code_temperature_end, values.code_temperature_steps
-        self.weight = values.divergence_weight, values.divergence_steps
+        self.codes, self.stride, self.channels = (
+            model.num_classes,
+            model.code_stride,
+            model.channels,
+        )
+        self.temperature = (
+            options.temperature,
+            options.temperature_end,
+            options.temperature_steps,
+        )
+        self.weight = options.kl_weight, options.kl_steps
         self.decoder = Decoder(model, rngs=rngs)
 
     @staticmethod
@@ -108,16 +90,16 @@ class DVAE(Objective):
         return False
 
     @staticmethod
-    def judged(config: ConfigDict) -> str | None:
+    def eval_params(config: ConfigDict) -> str | None:
         return AVERAGE if config.optimizer.average else None
 
     @staticmethod
-    def own_memory(config: ConfigDict) -> str | None:
+    def own_eval_params(config: ConfigDict) -> str | None:
         return OWN_AVERAGE if config.optimizer.average else None
 
     @staticmethod
     def outputs(config: ConfigDict) -> int:
-        return config.objective.codes
+        return config.dvae.codes
 
     @classmethod
     def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "DVAE":
@@ -127,36 +109,38 @@ class DVAE(Objective):
                 f"config.objective.name='dvae' trains a model of codes and its mirror image: "
                 f"config.model.name='DVAE', and a {type(model).__name__} is none"
             )
-        if model.num_classes != config.objective.codes:
+        if model.num_classes != config.dvae.codes:
             raise UserError(
-                f"config.objective.codes={config.objective.codes:,}, and the model's head has "
+                f"config.dvae.codes={config.dvae.codes:,}, and the model's head has "
                 f"{model.num_classes:,}: a model for this objective has a head of its codes"
             )
         start = config.finetune
         if start.checkpoint and (start.head, start.objective) == ("new", "kept"):
             raise UserError(
-                "config.finetune.head='new' makes the codes' scores anew, under a decoder of the old codes: "
-                "give config.finetune.head='kept', or config.finetune.objective='new' too"
+                "config.finetune.head='new' makes the codes' scores anew, under a decoder of the "
+                "old codes: give config.finetune.head='kept', or config.finetune.objective='new' "
+                "too"
             )
-        return cls(config.objective, model, average_of(config), rngs=rngs)
+        return cls(config.dvae, model, average_of(config), rngs=rngs)
 
-    def __call__(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> Loss:
+    def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """The loss of each image, and how evenly the codes of the last updates were used.
 
-        `error` is the mean distance of the decoded pixels from the image's, of 255; `divergence` is in nats.
+        `error` is the mean distance of the decoded pixels from the image's, of 255; `divergence` is
+          in nats.
 
         Args:
           batch: `image` uint8 `[batch, height, width, channels]`.
         """
         images = batch["image"]
         scores = model.code_scores(images).astype(jnp.float32)
-        said, chances = self.decode_scores(scores, now), jax.nn.log_softmax(scores)
+        said, chances = self.decode_scores(scores, context), jax.nn.log_softmax(scores)
         divergence = (jnp.exp(chances) * (chances + math.log(self.codes))).sum(-1).mean((1, 2))
         pixels = images.astype(jnp.float32) / 255
         losses = logit_laplace(said, EDGE + (1 - 2 * EDGE) * pixels).mean((1, 2, 3))
-        losses += self.divergence_weight(now) / (self.stride**2 * self.channels) * divergence
+        losses += self.divergence_weight(context) / (self.stride**2 * self.channels) * divergence
         error = jnp.abs(decoded(said) - 255 * pixels).mean((1, 2, 3))
-        usage = now.memory.get("usage", np.zeros(self.codes, np.float32))
+        usage = context.memory.get("usage", np.zeros(self.codes, np.float32))
         chosen = scores.argmax(-1).reshape(len(scores), -1)
         return Loss(
             losses,
@@ -164,40 +148,43 @@ class DVAE(Objective):
             {"usage": frequencies(chosen, self.codes)},
         )
 
-    def decode_scores(self, scores: jax.Array, now: Now) -> jax.Array:
-        """Turns scores into what the decoder says, `[batch, height, width, 2 channels]`: see `logit_laplace`.
+    def decode_scores(self, scores: jax.Array, context: StepContext) -> jax.Array:
+        """Turns scores into what the decoder says, `[batch, height, width, 2 channels]`: see
+        `logit_laplace`.
 
         Args:
           scores: of the codes, `[batch, rows, columns, codes]`.
         """
-        if now.rngs is None:
-            return self.judged_decoder(now).of_codes(scores.argmax(-1))
-        noise = jax.random.gumbel(now.rngs.dropout(), scores.shape)
-        return self.decoder(self.decoder.codes(jax.nn.softmax((scores + noise) / self.heat(now))))
+        if context.rngs is None:
+            return self.evaluated_decoder(context).of_codes(scores.argmax(-1))
+        noise = jax.random.gumbel(context.rngs.dropout(), scores.shape)
+        return self.decoder(
+            self.decoder.codes(jax.nn.softmax((scores + noise) / self.heat(context)))
+        )
 
-    def judged_decoder(self, now: Now) -> "Decoder":
+    def evaluated_decoder(self, context: StepContext) -> "Decoder":
         """The decoder that evaluation sees: of the averaged parameters where there are any."""
-        if OWN_AVERAGE not in now.memory:
+        if OWN_AVERAGE not in context.memory:
             return self.decoder
-        return with_weights(self.decoder, now.memory[OWN_AVERAGE]["decoder"])
+        return with_weights(self.decoder, context.memory[OWN_AVERAGE]["decoder"])
 
-    def heat(self, now: Now) -> jax.Array:
+    def heat(self, context: StepContext) -> jax.Array:
         """The temperature of the relaxed codes at this update."""
         first, last, steps = self.temperature
-        return last + (first - last) * (1 - _risen(now.update, steps))
+        return last + (first - last) * (1 - _risen(context.update, steps))
 
-    def divergence_weight(self, now: Now) -> jax.Array:
+    def divergence_weight(self, context: StepContext) -> jax.Array:
         """The weight of the divergence at this update; in evaluation it is that of the last."""
         weight, steps = self.weight
-        return weight * _risen(now.update, steps)
+        return weight * _risen(context.update, steps)
 
-    def first_memory(self, params: dict) -> dict[str, Any]:
+    def initial_state(self, params: dict) -> dict[str, Any]:
         memory: dict[str, Any] = {"usage": np.zeros(self.codes, np.float32)}
         if self.average:
             memory |= {AVERAGE: params, OWN_AVERAGE: self.own_weights()}
         return memory
 
-    def remember(self, memory: dict, params: dict, seen: dict, update: jax.Array) -> dict:
+    def update_state(self, memory: dict, params: dict, seen: dict, update: jax.Array) -> dict:
         new = {"usage": usage_after(memory["usage"], seen["usage"], update)}
         if self.average:
             new[AVERAGE] = self.average.after(memory[AVERAGE], params, update)
@@ -205,19 +192,22 @@ class DVAE(Objective):
         return new
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
-        remedy = "lower config.objective.divergence_weight or the learning rate, or ask for fewer codes"
+        remedy = "lower config.dvae.kl_weight or the learning rate, or ask for fewer codes"
         # Codes part as the temperature falls.
         return dead_codes(means, update, remedy, max(EARLY, self.temperature[2] // 10))
 
-    def pictures(self, model: CodeModel, batch: Batch, now: Now = EVALUATION) -> tuple[jax.Array, jax.Array]:
+    def pictures(
+        self, model: CodeModel, batch: Batch, context: StepContext = EVALUATION
+    ) -> tuple[jax.Array, jax.Array]:
         """The images, and what the decoder makes of their codes, in [0, 255]."""
         images = batch["image"]
         codes = model.code_scores(images).argmax(-1)
-        return images.astype(jnp.float32), decoded(self.judged_decoder(now).of_codes(codes))
+        return images.astype(jnp.float32), decoded(self.evaluated_decoder(context).of_codes(codes))
 
 
 class Decoder(nnx.Module):
-    """The mirror image of an encoder: its blocks' widths the other way round, and doubling in between.
+    """The mirror image of an encoder: its blocks' widths the other way round, and doubling in
+    between.
 
     Args:
       encoder: the model that it mirrors, which may be abstract.
@@ -225,11 +215,13 @@ class Decoder(nnx.Module):
     """
 
     def __init__(self, encoder: Encoder, *, rngs: nnx.Rngs):
-        widths, blocks = encoder.widths[::-1], encoder.blocks[::-1]
+        widths, blocks = encoder.options.widths[::-1], encoder.options.blocks[::-1]
         before, gain = max(1, widths[-1] // 2), 1 / sum(blocks) ** 2
         values: dict[str, Any] = dict(dtype=encoder.stem.dtype, rngs=rngs)
         drawn = initializers.normal(1 / math.sqrt(encoder.num_classes))
-        self.codes = nnx.Linear(encoder.num_classes, before, kernel_init=drawn, dtype=jnp.float32, rngs=rngs)
+        self.codes = nnx.Linear(
+            encoder.num_classes, before, kernel_init=drawn, dtype=jnp.float32, rngs=rngs
+        )
         self.stages = nnx.Dict()
         for stage, (count, width) in enumerate(zip(blocks, widths, strict=True), start=1):
             parts = {}
@@ -244,7 +236,9 @@ class Decoder(nnx.Module):
         return self(self.codes.kernel[...][codes] + self.codes.bias[...])
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`[batch, rows, columns, dim]` of codes to `[batch, height, width, 2 channels]`, float32."""
+        """`[batch, rows, columns, dim]` of codes to `[batch, height, width, 2 channels]`,
+        float32.
+        """
         for stage, parts in self.stages.items():
             if stage != "1":
                 x = x.repeat(2, axis=1).repeat(2, axis=2)
@@ -275,7 +269,9 @@ def decoded(said: jax.Array) -> jax.Array:
 
 
 def _risen(update: jax.Array | int, steps: int) -> jax.Array:
-    """Rises from 0 before the first update to 1 after so many, as half a cosine; 1 where there are none."""
+    """Rises from 0 before the first update to 1 after so many, as half a cosine; 1 where there are
+    none.
+    """
     if not steps:
         return jnp.float32(1)
     return (1 - jnp.cos(jnp.pi * jnp.clip(jnp.asarray(update) / steps, 0, 1))) / 2

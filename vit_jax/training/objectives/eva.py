@@ -9,34 +9,23 @@ from ml_collections import ConfigDict
 
 from vit_jax.models import count_multiply_adds, initializers
 from vit_jax.models.image_model import ImageModel, TokenModel
-from vit_jax.options import Option, number, of_objectives
 from vit_jax.training.objectives.block_masked import BlockMasked
 from vit_jax.training.objectives.masking import check_hides_patches, pick
-from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now
+from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, StepContext
 from vit_jax.training.objectives.patch_teacher import cosine, features_of_teacher, said_of_patches
-
-MASK_RATIO = 0.41  # 105 of 256 patches, as the authors'.
-
-OPTIONS = {
-    "objective.embedding_gradient": Option(
-        1.0,
-        number(least=0, most=1),
-        "Share of eva's gradient that reaches the patch embedding; EVA-02's is 0.1.",
-        needs=of_objectives("eva"),
-    ),
-}
 
 
 class EVA(BlockMasked):
     """Predicts what a frozen teacher, which sees the whole image, says of patches that are masked.
 
-    The masked patches' embeddings become one learned embedding; a linear head predicts the teacher's features
-    from their final representations. The loss is 1 less their cosine. Masks are of blocks, as BEiT's.
+    The masked patches' embeddings become one learned embedding; a linear head predicts the
+    teacher's features from their final representations. The loss is 1 less their cosine. Masks are
+    of blocks, as BEiT's.
 
     Args:
       model: the ViT that is trained.
       features: numbers that the teacher says of a patch.
-      ratio: share of the patches that is masked, rounded to whole patches; None: the authors'.
+      ratio: share of the patches that is masked, rounded to whole patches.
       of_head: these are outputs of the teacher's head.
       gradient: share of the gradient that reaches the patch embedding.
       head_init: draws the head's kernel.
@@ -45,14 +34,14 @@ class EVA(BlockMasked):
       UserError: no patch or all are masked.
     """
 
+    section: ClassVar = "eva"
     metrics: ClassVar = {"cosine": "number"}
-    ratio: ClassVar = MASK_RATIO
 
     def __init__(
         self,
         model: TokenModel,
         features: int,
-        ratio: float | None,
+        ratio: float,
         *,
         of_head: bool,
         gradient: float,
@@ -61,35 +50,43 @@ class EVA(BlockMasked):
     ):
         super().__init__(model, ratio, gradient=gradient, rngs=rngs)
         self.of_head = of_head
-        self.head = nnx.Linear(model.dim, features, kernel_init=head_init, dtype=jnp.float32, rngs=rngs)
+        self.head = nnx.Linear(
+            model.dim, features, kernel_init=head_init, dtype=jnp.float32, rngs=rngs
+        )
 
     @classmethod
     def make(
-        cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs, *, frozen: ImageModel
+        cls,
+        config: ConfigDict,
+        model: nnx.Module,
+        steps: int,
+        rngs: nnx.Rngs,
+        *,
+        frozen: ImageModel,
     ) -> "EVA":
         check_hides_patches(config, model)
-        values = config.objective
+        options = config.eva
         features = features_of_teacher(config, model, frozen)
         scheme = model.stack.scheme  # The authors draw the head as all other layers.
         return cls(
             model,
             features,
-            values.mask_ratio,
-            of_head=values.teacher_features == "head",
-            gradient=values.embedding_gradient,
+            options.mask_ratio,
+            of_head=config.objective.teacher_features == "head",
+            gradient=options.embedding_gradient,
             head_init=scheme.dense if scheme.token else initializers.cut_normal(0.02),
             rngs=rngs,
         )
 
-    def __call__(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> Loss:
+    def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """The loss of each image, the mean over its masked patches.
 
         Args:
-          batch: `image` uint8 `[batch, height, width, channels]`, `taught` where the teacher sees another
-            size, and what `prepare` drew.
+          batch: `image` uint8 `[batch, height, width, channels]`, `taught` where the teacher sees
+            another size, and what `prepare` drew.
         """
         wanted = pick(self.wanted(batch), self.positions(batch))
-        cosines = cosine(self.predict(model, batch, now.rngs), wanted).mean(axis=1)
+        cosines = cosine(self.predict(model, batch, context.rngs), wanted).mean(axis=1)
         return Loss(1 - cosines, {"cosine": cosines})
 
     def wanted(self, batch: Batch) -> jax.Array:
@@ -97,20 +94,27 @@ class EVA(BlockMasked):
         return said_of_patches(self.frozen, batch, self.of_head)
 
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Predicts the teacher's features of the masked patches, float32 `[batch, masked, features]`."""
+        """Predicts the teacher's features of the masked patches, float32 `[batch, masked,
+        features]`.
+        """
         x = model.encode(self.embed(model, batch, rngs), rngs)
         return self.head(self.read_masked(model, x, batch))
 
-    def pictures(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> tuple[jax.Array, jax.Array]:
-        """The images with masked patches in grey, and with other patches in their place, in [0, 255].
+    def pictures(
+        self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION
+    ) -> tuple[jax.Array, jax.Array]:
+        """The images with masked patches in grey, and with other patches in their place, in [0,
+        255].
 
-        These are, of all patches of the batch that are not masked, those of which the teacher says what comes
-        nearest to the prediction.
+        These are, of all patches of the batch that are not masked, those of which the teacher says
+        what comes nearest to the prediction.
         """
         predicted = self.predict(model, batch)
         known = self.wanted(batch).reshape(-1, predicted.shape[-1])
         return self.filled(batch, cosine(predicted[:, :, None], known))
 
-    def multiply_adds(self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None) -> float:
+    def multiply_adds(
+        self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
+    ) -> float:
         """Those of the student, and of the teacher, which has no backward pass."""
         return super().multiply_adds(model, batch) + count_multiply_adds(self.frozen) / 3

@@ -11,26 +11,19 @@ from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.convnext import Common, ConvNeXtBlock
 from vit_jax.models.layers import named, run_blocks
-from vit_jax.options import Option, of_objectives, whole
 from vit_jax.training.objectives.hidden_pixels import HiddenPixels
 from vit_jax.training.objectives.masking import pick, put
 from vit_jax.training.objectives.objective import Batch, check_self_supervised
 
-MASK_RATIO = 0.6  # The paper's.
-
-OPTIONS = {
-    "objective.decoder_blocks": Option(
-        1, whole(1, 10_000), "ConvNeXt V2 blocks of fcmae's decoder.", needs=of_objectives("fcmae")
-    ),
-}
-
 
 class FCMAE(HiddenPixels):
-    """Predicts the pixels of hidden patches, each a place of a ConvNeXt's last stage, from the visible ones.
+    """Predicts the pixels of hidden patches, each a place of a ConvNeXt's last stage, from the
+    visible ones.
 
-    The encoder computes what sparse convolutions would: nothing of a hidden patch, and GRN over the visible
-    places alone. Parameters: the decoder, of a dense layer, a token in place of each hidden patch, blocks of
-    ConvNeXt V2 over the map of all patches, and a dense layer. All kernels start as the model's.
+    The encoder computes what sparse convolutions would: nothing of a hidden patch, and GRN over the
+    visible places alone. Parameters: the decoder, of a dense layer, a token in place of each hidden
+    patch, blocks of ConvNeXt V2 over the map of all patches, and a dense layer. All kernels start
+    as the model's.
 
     Args:
       model: the ConvNeXt that is trained.
@@ -42,6 +35,7 @@ class FCMAE(HiddenPixels):
       UserError: no patch is hidden or visible.
     """
 
+    section: ClassVar = "fcmae"
     made_by: ClassVar = ("decoder_dim", "decoder_blocks")
 
     def __init__(
@@ -59,15 +53,17 @@ class FCMAE(HiddenPixels):
         super().__init__(grid, side, ratio, normalize_targets)
         common = Common(
             grn=True,
-            gelu=model.gelu,
+            gelu=model.options.gelu,
             layer_scale=None,
             epsilon=model.stem_norm.epsilon,
             dtype=model.stem["0"].dtype,
             centred=True,
         )
-        self.embedding = common.dense(model.widths[-1], dim, rngs)
+        self.embedding = common.dense(model.options.widths[-1], dim, rngs)
         self.mask = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, 1, dim)))
-        self.blocks = nnx.Dict({f"{place:02d}": ConvNeXtBlock(dim, common, rngs) for place in range(blocks)})
+        self.blocks = nnx.Dict(
+            {f"{place:02d}": ConvNeXtBlock(dim, common, rngs) for place in range(blocks)}
+        )
         outputs = side**2 * model.channels
         self.prediction = common._replace(dtype=jnp.float32).dense(dim, outputs, rngs)
 
@@ -78,11 +74,12 @@ class FCMAE(HiddenPixels):
     @classmethod
     def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "FCMAE":
         check_self_supervised(config)
-        values, side = config.objective, model.leaves_out
+        options, side = config.fcmae, model.leaves_out
         if side is None:
             raise UserError(
-                "config.objective.name='fcmae' leaves patches out of convolutions: the model must be a "
-                "ConvNeXt with model.stem='patches', of which no place sees beyond its patch"
+                "config.objective.name='fcmae' leaves patches out of convolutions: the model "
+                "must be a ConvNeXt with model.stem='patches', of which no place sees beyond its "
+                "patch"
             )
         if config.model.head_hidden:
             raise UserError(
@@ -92,22 +89,27 @@ class FCMAE(HiddenPixels):
         height, width = model.image_size
         if height % side or width % side:
             raise UserError(
-                f"config.objective.name='fcmae' hides patches of {side}x{side} pixels, which do not divide "
-                f"images of {height}x{width}: give config.data.image_size a multiple of {side}"
+                f"config.objective.name='fcmae' hides patches of {side}x{side} pixels, which do "
+                f"not divide images of {height}x{width}: give config.data.image_size a multiple "
+                f"of {side}"
             )
         return cls(
             model,
-            MASK_RATIO if values.mask_ratio is None else values.mask_ratio,
-            dim=values.decoder_dim,
-            blocks=values.decoder_blocks,
-            normalize_targets=values.normalize_targets,
+            options.mask_ratio,
+            dim=options.decoder_dim,
+            blocks=options.decoder_blocks,
+            normalize_targets=options.normalize_targets,
             rngs=rngs,
         )
 
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
         visible, hidden = jnp.split(batch["order"], [self.visible], axis=1)
         x = self.embedding(model.features_of(batch["image"], visible, rngs))
-        masks = jnp.broadcast_to(self.mask[...].astype(x.dtype), (len(x), self.patches, x.shape[-1]))
+        masks = jnp.broadcast_to(
+            self.mask[...].astype(x.dtype), (len(x), self.patches, x.shape[-1])
+        )
         x = named("features", put(masks, visible, x).reshape(len(x), *self.grid, -1))
-        x = run_blocks([*self.blocks.values()], x, 0, lambda block: 0.0, None, remat=model.remat)
+        x = run_blocks(
+            [*self.blocks.values()], x, 0, lambda block: 0.0, None, remat=model.options.remat
+        )
         return self.prediction(pick(x.reshape(len(x), self.patches, -1), hidden))

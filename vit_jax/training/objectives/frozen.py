@@ -1,7 +1,7 @@
 """The frozen model that an objective learns from, such as a teacher: what it is asked for by.
 
-It is not trained, averaged or saved: it is read again where a run goes on. Who opens it hands it in, so that
-nothing here knows formats of files.
+It is not trained, averaged or saved: it is read again where a run goes on. Who opens it hands it
+in, so that nothing here knows formats of files.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,37 +13,21 @@ from ml_collections import ConfigDict
 from vit_jax.errors import UserError
 from vit_jax.models import model_factory, parse_name
 from vit_jax.models.image_model import ImageModel
-from vit_jax.options import Option, of_objectives, one_of, text
 
 RANDOM = "random"
 
-OPTIONS = {
-    "objective.teacher": Option(
-        None,
-        text(r".+", "a checkpoint"),
-        "The frozen model that distillation, eva, vqkd, beit and beitv2 (of which it is a tokeniser) and, if "
-        "given, dino learn from: what `load_model` takes. 'random' is a small untrained one, for `:smoke`.",
-        operational=True,  # It may have been moved: its parameters are compared.
-    ),
-    "objective.teacher_dtype": Option(
-        None,
-        one_of("float32", "bfloat16"),
-        "What the frozen model computes in; its kernels are kept in it too. None: as its checkpoint says.",
-        needs=of_objectives("dino", "distillation", "eva", "vqkd", "beit", "beitv2"),
-    ),
-}
 
-
-class Frozen(NamedTuple):
+class TeacherSpec(NamedTuple):
     """A wish for a frozen model.
 
     Attributes:
       source: where it is: what `load_model` takes.
       changes: arguments of the model to change, as of `load_model`, such as `dict(image_size=448)`.
       objective: name of the objective of which the checkpoint must have parameters too.
-      beside: makes what is wanted of these, which may be abstract, from the values of `config.objective` that
-        the checkpoint says and the shapes, by path, of the parameters and of what the objective remembers;
-        a parameter by the name of a memory is that. The model is a `WithHeads` then.
+      beside: makes what is wanted of these, which may be abstract, from the values of
+        `config.objective` that the checkpoint says and the shapes, by path, of the parameters and
+        of what the objective remembers; a parameter by the name of a memory is that. The model is a
+        `WithHeads` then.
     """
 
     source: str
@@ -59,7 +43,7 @@ class WithHeads(nnx.Module):
         self.model, self.heads = model, heads
 
 
-def teacher_of(config: ConfigDict, **changes: Any) -> Frozen:
+def teacher_of(config: ConfigDict, **changes: Any) -> TeacherSpec:
     """The wish for the config's teacher, with some arguments of the model changed.
 
     Raises:
@@ -73,20 +57,26 @@ def teacher_of(config: ConfigDict, **changes: Any) -> Frozen:
         )
     if values.teacher_dtype:
         changes["dtype"] = values.teacher_dtype
-    return Frozen(values.teacher, changes)
+    return TeacherSpec(values.teacher, changes)
 
 
 def teacher_patch(config: ConfigDict, image_size: int) -> int:
-    """Returns the side of a patch in images of `image_size` pixels that hold as many as the run's images."""
+    """Returns the side of a patch in images of `image_size` pixels that hold as many as the run's
+    images.
+    """
     patch = config.model.patch_size or parse_name(config.model.name)[1].get("patch_size")
     return image_size if patch is None else patch * image_size // config.data.image_size
 
 
-def random_vit(config: ConfigDict, image_size: int, num_classes: int, *, rngs: nnx.Rngs) -> ImageModel:
+def random_vit(
+    config: ConfigDict, image_size: int, num_classes: int, *, rngs: nnx.Rngs
+) -> ImageModel:
     """Returns a small untrained ViT with as many patches as the run's model has.
 
     Args:
       image_size: side of its images in pixels.
     """
-    small = dict(patch_size=teacher_patch(config, image_size), dim=16, depth=1, heads=2, hidden=32)
-    return model_factory("ViT-Ti/16", num_classes=num_classes, image_size=image_size, **small)(rngs=rngs)
+    small = dict(patch_size=teacher_patch(config, image_size), dim=16, depth=1, heads=2, mlp_dim=32)
+    return model_factory("ViT-Ti/16", num_classes=num_classes, image_size=image_size, **small)(
+        rngs=rngs
+    )

@@ -1,4 +1,6 @@
-"""Prediction of the pixels of hidden patches from the visible ones, as masked autoencoders do it."""
+"""Prediction of the pixels of hidden patches from the visible ones, as masked autoencoders do
+it.
+"""
 
 import math
 
@@ -7,22 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.errors import UserError
-from vit_jax.options import Option, flag, of_objectives, whole
 from vit_jax.training.objectives.masking import patchify, pick, put, shuffled, unpatchify
-from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now, Objective
-
-OPTIONS = {
-    "objective.decoder_dim": Option(
-        512,
-        whole(1, 2**20),
-        "Width of mae's, fcmae's or vqkd's decoder.",
-        smoke=32,
-        needs=of_objectives("mae", "fcmae", "vqkd"),
-    ),
-    "objective.normalize_targets": Option(
-        True, flag(), "To each patch's mean and deviation.", needs=of_objectives("mae", "fcmae")
-    ),
-}
+from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Objective, StepContext
 
 
 class HiddenPixels(Objective):
@@ -32,8 +20,8 @@ class HiddenPixels(Objective):
       grid: rows and columns of patches.
       patch: side of a patch in pixels.
       ratio: share of the patches that is hidden; the visible ones are rounded down.
-      normalize_targets: predict each patch's pixels less their mean, over their deviation; without it,
-        pixels as the model normalises them.
+      normalize_targets: predict each patch's pixels less their mean, over their deviation; without
+        it, pixels as the model normalises them.
 
     Raises:
       UserError: no patch is hidden or visible.
@@ -45,16 +33,17 @@ class HiddenPixels(Objective):
         self.visible = math.floor(self.patches * (1 - ratio) + 1e-9)  # 10 (1 - 0.9) is 0.99...
         if not 0 < self.visible < self.patches:
             raise UserError(
-                f"config.objective.mask_ratio = {ratio} leaves {self.visible} of {self.patches} patches "
-                "visible; it must leave some, and hide some"
+                f"config.{self.section}.mask_ratio = {ratio} leaves {self.visible} of "
+                f"{self.patches} patches visible; it must leave some, and hide some"
             )
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """The batch with `order` int32 `[batch, patches]`, drawn for each image from its key: the first are
-        visible."""
+        """The batch with `order` int32 `[batch, patches]`, drawn for each image from its key: the
+        first are visible.
+        """
         return batch | {"order": shuffled(keys, self.patches).astype(jnp.int32)}
 
-    def __call__(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> Loss:
+    def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Squared error of each image, the mean over the pixels of its hidden patches.
 
         Args:
@@ -65,17 +54,23 @@ class HiddenPixels(Objective):
         if self.normalize_targets:
             mean, deviation = moments(targets)
             targets = (targets - mean) / deviation
-        return Loss(jnp.square(self.predict(model, batch, now.rngs) - targets).mean(axis=(1, 2)))
+        return Loss(
+            jnp.square(self.predict(model, batch, context.rngs) - targets).mean(axis=(1, 2))
+        )
 
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Pixels of the hidden patches as the model normalises them, in the order's sequence, float32
+        """Pixels of the hidden patches as the model normalises them, in the order's sequence,
+        float32
         `[batch, hidden, pixels]`."""
         raise NotImplementedError
 
-    def pictures(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> tuple[jax.Array, jax.Array]:
+    def pictures(
+        self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION
+    ) -> tuple[jax.Array, jax.Array]:
         """The images with hidden patches in grey, and with what is predicted in them, in [0, 255].
 
-        A normalised prediction gets the mean and deviation of what was there, which it does not say.
+        A normalised prediction gets the mean and deviation of what was there, which it does not
+        say.
         """
         hidden = batch["order"][:, self.visible :]
         images = model.normalize(batch["image"])
@@ -85,7 +80,9 @@ class HiddenPixels(Objective):
             pixels = pixels * deviation + mean
         grey = pick(patchify(model.normalize(jnp.zeros_like(images)), self.patch), hidden)
         filled = (put(known, hidden, content) for content in (grey, pixels))
-        return tuple(model.denormalize(unpatchify(patches, self.grid, self.patch)) for patches in filled)
+        return tuple(
+            model.denormalize(unpatchify(patches, self.grid, self.patch)) for patches in filled
+        )
 
 
 def moments(patches: jax.Array) -> tuple[jax.Array, jax.Array]:

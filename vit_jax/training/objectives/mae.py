@@ -12,34 +12,16 @@ from vit_jax.models import initializers
 from vit_jax.models.layers import named, run_layers
 from vit_jax.models.position import sincos2d
 from vit_jax.models.transformer import EncoderBlock, Stack
-from vit_jax.options import Option, of_objectives, one_of, whole
 from vit_jax.training.objectives.hidden_pixels import HiddenPixels
 from vit_jax.training.objectives.masking import check_hides_patches
 from vit_jax.training.objectives.objective import Batch
-
-MASK_RATIO = 0.75  # The paper's.
-
-OPTIONS = {
-    "objective.decoder_depth": Option(
-        8, whole(1, 10_000), "Layers of mae's or vqkd's decoder.", smoke=1, needs=of_objectives("mae", "vqkd")
-    ),
-    "objective.decoder_heads": Option(
-        16, whole(1, 2**16), "Heads of mae's or vqkd's decoder.", smoke=2, needs=of_objectives("mae", "vqkd")
-    ),
-    "objective.decoder_position": Option(
-        "sincos2d_mae",
-        one_of("sincos2d", "sincos2d_mae"),
-        "Fixed positions of mae's decoder.",
-        needs=of_objectives("mae"),
-    ),
-}
 
 
 class MAE(HiddenPixels):
     """Predicts the pixels of hidden patches from the encoder's output for the visible ones.
 
-    Parameters: the decoder, which is a smaller ViT's encoder over all patches, with a learned token in place
-    of each hidden one and fixed positions. Its norms have the constant of the model's.
+    Parameters: the decoder, which is a smaller ViT's encoder over all patches, with a learned token
+    in place of each hidden one and fixed positions. Its norms have the constant of the model's.
 
     Args:
       model: the ViT that is trained; its positions are added at the stem.
@@ -51,6 +33,7 @@ class MAE(HiddenPixels):
       UserError: no patch is hidden or visible, or the model needs all of its patches.
     """
 
+    section: ClassVar = "mae"
     made_by: ClassVar = ("decoder_dim", "decoder_depth", "decoder_heads", "decoder_position")
 
     def __init__(
@@ -67,14 +50,16 @@ class MAE(HiddenPixels):
     ):
         if not model.keeps_any:
             raise UserError(
-                "config.objective.name='mae' leaves patches out: it needs model.attention='full' and "
-                "model.position='sincos2d_mae', 'sincos2d', '1d' or '2d' at the stem, without rope"
+                "config.objective.name='mae' leaves patches out: it needs model.attention='full' "
+                "and model.position='sincos2d_mae', 'sincos2d', '1d' or '2d' at the stem, "
+                "without rope"
             )
         super().__init__(model.grid, model.patch_size, ratio, normalize_targets)
         self.position = position
         if dim % heads or dim % 4:
             raise UserError(
-                f"config.objective.decoder_dim = {dim} must be divisible by 4 and by decoder_heads = {heads}"
+                f"config.mae.decoder_dim = {dim} must be divisible by 4 and by "
+                f"decoder_heads = {heads}"
             )
         dtype, epsilon = model.patch_embedding.dtype, model.norm.epsilon
         values = dict(dtype=dtype, rngs=rngs)
@@ -82,7 +67,9 @@ class MAE(HiddenPixels):
         self.mask = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, 1, dim)))
         scheme = initializers.SCHEMES["mae"]
         stack = Stack(dim, heads, 4 * dim, gelu="erf", epsilon=epsilon, scheme=scheme, dtype=dtype)
-        self.blocks = nnx.Dict({f"{layer:02d}": EncoderBlock(stack, rngs=rngs) for layer in range(depth)})
+        self.blocks = nnx.Dict(
+            {f"{layer:02d}": EncoderBlock(stack, rngs=rngs) for layer in range(depth)}
+        )
         self.norm = nnx.LayerNorm(dim, epsilon=epsilon, **values)
         outputs = self.patch**2 * model.channels
         self.prediction = nnx.Linear(
@@ -96,15 +83,15 @@ class MAE(HiddenPixels):
     @classmethod
     def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "MAE":
         check_hides_patches(config, model)
-        values = config.objective
+        options = config.mae
         return cls(
             model,
-            MASK_RATIO if values.mask_ratio is None else values.mask_ratio,
-            dim=values.decoder_dim,
-            depth=values.decoder_depth,
-            heads=values.decoder_heads,
-            position=values.decoder_position,
-            normalize_targets=values.normalize_targets,
+            options.mask_ratio,
+            dim=options.decoder_dim,
+            depth=options.decoder_depth,
+            heads=options.decoder_heads,
+            position=options.decoder_position,
+            normalize_targets=options.normalize_targets,
             rngs=rngs,
         )
 
@@ -116,15 +103,27 @@ class MAE(HiddenPixels):
         prefix = x[:, : model.prefix]
         seen = x[:, model.prefix : model.prefix + self.visible] + positions[visible]
         masks = self.mask[...].astype(x.dtype) + positions[hidden]
-        # Hidden first, as the last layer returns what comes first; attention does not mind the order.
+        # Hidden first, as the last layer returns what comes first; attention does not mind the
+        # order.
         x = named("tokens", jnp.concatenate([masks, prefix, seen], axis=1))
 
         def call(block, x, _, read=None):
             return named("tokens", block(x, read=read))
 
         *blocks, last = self.blocks.values()
-        x = run_layers(call, blocks, x, [None] * len(blocks), remat=model.remat, scan=model.scan)
         x = run_layers(
-            lambda *inputs: call(*inputs, read=hidden.shape[1]), [last], x, [None], remat=model.remat
+            call,
+            blocks,
+            x,
+            [None] * len(blocks),
+            remat=model.options.remat,
+            scan=model.options.scan,
+        )
+        x = run_layers(
+            lambda *inputs: call(*inputs, read=hidden.shape[1]),
+            [last],
+            x,
+            [None],
+            remat=model.options.remat,
         )
         return self.prediction(self.norm(x))

@@ -13,43 +13,44 @@ from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.pixels import to_floats
 from vit_jax.models.resnet import linear_head
-from vit_jax.options import Option, of_objectives, one_of
-from vit_jax.training.objectives.masking import check_hides_patches, patchify, pick, put, shuffled, unpatchify
-from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now, Objective
+from vit_jax.options.objective import CELLS
+from vit_jax.training.objectives.masking import (
+    check_hides_patches,
+    patchify,
+    pick,
+    put,
+    shuffled,
+    unpatchify,
+)
+from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Objective, StepContext
 
-MASK_RATIO = 0.5  # The paper's.
 LEVELS = 8  # Of each channel: 3 bits.
 COLORS = LEVELS**3
-CELLS = {"color": 1, "cells": 4}  # How many cells a patch is cut into, along each side.
-TARGETS = (*CELLS, "pixels")
-MASKED, REPLACED = 0.8, 0.9  # Of what is corrupted 80 % is masked, the next 10 % replaced, the rest kept.
-
-OPTIONS = {
-    "objective.target": Option(
-        "color",
-        one_of(*TARGETS),
-        "What masked_patch predicts of a patch.",
-        needs=of_objectives("masked_patch"),
-    ),
-}
+MASKED, REPLACED = (
+    0.8,
+    0.9,
+)  # Of what is corrupted 80 % is masked, the next 10 % replaced, the rest kept.
 
 
 class MaskedPatch(Objective):
     """Predicts what was in corrupted patches, from their final representations.
 
-    Of the corrupted patch embeddings 80 % become one learned embedding, 10 % that of another patch of the
-    image, chosen at random, and 10 % stay. Parameters: that embedding, and a linear head.
+    Of the corrupted patch embeddings 80 % become one learned embedding, 10 % that of another patch
+    of the image, chosen at random, and 10 % stay. Parameters: that embedding, and a linear head.
 
     Args:
       model: the ViT that is trained.
       ratio: share of the patches that is corrupted, rounded to whole patches.
-      target: what is predicted: `color`, the patch's mean colour of 3 bits a channel, as one of 512 classes;
-        `cells`, such a class for each of 4 x 4 cells; `pixels`, all of them, by their squared error.
+      target: what is predicted: `color`, the patch's mean colour of 3 bits a channel, as one of 512
+        classes;
+        `cells`, such a class for each of 4 x 4 cells; `pixels`, all of them, by their squared
+          error.
 
     Raises:
       UserError: no patch or all are corrupted, or the target does not fit the patches.
     """
 
+    section: ClassVar = "masked_patch"
     made_by: ClassVar = ("target",)
     stem: ClassVar = ("mask",)
 
@@ -59,18 +60,21 @@ class MaskedPatch(Objective):
         self.corrupted = round(ratio * self.patches)
         if not 0 < self.corrupted < self.patches:
             raise UserError(
-                f"config.objective.mask_ratio = {ratio} corrupts {self.corrupted} of {self.patches} patches; "
-                "it must leave some, and corrupt some"
+                f"config.masked_patch.mask_ratio = {ratio} corrupts {self.corrupted} of "
+                f"{self.patches} patches; it must leave some, and corrupt some"
             )
         if target == "pixels":
             outputs = self.patch**2 * model.channels
         elif self.patch % CELLS[target]:
             raise UserError(
-                f"config.objective.target='cells' cuts a patch into 4 x 4 cells, and 4 does not divide its "
-                f"{self.patch} pixels; use target='color' or 'pixels', or another patch size"
+                "config.masked_patch.target='cells' cuts a patch into 4 x 4 cells, and 4 does not "
+                f"divide its {self.patch} pixels; use target='color' or 'pixels', or another "
+                "patch size"
             )
         elif model.channels != 3:
-            raise UserError(f"config.objective.target={target!r} needs 3 channels, not {model.channels}")
+            raise UserError(
+                f"config.masked_patch.target={target!r} needs 3 channels, not {model.channels}"
+            )
         else:
             outputs = CELLS[target] ** 2 * COLORS
         self.mask = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, 1, model.dim)))
@@ -81,11 +85,12 @@ class MaskedPatch(Objective):
         return False
 
     @classmethod
-    def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "MaskedPatch":
+    def make(
+        cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs
+    ) -> "MaskedPatch":
         check_hides_patches(config, model)
-        values = config.objective
-        ratio = MASK_RATIO if values.mask_ratio is None else values.mask_ratio
-        return cls(model, ratio, values.target, rngs=rngs)
+        options = config.masked_patch
+        return cls(model, options.mask_ratio, options.target, rngs=rngs)
 
     @property
     def metrics(self) -> dict[str, str]:
@@ -95,14 +100,18 @@ class MaskedPatch(Objective):
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
         """The batch with what is drawn for each image from its key, all int32.
 
-        `corrupted` `[batch, corrupted]`, positions of patches; `source` `[batch, patches]`, the patch whose
-        embedding stands at a position, or -1 for the mask.
+        `corrupted` `[batch, corrupted]`, positions of patches; `source` `[batch, patches]`, the
+        patch whose embedding stands at a position, or -1 for the mask.
         """
-        order_keys, kind_keys, other_keys = jax.vmap(lambda key: jax.random.split(key, 3), out_axes=1)(keys)
+        order_keys, kind_keys, other_keys = jax.vmap(
+            lambda key: jax.random.split(key, 3), out_axes=1
+        )(keys)
         order = shuffled(order_keys, self.patches)
         chosen = jnp.argsort(order, axis=1) < self.corrupted
         kind = jax.vmap(lambda key: jax.random.uniform(key, (self.patches,)))(kind_keys)
-        steps = jax.vmap(lambda key: jax.random.randint(key, (self.patches,), 1, self.patches))(other_keys)
+        steps = jax.vmap(lambda key: jax.random.randint(key, (self.patches,), 1, self.patches))(
+            other_keys
+        )
         own = jnp.arange(self.patches)
         other = (own + steps) % self.patches
         source = jnp.where(kind < MASKED, -1, jnp.where(kind < REPLACED, other, own))
@@ -111,13 +120,14 @@ class MaskedPatch(Objective):
             "source": jnp.where(chosen, source, own).astype(jnp.int32),
         }
 
-    def __call__(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> Loss:
-        """Loss of each image, the mean over its corrupted patches, and of classes the share that is right.
+    def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
+        """Loss of each image, the mean over its corrupted patches, and of classes the share that is
+        right.
 
         Args:
           batch: `image` uint8 `[batch, height, width, 3]`, and what `prepare` drew.
         """
-        predicted, targets = self.predict(model, batch, now.rngs), self.targets(batch["image"])
+        predicted, targets = self.predict(model, batch, context.rngs), self.targets(batch["image"])
         targets = pick(targets, batch["corrupted"])
         if self.target == "pixels":
             return Loss(jnp.square(predicted - targets).mean(axis=(1, 2)))
@@ -126,10 +136,14 @@ class MaskedPatch(Objective):
         return Loss(losses.mean(axis=(1, 2)), {"patch_accuracy": right.mean(axis=(1, 2))})
 
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Predicts corrupted patches: logits `[batch, corrupted, cells, 512]`, or pixels as `targets` are."""
+        """Predicts corrupted patches: logits `[batch, corrupted, cells, 512]`, or pixels as
+        `targets` are.
+        """
         x = model.patches(batch["image"])
         source = batch["source"]
-        x = jnp.where(source[..., None] < 0, self.mask[...].astype(x.dtype), pick(x, jnp.maximum(source, 0)))
+        x = jnp.where(
+            source[..., None] < 0, self.mask[...].astype(x.dtype), pick(x, jnp.maximum(source, 0))
+        )
         x = model.norm(model.encode(model.assemble(x, rngs), rngs))
         x = self.head(pick(x[:, model.patch_tokens], batch["corrupted"]))
         return x if self.target == "pixels" else x.reshape(*x.shape[:2], -1, COLORS)
@@ -137,8 +151,8 @@ class MaskedPatch(Objective):
     def targets(self, images: jax.Array) -> jax.Array:
         """Targets of all patches: classes int32 `[batch, patches, cells]`, or pixels in [-1, 1].
 
-        A class is 64 red + 8 green + blue, each the lower of 7 and the whole part of 8 times the mean of the
-        cell's pixels in [0, 1]; counted in whole numbers, so exactly.
+        A class is 64 red + 8 green + blue, each the lower of 7 and the whole part of 8 times the
+        mean of the cell's pixels in [0, 1]; counted in whole numbers, so exactly.
         """
         if self.target == "pixels":
             return patchify(to_floats(images), self.patch)
@@ -149,8 +163,12 @@ class MaskedPatch(Objective):
         levels = jnp.minimum(sums * LEVELS // (255 * side**2), LEVELS - 1)
         return (levels @ jnp.array([LEVELS**2, LEVELS, 1])).reshape(len(images), -1, cells**2)
 
-    def pictures(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> tuple[jax.Array, jax.Array]:
-        """The images with corrupted patches in grey, and with what is predicted in them, in [0, 255]."""
+    def pictures(
+        self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION
+    ) -> tuple[jax.Array, jax.Array]:
+        """The images with corrupted patches in grey, and with what is predicted in them, in [0,
+        255].
+        """
         predicted = self.predict(model, batch)
         if self.target == "pixels":
             pixels = (predicted + 1) * 127.5
@@ -159,9 +177,12 @@ class MaskedPatch(Objective):
             levels = jnp.stack(jnp.unravel_index(predicted.argmax(-1), (LEVELS,) * 3), axis=-1)
             colors = ((levels + 0.5) * 255 / LEVELS).reshape(*predicted.shape[:2], cells, cells, 3)
             side = self.patch // cells
-            pixels = colors.repeat(side, axis=2).repeat(side, axis=3).reshape(*predicted.shape[:2], -1)
+            pixels = (
+                colors.repeat(side, axis=2).repeat(side, axis=3).reshape(*predicted.shape[:2], -1)
+            )
         known = patchify(batch["image"].astype(jnp.float32), self.patch)
         filled = (
-            put(known, batch["corrupted"], content) for content in (jnp.full_like(pixels, 127.5), pixels)
+            put(known, batch["corrupted"], content)
+            for content in (jnp.full_like(pixels, 127.5), pixels)
         )
         return tuple(unpatchify(patches, self.grid, self.patch) for patches in filled)

@@ -7,21 +7,12 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models.image_model import TokenModel
-from vit_jax.options import RATE, Option, of_objectives
 from vit_jax.training.objectives.objective import check_self_supervised
-
-OPTIONS = {
-    "objective.mask_ratio": Option(
-        None,
-        RATE,
-        "Share of the patches; None: 0.5; mae 0.75, fcmae 0.6, eva 0.41, beit 75 of 196.",
-        needs=of_objectives("masked_patch", "mae", "fcmae", "eva", "beit", "beitv2"),
-    ),
-}
 
 
 def check_hides_patches(config: ConfigDict, model: nnx.Module, does: str = "hides") -> None:
-    """Raises UserError where no patches of this model can be hidden, or the config's values do not fit.
+    """Raises UserError where no patches of this model can be hidden, or the config's values do not
+    fit.
 
     Args:
       does: in a word, what else an objective does with patches of pixels.
@@ -30,8 +21,8 @@ def check_hides_patches(config: ConfigDict, model: nnx.Module, does: str = "hide
     name = config.objective.name
     if not isinstance(model, TokenModel) or not model.embeds_pixels:
         raise UserError(
-            f"config.objective.name={name!r} {does} patches of pixels; the model must be a ViT, not a "
-            "hybrid or a ResNet, whose features see beyond a patch"
+            f"config.objective.name={name!r} {does} patches of pixels; the model must be a ViT, "
+            "not a hybrid or a ResNet, whose features see beyond a patch"
         )
     if not model.pools_plainly:
         raise UserError(
@@ -41,7 +32,9 @@ def check_hides_patches(config: ConfigDict, model: nnx.Module, does: str = "hide
 
 
 def patchify(images: jax.Array, patch: int) -> jax.Array:
-    """`[batch, height, width, channels]` to `[batch, patches, patch * patch * channels]`, in raster order."""
+    """`[batch, height, width, channels]` to `[batch, patches, patch * patch * channels]`, in raster
+    order.
+    """
     batch, height, width, channels = images.shape
     grid = images.reshape(batch, height // patch, patch, width // patch, patch, channels)
     return grid.swapaxes(2, 3).reshape(batch, -1, patch * patch * channels)

@@ -1,4 +1,4 @@
-"""The interface of an objective: the views it wants, the loss it computes of them, the memory it keeps."""
+"""The interface of a training objective: views, loss, and state beyond the parameters."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -13,18 +13,18 @@ from vit_jax.data.views import View
 from vit_jax.errors import UserError
 from vit_jax.models.model_card import traced_multiply_adds
 from vit_jax.training.memory import Momentum, polyak_share
-from vit_jax.training.objectives.frozen import Frozen
+from vit_jax.training.objectives.frozen import TeacherSpec
 
 Batch = dict[str, jax.Array]
 
 
-class Now(NamedTuple):
-    """The circumstances that an objective is told besides the batch.
+class StepContext(NamedTuple):
+    """Per-step context: RNGs, the objective's state and the number of the update.
 
     Attributes:
-      rngs: for dropout; None in evaluation.
-      memory: what the objective remembers, as it was after the last update.
-      update: number of this update, from 1; in evaluation that of the last one.
+      rngs: RNGs for dropout; None in evaluation.
+      memory: the objective's state after the last update, by name.
+      update: number of this update, counted from 1; in evaluation, of the last one.
     """
 
     rngs: nnx.Rngs | None = None
@@ -32,18 +32,18 @@ class Now(NamedTuple):
     update: jax.Array | int = 0
 
 
-EVALUATION = Now()  # Without anything to remember.
+EVALUATION = StepContext()  # For objectives without state.
 
 
 class Loss(NamedTuple):
-    """The result of an objective on a batch.
+    """The outputs of an objective for a batch.
 
     Attributes:
       each: loss of each image, `[batch]`.
-      metrics: of each image, `[batch]`, by the names of `Objective.metrics`.
-      seen: what `Objective.remember` needs of each image, arrays `[batch, ...]`.
-      logits: the answers that are right or wrong, `[batch, classes]`, which evaluation keeps for the report;
-        None: with `Objective.labels` it asks the model for them once more.
+      metrics: metrics of each image, `[batch]`, by the names of `Objective.metrics`.
+      seen: auxiliary outputs of each image for `Objective.update_state`, `[batch, ...]`.
+      logits: logits of each image, `[batch, classes]`, for the report's mistakes; None: evaluation
+        computes them, if the objective needs labels.
     """
 
     each: jax.Array
@@ -53,31 +53,33 @@ class Loss(NamedTuple):
 
 
 def in_format(value: float, format: str, digits: int = 2) -> str:
-    """A metric in words: a `share` of 1 in percent, of so many digits behind the point, or a `number`."""
+    """Formats a metric: a `share` of 1 in percent with `digits` decimals, or a `number`."""
     return f"{value:.{digits}%}" if format == "share" else f"{value:.4g}"
 
 
 class Objective(nnx.Module):
-    """An objective of training; this class asks for one view, needs no labels, remembers nothing.
+    """A training objective; this base class has one view, no labels and no state.
 
-    The parameters of an objective are what training needs beyond the model's, such as a decoder. They are
-    trained with the model's and kept with the run's state, and no model that is loaded from it has them.
+    The parameters of an objective are those that training needs in addition to the model's, such
+    as a decoder. They are trained and saved with the model's, and models that are loaded from the
+    run do not contain them.
 
     Attributes:
-      labels: the objective needs labels, and its model a head.
-      metrics: what it reports besides the loss, with the format of each: `share`, of 1, or `number`.
-      made_by: values of `config.objective` that its parameters are made by; a checkpoint's are taken where
-        these are the same. Empty: none are taken.
-      optional: parts of its own, by the start of their paths, that a run may have and its checkpoint not, or
-        the other way round where the run has none of them.
-      carried: names of memories that are taken from a checkpoint with its parameters.
-      stem: starts of the paths of its own parameters that enter before the encoder, such as the token of a
-        masked patch: layer-wise decay gives them the learning rate of the patch embedding's layer.
-      frozen: the model that it asked for by `learns_from`, on the devices with the rest; nothing trains it.
-      pictures: None, or `(model, batch, now) -> (visible, predicted)`, which draws what is left of the images
-        and what is predicted, each `[batch, height, width, channels]` in [0, 255].
+      section: name of the config's section with its options; empty: no options.
+      labels: True if the objective needs labels and a model with a head.
+      metrics: format of each metric besides the loss: `share` (of 1) or `number`.
+      made_by: options that determine the shapes of the objective's parameters. A run starts from a
+        checkpoint's parameters only if these options are the same; empty: never.
+      optional: prefixes of paths of parameters that either the run or its checkpoint may lack.
+      carried: names of states that are read from a checkpoint with the parameters.
+      stem: prefixes of paths of parameters before the encoder, such as the mask token: layer-wise
+        decay treats them as the patch embedding.
+      frozen: the model requested by `teacher_spec`, which is not trained.
+      pictures: None, or `(model, batch, context) -> (visible, predicted)`: images of the visible
+        part and of the prediction, each `[batch, height, width, channels]` in [0, 255].
     """
 
+    section: ClassVar[str] = ""
     labels: ClassVar[bool] = False
     metrics: ClassVar[dict[str, str]] = {}
     made_by: ClassVar[tuple[str, ...]] = ()
@@ -89,35 +91,38 @@ class Objective(nnx.Module):
 
     @classmethod
     def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "Objective":
-        """The config's objective for a model, which may be abstract, in a run of so many steps.
+        """Returns the objective of a config for a model, which may be abstract.
 
-        An objective that asks for a frozen model is made with `frozen=` that one besides, abstract, for its
-        sizes: `self.frozen` is set afterwards.
+        Objectives with a `teacher_spec` also get `frozen=`, the abstract frozen model; the caller
+        sets `self.frozen` afterwards.
+
+        Args:
+          steps: length of the run, for schedules.
 
         Raises:
-          UserError: it does not fit the model or the config's other values.
+          UserError: the objective is not compatible with the model or other values of the config.
         """
         raise NotImplementedError
 
     @staticmethod
     def views(config: ConfigDict) -> tuple[View, ...]:
-        """The pictures that it wants of an image; the first one is the batch's `image`."""
+        """Returns the views of each image; the first one is `batch["image"]`."""
         return (View(),)
 
     @staticmethod
-    def learns_from(config: ConfigDict) -> Frozen | None:
-        """The frozen model that it wants beside the one that is trained; None: there is none."""
+    def teacher_spec(config: ConfigDict) -> TeacherSpec | None:
+        """Returns the frozen model that the objective needs; None: no frozen model."""
         return None
 
     @classmethod
     def random_teacher(cls, config: ConfigDict, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
-        """Returns a small untrained model of the kind that `learns_from` describes, for smoke tests.
+        """Returns a small untrained model as `teacher_spec` describes, for smoke tests.
 
         Args:
           num_classes: number of the data's classes.
 
         Raises:
-          UserError: there is none for this objective.
+          UserError: the objective has no such model.
         """
         raise UserError(
             f"config.objective.teacher='random' is unsupported with config.objective.name="
@@ -126,92 +131,100 @@ class Objective(nnx.Module):
 
     @staticmethod
     def outputs(config: ConfigDict) -> int:
-        """Width of its model's head where it needs no labels; 0: it has none."""
+        """Returns the width of the model's head for an objective without labels; 0: no head."""
         return 0
 
     @classmethod
     def needs_a_label(cls, config: ConfigDict) -> bool:
-        """True where every image must have a label; otherwise one without a label is of no class."""
+        """Returns True if every image must have a label; else unlabelled images have no class."""
         return cls.labels
 
     @staticmethod
-    def judged(config: ConfigDict) -> str | None:
-        """Name of the memory that holds the parameters that are evaluated, and loaded as the run's model.
+    def eval_params(config: ConfigDict) -> str | None:
+        """Returns the name of the state with the parameters that are evaluated and loaded.
 
-        None: those that are trained.
+        None: the trained parameters.
         """
         return None
 
     @staticmethod
-    def own_memory(config: ConfigDict) -> str | None:
-        """Name of the memory that holds its own parameters as they are beside the judged ones.
+    def own_eval_params(config: ConfigDict) -> str | None:
+        """Returns the name of the state with the objective's parameters for evaluation.
 
-        None: those that are trained.
+        None: the trained parameters.
         """
         return None
 
     @staticmethod
     def sees_length(config: ConfigDict) -> bool:
-        """True where training depends on the length of the run, as a schedule over it does.
+        """Returns True if the objective depends on the run's length, as by a schedule.
 
-        Otherwise a run of a constant learning rate may be made longer.
+        Otherwise a run with a constant learning rate may be extended.
         """
         return True
 
-    def held(self) -> Mapping[str, int]:
-        """The first updates during which the learning rate of some of its own parameters is 0.
+    def frozen_prefixes(self) -> Mapping[str, int]:
+        """Returns by path prefix the number of first updates in which parameters are frozen.
 
-        By the start of their paths among its own, such as `head/prototypes`; an update that is left out
-        counts. Moments go on meanwhile, and nothing decays.
+        The prefixes are of the objective's own parameters, such as `head/prototypes`. Skipped
+        updates count. The optimizer's moments are updated, weight decay is not applied.
         """
         return {}
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """The batch with what is drawn at random for each image, from its key."""
+        """Returns the batch with random values of each image, drawn from its key, such as masks."""
         return batch
 
-    def __call__(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> Loss:
+    def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         raise NotImplementedError
 
-    def first_memory(self, params: dict) -> dict[str, Any]:
-        """The memory before the first update, by name.
+    def initial_state(self, params: dict) -> dict[str, Any]:
+        """Returns the state before the first update, by name.
 
         Args:
-          params: of the model. The objective's own are those of this module.
+          params: the model's parameters; the objective's are those of this module.
         """
         return {}
 
-    def remember(self, memory: dict, params: dict, seen: dict[str, jax.Array], update: jax.Array) -> dict:
-        """The memory after an update.
+    def update_state(
+        self, memory: dict, params: dict, seen: dict[str, jax.Array], update: jax.Array
+    ) -> dict:
+        """Returns the state after an update.
 
         Args:
-          params: of the model after the update, as the objective's own are here.
-          seen: of the whole batch, from `Loss`.
-          update: its number, from 1; updates that were left out do not count.
+          memory: the state before the update.
+          params: the model's parameters after the update; so are the objective's of this module.
+          seen: `Loss.seen` of the global batch.
+          update: number of the update, counted from 1 without skipped ones.
         """
         return memory
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
-        """A line for the user when the metrics show that training has failed; None: they do not.
+        """Returns a warning if the metrics show that training has failed, else None.
 
         Args:
-          means: of the metrics since the last line of the log.
+          means: means of the metrics since the last row of the log.
           update: number of the last of these updates.
         """
         return None
 
     def own_weights(self) -> dict:
-        """Its own parameters, without those of its frozen model: what a memory of them takes."""
+        """Returns the objective's parameters without those of its frozen model."""
         return {
-            name: x for name, x in nnx.to_pure_dict(nnx.state(self, nnx.Param)).items() if name != "frozen"
+            name: x
+            for name, x in nnx.to_pure_dict(nnx.state(self, nnx.Param)).items()
+            if name != "frozen"
         }
 
-    def multiply_adds(self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None) -> float:
-        """Those of an image's way to its loss. What has no backward pass counts a third.
+    def multiply_adds(
+        self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
+    ) -> float:
+        """Returns the multiply-adds of the loss of an image.
+
+        Parts without a backward pass count a third. Model and objective may be abstract.
 
         Args:
-          model: it may be abstract, as may be this objective.
-          batch: shapes of a batch of one image, with all views and labels; None: one picture alone.
+          batch: shapes of a batch of one image with all views and labels; None: one view.
         """
         graphdef, weights = nnx.split((model, self))
 
@@ -227,11 +240,13 @@ def check_self_supervised(config: ConfigDict, averages: bool = False) -> None:
     """Raises UserError for values that an objective without labels cannot use.
 
     Args:
-      averages: the objective may be judged by an average of its parameters.
+      averages: the objective supports an average of the parameters for evaluation.
     """
     name = config.objective.name
     _, mixup = resolve(config.augment.level, config.augment.randaugment, config.augment.mixup)
-    for key, value in dict(mixup=mixup, cutmix=config.augment.cutmix, erasing=config.augment.erasing).items():
+    for key, value in dict(
+        mixup=mixup, cutmix=config.augment.cutmix, erasing=config.augment.erasing
+    ).items():
         if value:
             raise UserError(
                 f"config.augment.{key} is {value} and must be 0: config.objective.name={name!r} "
@@ -239,12 +254,13 @@ def check_self_supervised(config: ConfigDict, averages: bool = False) -> None:
             )
     if config.finetune.train != "all":
         raise UserError(
-            f"config.objective.name={name!r} trains all parameters: config.finetune.train must be 'all'"
+            f"config.objective.name={name!r} trains all parameters: config.finetune.train must be "
+            "'all'"
         )
     if config.optimizer.average and not averages:
         raise UserError(
-            f"config.objective.name={name!r} keeps no average of the parameters: config.optimizer.average "
-            f"is {config.optimizer.average:g} and must be 0"
+            f"config.objective.name={name!r} keeps no average of the parameters: "
+            f"config.optimizer.average is {config.optimizer.average:g} and must be 0"
         )
 
 

@@ -9,24 +9,14 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models.image_model import ImageModel, TokenModel
-from vit_jax.options import Option, of_objectives, one_of
 from vit_jax.training.objectives.block_masked import check_same_places
 from vit_jax.training.objectives.objective import Batch
 from vit_jax.training.objectives.prototypes import unit
 
-OPTIONS = {
-    "objective.teacher_features": Option(
-        "tokens",
-        one_of("tokens", "head"),
-        "What eva and vqkd predict of each patch: the teacher's last normalised tokens, or its head's "
-        "outputs for them, which of a CLIP's tower are its projection.",
-        needs=of_objectives("eva", "vqkd"),
-    ),
-}
-
 
 def features_of_teacher(config: ConfigDict, model: TokenModel, teacher: nnx.Module) -> int:
-    """Number of the features that a teacher, which may be abstract, says of each of the model's patches.
+    """Number of the features that a teacher, which may be abstract, says of each of the model's
+    patches.
 
     Raises:
       UserError: it says nothing of patches, or not of these, or has no head that reads one of them.
@@ -35,7 +25,9 @@ def features_of_teacher(config: ConfigDict, model: TokenModel, teacher: nnx.Modu
     named = f"config.objective.teacher={values.teacher!r}"
     if not isinstance(teacher, TokenModel):
         raise UserError(f"{named} has no features of patches: take a ViT, such as CLIP's or DINO's")
-    check_same_places(config, model, "patches", teacher.grid, teacher.image_size, teacher.patch_size)
+    check_same_places(
+        config, model, "patches", teacher.grid, teacher.image_size, teacher.patch_size
+    )
     of_head = values.teacher_features == "head"
     if of_head and teacher.head is None:
         raise UserError(f"{named} has no head: config.objective.teacher_features='tokens'")

@@ -1,7 +1,8 @@
-"""Heads that compare features with prototypes, and how a teacher's cosines become what a student learns.
+"""Heads that compare features with prototypes, and how a teacher's cosines become what a student
+learns.
 
-They are those of DINO (Caron et al., 2021; 2104.14294), of which iBOT (2111.07832), DINOv2 (2304.07193) and
-DINOv3 (2508.10104) have two.
+They are those of DINO (Caron et al., 2021; 2104.14294), of which iBOT (2111.07832), DINOv2
+(2304.07193) and DINOv3 (2508.10104) have two.
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,14 @@ class PrototypeHead(nnx.Module):
     """
 
     def __init__(
-        self, features: int, hidden: int, bottleneck: int, prototypes: int, lengths: str, *, rngs: nnx.Rngs
+        self,
+        features: int,
+        hidden: int,
+        bottleneck: int,
+        prototypes: int,
+        lengths: str,
+        *,
+        rngs: nnx.Rngs,
     ):
         self.lengths = lengths
         normal = initializers.normal(0.02)
@@ -39,7 +47,8 @@ class PrototypeHead(nnx.Module):
                 for number, (before, after) in enumerate(zip(widths, widths[1:], strict=False))
             }
         )
-        # PyTorch's own first values below a length apart, as DINO's and DINOv2's; DINOv3's as the layers'.
+        # PyTorch's own first values below a length apart, as DINO's and DINOv2's; DINOv3's as the
+        # layers'.
         drawn = normal if lengths == "free" else initializers.torch_convolution()
         self.prototypes = nnx.Param(drawn(rngs.params(), (bottleneck, prototypes)))
         self.gains = nnx.Param(jnp.ones(prototypes)) if lengths == "learned" else None
@@ -63,7 +72,9 @@ class PrototypeHead(nnx.Module):
         return self.prototypes.shape[1]
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Turns features `[..., features]` into logits, cosines at lengths of 1, `[..., prototypes]`."""
+        """Turns features `[..., features]` into logits, cosines at lengths of 1, `[...,
+        prototypes]`.
+        """
         x = x.astype(jnp.float32)
         for index, layer in self.layers.items():
             x = layer(x if index == "0" else jax.nn.gelu(x, approximate=False))
@@ -80,8 +91,9 @@ def unit(x: jax.Array, axis: int = -1) -> jax.Array:
 def sinkhorn(logits: jax.Array, weights: jax.Array, iterations: int = ITERATIONS) -> jax.Array:
     """Distributions over prototypes, `[samples, prototypes]`, that use all prototypes alike.
 
-    Sinkhorn's and Knopp's iterations scale exp(logits) so that each prototype is given as much, then so that
-    each sample gives 1 (SwAV, 2006.09882, section 3.1). Samples are those of the whole batch, on all devices.
+    Sinkhorn's and Knopp's iterations scale exp(logits) so that each prototype is given as much,
+    then so that each sample gives 1 (SwAV, 2006.09882, section 3.1). Samples are those of the whole
+    batch, on all devices.
 
     Args:
       logits: over the temperature, `[samples, prototypes]`.
@@ -97,14 +109,17 @@ def sinkhorn(logits: jax.Array, weights: jax.Array, iterations: int = ITERATIONS
 
 
 def koleo(x: jax.Array, group: int | None = None, real: jax.Array | None = None) -> jax.Array:
-    """The loss of each image that its features lie near another's, `[batch]`: minus the log of how far.
+    """The loss of each image that its features lie near another's, `[batch]`: minus the log of how
+    far.
 
     It is the estimator of entropy by Kozachenko and Leonenko (1806.03198, section 3.1).
 
     Args:
       x: features `[batch, features]`.
-      group: images among which the nearest is looked for, that many in the batch's order; None: all.
-      real: bool `[batch]`, which of them may be another's nearest; None: all. An image without any has 0.
+      group: images among which the nearest is looked for, that many in the batch's order; None:
+        all.
+      real: bool `[batch]`, which of them may be another's nearest; None: all. An image without any
+        has 0.
     """
     x = unit(x.astype(jnp.float32)).reshape(-1, group or len(x), x.shape[-1])
     near = jnp.einsum("gid,gjd->gij", x, x, precision="highest")
@@ -117,10 +132,11 @@ def koleo(x: jax.Array, group: int | None = None, real: jax.Array | None = None)
 
 
 def views_matched(x: jax.Array, real: jax.Array | None = None) -> jax.Array:
-    """1 for an image whose first view has its own second view nearest, among those of the batch, else 0.
+    """1 for an image whose first view has its own second view nearest, among those of the batch,
+    else 0.
 
-    It is what k-NN measures where there are no labels; chance is one in the batch's images, or in those of
-    a micro-batch.
+    It is what k-NN measures where there are no labels; chance is one in the batch's images, or in
+    those of a micro-batch.
 
     Args:
       x: features of length 1 of two views, `[batch, 2, features]`.

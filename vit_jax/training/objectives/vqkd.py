@@ -1,4 +1,6 @@
-"""A tokeniser of patches, learned from a frozen teacher (VQ-KD; BEiT v2, 2208.06366, section 2.2)."""
+"""A tokeniser of patches, learned from a frozen teacher (VQ-KD; BEiT v2, 2208.06366, section
+2.2).
+"""
 
 import dataclasses
 import math
@@ -19,13 +21,12 @@ from vit_jax.models.layers import named, run_layers
 from vit_jax.models.model_card import traced_multiply_adds
 from vit_jax.models.position import PositionEmbedding
 from vit_jax.models.transformer import EncoderBlock, Stack, make_norm
-from vit_jax.options import RATE, Option, number, of_objectives, only_with, whole
 from vit_jax.training.objectives.block_masked import BlockMasked
 from vit_jax.training.objectives.codebook import codes_after, k_means, means_of_codes, nearest
 from vit_jax.training.objectives.codes import METRICS, dead_codes, usage_after, usage_metrics
-from vit_jax.training.objectives.frozen import Frozen
+from vit_jax.training.objectives.frozen import TeacherSpec
 from vit_jax.training.objectives.masking import check_hides_patches, patchify, unpatchify
-from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now, Objective
+from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Objective, StepContext
 from vit_jax.training.objectives.patch_teacher import (
     cosine,
     features_of_teacher,
@@ -34,36 +35,9 @@ from vit_jax.training.objectives.patch_teacher import (
 from vit_jax.training.objectives.prototypes import unit
 
 REMEDY = (
-    "config.objective.revive_below=0.1 gives such codes to patches of the batch; or take a larger batch, or "
-    "fewer config.objective.codes"
+    "config.vqkd.revive_below=0.1 gives such codes to patches of the batch; or take a "
+    "larger batch, or fewer config.vqkd.codes"
 )
-
-OPTIONS = {
-    "objective.code_dim": Option(
-        32,
-        whole(1, 2**16),
-        "Width of vqkd's codes.",
-        needs=lambda config: (
-            of_objectives("vqkd")(config) and only_with("objective.teacher", "random")(config)
-        ),
-    ),
-    "objective.code_momentum": Option(
-        0.99, RATE, "Momentum of vqkd's codes, which follow their patches.", needs=of_objectives("vqkd")
-    ),
-    "objective.commitment": Option(
-        1.0,
-        number(least=0),
-        "Weight in vqkd's loss of how far patches lie from their codes.",
-        needs=of_objectives("vqkd"),
-    ),
-    "objective.revive_below": Option(
-        0.0,
-        RATE,
-        "Share of an even use of vqkd's codes below which a code is put where a patch of the batch is; 0: it "
-        "stays where it is.",
-        needs=of_objectives("vqkd"),
-    ),
-}
 
 
 class TanhMlp(nnx.Module):
@@ -105,7 +79,9 @@ class Decoder(nnx.Module):
         scheme, dtype = initializers.SCHEMES["vqkd"], model.patch_embedding.dtype
         stack = Stack(dim, heads, 4 * dim, gelu="erf", qkv_bias="qv", scheme=scheme, dtype=dtype)
         bias, values = scheme.patches_bias(code_dim), dict(dtype=dtype, rngs=rngs)
-        self.embedding = nnx.Linear(code_dim, dim, kernel_init=scheme.patches, bias_init=bias, **values)
+        self.embedding = nnx.Linear(
+            code_dim, dim, kernel_init=scheme.patches, bias_init=bias, **values
+        )
         self.cls = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, 1, dim)))
         self.positions = PositionEmbedding("1d", grid, 1, dim, rngs)
         blocks = {}
@@ -115,10 +91,12 @@ class Decoder(nnx.Module):
         self.blocks = nnx.Dict(blocks)
         self.norm = make_norm(dim, stack, rngs)
         self.out = TanhMlp(dim, features, rngs=rngs)
-        self.remat, self.scan = model.remat, model.scan
+        self.remat, self.scan = model.options.remat, model.options.scan
 
     def __call__(self, codes: jax.Array) -> jax.Array:
-        """Codes of patches `[batch, patches, code_dim]` to features, float32 `[batch, patches, features]`."""
+        """Codes of patches `[batch, patches, code_dim]` to features, float32 `[batch, patches,
+        features]`.
+        """
         x = self.embedding(codes)
         cls = jnp.broadcast_to(self.cls[...].astype(x.dtype), (len(x), *self.cls.shape[1:]))
         x = jnp.concatenate([cls, x], axis=1) + self.positions().astype(x.dtype)
@@ -135,22 +113,30 @@ class Decoder(nnx.Module):
 
 
 class Tokeniser(nnx.Module):
-    """Turns an encoder's patches into codes, by the projection and the codebook that a run of `vqkd` leaves.
+    """Turns an encoder's patches into codes, by the projection and the codebook that a run of
+    `vqkd` leaves.
 
     Args:
-      values: of `config.objective` that they are made by.
+      values: options of the section `vqkd` that determine them.
       shapes: of what the run has beside its model, by path.
 
     Raises:
       UserError: these are none of a tokeniser.
     """
 
-    def __init__(self, values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], *, rngs: nnx.Rngs):
+    def __init__(
+        self, values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], *, rngs: nnx.Rngs
+    ):
         try:
-            inputs, outputs = shapes["projection/hidden/kernel"][0], shapes["projection/out/kernel"][1]
+            inputs, outputs = (
+                shapes["projection/hidden/kernel"][0],
+                shapes["projection/out/kernel"][1],
+            )
             codes, dim = shapes["codebook"]
         except (LookupError, TypeError, ValueError) as error:
-            raise UserError(f"it is no tokeniser of vqkd ({type(error).__name__}: {error})") from error
+            raise UserError(
+                f"it is no tokeniser of vqkd ({type(error).__name__}: {error})"
+            ) from error
         self.projection = TanhMlp(inputs, outputs, rngs=rngs)
         self.codebook = nnx.Param(jnp.zeros((codes, dim)))
 
@@ -170,47 +156,59 @@ class Tokeniser(nnx.Module):
 
 
 class VQKD(Objective):
-    """Says each patch by one code of a codebook, from which a decoder tells what the teacher says of it.
+    """Says each patch by one code of a codebook, from which a decoder tells what the teacher says
+    of it.
 
-    The model's patches are projected to a few numbers of length 1, and become the nearest code; gradients
-    pass the codes as if they were not there. The loss is 1 less the cosine of what is decoded and what the
-    teacher says of a patch, and the distance of patches from their codes. Codes are no parameters: each
-    follows the mean of the patches that are given it, of the global batch. Their first values are those of
-    k-means on the first batch, after which that batch moves them; the first update has not seen these yet,
-    but codes drawn at random.
+    The model's patches are projected to a few numbers of length 1, and become the nearest code;
+    gradients pass the codes as if they were not there. The loss is 1 less the cosine of what is
+    decoded and what the teacher says of a patch, and the distance of patches from their codes.
+    Codes are no parameters: each follows the mean of the patches that are given it, of the global
+    batch. Their first values are those of k-means on the first batch, after which that batch moves
+    them; the first update has not seen these yet, but codes drawn at random.
 
     Args:
-      values: the config's `objective`.
+      options: the section `vqkd` of the config.
       model: the ViT that is trained, the encoder.
       features: numbers that the teacher says of a patch.
+      of_head: they are outputs of the teacher's head.
       seed: of what k-means and revived codes are drawn by.
 
     Raises:
       UserError: the decoder's heads do not divide its width.
     """
 
+    section: ClassVar = "vqkd"
     made_by: ClassVar = ("codes", "code_dim", "decoder_dim", "decoder_depth", "decoder_heads")
     carried: ClassVar = ("codebook", "usage")
     metrics: ClassVar = {"cosine": "number", "code_distance": "number"} | METRICS
 
-    def __init__(self, values: ConfigDict, model: TokenModel, features: int, seed: int, *, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        options: ConfigDict,
+        model: TokenModel,
+        features: int,
+        *,
+        of_head: bool,
+        seed: int,
+        rngs: nnx.Rngs,
+    ):
         self.grid, self.patch, self.patches = model.grid, model.patch_size, math.prod(model.grid)
-        self.codes, self.code_dim, self.seed = values.codes, values.code_dim, seed
-        self.momentum, self.commitment = values.code_momentum, values.commitment
-        self.revive_below, self.of_head = values.revive_below, values.teacher_features == "head"
-        if values.decoder_dim % values.decoder_heads:
+        self.codes, self.code_dim, self.seed = options.codes, options.code_dim, seed
+        self.momentum, self.commitment = options.code_momentum, options.commitment
+        self.revive_below, self.of_head = options.revive_below, of_head
+        if options.decoder_dim % options.decoder_heads:
             raise UserError(
-                f"config.objective.decoder_dim = {values.decoder_dim} must be divisible by decoder_heads = "
-                f"{values.decoder_heads}"
+                f"config.vqkd.decoder_dim = {options.decoder_dim} must be divisible by "
+                f"decoder_heads = {options.decoder_heads}"
             )
         self.projection = TanhMlp(model.dim, self.code_dim, rngs=rngs)
         self.decoder = Decoder(
             self.code_dim,
             features,
             model.grid,
-            dim=values.decoder_dim,
-            depth=values.decoder_depth,
-            heads=values.decoder_heads,
+            dim=options.decoder_dim,
+            depth=options.decoder_depth,
+            heads=options.decoder_heads,
             model=model,
             rngs=rngs,
         )
@@ -224,8 +222,8 @@ class VQKD(Objective):
         return BlockMasked.views(config)
 
     @staticmethod
-    def learns_from(config: ConfigDict) -> Frozen:
-        return BlockMasked.learns_from(config)
+    def teacher_spec(config: ConfigDict) -> TeacherSpec:
+        return BlockMasked.teacher_spec(config)
 
     @classmethod
     def random_teacher(cls, config: ConfigDict, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
@@ -233,25 +231,33 @@ class VQKD(Objective):
 
     @classmethod
     def make(
-        cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs, *, frozen: ImageModel
+        cls,
+        config: ConfigDict,
+        model: nnx.Module,
+        steps: int,
+        rngs: nnx.Rngs,
+        *,
+        frozen: ImageModel,
     ) -> "VQKD":
         check_hides_patches(config, model, "codes")
-        values = config.objective
+        options = config.vqkd
         features = features_of_teacher(config, model, frozen)
         there = config.batch_size * math.prod(model.grid)
-        if values.codes > there:
+        if options.codes > there:
             raise UserError(
-                f"config.objective.codes = {values.codes:,} are more than the {there:,} patches of a batch, "
-                "of which the codes' first values are made: fewer codes, or a larger batch_size"
+                f"config.vqkd.codes = {options.codes:,} are more than the {there:,} patches "
+                "of a batch, of which the codes' first values are made: fewer codes, or a larger "
+                "batch_size"
             )
-        return cls(values, model, features, config.seed, rngs=rngs)
+        of_head = config.objective.teacher_features == "head"
+        return cls(options, model, features, of_head=of_head, seed=config.seed, rngs=rngs)
 
-    def first_memory(self, params: dict) -> dict[str, Any]:
+    def initial_state(self, params: dict) -> dict[str, Any]:
         codes = np.random.default_rng(self.seed).normal(size=(self.codes, self.code_dim))
         codes /= np.linalg.norm(codes, axis=1, keepdims=True)
         return {"codebook": np.float32(codes), "usage": np.zeros(self.codes, np.float32)}
 
-    def remember(self, memory: dict, params: dict, seen: dict, update: jax.Array) -> dict:
+    def update_state(self, memory: dict, params: dict, seen: dict, update: jax.Array) -> dict:
         x = seen["projected"].reshape(-1, self.code_dim)
         key = jax.random.fold_in(jax.random.key(self.seed), update)
 
@@ -277,26 +283,30 @@ class VQKD(Objective):
         """A line that says that codes have died, and what to change; None where they have not."""
         return dead_codes(means, update, REMEDY)
 
-    def __call__(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> Loss:
+    def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """The loss of each image, the mean over its patches.
 
-        Metrics: the `cosine` of what is decoded with what the teacher says, `code_distance`, the mean square
-        of a patch less its code, and how the codes have been used.
+        Metrics: the `cosine` of what is decoded with what the teacher says, `code_distance`, the
+        mean square of a patch less its code, and how the codes have been used.
 
         Args:
-          batch: `image` uint8 `[batch, height, width, channels]`, and `taught` where the teacher sees another
-            size.
+          batch: `image` uint8 `[batch, height, width, channels]`, and `taught` where the teacher
+            sees another size.
         """
-        x = self.project(model, batch["image"], now.rngs)
-        given, codes = self.quantise(x, now.memory["codebook"])
+        x = self.project(model, batch["image"], context.rngs)
+        given, codes = self.quantise(x, context.memory["codebook"])
         said = said_of_patches(self.frozen, batch, self.of_head)
         cosines = cosine(self.decoder(x + jax.lax.stop_gradient(codes - x)), said).mean(axis=1)
         distances = jnp.square(x - codes).mean(axis=(1, 2))
         metrics = {"cosine": cosines, "code_distance": distances}
-        metrics |= usage_metrics(now.memory["usage"], len(x))
-        return Loss(1 - cosines + self.commitment * distances, metrics, {"projected": x, "given": given})
+        metrics |= usage_metrics(context.memory["usage"], len(x))
+        return Loss(
+            1 - cosines + self.commitment * distances, metrics, {"projected": x, "given": given}
+        )
 
-    def project(self, model: nnx.Module, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
+    def project(
+        self, model: nnx.Module, images: jax.Array, rngs: nnx.Rngs | None = None
+    ) -> jax.Array:
         """The model's patches, projected and of length 1, float32 `[batch, patches, code_dim]`."""
         x = model.features(images, rngs, dense=True)
         return unit(self.projection(x.reshape(len(x), self.patches, -1)))
@@ -311,19 +321,27 @@ class VQKD(Objective):
         given = nearest(jax.lax.stop_gradient(x), codebook)
         return given, codebook[given]
 
-    def pictures(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> tuple[jax.Array, jax.Array]:
-        """The images, and for each patch the one of the batch of which the teacher says what comes nearest to
-        what is decoded from its code, in [0, 255]."""
+    def pictures(
+        self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION
+    ) -> tuple[jax.Array, jax.Array]:
+        """The images, and for each patch the one of the batch of which the teacher says what comes
+        nearest to what is decoded from its code, in [0, 255].
+        """
         images = batch["image"].astype(jnp.float32)
-        _, codes = self.quantise(self.project(model, batch["image"]), now.memory["codebook"])
+        _, codes = self.quantise(self.project(model, batch["image"]), context.memory["codebook"])
         decoded, pixels = self.decoder(codes), patchify(images, self.patch)
         known = said_of_patches(self.frozen, batch, self.of_head).reshape(-1, decoded.shape[-1])
         found = cosine(decoded[:, :, None], known).argmax(-1)
-        return images, unpatchify(pixels.reshape(-1, pixels.shape[-1])[found], self.grid, self.patch)
+        return images, unpatchify(
+            pixels.reshape(-1, pixels.shape[-1])[found], self.grid, self.patch
+        )
 
-    def multiply_adds(self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None) -> float:
-        """Those of the encoder and the decoder, and of the teacher and the search for codes, which have no
-        backward pass."""
+    def multiply_adds(
+        self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
+    ) -> float:
+        """Those of the encoder and the decoder, and of the teacher and the search for codes, which
+        have no backward pass.
+        """
         graphdef, weights = nnx.split((model, self))
 
         def decoded(weights, images):

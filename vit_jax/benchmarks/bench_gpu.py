@@ -1,0 +1,417 @@
+"""Measures a GPU in a few minutes, the most important first, and keeps each figure as soon as it is
+known.
+
+Steps are timed in a row, with one wait at their end, as a training loop makes them; ours and timm's
+take turns. timm runs in a process of its own, which compiles while ours does.
+"""
+
+import contextlib
+import gzip
+import json
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax.benchmarks import other_projects
+from vit_jax.benchmarks.bench_train import compile_ours, fast_dtype, timm_step
+from vit_jax.errors import UserError, nearest
+from vit_jax.models import attention, create_model, model_card, vit
+from vit_jax.models.layers import placing
+from vit_jax.models.model_card import training_flops
+from vit_jax.parallel.chips import GIB, peak_flops
+from vit_jax.runs.memory_check import program_memory
+
+SECONDS, TURNS = 2.0, 3  # Of each program.
+PARTS = ("machine", "train", "parity", "attention")
+# Images of a step by model and image size: as many as keep an H100 busy, with memory to spare.
+TRAINED = {
+    ("ViT-B/16", 224): 128,
+    ("ViT-S/16", 224): 256,
+    ("ViT-L/16", 224): 64,
+    ("ViT-B/16", 384): 48,
+}
+TRAINED |= {("ConvNeXt-T", 224): 128, ("Swin-T", 224): 128}
+ATTENDED = ((128, 197, 12, 64), (48, 577, 12, 64))  # Batch, tokens, heads, head_dim.
+ATTENTIONS = ("cudnn", "xla")
+
+
+class Program(NamedTuple):
+    """A program that is ready to run."""
+
+    run: Callable[[int], None]  # Runs it so many times, and waits for the end.
+    facts: dict[str, Any]
+    text: str = ""  # HLO.
+
+
+class Stopwatch:
+    """Writes a line of JSON for each figure, and says when the minutes are over."""
+
+    def __init__(self, minutes: float, out: str | None):
+        self.ends = time.perf_counter() + 60 * minutes
+        self.out = Path(out) if out else None
+        if self.out:
+            self.out.mkdir(parents=True, exist_ok=True)
+
+    def row(self, what: str, **figures: Any) -> None:
+        """Prints the figures of one thing, and keeps them."""
+        line = json.dumps(
+            {"what": what, "seconds_left": round(self.ends - time.perf_counter()), **figures}
+        )
+        print(line, flush=True)
+        if self.out:
+            with (self.out / "gpu.jsonl").open("a") as file:
+                file.write(line + "\n")
+
+
+def measure(
+    minutes: float,
+    out: str | None = None,
+    parts: Sequence[str] = (),
+    models: Sequence[str] = (),
+    images: int | None = None,
+    image_size: int | None = None,
+) -> None:
+    """Prints a line of JSON for each figure, and writes it to gpu.jsonl in `out`.
+
+    Args:
+      minutes: time limit after which no measurement starts.
+      out: folder of gpu.jsonl; None: it is not written.
+      parts: of `PARTS`; empty: all, in their order.
+      models: models whose steps are timed; empty: those of `TRAINED`.
+      images: batch size of all models; None: as in `TRAINED`.
+      image_size: image size of all models; None: as in `TRAINED`.
+
+    Raises:
+      UserError: an unknown part.
+    """
+    for name in set(parts) - set(PARTS):
+        raise UserError(f"unknown part {name!r} (--parts); {nearest(name, PARTS)}")
+    trained = trained_models(models, images, image_size)
+    parity = partial(compare_with_cpu, models[0] if models else "ViT-S/16", image_size or 224)
+    calls: dict[str, list[Callable[[Stopwatch], None]]] = {
+        "machine": [machine],
+        "train": [partial(time_training, *key, count) for key, count in trained.items()],
+        "parity": [parity],
+        "attention": [partial(time_attention, shape) for shape in ATTENDED],
+    }
+    stopwatch = Stopwatch(minutes, out)
+    for name in parts or PARTS:
+        for call in calls[name]:
+            if time.perf_counter() > stopwatch.ends:
+                return
+            try:
+                call(stopwatch)
+            except (UserError, RuntimeError) as error:  # The others are measured all the same.
+                stopwatch.row(name, error=f"{type(error).__name__}: {error}"[:2000])
+
+
+def trained_models(
+    models: Sequence[str], images: int | None, image_size: int | None
+) -> dict[tuple[str, int], int]:
+    """Returns the batch size by model and image size; arguments as in `measure`."""
+    trained = {key: count for key, count in TRAINED.items() if not models or key[0] in models}
+    known = {model for model, _ in TRAINED}
+    trained |= {(model, 224): 64 for model in models if model not in known}
+    return {
+        (model, image_size or size): images or count for (model, size), count in trained.items()
+    }
+
+
+def machine(stopwatch: Stopwatch) -> None:
+    """The device, the versions, and its two ceilings: products in bfloat16, and bytes copied."""
+    side = 8192 if jax.default_backend() == "gpu" else 256
+    a, b = (jax.random.normal(jax.random.key(i), (side, side), jnp.bfloat16) for i in range(2))
+    product = jax.jit(jnp.matmul).lower(a, b).compile()
+    large = jnp.zeros((side * side * 16,), jnp.bfloat16)
+    copy = jax.jit(lambda x: x + 1).lower(large).compile()
+    stopwatch.row(
+        "machine",
+        device=jax.devices()[0].device_kind,
+        jax=jax.__version__,
+        flax=flax.__version__,
+        compute_capability=getattr(jax.devices()[0], "compute_capability", None),
+        platform_version=jax.devices()[0].client.platform_version,
+        product_tflops=2 * side**3 / timed(lambda: product(a, b)) / 1e12,
+        copy_terabytes=2 * large.nbytes / timed(lambda: copy(large)) / 1e12,
+    )
+
+
+def timed(call: Callable[[], Any], times: int = 20) -> float:
+    """Seconds of a call of a row of them: the median of three rows."""
+    jax.block_until_ready(call())
+    found = []
+    for _ in range(3):
+        started = time.perf_counter()
+        for _ in range(times):
+            out = call()
+        jax.block_until_ready(out)
+        found.append((time.perf_counter() - started) / times)
+    return statistics.median(found)
+
+
+def is_vit(model: str) -> bool:
+    """Returns True where the attention of a model of this name can be chosen."""
+    return vit.FAMILY.parse(model) is not None
+
+
+@contextlib.contextmanager
+def attending(name: str) -> Iterator[None]:
+    """Programs that are traced meanwhile take this attention."""
+    with contextlib.ExitStack() as stack:
+        for module in (attention, vit) if name == "xla" else ():
+            stack.enter_context(mock.patch.object(module, "cudnn_takes", lambda *_: False))
+        yield
+
+
+def time_attention(shape: tuple[int, int, int, int], stopwatch: Stopwatch) -> None:
+    """Milliseconds of attention, forward and with its gradients."""
+    if jax.default_backend() == "cpu":
+        shape = (1, *shape[1:])  # A rehearsal.
+    inputs, found = (
+        [jax.random.normal(jax.random.key(i), shape, jnp.bfloat16) for i in range(3)],
+        {},
+    )
+
+    def loss(*inputs):
+        return attention.attend(*inputs).astype(jnp.float32).sum()
+
+    for name in ATTENTIONS:
+        jax.clear_caches()  # Traces of the other one.
+        with attending(name):
+            programs = [
+                jax.jit(f).lower(*inputs).compile()
+                for f in (attention.attend, jax.grad(loss, (0, 1, 2)))
+            ]
+        found[name] = [1e3 * timed(partial(program, *inputs)) for program in programs]
+    stopwatch.row("attention", shape=shape, milliseconds_forward_and_both=found)
+
+
+def compare_with_cpu(name: str, image_size: int, stopwatch: Stopwatch) -> None:
+    """Logits, loss and gradients here beside float32 on the CPU: ||x - reference|| /
+    ||reference||.
+    """
+    images = np.random.default_rng(0).integers(
+        256, size=(8, image_size, image_size, 3), dtype=np.uint8
+    )
+    cpu, here = jax.devices("cpu")[0], jax.devices()[0]
+    reference: dict[str, np.ndarray] = {}
+    for row, device, dtype, precision, attends in (
+        ("cpu float32", cpu, "float32", "highest", "xla"),
+        ("bfloat16, cudnn", here, "bfloat16", None, "cudnn"),
+        ("bfloat16, xla", here, "bfloat16", None, "xla"),
+        ("float32", here, "float32", None, "xla"),
+        ("cpu bfloat16", cpu, "bfloat16", "highest", "xla"),
+        ("float32, highest precision", here, "float32", "highest", "xla"),
+    ):
+        with (
+            attending(attends),
+            jax.default_device(device),
+            jax.default_matmul_precision(precision),
+        ):
+            found = _outputs(name, dtype, images, device.platform)
+        reference = reference or found
+        errors = {
+            key: float(np.linalg.norm(found[key] - reference[key]) / np.linalg.norm(reference[key]))
+            for key in reference
+        }
+        stopwatch.row("parity", model=name, program=row, relative_errors=errors)
+
+
+def _outputs(name: str, dtype: str, images: np.ndarray, platform: str) -> dict[str, np.ndarray]:
+    scanned = {"scan": True} if is_vit(name) else {}  # Compiles sooner.
+    model = create_model(
+        name, num_classes=other_projects.CLASSES, image_size=images.shape[1], dtype=dtype, **scanned
+    )
+    head = model.head.kernel  # A head of zeros passes no gradient.
+    head.set_value(0.02 * jax.random.normal(jax.random.key(1), head.shape, head.dtype))
+    graphdef, params = nnx.split(model)
+
+    def loss(params):
+        with placing(lambda _, x: x, platform):
+            logits = nnx.merge(graphdef, params)(images).astype(jnp.float32)
+        return -jax.nn.log_softmax(logits)[
+            np.arange(len(images)), np.arange(len(images))
+        ].mean(), logits
+
+    (value, logits), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    flat = np.concatenate([np.ravel(np.asarray(x, np.float64)) for x in jax.tree.leaves(gradient)])
+    return {
+        "logits": np.asarray(logits, np.float64),
+        "loss": np.asarray(value, np.float64),
+        "gradient": flat,
+    }
+
+
+def time_training(model: str, image_size: int, images: int, stopwatch: Stopwatch) -> None:
+    """A training step of ours with each attention beside timm's."""
+    with timm_process(model, images, image_size) as timm:
+        programs = {}
+        for name in ATTENTIONS if is_vit(model) else ("cudnn",):
+            programs[name] = our_step(model, image_size, images, name)
+            if stopwatch.out and (model, image_size) == next(iter(TRAINED)):
+                keep_profile(stopwatch, name, programs[name])
+        race(stopwatch, model, image_size, images, programs, timm)
+
+
+def our_step(model: str, image_size: int, images: int, attends: str) -> Program:
+    """Our training step, compiled."""
+    config = other_projects.our_config(model, image_size, fast_dtype())
+    config.batch_size = images
+    with attending(attends):
+        compiled, seconds, step = compile_ours(config)
+    facts = {
+        "compile_seconds": round(seconds, 1),
+        "memory_gib": round(program_memory(compiled) / GIB, 2),
+    }
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            out = step()
+        jax.block_until_ready(out)
+
+    run(2)
+    return Program(run, facts, compiled.as_text())
+
+
+def race(
+    stopwatch: Stopwatch,
+    model: str,
+    image_size: int,
+    images: int,
+    programs: Mapping[str, Program],
+    timm: Program,
+) -> None:
+    """Times the programs in turns and writes a row; without timm where its process ended."""
+    programs = programs | {"timm": timm}
+    times = time_in_turns(programs)
+    if sum(map(len, times.values())) < TURNS * len(programs):
+        timm.facts.setdefault("error", "its process ended")
+    medians = {key: statistics.median(x) for key, x in times.items()}
+    least = training_flops(images * model_card(model, image_size=image_size).multiply_adds)
+    peak = peak_flops(jax.devices()[0].device_kind)
+    stopwatch.row(
+        "train",
+        model=model,
+        image_size=image_size,
+        images=images,
+        milliseconds={key: [round(1e3 * t, 2) for t in x] for key, x in times.items()},
+        images_per_second={key: round(images / x, 1) for key, x in medians.items()},
+        mfu={key: round(least / x / peak, 4) if peak else None for key, x in medians.items()},
+        speed_of_timms={
+            key: round(medians["timm"] / x, 3) for key, x in medians.items() if "timm" in medians
+        },
+        facts={key: program.facts for key, program in programs.items()},
+    )
+
+
+def time_in_turns(programs: Mapping[str, Program]) -> dict[str, list[float]]:
+    """Returns each program's durations of a step; a turn whose process ends is left out."""
+    times: dict[str, list[float]] = {key: [] for key in programs}
+    for _ in range(TURNS):
+        for key, program in programs.items():
+            with contextlib.suppress(EOFError, OSError):
+                times[key].append(seconds_of_step(program))
+    return {key: seconds for key, seconds in times.items() if seconds}
+
+
+def seconds_of_step(program: Program) -> float:
+    """Returns the mean duration of a step, over about `SECONDS`."""
+    started = time.perf_counter()
+    program.run(1)
+    steps = max(1, round(SECONDS / (time.perf_counter() - started)))
+    started = time.perf_counter()
+    program.run(steps)
+    return (time.perf_counter() - started) / steps
+
+
+@contextlib.contextmanager
+def timm_process(model: str, images: int, image_size: int) -> Iterator[Program]:
+    """timm's compiled training step in a process of its own, which is ready when it is first
+    run.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    with mock.patch.dict(os.environ, JAX_PLATFORMS="cpu"):
+        process = context.Process(
+            target=_train_timm, args=(theirs, model, images, image_size), daemon=True
+        )
+        process.start()
+    theirs.close()
+    facts: dict[str, Any] = {}
+
+    def run(steps: int) -> None:
+        if not facts:
+            facts.update(ours.recv())
+        ours.send(steps)
+        ours.recv()
+
+    try:
+        yield Program(run, facts)
+    finally:
+        process.kill()
+        process.join()
+
+
+def _train_timm(pipe, model: str, images: int, image_size: int) -> None:
+    try:
+        name, step = timm_step(model, images, image_size, gpu=True)
+    except UserError as error:
+        pipe.send({"error": str(error)})
+        return
+    import torch
+
+    started = time.perf_counter()
+    for _ in range(2):
+        step().item()
+    facts = {
+        "name": name,
+        "torch": torch.__version__,
+        "compile_seconds": time.perf_counter() - started,
+    }
+    if torch.cuda.is_available():
+        facts["memory_gib"] = torch.cuda.max_memory_allocated() / GIB
+    pipe.send(facts)
+    while True:
+        for _ in range(pipe.recv()):
+            loss = step()
+        loss.item()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        pipe.send(None)
+
+
+def keep_profile(stopwatch: Stopwatch, name: str, program: Program) -> None:
+    """Writes a step's milliseconds in each kernel, and the compiled program that names them."""
+    steps, kernels = 3, dict[str, float]()
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            program.run(steps)
+        for file in Path(folder).rglob("*.xplane.pb"):
+            for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+                if not plane.name.startswith("/device:GPU"):
+                    continue
+                for line in plane.lines:
+                    for event in line.events if line.name.startswith("Stream") else ():
+                        kernels[event.name] = (
+                            kernels.get(event.name, 0) + event.duration_ns / steps / 1e6
+                        )
+    longest = dict(sorted(kernels.items(), key=lambda item: -item[1]))
+    (stopwatch.out / f"kernels-{name}.json").write_text(json.dumps(longest, indent=1))
+    with gzip.open(stopwatch.out / f"program-{name}.txt.gz", "wt") as file:
+        file.write(program.text)
+    stopwatch.row(
+        "profile", attention=name, milliseconds=sum(kernels.values()), kernels=len(kernels)
+    )

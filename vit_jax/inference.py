@@ -1,0 +1,220 @@
+"""Predictions for images by a loaded model: preprocessing, probabilities and class names."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax.checkpoint_crop import checkpoint_crop
+from vit_jax.data.image_files import find_images
+from vit_jax.data.sources import handed_in
+from vit_jax.data.sources.base import Source
+from vit_jax.errors import UserError
+from vit_jax.evaluation.features import Extractor, likeliest, reaching, top_of
+from vit_jax.interop.checkpoint import Checkpoint
+from vit_jax.models.image_model import ImageModel
+from vit_jax.models.pixels import from_lists
+from vit_jax.models.prediction import Prediction
+from vit_jax.parallel.mesh import make_mesh, place
+from vit_jax.parallel.sharding import parameter_shardings
+
+BATCH_SIZE = 32  # The most images that `Predictor` has on the devices at once.
+TOP = 3  # Classes that are named for each image, by default.
+
+
+class Predictor:
+    """Predicts the classes of images with a checkpoint's preprocessing.
+
+    Each batch size is compiled once, for all parameters of the model.
+
+    Args:
+      checkpoint: the checkpoint whose preprocessing the images get.
+      probabilities: a key of `PROBABILITIES`.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, probabilities: str):
+        self._checkpoint, self._probabilities = checkpoint, probabilities
+        self._extractors: dict[Any, tuple[dict, Extractor]] = {}
+
+    def __call__(
+        self,
+        model: ImageModel,
+        images: Any,
+        class_names: Sequence[str],
+        top: int | None,
+        threshold: float | None,
+    ) -> list[Prediction]:
+        """Predicts the likeliest classes; arguments as of `ImageModel.predict`.
+
+        Args:
+          class_names: names of all classes; empty: their numbers.
+
+        Raises:
+          UserError: the model has no head, an image cannot be read, or `top` or `threshold` is out
+            of range.
+        """
+        if not model.num_classes:
+            raise UserError(
+                f"the model of {self._checkpoint.place} has no head: it computes features, but "
+                "predicts no classes"
+            )
+        top = top_of(top, threshold, model.num_classes, TOP)
+        names: Sequence[str] = class_names or [*map(str, range(model.num_classes))]
+        if model.channels in (1, 3):
+            source = image_source(images)
+            batches = self._read_batches(model, source, top)
+        else:
+            source = MultichannelImages(images, model.channels)
+            batches = self._array_batches(model, source, top)
+        predictions = []
+        for batch in batches:
+            mask = batch["mask"][: len(source) - len(predictions)]
+            if not mask.all():
+                unreadable = source.describe(len(predictions) + int(mask.argmin()))
+                raise UserError(f"cannot read {unreadable}: it is not an image")
+            for values, labels in zip(*(x[: len(mask)] for x in batch["values"]), strict=True):
+                count = reaching(threshold, values)
+                image = source.describe(len(predictions))
+                found = tuple(names[int(label)] for label in labels[:count])
+                predictions.append(Prediction(image, found, tuple(values[:count].tolist())))
+        return predictions
+
+    def _array_batches(
+        self, model: ImageModel, images: "MultichannelImages", top: int
+    ) -> Iterator[dict[str, Any]]:
+        """Yields `values` (probabilities and classes) and `mask` of each batch of arrays."""
+        compute = nnx.jit(likeliest(top, self._probabilities))
+        crop = checkpoint_crop(self._checkpoint, model.image_size)
+        for start in range(0, len(images), BATCH_SIZE):
+            batch = images.cropped(crop, slice(start, start + BATCH_SIZE))
+            values = jax.device_get(compute(model, jnp.asarray(batch)))
+            yield dict(values=values, mask=np.ones(len(batch), bool))
+
+    def _read_batches(
+        self, model: ImageModel, source: Source, top: int
+    ) -> Iterator[dict[str, Any]]:
+        """Yields `values` and `mask` of each batch of a source, as `Extractor.stream` does."""
+        batch_size = min(
+            BATCH_SIZE, 1 << (len(source) - 1).bit_length()
+        )  # Few sizes: each is compiled.
+        graphdef, params = nnx.split(model)
+        params = nnx.to_pure_dict(params)
+        key = graphdef, batch_size, top
+        if key not in self._extractors:
+            mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
+            shardings = parameter_shardings(mesh, params)
+            extractor = Extractor(
+                graphdef,
+                shardings,
+                mesh,
+                checkpoint_crop(self._checkpoint, model.image_size),
+                compute=likeliest(top, self._probabilities),
+                batch_size=batch_size,
+                workers=0,
+                max_unreadable=len(source),
+                say=lambda line: None,
+            )
+            self._extractors[key] = shardings, extractor
+        shardings, extractor = self._extractors[key]
+        yield from extractor.stream(jax.tree.map(place, params, shardings), source)
+
+
+def image_source(images: Any) -> Source:
+    """Makes an unlabelled data source of images that a program passes.
+
+    Args:
+      images: the path of an image, a folder or a pattern; an image, of PIL, as an array or nested
+        lists
+        `[height, width, channels]`, or as a PyTorch tensor `[channels, height, width]`; a list of
+        any of these; an array `[images, height, width, channels]`; or a data set, as of
+        `handed_in`.
+
+    Raises:
+      UserError: there is no such file, or no image.
+    """
+    items = _as_items(_as_arrays(images))
+    if isinstance(items, list) and items and all(isinstance(item, str | Path) for item in items):
+        return find_images([str(item) for item in items])
+    return handed_in(items, "prediction", labels=False)
+
+
+def _as_arrays(images: Any) -> Any:
+    """Converts nested lists of numbers: one array for one image, a list of arrays for several."""
+    if not (isinstance(images, list) and images and isinstance(images[0], list)):
+        return images
+    if from_lists(images[0]).ndim < 3:
+        return from_lists(images)
+    return [from_lists(image) for image in images]
+
+
+def _as_items(images: Any) -> Any:
+    """Returns a list of images, or else an array or data set of several images as it is."""
+    if isinstance(images, str | Path | bytes):
+        return [images]
+    if isinstance(images, Sequence):
+        return list(images)
+    is_tensor = hasattr(images, "detach")  # PyTorch's: channels come first.
+    if not is_tensor and hasattr(images, "ndim") and hasattr(images, "__array__"):
+        images = np.asarray(images)  # An array of NumPy, JAX or TensorFlow.
+    if is_tensor or isinstance(images, np.ndarray):
+        return [images] if _is_one_image(images, is_tensor) else images
+    return images if hasattr(images, "__len__") and hasattr(images, "__getitem__") else [images]
+
+
+def _is_one_image(array: Any, is_tensor: bool) -> bool:
+    """Returns True for an array of one image, False for an array of several."""
+    if array.ndim != 3:
+        return array.ndim == 2
+    channels = {array.shape[-1], array.shape[0]} if is_tensor else {array.shape[-1]}
+    return bool(channels & {1, 3, 4})
+
+
+class MultichannelImages:
+    """Images with another number of channels than image files have: uint8 `[height, width,
+    channels]`.
+
+    Args:
+      images: one array, a list of arrays, or an array `[images, height, width, channels]`.
+
+    Raises:
+      UserError: an image has another type or shape.
+    """
+
+    def __init__(self, images: Any, channels: int):
+        several = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
+        self._images: list[Any] = list(images) if several else [images]
+        for image in self._images or [None]:
+            is_image = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3
+            if not is_image or image.shape[-1] != channels or 0 in image.shape:
+                found = f"uint8 {list(image.shape)}" if is_image else f"a {type(image).__name__}"
+                raise UserError(
+                    f"the model takes images of {channels} channels: give NumPy arrays of uint8, "
+                    f"[height, width, {channels}], not {found}"
+                )
+
+    def __len__(self):
+        return len(self._images)
+
+    def describe(self, index: int) -> str:
+        """Returns the name of an image in a prediction."""
+        return f"prediction data's example {index}"
+
+    def cropped(self, crop: Callable[[np.ndarray], np.ndarray], part: slice) -> np.ndarray:
+        """Returns the crops of a slice of the images, uint8 `[images, height, width, channels]`.
+
+        The crop is applied to three channels at a time.
+        """
+        crops = []
+        for image in self._images[part]:
+            channels = image.shape[-1]
+            padded = np.pad(image, ((0, 0), (0, 0), (0, -channels % 3)))
+            parts = [
+                crop(np.ascontiguousarray(padded[..., first : first + 3]))
+                for first in range(0, channels, 3)
+            ]
+            crops.append(np.concatenate(parts, axis=-1)[..., :channels])
+        return np.stack(crops)

@@ -1,0 +1,220 @@
+"""Adapts the parameters of a checkpoint to a model with other arguments: image size, head,
+channels.
+
+Each family supplies its rules (`Family.adaptation`). All families share the head, and the kernel
+that reads pixels.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.errors import UserError, nearest
+from vit_jax.interop.checkpoint import (
+    Checkpoint,
+    model_name,
+    read_finite,
+    skeleton,
+    sketch,
+)
+from vit_jax.models import family_of
+from vit_jax.models.family import Change
+from vit_jax.options.model import ImageOptions, make_options
+
+Read = Callable[[], np.ndarray]
+
+
+class Fit(NamedTuple):
+    """A report on the adaptation of a checkpoint's parameters, by their paths."""
+
+    resized: list[str]
+    fresh: list[str]
+    dropped: list[str]
+    copied: list[str]
+
+    def describe(self) -> list[str]:
+        """Returns a line for each kind of change."""
+        parts = (("resized", self.resized), ("new", self.fresh), ("dropped", self.dropped))
+        parts += (("copied into each layer", self.copied),)
+        return [f"{word}: {', '.join(paths)}" for word, paths in parts if paths]
+
+
+class _Stored(NamedTuple):
+    """A parameter of a checkpoint: its shape, and the function that reads it."""
+
+    shape: tuple[int, ...]
+    read: Read
+
+
+def fit(
+    checkpoint: Checkpoint, changes: dict[str, Any], new_head: bool = False, seed: int = 0
+) -> tuple[ImageOptions, dict[str, Read], Fit]:
+    """Adapts a checkpoint's parameters to its model with some arguments changed.
+
+    A head for another number of classes starts at zero, or at normal values if `head_std` is
+    given, and without the pre-logits layer unless `pre_logits` is. Kernels that read pixels get
+    other channels by timm's rule. The family's rules do the rest, such as resizing position
+    embeddings; parameters that the model does not have are dropped.
+
+    Args:
+      changes: arguments of the model, in place of the checkpoint's.
+      new_head: create a new head even for the same number of classes.
+      seed: seed of a new head's values.
+
+    Returns:
+      The model's options, a function that returns each of its parameters by path, and a
+      report.
+
+    Raises:
+      UserError: the model has no such argument, or the checkpoint lacks a parameter.
+    """
+    adapter = _Adapter(checkpoint, changes, new_head, seed)
+    _, shapes = skeleton(adapter.options)
+    sources = {path: adapter.source(path, shape) for path, shape in shapes.items()}
+    adapter.report_unused(shapes.keys())
+    return adapter.options, sources, adapter.report
+
+
+class _Adapter:
+    """The state of one adaptation; arguments as of `fit`."""
+
+    def __init__(self, checkpoint: Checkpoint, changes: dict[str, Any], new_head: bool, seed: int):
+        known = checkpoint.arguments
+        for name in changes:
+            if name not in known:
+                raise UserError(
+                    f"{model_name(checkpoint.options)} has no argument {name!r}; "
+                    f"{nearest(name, known)}"
+                )
+        self.checkpoint, self.rules = checkpoint, family_of(checkpoint.model).adaptation
+        self.new_head = (
+            new_head or changes.get("num_classes", known["num_classes"]) != known["num_classes"]
+        )
+        implied = _implied(known, changes, self.new_head) | self.rules.implied(known, changes)
+        self.options = make_options(type(checkpoint.options), known | implied | changes)
+        self.head_std, self.seed = changes.get("head_std", 0.0), seed
+        self.before, self.after = sketch(checkpoint.options), sketch(self.options)
+        self.computed = self.rules.computed(self.before)
+        self.report = Fit([], [], [], [])
+
+    def source(self, path: str, shape: tuple[int, ...]) -> Read:
+        """Returns the function that returns a parameter of the adapted model.
+
+        Raises:
+          UserError: the checkpoint lacks the parameter, or its shape cannot be adapted.
+        """
+        stored = self._stored(path, shape)
+        same_shape = stored is not None and stored.shape == shape
+        if path.startswith(self.rules.heads) and (self.new_head or not same_shape):
+            return self._new_head(path, shape, stored)
+        if stored and (resized := self._resized(path, shape, stored)):
+            return resized
+        if stored and same_shape:
+            return stored.read
+        if path.startswith(self.rules.new_norms):
+            return self._new_norm(path, shape)
+        place = self.checkpoint.place
+        if stored:
+            raise UserError(
+                f"{place}: {path} is {list(stored.shape)}, but the requested model has "
+                f"{list(shape)}"
+            )
+        raise UserError(f"{place} has no {path} {list(shape)}, which the requested model has")
+
+    def report_unused(self, paths: Any) -> None:
+        """Adds the checkpoint's parameters that are dropped, or copied to several paths, to the
+        report.
+        """
+        stored = self.checkpoint.shapes
+        used = {self.rules.source_of(path, stored) for path in paths}
+        self.report.dropped.extend(path for path in stored if path not in used)
+        self.report.copied.extend(sorted((used - paths) & stored.keys()))
+
+    def _stored(self, path: str, shape: tuple[int, ...]) -> _Stored | None:
+        """Returns the checkpoint's parameter for a path, with the adapted model's number of
+        channels.
+        """
+        source = self.rules.source_of(path, self.checkpoint.shapes)
+        if path in self.computed:
+            stored = _Stored(self.computed[path].shape, lambda: self.computed[path])
+        elif source in self.checkpoint.shapes:
+            stored = _Stored(
+                self.checkpoint.shapes[source], partial(read_finite, self.checkpoint, source)
+            )
+        else:
+            return None
+        before, after = self.checkpoint.options.channels, self.options.channels
+        reads_pixels = len(stored.shape) == len(shape) == 4 and (stored.shape[2], shape[2]) == (
+            before,
+            after,
+        )
+        if before == after or not reads_pixels:
+            return stored
+        self.report.resized.append(f"{path} {before} channels -> {after}")
+        return _Stored(
+            (*stored.shape[:2], after, stored.shape[3]),
+            partial(_other_channels, stored.read, after),
+        )
+
+    def _resized(self, path: str, shape: tuple[int, ...], stored: _Stored) -> Read | None:
+        """Returns the source of a parameter that one of the family's rules resizes; None: no rule
+        applies.
+        """
+        rule = self.rules.resize_of(path)
+        if rule is None or stored.shape[-1] != shape[-1]:
+            return None
+        before, after = rule.size(self.before, stored.shape), rule.size(self.after, shape)
+        if before == after and not (rule.has_tokens and stored.shape != shape):
+            return None
+        sizes = " -> ".join("x".join(map(str, size)) for size in (before, after))
+        self.report.resized.append(f"{path} {sizes}{rule.note(before, after)}")
+        change = Change(path, shape, self.before, self.after)
+        return lambda: rule.resize(np.asarray(stored.read()), change)
+
+    def _new_head(self, path: str, shape: tuple[int, ...], stored: _Stored | None) -> Read:
+        std = self.head_std if path.endswith("/kernel") else 0.0
+        start = f"normal of std {std:g}" if std else "zero"
+        self.report.fresh.append(
+            f"{path} {list(stored.shape) if stored else 'none'} -> {list(shape)}, {start}"
+        )
+        return partial(_drawn, shape, std, self.seed)
+
+    def _new_norm(self, path: str, shape: tuple[int, ...]) -> Read:
+        value = float(path.endswith("scale"))
+        self.report.fresh.append(f"{path} {list(shape)}, {'one' if value else 'zero'}")
+        return partial(np.full, shape, value, np.float32)
+
+
+def _implied(known: dict[str, Any], changes: dict[str, Any], new_head: bool) -> dict[str, Any]:
+    """Returns arguments that change with others in all families that have them."""
+    implied = {}
+    if new_head and known.get("pre_logits"):
+        implied["pre_logits"] = False
+    if changes.get("channels", known["channels"]) != known["channels"]:
+        per_channel = {
+            name: known[name] for name in ("mean", "std") if isinstance(known[name], tuple)
+        }
+        implied |= {name: float(np.mean(value)) for name, value in per_channel.items()}
+    return implied
+
+
+def _other_channels(read: Read, channels: int) -> np.ndarray:
+    """Returns a kernel for images of another number of channels, by timm's rule.
+
+    One channel gets the sum over all. More get the kernel's channels cyclically, scaled by the
+    ratio of the numbers of channels.
+    """
+    kernel = np.asarray(read())
+    if channels == 1:
+        return kernel.sum(axis=2, keepdims=True)
+    before = kernel.shape[2]
+    return kernel[:, :, np.arange(channels) % before] * np.float32(before / channels)
+
+
+def _drawn(shape: tuple[int, ...], std: float, seed: int) -> np.ndarray:
+    """Draws normal values around 0, float32; all zeros if `std` is 0."""
+    if not std:
+        return np.zeros(shape, np.float32)
+    return np.float32(std) * np.random.default_rng(seed).standard_normal(shape, np.float32)

@@ -1,0 +1,58 @@
+"""Opens a checkpoint at any source: a file or folder of another library, the Hub, or a run's
+workdir.
+"""
+
+from importlib import import_module
+from pathlib import Path
+
+from vit_jax.errors import UserError
+from vit_jax.interop.checkpoint import Checkpoint
+from vit_jax.interop.hub import download
+from vit_jax.interop.reading import open_files
+from vit_jax.paths import check_path, is_url, is_workdir, split_checkpoint
+from vit_jax.published.unheld import refuse_unheld
+from vit_jax.published.weights import all_weights
+
+# Its `open_workdir` reads workdirs. It depends on Orbax and on the training side, so it is imported
+# only for a source that is a workdir.
+WORKDIR_READER = "vit_jax.runs.workdir_reader"
+
+
+def open_checkpoint(
+    source: str | Path, image_size: int | tuple[int, int] | None = None
+) -> Checkpoint:
+    """Opens the checkpoint at any source that `vit_jax.load_model` takes.
+
+    Args:
+      source: a file, a folder, `hf://owner/name`, a workdir or `WORKDIR@best`.
+      image_size: size of the images that the model is loaded for; see `open_files`.
+
+    Raises:
+      UserError: there is no such checkpoint, it is damaged, or its model is not supported.
+    """
+    check_path(source, "the checkpoint", "a workdir, a file or a folder, or hf://owner/name")
+    if str(source).startswith("hf://"):
+        return open_files(download(str(source)), image_size)
+    path, which = split_checkpoint(source)
+    if is_url(source) or is_workdir(path):
+        return import_module(WORKDIR_READER).open_workdir(source)
+    if which or not Path(path).exists():
+        raise _missing(str(source), f"{path}{which and '@' + which}")
+    return open_files(Path(path), image_size)
+
+
+def _missing(source: str, path: str) -> UserError:
+    """Returns the error for a source that does not exist, with advice where it is the name of a
+    model.
+
+    Raises:
+      UserError: the source is the name of a published model that is not supported.
+    """
+    refuse_unheld(source)
+    if any(weights.model == source for weights in all_weights()):
+        return UserError(
+            f"there is no {path}; {source} is the name of a model: load_model('{source}', "
+            f"pretrained=TAG) loads published weights, list_models('{source}', pretrained=True) "
+            "lists their tags, and commands take their hf://owner/name"
+        )
+    return UserError(f"there is no {path}; a checkpoint of the Hub is hf://owner/name")

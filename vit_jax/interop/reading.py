@@ -1,0 +1,234 @@
+"""Reads the files of other libraries as a `Checkpoint`.
+
+Opening reads names and shapes only; `Checkpoint.read` reads values, one tensor at a time.
+"""
+
+import functools
+import json
+import os
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop.beside import ObjectiveParams, open_beside
+from vit_jax.interop.checkpoint import Checkpoint, all_names, check_finite, skeleton
+from vit_jax.interop.layout import Entry, entries
+from vit_jax.interop.libraries import LIBRARIES
+from vit_jax.interop.library import Format, Library, ObjectiveFormat, Tensors, Values
+from vit_jax.interop.preprocessing import Preprocessing
+from vit_jax.interop.tensor_files import (
+    TORCH_MODEL,
+    TORCH_SUFFIXES,
+    check_float,
+    open_sharded,
+    open_tensors,
+)
+from vit_jax.models import family_of
+from vit_jax.options.model import ImageOptions, make_options
+from vit_jax.small_files import read_small
+
+PREPROCESSOR = "preprocessor_config.json"
+
+# Raised where names, shapes or values in files are of an unexpected kind.
+_MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
+
+def open_files(path: str | Path, image_size: int | tuple[int, int] | None = None) -> Checkpoint:
+    """Opens the checkpoint in a file, or in a folder with a `config.json`.
+
+    Args:
+      image_size: size of the images that the model is loaded for. It is needed only for position
+        tables of images that are not square, which some formats do not distinguish from square
+        ones.
+
+    Raises:
+      UserError: the files cannot be read, or their model is not supported.
+    """
+    path = Path(path)
+    config, tensors = _read_files(path)
+    library = next(known for known in LIBRARIES.values() if known.claims(path, config, tensors))
+    try:
+        tensors, config = library.prepare(path, tensors, config)
+        form = library.read_format(config, tensors)
+        tensors = form.rename(tensors, config)
+        for name, tensor in tensors.items():
+            check_float(path, name, tensor.dtype)
+        return _open(path, library, form, config, tensors, image_size)
+    except UserError:
+        raise
+    except _MALFORMED as error:
+        raise UserError(
+            f"{path} does not describe a supported model ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _open(
+    path: Path,
+    library: Library,
+    form: Format,
+    config: dict,
+    tensors: Tensors,
+    image_size: int | tuple[int, int] | None,
+) -> Checkpoint:
+    """Opens a checkpoint of a known format, with its tensors renamed."""
+    options, preprocessing, assumed = _options(path, library, form, config, tensors, image_size)
+    values = asdict(options)
+    _check_depth(path, values, tensors)
+    _, shapes = skeleton(options)
+    mapped = entries(form.rules(values), shapes, library.title)
+    tensors, objective_tensors = _split(form.objective, tensors)
+    _check(path, mapped, tensors)
+    objective = open_beside(path, check_finite) if path.is_dir() else None
+    if objective is None and form.objective and objective_tensors:
+        objective = _objective_params(
+            path, library.title, form.objective, objective_tensors, config, values
+        )
+    by_path = {entry.path: entry for entry in mapped}
+
+    def read(name: str) -> np.ndarray:
+        entry = by_path[name]
+        return entry.join([tensors[name].read() for name in entry.names])
+
+    return Checkpoint(
+        str(path),
+        library.title,
+        options,
+        shapes,
+        read,
+        mapped,
+        assumed,
+        preprocessing,
+        all_names(library.class_names(config), values["num_classes"]),
+        objective,
+        probabilities=library.probabilities(config, values["num_classes"]),
+    )
+
+
+def _options(
+    path: Path,
+    library: Library,
+    form: Format,
+    config: dict,
+    tensors: Tensors,
+    image_size: int | tuple[int, int] | None,
+) -> tuple[ImageOptions, Preprocessing | None, str]:
+    """Returns the model's options, its preprocessing, and in words the assumptions
+    made.
+    """
+    values, assumed = form.arguments(tensors, config, image_size)
+    statistics, preprocessing, unknown = library.preprocessing(
+        config, _read_json(path, PREPROCESSOR), values["channels"]
+    )
+    if (
+        not family_of(form.model).any_size or image_size is not None
+    ):  # Else the tensors fit any size.
+        statistics.pop("image_size", None)
+    assumed = " and ".join(part for part in (assumed, unknown) if part)
+    options = make_options(form.model.options_type, values | statistics)
+    return options, preprocessing, assumed
+
+
+def _check_depth(path: Path, values: Values, tensors: Tensors) -> None:
+    """Raises UserError for a model with more layers than tensors, before it costs time and
+    memory.
+    """
+    layers = values.get("depth", 0)
+    layers += sum(values.get("resnet_blocks") or ()) + sum(values.get("blocks") or ())
+    if layers > len(tensors):
+        raise UserError(f"{path} describes {layers:,} layers, but has {len(tensors):,} tensors")
+
+
+def _split(form: ObjectiveFormat | None, tensors: Tensors) -> tuple[Tensors, Tensors]:
+    """Splits the tensors into those of the model and those of an objective."""
+    own = {name: x for name, x in tensors.items() if form and re.match(form.owns, name)}
+    return {name: x for name, x in tensors.items() if name not in own}, own
+
+
+def _objective_params(
+    path: Path, title: str, form: ObjectiveFormat, tensors: Tensors, config: dict, values: Values
+) -> ObjectiveParams:
+    """Returns the parameters of an objective, which are read from its tensors on demand."""
+
+    def sources(shapes):
+        renamed, mapped = form.rename(tensors, config), entries(form.rules(values), shapes, title)
+        _check(path, mapped, renamed)
+        return {entry.path: functools.partial(read, renamed, entry) for entry in mapped}
+
+    def read(renamed: Tensors, entry: Entry) -> np.ndarray:
+        array = entry.join([renamed[name].read() for name in entry.names])
+        return check_finite(array, f"{path}: {form.name}'s {entry.path}")
+
+    shapes = None if form.shapes is None else functools.partial(form.shapes, values)
+    return ObjectiveParams(form.name, form.values(tensors, config), sources, shapes)
+
+
+def _read_files(path: Path) -> tuple[dict, Tensors]:
+    """Returns the content of the `config.json` of a path, or {}, and the tensors."""
+    if not path.is_dir():
+        prefix = "open_clip_" if path.name.startswith("open_clip_") else ""
+        return _read_json(path, prefix + "config.json"), open_tensors(path)
+    config = _read_json(path, "config.json")
+    if (path / "model.safetensors").is_file():
+        return config, open_tensors(path / "model.safetensors")
+    if (path / "model.safetensors.index.json").is_file():
+        return config, open_sharded(path / "model.safetensors.index.json")
+    if (path / "open_clip_model.safetensors").is_file():
+        return _read_files(path / "open_clip_model.safetensors")
+    if (path / "pytorch_model.bin.index.json").is_file():
+        raise UserError(
+            f"Unsupported: tensors in several pickles ({path}). Convert them with Transformers: "
+            "AutoModel.from_pretrained(FOLDER).save_pretrained(NEW) writes safetensors."
+        )
+    pickles = [name for name in os.listdir(path) if name.endswith(TORCH_SUFFIXES)]
+    if pickles:  # `open_tensors` raises with the remedy; the model's file comes before a trainer's.
+        open_tensors(path / min(pickles, key=lambda name: (name != TORCH_MODEL, name)))
+    raise UserError(
+        f"there is no model.safetensors in {path}: give a folder of timm or Transformers, a run's "
+        "workdir, a .npz or .safetensors file, or hf://owner/name"
+    )
+
+
+def _read_json(path: Path, name: str) -> dict:
+    """Returns the content of a JSON file in a folder, or in the folder of a file; {} if there is
+    none.
+    """
+    file = (path if path.is_dir() else path.parent) / name
+    if path.suffix == ".npz" or not file.is_file():
+        return {}
+    try:
+        content = json.loads(read_small(file))
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{file} does not describe a model: it contains no JSON object")
+    return content
+
+
+def _check(path: Path, mapped: list[Entry], tensors: Tensors) -> None:
+    """Raises UserError unless the tensors have the names and shapes of the model's."""
+    expected = {}
+    for entry in mapped:
+        expected |= entry.their_shapes()
+    for name, shape in expected.items():
+        if name in tensors and tensors[name].shape != shape:
+            raise UserError(
+                f"{path}: {name} is {list(tensors[name].shape)}, but the model has {list(shape)}"
+            )
+    missing, additional = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()
+    if missing:
+        raise UserError(f"{path} lacks {_first_names(missing)}")
+    if additional:
+        raise UserError(
+            f"{path} has tensors that are not part of the model: {_first_names(additional)}"
+        )
+
+
+def _first_names(names: set[str]) -> str:
+    """Formats the first three names, and the number of the others."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(sorted(names)[:3])}{more}"

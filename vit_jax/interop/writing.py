@@ -1,0 +1,196 @@
+"""Writes models in the formats of other libraries, and compares the files with the model."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop.beside import ObjectiveParams, Shapes, write_beside
+from vit_jax.interop.checkpoint import Checkpoint, skeleton
+from vit_jax.interop.layout import Entry, entries
+from vit_jax.interop.libraries import LIBRARIES
+from vit_jax.interop.library import TRAINING_ONLY, Arrays, Format, Values
+from vit_jax.interop.preprocessing import Preprocessing
+from vit_jax.interop.reading import open_files
+from vit_jax.interop.tensor_files import whole, write_npz, write_safetensors
+from vit_jax.models import family_of
+from vit_jax.models.image_model import ImageModel
+from vit_jax.options.model import ImageOptions
+
+# Arguments that `convert` has flags for, so that a user can choose the value that a format implies.
+_FLAGS = {"gelu", "norm_epsilon", "resnet_epsilons", "image_size"}
+
+
+class _Content(NamedTuple):
+    """The content of a library's files: the entries of the model, the library's description, and
+    tensors.
+    """
+
+    mapped: list[Entry]
+    described: dict
+    arrays: Arrays
+
+
+class _Objective(NamedTuple):
+    """The parameters of an objective, in memory: by our path, and its carried state by name."""
+
+    name: str
+    values: Values
+    params: Arrays
+    memory: Arrays
+
+
+def save(
+    destination: Path,
+    library: str,
+    options: ImageOptions,
+    read: Callable[[str], Any],
+    preprocessing: Preprocessing | None = None,
+    class_names: Sequence[str] = (),
+    objective: ObjectiveParams | None = None,
+    objective_shapes: Shapes | None = None,
+    probabilities: str = "softmax",
+) -> list[Entry]:
+    """Writes a model's parameters in another library's format, reads the files back, and compares.
+
+    Args:
+      destination: a new file (google) or folder (timm, transformers).
+      library: a key of `LIBRARIES`.
+      options: the arguments of the model.
+      read: returns the parameter of a path.
+      preprocessing: preprocessing of images; None: 7/8 of the short side, bilinear. Google's format
+        cannot store it, nor class names.
+      class_names: names of all classes, or none.
+      objective: parameters of an objective to write with the model: in the library's format where
+        it has one, else in additional files. Google's format cannot store them.
+      objective_shapes: their shapes by our path.
+      probabilities: a key of `PROBABILITIES`. Google's format cannot store it.
+
+    Raises:
+      UserError: the format cannot store the model or one of its arguments, or the destination
+        exists.
+    """
+    target, model, values = LIBRARIES[library], family_of(options).model, asdict(options)
+    form = target.format_of(model, values)
+    content = _content(form, target.title, options, read)
+    own = _read_objective(objective, objective_shapes) if objective else None
+    inside = own is not None and target.writes_objective(model, values, own.name, own.values)
+    if own and inside:
+        content = _with_objective(content, form, target.title, values, own, objective_shapes or {})
+    files = target.files(content.described, values, preprocessing, class_names, probabilities)
+    with whole(destination) as temporary:
+        if files is None:
+            write_npz(temporary, content.arrays)
+        else:
+            _write_folder(temporary, content.arrays, files)
+            if own and not inside:
+                write_beside(temporary, own.name, own.values, own.params, own.memory)
+        written = open_files(temporary, values["image_size"])
+        _compare_arguments(written, target.title, model, values)
+        _compare_parameters(written, target.title, read)
+        if own:
+            _compare_objective(written.objective, target.title, own)
+    return content.mapped
+
+
+def _content(
+    form: Format, title: str, options: ImageOptions, read: Callable[[str], Any]
+) -> _Content:
+    """Returns the content of the files of a model without an objective."""
+    (_, shapes), values = skeleton(options), asdict(options)
+    described = form.describe(values)
+    mapped = form.number(entries(form.rules(values), shapes, title), values)
+    arrays = {}
+    for entry in mapped:
+        arrays |= entry.split(np.asarray(read(entry.path)))
+    return _Content(mapped, described, form.finish(arrays, values))
+
+
+def _read_objective(objective: ObjectiveParams, shapes: Shapes | None) -> _Objective:
+    params = {path: source() for path, source in objective.sources(shapes or {}).items()}
+    memory = {name: tensor.read() for name, tensor in objective.memory.items()}
+    return _Objective(objective.name, objective.values, params, memory)
+
+
+def _with_objective(
+    content: _Content, form: Format, title: str, values: Values, own: _Objective, shapes: Shapes
+) -> _Content:
+    """Adds an objective's parameters in the library's own format."""
+    known = form.objective
+    assert known is not None and known.describe is not None  # `Library.writes_objective` checks it.
+    mapped = [
+        entry._replace(names=tuple(known.prefix + name for name in entry.names))
+        for entry in content.mapped
+    ]
+    arrays = {known.prefix + name: array for name, array in content.arrays.items()}
+    for entry in entries(known.rules(values), shapes, title):
+        arrays |= entry.split(np.asarray(own.params[entry.path]))
+    arrays |= known.finish(values, own.values)
+    return _Content(mapped, content.described | known.describe(values, own.values), arrays)
+
+
+def _write_folder(folder: Path, arrays: Arrays, files: dict[str, dict]) -> None:
+    folder.mkdir()
+    write_safetensors(folder / "model.safetensors", arrays)
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _compare_arguments(
+    written: Checkpoint, title: str, model: type[ImageModel], values: Values
+) -> None:
+    """Raises UserError unless the files describe the model."""
+    ignored = _without_effect(model, values)
+    changed = {
+        name: written.arguments[name]
+        for name, value in values.items()
+        if name not in ignored and written.arguments[name] != value
+    }
+    if not changed:
+        return
+    remedy = ""
+    if changed.keys() <= _FLAGS:
+        flags = " ".join(f"--{name}={_flag(value)}" for name, value in changed.items())
+        remedy = f"; the format implies {flags}: give that to write the model so"
+    arguments = ", ".join(f"{name}={_flag(values[name])}" for name in changed)
+    raise UserError(f"{title} cannot store {arguments}{remedy}")
+
+
+def _without_effect(model: type[ImageModel], values: Values) -> set[str]:
+    """Returns the names of arguments that do not change what the trained model computes."""
+    names = set(TRAINING_ONLY)
+    if family_of(model).any_size:
+        names.add("image_size")
+    if values.get("mlp") == "swiglu" and values["pooling"] != "map":  # No layer has a GELU.
+        names.add("gelu")
+    return names
+
+
+def _compare_parameters(written: Checkpoint, title: str, read: Callable[[str], Any]) -> None:
+    """Raises UserError unless the files have the model's parameters, bit for bit."""
+    for path in written.shapes:
+        if not np.array_equal(written.read(path), np.asarray(read(path)), equal_nan=True):
+            raise UserError(f"{title} does not store {path} exactly")
+
+
+def _compare_objective(written: ObjectiveParams | None, title: str, own: _Objective) -> None:
+    """Raises UserError unless the files have an objective's parameters, bit for bit."""
+    if written is None:
+        raise UserError(f"{title} cannot store {own.name}'s parameters")
+    for name, value in written.values.items():
+        if own.values.get(name, value) != value:
+            raise UserError(f"{title} cannot store config.{own.name}.{name}={own.values[name]!r}")
+    sources = written.sources({path: array.shape for path, array in own.params.items()})
+    read = {path: source() for path, source in sources.items()}
+    read |= {name: written.memory[name].read() for name in own.memory}
+    for path, array in (own.params | own.memory).items():
+        if not np.array_equal(read[path], array):
+            raise UserError(f"{title} does not store {own.name}'s {path} exactly")
+
+
+def _flag(value: Any) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,54 @@
+"""Rules by which a ViT's parameters are adapted to other arguments, such as another image size."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.models.family import Adaptation, Change, Resize
+from vit_jax.models.position import FIXED, PositionEmbedding
+from vit_jax.models.resize import PATCHES, POSITIONS, grid_of
+
+
+def _resize_offsets(table: np.ndarray, change: Change) -> np.ndarray:
+    """Resizes a table of relative positions to the new grid."""
+    layout = change.after.layout
+    table = np.asarray(change.before.layout.resized(jnp.asarray(table), change.after.grid))
+    if len(table) != layout.rows:
+        raise UserError(
+            f"{change.path} has {len(table)} rows, but the tokens of the requested model need "
+            f"{layout.rows}"
+        )
+    return table
+
+
+def _computed(model) -> dict[str, np.ndarray]:
+    """Returns fixed position embeddings, from which learned ones can start."""
+    embedding = model.position_embedding
+    if not isinstance(embedding, PositionEmbedding) or embedding.kind not in FIXED:
+        return {}
+    return {"position_embedding/table": np.asarray(embedding())}
+
+
+def _implied(known: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Keeps the distillation token as a plain token where the two heads are removed."""
+    if not changes.get("num_classes", known["num_classes"]) and known["distillation"] == "heads":
+        return {"distillation": "token"}
+    return {}
+
+
+ADAPTATION = Adaptation(
+    resizes=(
+        *POSITIONS,
+        PATCHES,
+        Resize("(.*/)?(bias_table|relative_embedding)", grid_of, _resize_offsets),
+    ),
+    heads=("head/", "distillation_head/"),
+    new_norms=("fc_norm/",),  # A model that is fine-tuned on averaged patches (MAE, BEiT).
+    copied={
+        ".*/attention/bias_table": "bias_table"
+    },  # BEiT fine-tunes the shared table for each layer.
+    computed=_computed,
+    implied=_implied,
+)

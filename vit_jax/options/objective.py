@@ -1,0 +1,454 @@
+"""Options of objectives: the section `objective`, and a section for each objective."""
+
+from collections.abc import Callable
+from typing import Any
+
+from vit_jax.options.option import only_with, option, options, unless
+from vit_jax.options.rules import RATE, SHARE, Rule, flag, number, one_of, several, text, whole
+
+# Each is a module of vit_jax/training/objectives.
+OBJECTIVES = (
+    "classification",
+    "masked_patch",
+    "mae",
+    "fcmae",
+    "dino",
+    "distillation",
+    "eva",
+    "dvae",
+    "beit",
+    "vqkd",
+    "beitv2",
+)
+CELLS = {"color": 1, "cells": 4}  # Cells along each side of a patch, by target of masked_patch.
+TARGETS = (*CELLS, "pixels")
+THRESHOLD = 128  # Of solarization.
+STRENGTHS = several(number(least=0, most=100), count=4)
+SHARES = several(SHARE, count=3, words="3 numbers from 0 to 1")
+
+
+def only_with_objective(*names: str) -> Callable[[Any], str]:
+    """Returns an `Option.requires` of objectives; one from a program may use all options."""
+
+    def missing(config: Any) -> str:
+        if config.objective.name not in OBJECTIVES:
+            return ""
+        return only_with("objective.name", *names)(config)
+
+    return missing
+
+
+def _sees_whole_batch(config: Any) -> bool:
+    return config.micro_batches == 1 and config.optimizer.sum_gradients == "as_computed"
+
+
+def _sees_whole_groups(config: Any) -> bool:
+    """Returns True if each group of KoLeo lies in one micro-batch."""
+    group = config.dino.koleo_group
+    whole = group is not None and config.batch_size % (config.micro_batches * group) == 0
+    return whole and config.optimizer.sum_gradients == "as_computed"
+
+
+def _mask_ratio(default: float) -> Any:
+    """Returns the field for the share of patches that is masked."""
+    return option(default, RATE, "Share of the patches that is masked.")
+
+
+def _normalize_targets() -> Any:
+    """Returns the field for the normalization of pixels that are predicted."""
+    return option(
+        True,
+        flag(),
+        "Normalizes the pixels of each target patch by their mean and standard deviation.",
+    )
+
+
+@options
+class ObjectiveOptions:
+    """Training objective, and the frozen teacher of those that have one"""
+
+    name: str = option(
+        "classification",
+        text("\\w+"),
+        "Objective: classification, distillation from a teacher, or one without labels, such as "
+        "masked_patch, mae or dino.",
+        validate=lambda value, config: unless(value in OBJECTIVES, " or ".join(OBJECTIVES)),
+    )
+    teacher: str | None = option(
+        None,
+        text(".+", "a checkpoint"),
+        "Checkpoint of the frozen teacher of distillation, eva, vqkd and optionally dino; for "
+        "beit and beitv2 the tokeniser. What `load_model` takes; 'random': a small untrained "
+        "one, for `:smoke`.",
+        operational=True,
+    )
+    teacher_dtype: str | None = option(
+        None,
+        one_of("float32", "bfloat16"),
+        "Dtype of the frozen teacher's parameters and computation; None: that of its checkpoint.",
+        requires=only_with_objective("dino", "distillation", "eva", "vqkd", "beit", "beitv2"),
+    )
+    teacher_size: int | None = option(
+        None,
+        whole(1, 2**14),
+        "Image size of the frozen teacher (eva, vqkd, beit, beitv2), in pixels, with as many "
+        "patches or codes as the model has patches; None: that of the model.",
+        requires=only_with_objective("eva", "vqkd", "beit", "beitv2"),
+    )
+    teacher_features: str = option(
+        "tokens",
+        one_of("tokens", "head"),
+        "Target of eva and vqkd for each patch: the teacher's last normalised tokens, or what "
+        "its head makes of them (the projection of CLIP).",
+        requires=only_with_objective("eva", "vqkd"),
+    )
+
+
+@options
+class MaskedPatchOptions:
+    """Masked patch prediction (appendix B.1.2)"""
+
+    mask_ratio: float = _mask_ratio(0.5)
+    target: str = option(
+        "color",
+        one_of(*TARGETS),
+        "Target: the mean colour of a patch, those of 4 x 4 cells, or its pixels.",
+    )
+
+
+@options
+class MAEOptions:
+    """Masked autoencoder (He et al., 2022)"""
+
+    mask_ratio: float = _mask_ratio(0.75)
+    normalize_targets: bool = _normalize_targets()
+    decoder_dim: int = option(512, whole(1, 2**20), "Width of the decoder.", smoke=32)
+    decoder_depth: int = option(8, whole(1, 10000), "Layers of the decoder.", smoke=1)
+    decoder_heads: int = option(16, whole(1, 2**16), "Attention heads of the decoder.", smoke=2)
+    decoder_position: str = option(
+        "sincos2d_mae",
+        one_of("sincos2d", "sincos2d_mae"),
+        "Fixed position embedding of the decoder.",
+    )
+
+
+@options
+class FCMAEOptions:
+    """Masked autoencoder of ConvNeXt V2 (Woo et al., 2023)"""
+
+    mask_ratio: float = _mask_ratio(0.6)
+    normalize_targets: bool = _normalize_targets()
+    decoder_dim: int = option(512, whole(1, 2**20), "Width of the decoder.", smoke=32)
+    decoder_blocks: int = option(1, whole(1, 10000), "ConvNeXt V2 blocks of the decoder.")
+
+
+@options
+class DINOOptions:
+    """Self-distillation: DINO, iBOT, DINOv2 and DINOv3"""
+
+    # Views.
+    jitter: tuple[float, ...] = option(
+        (0.4, 0.4, 0.2, 0.1),
+        Rule(
+            tuple,
+            "4 numbers from 0 to 100, of which the last, the hue's, is at most 0.5",
+            lambda x: STRENGTHS.holds(x) and x[3] <= 0.5,
+        ),
+        "Colour jitter: strengths of brightness, contrast, saturation and hue, in random order.",
+    )
+    jitter_probability: float = option(0.8, SHARE, "Probability of colour jitter, for each view.")
+    grey: float = option(
+        0.2,
+        SHARE,
+        "Probability of converting a view to grey.",
+    )
+    blur: tuple[float, ...] = option(
+        (1.0, 0.1, 0.5),
+        SHARES,
+        "Probability of Gaussian blur for the first global crop, the second one, and each "
+        "local crop.",
+    )
+    solarize: tuple[float, ...] = option(
+        (0.0, 0.2, 0.0),
+        SHARES,
+        f"Probability of solarization, inverting values of {THRESHOLD} and above, for the same "
+        "three.",
+    )
+    local_crops: int = option(
+        8,
+        whole(0, 64),
+        "Local crops of an image, which the student sees in addition to the two global ones.",
+        validate=lambda value, config: unless(
+            not value or config.data.crop in ("inception", "random_resized"),
+            f"0 with data.crop={config.data.crop!r}, which draws no area; 'random_resized' does",
+        ),
+    )
+    local_size: int = option(
+        96,
+        whole(1, 2**14),
+        "Height and width of a local crop, in pixels.",
+        requires=only_with("dino.local_crops"),
+    )
+    local_area: tuple[float, ...] = option(
+        (0.05, 0.4),
+        several(number(above=0, most=1), count=2, ascending=True),
+        "Range of a local crop's share of the image's area; data.crop_area is that of global "
+        "crops.",
+        requires=only_with("dino.local_crops"),
+    )
+
+    # Heads and teacher.
+    head_hidden: int = option(
+        2048,
+        whole(1, 2**20),
+        "Hidden width of the MLP of the heads.",
+        smoke=32,
+    )
+    bottleneck: int = option(
+        256,
+        whole(1, 2**16),
+        "Bottleneck width of the heads; its outputs are normalised and compared with the "
+        "prototypes.",
+    )
+    prototypes: int = option(
+        65536,
+        whole(2, 2**22),
+        "Prototypes of the head, its output width.",
+        smoke=64,
+    )
+    prototype_lengths: str = option(
+        "one",
+        one_of("one", "learned", "free"),
+        "Norms of the prototypes: all 1, a learned factor for each, or unconstrained (DINOv3).",
+    )
+    frozen_prototype_steps: int = option(
+        0,
+        whole(0),
+        "First steps, in which the prototypes are not updated.",
+        smoke=1,
+    )
+    teacher_momentum: float = option(
+        0.996,
+        RATE,
+        "Initial momentum of the teacher, an exponential moving average of the student.",
+    )
+    teacher_momentum_end: float = option(
+        1.0,
+        SHARE,
+        "Final momentum of the teacher; the schedule is a cosine.",
+    )
+    teacher_temperature: float = option(
+        0.04,
+        number(0.001, 100.0),
+        "Initial softmax temperature of the teacher.",
+    )
+    teacher_temperature_end: float | None = option(
+        None,
+        number(0.001, 100.0),
+        "Temperature after a linear warm-up; None: constant.",
+    )
+    teacher_temperature_steps: int = option(
+        0, whole(0), "Steps of the temperature's warm-up.", smoke=1
+    )
+    centring: str = option(
+        "mean",
+        one_of("mean", "sinkhorn", "none"),
+        "Centring of the teacher's outputs: by their running mean, by Sinkhorn-Knopp, or none "
+        "(collapses).",
+        validate=lambda value, config: unless(
+            value != "sinkhorn" or _sees_whole_batch(config),
+            "'mean' with micro_batches above 1 or optimizer.sum_gradients='float32_once': Sinkhorn-"
+            "Knopp needs the whole batch at once",
+        ),
+    )
+
+    # Terms of the loss.
+    patch_weight: float = option(
+        0.0,
+        number(least=0),
+        "Weight of iBOT's loss of masked patches; 0: no patch is masked.",
+    )
+    patch_prototypes: int | None = option(
+        None,
+        whole(2, 2**22),
+        "Prototypes of a separate head for patches; None: they share the class token's head.",
+        smoke=64,
+        requires=only_with("dino.patch_weight"),
+    )
+    patch_bottleneck: int | None = option(
+        None,
+        whole(1, 2**16),
+        "Bottleneck width of the separate head for patches; None: that of dino.bottleneck.",
+        requires=only_with("dino.patch_weight"),
+    )
+    patch_mask_ratios: tuple[float, ...] = option(
+        (0.1, 0.5),
+        several(number(above=0, below=1), count=2, ascending=True),
+        "Range of the mask ratio in one global crop of each image, even over the images of a "
+        "batch.",
+        requires=only_with("dino.patch_weight"),
+    )
+    koleo: float = option(
+        0.0,
+        number(least=0),
+        "Weight of the KoLeo regularizer, which keeps the class tokens of different images apart.",
+        validate=lambda value, config: unless(
+            not value or _sees_whole_batch(config) or _sees_whole_groups(config),
+            "0 with micro_batches above 1 or optimizer.sum_gradients='float32_once': KoLeo "
+            "compares the images of a batch; micro_batches may be above 1 with a "
+            "dino.koleo_group that divides one",
+        ),
+    )
+    koleo_group: int | None = option(
+        None,
+        whole(2),
+        "Images among which KoLeo looks for nearest neighbours; None: the whole batch.",
+        validate=lambda value, config: unless(
+            value is None or config.batch_size % value == 0,
+            f"a divisor of batch_size = {config.batch_size}",
+        ),
+        smoke=8,
+        requires=only_with("dino.koleo"),
+    )
+    gram: float = option(
+        0.0,
+        number(least=0),
+        "Weight of DINOv3's Gram anchoring, to the similarities of patches of an earlier teacher.",
+        validate=lambda value, config: unless(
+            not value or (config.dino.patch_weight > 0 and config.objective.teacher is None),
+            "0 with dino.patch_weight=0 or objective.teacher",
+        ),
+    )
+    gram_from: int = option(
+        0,
+        whole(0),
+        "Step after which that Gram teacher is first saved.",
+        requires=only_with("dino.gram"),
+    )
+    gram_every: int = option(
+        10000,
+        whole(1),
+        "Steps between updates of the Gram teacher.",
+        requires=only_with("dino.gram"),
+    )
+    gram_times: int = option(
+        3,
+        whole(0),
+        "Updates of the Gram teacher, at most.",
+        requires=only_with("dino.gram"),
+    )
+    gram_size: int | None = option(
+        None,
+        whole(1, 2**14),
+        "Image size of the Gram teacher's crops, in pixels; None: that of the global crops.",
+        requires=only_with("dino.gram"),
+    )
+
+
+@options
+class DistillationOptions:
+    """Distillation from a classifier (Touvron et al., 2021)"""
+
+    kind: str = option(
+        "soft",
+        one_of("soft", "hard"),
+        "Distillation from the teacher's probabilities (soft), or from its most probable class "
+        "(hard).",
+    )
+    teacher_weight: float = option(
+        0.5, SHARE, "Weight of the teacher's loss; the rest is that of the labels' loss."
+    )
+    temperature: float = option(
+        1.0,
+        number(0.001, 1000.0),
+        "Softmax temperature of student and teacher in soft distillation.",
+        requires=only_with("distillation.kind", "soft"),
+    )
+
+
+@options
+class EVAOptions:
+    """Prediction of a teacher's features of masked patches (Fang et al., 2023)"""
+
+    mask_ratio: float = _mask_ratio(0.41)  # 105 of 256 patches, as the authors mask.
+    embedding_gradient: float = option(
+        1.0,
+        number(least=0, most=1),
+        "Factor on the gradient of the patch embedding; 0.1 in EVA-02.",
+    )
+
+
+@options
+class DVAEOptions:
+    """Discrete autoencoder of DALL-E (Ramesh et al., 2021)"""
+
+    codes: int = option(8192, whole(2, 2**20), "Size of the codebook.", smoke=32)
+    temperature: float = option(
+        1.0, number(above=0, most=100), "Initial temperature of the relaxed codes."
+    )
+    temperature_end: float = option(
+        1 / 16,
+        number(above=0, most=100),
+        "Final temperature of the relaxed codes; the schedule is a cosine.",
+    )
+    temperature_steps: int = option(150000, whole(0), "Steps over which the temperature falls.")
+    kl_weight: float = option(
+        6.6,
+        number(least=0),
+        "Weight of the KL divergence from uniform codes, summed over positions; the "
+        "reconstruction loss is summed over pixels.",
+    )
+    kl_steps: int = option(
+        5000, whole(0), "Steps over which this weight rises from 0; the schedule is a cosine."
+    )
+
+
+@options
+class BEiTOptions:
+    """Prediction of a tokeniser's codes of masked patches (Bao et al., 2022)"""
+
+    mask_ratio: float = _mask_ratio(75 / 196)  # The number of patches that the authors mask.
+
+
+@options
+class VQKDOptions:
+    """Tokeniser trained by vector-quantized knowledge distillation (Peng et al., 2022)"""
+
+    codes: int = option(8192, whole(2, 2**20), "Size of the codebook.", smoke=32)
+    code_dim: int = option(32, whole(1, 2**16), "Width of the codes.")
+    code_momentum: float = option(
+        0.99,
+        RATE,
+        "Momentum of the codes, which are exponential moving averages of their patches.",
+    )
+    commitment: float = option(
+        1.0,
+        number(least=0),
+        "Weight of the commitment loss, the distance of patches from their codes.",
+    )
+    revive_below: float = option(
+        0.0,
+        RATE,
+        "Usage of a code, as a share of uniform usage, below which it is replaced by a patch of "
+        "the batch; 0: never.",
+    )
+    decoder_dim: int = option(768, whole(1, 2**20), "Width of the decoder.", smoke=32)
+    decoder_depth: int = option(3, whole(1, 10000), "Layers of the decoder.", smoke=1)
+    decoder_heads: int = option(12, whole(1, 2**16), "Attention heads of the decoder.", smoke=2)
+
+
+@options
+class BEiTv2Options:
+    """Prediction of VQ-KD's codes of masked patches (Peng et al., 2022)"""
+
+    mask_ratio: float = _mask_ratio(75 / 196)  # The number of patches that the authors mask.
+    aggregate_from: int | None = option(
+        None,
+        whole(1, 10000),
+        "Layer, counted from 1, whose patches patch aggregation reads; None: the third before "
+        "the last.",
+        requires=only_with("beitv2.aggregate_layers"),
+    )
+    aggregate_layers: int = option(
+        2, whole(0, 100), "Layers of patch aggregation; 0: none.", smoke=1
+    )

@@ -1,0 +1,138 @@
+"""Options: the fields of frozen dataclasses, each with default, rule and help text."""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, dataclass_transform
+
+from vit_jax.options.rules import Rule
+
+_OPTION, _SECTION, _REQUIRES = "option", "section", "requires"  # Keys of a field's metadata.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Option:
+    """One value of a config.
+
+    Attributes:
+      default: the paper's pre-training (section 4.1, table 3) on the embedded digits. If it is
+        None, None is valid.
+      rule: type and bounds.
+      help: meaning.
+      operational: a resumed run may change it, because training does not depend on it.
+      optional: None is valid although the default is another value.
+      validate: maps the value and the whole config to what the value must be because of the other
+        values, or to an empty string if it is valid.
+      requires: maps the whole config to the condition under which the option is used, or to an
+        empty string if it is used. An unused value that differs from the default is rejected.
+      smoke: value in a config's two-step version; None: as in the config.
+    """
+
+    default: Any
+    rule: Rule
+    help: str
+    operational: bool = False
+    optional: bool = False
+    validate: Callable[[Any, Any], str] | None = None
+    requires: Callable[[Any], str] | None = None
+    smoke: Any = None
+
+
+def option(default: Any, rule: Rule, help: str, **properties: Any) -> Any:
+    """Returns a dataclass field for one value.
+
+    Args:
+      default, rule, help, **properties: attributes of `Option`.
+    """
+    declared = Option(default=default, rule=rule, help=help, **properties)
+    return dataclasses.field(default=default, metadata={_OPTION: declared})
+
+
+def section(kind: type, requires: Callable[[Any], str] | None = None) -> Any:
+    """Returns a dataclass field for a nested section of options.
+
+    Args:
+      requires: `Option.requires` of all options of the section.
+    """
+    metadata = {_SECTION: kind, _REQUIRES: requires}
+    return dataclasses.field(default_factory=kind, metadata=metadata)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option, section))
+def options(kind: type) -> type:
+    """Makes a class of options a frozen dataclass whose fields are keyword arguments.
+
+    The fields' help texts and defaults become the section `Attributes` of the class's docstring.
+    """
+    made = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
+    lines = [_described(field) for field in dataclasses.fields(made) if _OPTION in field.metadata]
+    made.__doc__ = "\n".join([f"{made.__doc__}\n\nAttributes:", *lines])
+    return made
+
+
+def _described(field: dataclasses.Field) -> str:
+    """Returns the line of a docstring for an option."""
+    default = "" if field.default is dataclasses.MISSING else f" Default: {field.default!r}."
+    return f"  {field.name}: {field.metadata[_OPTION].help}{default}"
+
+
+def title_of(kind: type) -> str:
+    """Returns the first line of a class's docstring."""
+    return (kind.__doc__ or "").partition("\n")[0]
+
+
+def options_of(kind: type) -> dict[str, Option]:
+    """Returns the options of a class, without its sections, by name."""
+    fields = dataclasses.fields(kind)
+    return {field.name: field.metadata[_OPTION] for field in fields if _OPTION in field.metadata}
+
+
+def sections_of(kind: type) -> dict[str, type]:
+    """Returns the classes of a class's sections, by name."""
+    fields = dataclasses.fields(kind)
+    return {field.name: field.metadata[_SECTION] for field in fields if _SECTION in field.metadata}
+
+
+def all_options(kind: type) -> Iterator[tuple[str, Option]]:
+    """Yields the dotted key and the option of each value of a class and of its sections."""
+    yield from options_of(kind).items()
+    for field in dataclasses.fields(kind):
+        if _SECTION in field.metadata:
+            for key, found in all_options(field.metadata[_SECTION]):
+                yield f"{field.name}.{key}", _in_section(found, field.metadata[_REQUIRES])
+
+
+def _in_section(declared: Option, condition: Callable[[Any], str] | None) -> Option:
+    """Returns an option that is used and validated only if its section is used."""
+    if condition is None:
+        return declared
+
+    def requires(config: Any) -> str:
+        return condition(config) or (declared.requires(config) if declared.requires else "")
+
+    def validate(value: Any, config: Any) -> str:
+        return declared.validate(value, config) if not condition(config) else ""
+
+    return dataclasses.replace(
+        declared, requires=requires, validate=validate if declared.validate else None
+    )
+
+
+def unless(holds: bool, words: str) -> str:
+    """Returns the words for `Option.validate`, or an empty string if the value is valid."""
+    return "" if holds else words
+
+
+def only_with(key: str, *values: Any) -> Callable[[Any], str]:
+    """Returns an `Option.requires`: the option at `key` has one of these values.
+
+    Without values it must be anything but None, 0 and empty.
+    """
+
+    def missing(config: Any) -> str:
+        value = functools.reduce(operator.getitem, key.split("."), config)
+        words = f"{key}={' or '.join(map(repr, values))}" if values else key
+        return unless(value in values if values else bool(value), f"{words}, and it is {value!r}")
+
+    return missing

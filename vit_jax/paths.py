@@ -1,0 +1,65 @@
+"""Paths that users give: of files and folders, of workdirs and their checkpoints, and URLs of
+buckets.
+"""
+
+import os
+from pathlib import Path
+
+from vit_jax.errors import UserError
+
+SCHEMES = ("gs://", "s3://")
+CONFIG, MANIFEST = "config.json", "manifest.json"  # Every workdir of a run contains both.
+
+
+def check_path(value: object, name: str, instead: str = "") -> None:
+    """Raises UserError unless an argument is a path.
+
+    Args:
+      name: of the argument.
+      instead: advice for a value of another type.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise UserError(
+            f"{name} is of type {type(value).__name__}, and must be the path of "
+            f"{instead or 'a folder'}"
+        )
+
+
+def is_url(source: object) -> bool:
+    """Returns True for the URL of a bucket or of something in one."""
+    return str(source).startswith(SCHEMES)
+
+
+def absolute(path: str | Path) -> Path:
+    """Returns the absolute path, with `~` expanded: in --flag=~/x a shell leaves it as it is.
+
+    Raises:
+      UserError: the path is the URL of a bucket.
+    """
+    if is_url(path):
+        raise UserError(
+            f"Unsupported: a bucket as the place of {path}. Give a folder, and copy it there."
+        )
+    return Path(os.path.expanduser(path)).absolute()
+
+
+def split_checkpoint(source: str | Path) -> tuple[str, str]:
+    """Splits `WORKDIR@best` or `WORKDIR@3000` into the workdir and the checkpoint; empty: the
+    newest.
+
+    Returns:
+      The URL or the absolute path of the workdir, and the part after `@`. A path that exists is not
+      split.
+    """
+    url = is_url(source)
+    path = str(source) if url else str(absolute(source))
+    whole = "@" not in path if url else "@" not in Path(path).name or Path(path).exists()
+    if whole:
+        return path, ""
+    workdir, _, which = path.rpartition("@")
+    return workdir, which
+
+
+def is_workdir(folder: str | Path) -> bool:
+    """Returns True for a folder with the files of a run's workdir."""
+    return all(Path(folder, name).is_file() for name in (CONFIG, MANIFEST))

@@ -1,0 +1,164 @@
+"""Reads the model of a run from its workdir, as a `Checkpoint`."""
+
+import functools
+import operator
+from fractions import Fraction
+from pathlib import Path
+
+import jax
+import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+from vit_jax.interop.beside import ObjectiveParams, Shapes, check_shapes
+from vit_jax.interop.checkpoint import Checkpoint, all_names, skeleton
+from vit_jax.interop.preprocessing import Preprocessing
+from vit_jax.interop.tensor_files import Tensor
+from vit_jax.models import read_options
+from vit_jax.options.model import ImageOptions
+from vit_jax.paths import CONFIG, MANIFEST, is_url
+from vit_jax.runs.bucket import checkpoints_of, shown
+from vit_jax.runs.checkpoints import item_shapes, load_items
+from vit_jax.runs.workdir import check_name, place_of, saved_run
+from vit_jax.training.lora import effective, init_extra
+from vit_jax.training.objectives import objective_of
+from vit_jax.training.objectives.classification import probabilities_of
+
+
+def open_workdir(source: str | Path) -> Checkpoint:
+    """Opens a checkpoint of a run, the newest by default; nothing but the workdir is read.
+
+    Args:
+      source: a workdir, a folder or the URL of one in a bucket; `WORKDIR@STEP`, or `WORKDIR@best`
+        (best test accuracy, else test loss).
+
+    Raises:
+      UserError: there is no run or no such checkpoint, or it is damaged.
+    """
+    workdir, which = place_of(source)
+    saved = saved_run(workdir)
+    if saved is None:
+        hint = ""
+        if is_url(source):
+            hint = "; buckets are supported for workdirs only: copy other checkpoints into a folder"
+        raise UserError(f"no run in {shown(workdir)}: it has no {CONFIG}{hint}")
+    check_name(workdir)
+    config, manifest = saved.config, saved.manifest
+    options = _options_of(manifest, f"{shown(workdir)}/{MANIFEST}")
+    _, shapes = skeleton(options)
+    params, step = _load_params(workdir, config, manifest, shapes, which)
+    handed_in = (
+        "objective" in manifest
+    )  # A program passed the objective, so it is not in the registry.
+
+    return Checkpoint(
+        f"{shown(workdir)}{which and '@' + which}",
+        "a run",
+        options,
+        shapes,
+        functools.partial(_at, params),
+        preprocessing=_preprocessing(config, manifest),
+        class_names=all_names(manifest["class_names"], options.num_classes),
+        objective=None if handed_in else _objective_params(workdir, config, step),
+        step=step,
+        probabilities=probabilities_of(config),
+    )
+
+
+def _options_of(manifest: dict, place: str) -> ImageOptions:
+    """Returns the options of the model that a manifest describes."""
+    try:
+        return read_options(manifest["model"])
+    except UserError as error:
+        raise UserError(f"{place} is damaged: {error}; put back a copy of it") from error
+
+
+def _load_params(
+    workdir: Path, config: ConfigDict, manifest: dict, shapes: Shapes, which: str
+) -> tuple[dict, int]:
+    """Loads the parameters by which a run's model is evaluated; returns them, nested, and their
+    step.
+    """
+    params, folder = _abstract(shapes), checkpoints_of(workdir)
+    handed_in = manifest.get("objective")
+    evaluated = handed_in["eval_params"] if handed_in else objective_of(config).eval_params(config)
+    if evaluated:  # Such as a moving average of the parameters.
+        items = load_items(folder, {evaluated: params}, which)
+        return items[evaluated], items["step"]
+    extra = jax.eval_shape(functools.partial(init_extra, config), params)
+    weights = {"params": params} | ({"extra": extra} if extra else {})
+    items = load_items(folder, weights, which)
+    return effective({"extra": {}} | items), items["step"]
+
+
+def _abstract(shapes: Shapes) -> dict:
+    """Returns nested `ShapeDtypeStruct`s by path, float32 on the first device."""
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    like = {
+        tuple(path.split("/")): jax.ShapeDtypeStruct(shape, "float32", sharding=device)
+        for path, shape in shapes.items()
+    }
+    return nnx.traversals.unflatten_mapping(like)
+
+
+def _at(params: dict, path: str) -> jax.Array:
+    return functools.reduce(operator.getitem, path.split("/"), params)
+
+
+def _objective_params(workdir: Path, config: ConfigDict, step: int) -> ObjectiveParams | None:
+    """Returns the parameters of a run's objective at a step, which are loaded on demand.
+
+    None: the objective has none from which another run can start.
+    """
+    kind, name = objective_of(config), config.objective.name
+    if not kind.made_by:
+        return None
+    averaged = kind.own_eval_params(config)
+    values = {
+        key: value
+        for key, value in config[kind.section].items()
+        if key in kind.made_by or value is not None
+    }
+
+    folder = checkpoints_of(workdir)
+    saved = functools.cache(lambda: item_shapes(folder, step))
+
+    def load(item, like):
+        return load_items(folder, {item: like}, str(step))[item]
+
+    def own():
+        if averaged:
+            return saved().get(averaged, {})
+        start = "objective/"
+        extra = saved().get("extra", {}).items()
+        return {path.removeprefix(start): shape for path, shape in extra if path.startswith(start)}
+
+    def sources(shapes):
+        check_shapes(shown(workdir), name, own(), shapes)
+        if averaged:
+            params = load(averaged, _abstract(own()))
+        else:
+            params = load("extra", {"objective": _abstract(own())})["objective"]
+        return {path: functools.partial(_at, params, path) for path in shapes}
+
+    def load_array(item, shape):
+        return np.asarray(load(item, _abstract({item: shape})[item]))
+
+    carried = {item: saved()[item][""] for item in kind.carried if item in saved()}
+    memory = {
+        item: Tensor(shape, "float32", functools.partial(load_array, item, shape))
+        for item, shape in carried.items()
+    }
+    return ObjectiveParams(name, values, sources, own, memory)
+
+
+def _preprocessing(config: ConfigDict, manifest: dict) -> Preprocessing:
+    """Returns the preprocessing of a run's test images."""
+    data = config.data
+    share = Fraction(data.image_size, data.test_resize)
+    configured = data.test_interpolation or data.interpolation
+    interpolation = configured or manifest.get("interpolation", "bilinear")
+    return Preprocessing(
+        data.test_crop, share, interpolation, background=data.background, mode=data.decode
+    )
