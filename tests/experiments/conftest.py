@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from vit_jax import experiment
+from vit_jax.config import check
+from vit_jax.ledger import study
+
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
@@ -19,3 +23,24 @@ def script():
         return module
 
     return load
+
+
+@pytest.fixture
+def check_runs(tmp_path):
+    """Checks the config of each kind of run that an experiment plans; returns their number."""
+
+    def check_all(name: str) -> int:
+        found = experiment.load(name)
+        options = {option: values.get("default") for option, values in found.options.items()}
+        scale = "paper" if name == "objectnet" else "laptop"
+        trials = study.rehearsed(found.at(scale), tmp_path / "runs", options, scale)
+        # Runs with the same keys differ in seeds and numbers alone.
+        kinds = {
+            tuple(flag.partition("=")[0] for flag in trial.job.flags[1:]): trial.job
+            for trial in trials
+        }
+        for job in kinds.values():
+            check(study.config_of(job))
+        return len(kinds)
+
+    return check_all

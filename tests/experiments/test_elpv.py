@@ -73,6 +73,11 @@ def test_layout_that_was_broken_off_is_not_taken_for_a_whole_one(cells, elpv, tm
     assert len(found(tmp_path / "images")) == 64
 
 
+@pytest.mark.usefixtures("cells")
+def test_values_of_its_runs_are_valid(check_runs):
+    assert check_runs("elpv") == 1
+
+
 def test_missing_package_is_said_with_the_command_that_installs_it(elpv, monkeypatch):
     monkeypatch.setitem(sys.modules, "elpv_dataset", None)
     with pytest.raises(UserError, match=r'pip install -e "\.\[examples\]"'):

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from vit_jax import experiment
-from vit_jax.config import check
 from vit_jax.errors import UserError
 from vit_jax.ledger import prices, study
 from vit_jax.ledger.stages import fine_tuning
@@ -374,18 +373,9 @@ def test_subsets_are_learnt_for_the_steps_of_the_whole():
 
 
 # These read checkpoints or packages that are given to them, and have tests of their own.
-OF_FILES = {"finetune_folders", "pretrain_photos"}
+OF_FILES = {"elpv", "finetune_folders", "pretrain_photos"}
 
 
 @pytest.mark.parametrize("name", sorted({*experiment.names()} - OF_FILES))
-def test_values_of_an_experiments_runs_are_valid(name, tmp_path):
-    found = experiment.load(name)
-    options = {option: values.get("default") for option, values in found.options.items()}
-    scale = "paper" if name == "objectnet" else "laptop"
-    trials = study.rehearsed(found.at(scale), tmp_path, options, scale)
-    # Runs with the same keys differ in seeds and numbers alone.
-    kinds = {
-        tuple(flag.partition("=")[0] for flag in trial.job.flags[1:]): trial.job for trial in trials
-    }
-    for job in kinds.values():
-        check(study.config_of(job))
+def test_values_of_an_experiments_runs_are_valid(name, check_runs):
+    check_runs(name)
