@@ -1,8 +1,7 @@
-"""ViTs on ImageNet with augmentation and regularisation as in "How to train your ViT?"
-(2106.10270).
+"""ViTs on ImageNet with augmentation and regularization, "How to train your ViT?" (2106.10270).
 
-Ti/16 takes light1, S/32 medium1, all others medium2.
-The paper's grid: any --config.augment.level=LEVEL, --config.optimizer.weight_decay=0.1 or 0.03, and
+Ti/16 uses the augmentation level light1, S/32 medium1, all others medium2. The paper's grid: any
+--config.augment.level=LEVEL, --config.optimizer.weight_decay=0.1 or 0.03, and
 --config.model.dropout=0.1 with --config.model.stochastic_depth=0.1, or neither.
 
 python -m vit_jax.main --config=configs/augreg_i1k.py:model=ViT-B/16 --workdir=DIR
@@ -14,13 +13,12 @@ from vit_jax.recipes import pretraining
 
 def get_config(argument=None):
     values, argument = named_values(argument, model="ViT-B/16")
-    config = pretraining(
-        values["model"]
-    )  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
+    # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
+    config = pretraining(values["model"])
     config.augment.level = {"ViT-Ti/16": "light1", "ViT-S/32": "medium1"}.get(
         values["model"], "medium2"
     )
-    # All of AugReg's runs share these (section 3).
+    # Values of all AugReg runs (section 3).
     config.epochs = 300.0
     config.optimizer.learning_rate, config.optimizer.weight_decay = 1e-3, 0.1
     config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0

@@ -1,9 +1,8 @@
-"""ViTs on ImageNet-21k with augmentation and regularisation as in "How to train your ViT?"
-(2106.10270).
+"""AugReg's ViTs on ImageNet-21k, "How to train your ViT?" (2106.10270).
 
-Ti/16 and S/32 take none, S/16 light1, B/32 and B/16 light2, L/16 medium2.
---config.epochs=30 is the paper's short run.
-The paper's grid: any --config.augment.level=LEVEL, --config.optimizer.weight_decay=0.1 or 0.03, and
+The augmentation level is none for Ti/16 and S/32, light1 for S/16, light2 for B/32 and B/16, and
+medium2 for L/16. --config.epochs=30 is the paper's short run. The paper's grid: any
+--config.augment.level=LEVEL, --config.optimizer.weight_decay=0.1 or 0.03, and
 --config.model.dropout=0.1 with --config.model.stochastic_depth=0.1, or neither.
 
 python -m vit_jax.main --config=configs/augreg_i21k.py:model=ViT-B/16 --workdir=DIR
@@ -34,17 +33,15 @@ def get_config(argument=None):
         )
     config = pretraining(model)  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
     config.augment.level = LEVELS[model]
-    # All of AugReg's runs share these (section 3).
+    # Values of all AugReg runs (section 3).
     config.epochs = 300.0
     config.optimizer.learning_rate, config.optimizer.weight_decay = 1e-3, 0.1
     config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
     config.model.dropout, config.model.stochastic_depth, config.model.pre_logits = 0.0, 0.0, False
     config.model.head_bias = -10.0
-    config.data.path, config.data.num_classes = (
-        "imagenet21k",
-        21_843,
-    )  # The width of the published heads.
-    # The splits are those of big_vision's vit_i21k.
+    # The published heads have 21,843 classes.
+    config.data.path, config.data.num_classes = "imagenet21k", 21_843
+    # The splits of big_vision's vit_i21k.
     config.data.train_split, config.data.dev_split = "train[51200:]", "train[25600:51200]"
     config.data.test_split = "train[:25600]"
     return choose(config, argument)

@@ -1,14 +1,14 @@
-"""Masked prediction of a learned tokeniser's codes, and its fine-tuning (BEiT v2, 2208.06366).
+r"""Masked prediction of a learned tokenizer's codes, and its fine-tuning (BEiT v2, 2208.06366).
 
     python -m vit_jax.main --config=configs/vqkd.py --workdir=TOKENISER
     python -m vit_jax.main --config=configs/beitv2.py:teacher=TOKENISER --workdir=DIR
-    python -m vit_jax.main --config=configs/beitv2.py:task=finetune --workdir=DIR2 \\
+    python -m vit_jax.main --config=configs/beitv2.py:task=finetune --workdir=DIR2 \
         --config.finetune.checkpoint=DIR
 
-The values are those of the authors' commands on ImageNet-1k, for BEiT-B/16 and BEiT-L/16
-(`model=`), of 1,600 epochs, or 300 (`epochs=300`). Fine-tuned they reach 85.5 and 87.3 %, after 300
-epochs 85.0 and 86.6 %; by way of labels of ImageNet-21k (`finetune_i21k`, then `finetune_i1k`) 86.5
-and 88.4 %.
+The values are from the authors' commands on ImageNet-1k, for BEiT-B/16 and BEiT-L/16 (`model=`),
+with 1,600 epochs, or 300 (`epochs=300`). Fine-tuned they reach 85.5 and 87.3 %, after 300 epochs
+85.0 and 86.6 %; with the labels of ImageNet-21k (`finetune_i21k`, then `finetune_i1k`) 86.5 and
+88.4 %.
 """
 
 from vit_jax.config import choose, chosen_teacher, named_values
@@ -16,9 +16,9 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.recipes import Masked, Tuned, masked_codes, tuned_codes
 
 MODELS = ("BEiT-B/16", "BEiT-L/16")
-# Stochastic depth and beta2, by the epochs.
+# Stochastic depth and beta2, by the number of epochs.
 PRETRAINED = {"300": (0.0, 0.98), "1600": (0.1, 0.999)}
-# By task, model, and epochs of the pre-training.
+# Recipe by task, model, and epochs of the pre-training.
 TUNED = {
     ("finetune", "BEiT-B/16", "300"): Tuned(224, 100, 1024, 5e-4, 20, 0.65, 0.1, smoothing=0.1),
     ("finetune", "BEiT-B/16", "1600"): Tuned(224, 100, 1024, 5e-4, 20, 0.6, 0.2, smoothing=0.1),

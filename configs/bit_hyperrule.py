@@ -1,17 +1,15 @@
-"""Fine-tuning by BiT-HyperRule (1912.11370, section 3.3): no search; the data set's size says
-everything.
+r"""Fine-tuning by BiT-HyperRule, without a search (1912.11370, section 3.3).
 
-The ViT paper fine-tunes ResNets by this and by its own procedure (configs/finetune.py), and reports
-the better of the two.
+The size of the data set determines all values. The ViT paper fine-tunes ResNets by this rule and by
+its own procedure (configs/finetune.py), and reports the better of the two.
 
-    python -m vit_jax.main --config=configs/bit_hyperrule.py:dataset=cifar10 --workdir=DIR \\
+    python -m vit_jax.main --config=configs/bit_hyperrule.py:dataset=cifar10 --workdir=DIR \
         --config.finetune.checkpoint=BiT-M-R50x1.npz
 
-Data sets are those of configs/finetune.py. `folder` needs the number of training images and, where
-they are
-small, their side: `dataset=folder,images=4000,side=64`. Images of less than 96x96 pixels are seen
-at 128, others at 384, and at 480 with `model=BiT-R152x4`; the authors' code has 480 for all models:
-`size=480`.
+The data sets are the same as in configs/finetune.py. `folder` needs the number of training images
+and, for small images, their side: `dataset=folder,images=4000,side=64`. Images of less than 96x96
+pixels are resized for an image size of 128, others for 384, and for 480 with `model=BiT-R152x4`;
+the authors' code uses 480 for all models: `size=480`.
 """
 
 from vit_jax.config import choose, named_values

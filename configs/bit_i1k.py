@@ -1,9 +1,9 @@
 """BiT-S: a BiT on ImageNet, with the values of its own paper (1912.11370, section 3.2).
 
-They stand beside ViT's in figure 3 of the ViT paper (the shaded band; it does not say how its
-ResNets were trained on ImageNet). BiT-R152x4 then has 81.30 % at 480 pixels, fine-tuned by
-BiT-HyperRule. BiT's paper says no loss; this one is big_vision's, in its config for BiT on
-ImageNet.
+These models appear in figure 3 of the ViT paper (the shaded band), which does not describe how its
+ResNets were trained on ImageNet. BiT-R152x4 reaches 81.30 % at 480 pixels, fine-tuned by
+BiT-HyperRule. BiT's paper does not specify the loss; this one is from big_vision's config for BiT
+on ImageNet.
 
 python -m vit_jax.main --config=configs/bit_i1k.py:model=BiT-R50x1 --workdir=DIR
 """

@@ -1,8 +1,8 @@
 """BiT-M: a BiT on ImageNet-21k, with the values of its own paper (1912.11370, section 3.2).
 
-They stand beside ViT's in figure 3 of the ViT paper (the shaded band). BiT-R152x4 then has 85.39 %
-on ImageNet at 480 pixels, fine-tuned by BiT-HyperRule. BiT's paper says no loss; this one, and the
-bias, are big_vision's, in its config for BiT on ImageNet-21k.
+These models appear in figure 3 of the ViT paper (the shaded band). BiT-R152x4 reaches 85.39 % on
+ImageNet at 480 pixels, fine-tuned by BiT-HyperRule. BiT's paper does not specify the loss; the loss
+and the bias are from big_vision's config for BiT on ImageNet-21k.
 
 python -m vit_jax.main --config=configs/bit_i21k.py:model=BiT-R50x1 --workdir=DIR
 """
@@ -16,11 +16,9 @@ def get_config(argument=None):
     config = bit_pretraining(values["model"])  # Batch 4096, SGD, 5000 steps of warm-up.
     config.epochs, config.optimizer.stairs = 90.0, (30 / 90, 60 / 90, 80 / 90)
     config.loss.name, config.model.head_bias = "sigmoid", -10.0
-    config.data.path, config.data.num_classes = (
-        "imagenet21k",
-        21_843,
-    )  # The width of the published heads.
-    # The splits are those of configs/vit_b16_i21k.py.
+    # The published heads have 21,843 classes.
+    config.data.path, config.data.num_classes = "imagenet21k", 21_843
+    # The splits of configs/vit_b16_i21k.py.
     config.data.train_split, config.data.dev_split = "train[51200:]", "train[25600:51200]"
     config.data.test_split = "train[:25600]"
     return choose(config, argument)

@@ -1,7 +1,7 @@
 """BiT-R152x2 on JFT-300M: the paper's pre-training (table 3).
 
---config.data.path=NAME gives your own data set, prepared for TFDS, with its labels in
-the feature --config.data.label_key.
+--config.data.path=NAME selects your own data set, prepared for TFDS, with its labels in the feature
+--config.data.label_key.
 
 python -m vit_jax.main --config=configs/bit_r152x2_jft.py --workdir=DIR
 """
@@ -12,7 +12,7 @@ from vit_jax.recipes import pretraining
 
 def get_config(argument=None):
     config = pretraining("BiT-R152x2")  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
-    # The run of 14 epochs in table 6 is not in table 3; its rate is not published.
+    # The run of 14 epochs in table 6 is not in table 3, and its learning rate is unpublished.
     config.epochs = 7.0
     config.optimizer.learning_rate, config.optimizer.weight_decay = 6e-4, 0.1
     config.optimizer.schedule, config.optimizer.end_learning_rate = "linear", 1e-5

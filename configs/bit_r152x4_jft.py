@@ -1,8 +1,8 @@
 """BiT-L: BiT-R152x4 on JFT-300M, with the values of its own paper (1912.11370, section 3.2).
 
-It is the column of table 2 in the ViT paper, whose appendix D.1 says 30 epochs of BiT's runs for
-table 7; BiT's own schedule has 40. --config.data.path=NAME gives your own data set, as in the other
-configs for JFT.
+It is a column of table 2 in the ViT paper. That paper's appendix D.1 gives 30 epochs for BiT's runs
+in table 7; BiT's own schedule has 40. --config.data.path=NAME selects your own data set, as in the
+other configs for JFT.
 
 python -m vit_jax.main --config=configs/bit_r152x4_jft.py --workdir=DIR
 """
@@ -14,7 +14,7 @@ from vit_jax.recipes import bit_pretraining
 def get_config(argument=None):
     config = bit_pretraining("BiT-R152x4")  # Batch 4096, SGD, 5000 steps of warm-up.
     config.epochs, config.optimizer.stairs = 40.0, (10 / 40, 23 / 40, 30 / 40, 37 / 40)
-    config.loss.name, config.model.head_bias = "sigmoid", -10.0  # As for ImageNet-21k.
+    config.loss.name, config.model.head_bias = "sigmoid", -10.0  # As on ImageNet-21k.
     config.data.path, config.data.num_classes, config.data.label_key = "jft", 18_291, "labels"
     config.data.train_split, config.data.test_split = "train", "validation"
     return choose(config, argument)

@@ -1,7 +1,7 @@
 """BiT-R200x3 on JFT-300M: the paper's pre-training (table 3).
 
---config.data.path=NAME gives your own data set, prepared for TFDS, with its labels in
-the feature --config.data.label_key.
+--config.data.path=NAME selects your own data set, prepared for TFDS, with its labels in the feature
+--config.data.label_key.
 
 python -m vit_jax.main --config=configs/bit_r200x3_jft.py --workdir=DIR
 """
@@ -12,7 +12,7 @@ from vit_jax.recipes import pretraining
 
 def get_config(argument=None):
     config = pretraining("BiT-R200x3")  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
-    # Unpublished: table 6 has this run, table 3 has no rate for it; 6e-4 is that of R152.
+    # Unpublished: table 6 has this run, but table 3 has no learning rate for it; 6e-4 is R152's.
     config.epochs = 14.0
     config.optimizer.learning_rate, config.optimizer.weight_decay = 6e-4, 0.1
     config.optimizer.schedule, config.optimizer.end_learning_rate = "linear", 1e-5

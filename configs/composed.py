@@ -1,11 +1,10 @@
-"""Small models on images of 32 pixels that the package composes: what experiments train at laptop
-scale.
+"""Small models on generated images of 32 pixels, for experiments at laptop scale.
 
     python -m vit_jax.main --config=configs/composed.py:model=BiT-R14x1/4,images=10000 --workdir=DIR
 
-`source` is `scattered` or `centred`, `collection` one of its collections, `images` the first of it
-that are trained on. Adam with weight decay as the paper's, cosine to 0; the rates are those that
-held-out images chose for each family (ledger).
+`source` is `scattered` or `centred`, `collection` one of its collections, and `images` the number
+of training images, taken from the start. The optimizer is Adam with weight decay as in the paper,
+with a cosine schedule to 0. Validation images chose the learning rates of each family (ledger).
 """
 
 from vit_jax.config import base_config, choose, named_values
@@ -19,12 +18,12 @@ def get_config(argument=None):
     config = base_config()
     config.model.name = values["model"]
     if values["model"].startswith("BiT"):
-        config.model.resnet_stem = "small"  # The other models' patches are small by their names.
+        config.model.resnet_stem = "small"  # The names of the other models imply small patches.
     config.batch_size, config.steps = 128, steps
     config.data.source, config.data.path = values["source"], values["collection"]
     config.data.train_split, config.data.test_split = f"train[:{values['images']}]", "test[:5000]"
     config.data.image_size = config.data.test_resize = int(values["size"])
-    # A character may not be mirrored and keeps its shape, and the largest must stay in the picture.
+    # Mirroring or distortion would change a character, and the largest must stay in the image.
     config.data.crop, config.data.flip = "random_resized", False
     config.data.crop_area, config.data.crop_aspect = (0.7, 1.0), (0.8, 1.25)
     config.optimizer.learning_rate, config.optimizer.weight_decay = 2e-3, 0.05

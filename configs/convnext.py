@@ -1,20 +1,19 @@
-"""ConvNeXt on ImageNet-1k or 21k, and fine-tuned (2201.03545, tables 5 and 6, and the authors'
-commands).
+r"""ConvNeXt on ImageNet-1k or 21k, and its fine-tuning (2201.03545, tables 5 and 6).
 
-V2's models are fine-tuned after FCMAE (2301.00808, and TRAINING.md of
-facebookresearch/ConvNeXt-V2).
+The values are from the paper and the authors' commands. V2's models are fine-tuned after FCMAE
+(2301.00808, and TRAINING.md of facebookresearch/ConvNeXt-V2).
 
     python -m vit_jax.main --config=configs/convnext.py:model=ConvNeXt-T --workdir=DIR
     python -m vit_jax.main --config=configs/convnext.py:model=ConvNeXt-B,task=i21k --workdir=DIR
-    python -m vit_jax.main --config=configs/convnext.py:model=ConvNeXt-B,task=finetune,size=384 \\
+    python -m vit_jax.main --config=configs/convnext.py:model=ConvNeXt-B,task=finetune,size=384 \
         --workdir=DIR2 --config.finetune.checkpoint=DIR
-    python -m vit_jax.main --config=configs/convnext.py:model=ConvNeXtV2-T,task=finetune_fcmae \\
+    python -m vit_jax.main --config=configs/convnext.py:model=ConvNeXtV2-T,task=finetune_fcmae \
         --workdir=DIR3 --config.finetune.checkpoint=hf://timm/convnextv2_tiny.fcmae
 
 Trained on ImageNet-1k alone T, S, B and L reach 82.1, 83.1, 83.8 and 84.3 %; B, L and XL from
-ImageNet-21k, at 384 pixels, 86.8, 87.5 and 87.8 %. `task=finetune_i1k` goes on at 384 pixels with a
-model of ImageNet-1k. After FCMAE V2's Atto, T and B reach 76.7, 83.0 and 84.9 %; `configs/fcmae.py`
-is that pre-training.
+ImageNet-21k, at 384 pixels, 86.8, 87.5 and 87.8 %. `task=finetune_i1k` continues at 384 pixels with
+a model of ImageNet-1k. After FCMAE V2's Atto, T and B reach 76.7, 83.0 and 84.9 %;
+`configs/fcmae.py` is that pre-training.
 """
 
 from vit_jax.config import choose, named_values
@@ -28,8 +27,8 @@ SKIPPED = {
     "finetune_i1k": {"ConvNeXt-B": 0.8, "ConvNeXt-L": 0.95},
     "finetune_fcmae": {"ConvNeXtV2-Atto": 0.1, "ConvNeXtV2-T": 0.2, "ConvNeXtV2-B": 0.1},
 }
-# Of V2's fine-tuning: epochs, warm-up epochs, learning rate for 256 images, weight decay,
-# layer-wise decay.
+# V2's fine-tuning: epochs, warm-up epochs, learning rate for 256 images, weight decay, layer-wise
+# learning rate decay.
 AFTER_FCMAE = {
     "ConvNeXtV2-Atto": (600, 0, 2e-4, 0.3, 0.9),
     "ConvNeXtV2-T": (300, 40, 8e-4, 0.05, 0.9),

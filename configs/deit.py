@@ -1,36 +1,37 @@
-"""DeiT and DeiT III on ImageNet, and fine-tuned at higher resolution (2012.12877, 2204.07118, their
-code).
+r"""DeiT and DeiT III on ImageNet, and their fine-tuning at higher resolution.
+
+The values are from the papers (2012.12877, 2204.07118) and their code.
 
     python -m vit_jax.main --config=configs/deit.py:model=ViT-S/16 --workdir=DIR
     python -m vit_jax.main --config=configs/deit.py:model=ViT-B/16,teacher=TEACHER --workdir=DIR
-    python -m vit_jax.main --config=configs/deit.py:model=ViT-B/16,task=finetune_i1k --workdir=DIR2
-    \\
-        --config.finetune.checkpoint=DIR
+    python -m vit_jax.main --config=configs/deit.py:model=ViT-B/16,task=finetune_i1k \
+        --workdir=DIR2 --config.finetune.checkpoint=DIR
     python -m vit_jax.main --config=configs/deit.py:recipe=deit3,model=ViT-B/16 --workdir=DIR
 
-DeiT-Ti, S and B are ViT-Ti/16, S/16 and B/16. Alone they reach 72.2, 79.8 and 81.8 %; with a
-distillation token that learns the choices of a RegNetY-16GF (82.9 %) 74.5, 81.2 and 83.4 %. There
-is no RegNet here, and the teacher is another model of ImageNet's 1,000 classes, at best a ConvNet
-(BiT, ConvNeXt): in the paper's table 2 DeiT-B has 83.1 % by RegNetY-16GF, 82.7 % by the 4GF, of
-80.0 %, and 81.9 % by another DeiT-B, of
-81.8 %. So a weaker ConvNet costs some tenths, and a Transformer nearly all of the gain.
+DeiT-Ti, S and B are ViT-Ti/16, S/16 and B/16. Without a teacher they reach 72.2, 79.8 and 81.8 %;
+with a distillation token for the predicted classes of a RegNetY-16GF (82.9 %) 74.5, 81.2 and
+83.4 %. There is no RegNet here, and the teacher is another model of ImageNet's 1,000 classes,
+preferably a ConvNet (BiT, ConvNeXt). In the paper's table 2 DeiT-B has 83.1 % with RegNetY-16GF,
+82.7 % with the 4GF of 80.0 %, and 81.9 % with another DeiT-B of 81.8 %. So a weaker ConvNet costs
+some tenths of a point, and a Transformer nearly all of the gain.
 
-`recipe=deit3` is of ViT-S/16, B/16, L/16 and H/14. Its tasks, and the accuracies that they end at:
+`recipe=deit3` is for ViT-S/16, B/16, L/16 and H/14. Its tasks and final accuracies:
 
-| task | trains | S | B | L | H |
+| task | training | S | B | L | H |
 | i1k | 800 epochs at 224, 192, 192 and 154 pixels | 81.4 % | | | |
-| finetune_i1k | goes on at 224 | | 83.8 % | 84.9 % | 85.2 % |
-| finetune_i1k_384 | goes on at 384 | 83.4 % | 85.0 % | 85.8 % | |
+| finetune_i1k | continues at 224 | | 83.8 % | 84.9 % | 85.2 % |
+| finetune_i1k_384 | continues at 384 | 83.4 % | 85.0 % | 85.8 % | |
 | i21k | 240 epochs at 224, H 90 at 126 | | | | |
 | finetune | ImageNet-1k from ImageNet-21k, at 224 | 83.1 % | 85.7 % | 87.0 % | 87.2 % |
 
-Before the tuning at 224 B and L have 82.8 and 84.0 %. The authors' H/14 sees 160 and 128 pixels, of
-which its patches cover 154 and 126. Their class token has no position; here it has one, so that
-their sum learns twice as fast.
+Before the fine-tuning at 224 B and L have 82.8 and 84.0 %. The authors' H/14 gets images of 160 and
+128 pixels, and its patches cover 154 and 126 pixels of them. Their class token has no position
+embedding; here it has one, so that the sum of the two learns twice as fast.
 
-The rate falls from the end of the warm-up on, step by step; in their code by whole epochs, along a
-cosine that begins with the run. They report the parameters, not the average that they keep beside
-them. DeiT's heads start at zero; DeiT III's do not, as LAMB moves a kernel by its length.
+The learning rate decays at each step from the end of the warm-up; in their code it decays once per
+epoch, along a cosine that starts with the run. They evaluate the parameters, not the average that
+they keep as well. DeiT's heads start at zero; DeiT III's do not, since LAMB scales the update of a
+kernel by its norm.
 """
 
 from vit_jax.config import base_config, choose, named_values
@@ -49,7 +50,7 @@ DEIT3_SKIPPED = {
     "i21k": {"ViT-S/16": 0.05, "ViT-B/16": 0.1, "ViT-L/16": 0.3, "ViT-H/14": 0.5},
     "finetune": {"ViT-S/16": 0.05, "ViT-B/16": 0.15, "ViT-L/16": 0.4, "ViT-H/14": 0.45},
 }
-# Epochs, batch, learning rate and weight decay.
+# Epochs, batch size, learning rate and weight decay.
 DEIT3_TASKS = {
     "i1k": (800, 2048, 3e-3, 0.05),
     "finetune_i1k": (20, 512, 1e-5, 0.1),
@@ -57,7 +58,7 @@ DEIT3_TASKS = {
     "i21k": (240, 2048, 1e-3, 0.02),
     "finetune": (50, 2048, 3e-4, 0.02),
 }
-# Pixels where they are not 224, or 384.
+# Image sizes other than 224 and 384.
 DEIT3_SIZES = {("i1k", "ViT-B/16"): 192, ("i1k", "ViT-L/16"): 192}
 DEIT3_SIZES |= {("i1k", "ViT-H/14"): 154, ("i21k", "ViT-H/14"): 126}
 
@@ -80,7 +81,7 @@ def get_config(argument=None):
 
 
 def deit(model, task):
-    """DeiT's config of a model and a task, without a teacher."""
+    """Returns DeiT's config of a model and a task, without a teacher."""
     tuned = task == "finetune_i1k"
     config = deit_like(model, task, SKIPPED, 384 if tuned else 224)
     config.augment.mixup, config.augment.cutmix, config.data.repeats = 0.8, 1.0, 3
@@ -100,7 +101,7 @@ def deit(model, task):
 
 
 def deit3(model, task):
-    """DeiT III's config of a model and a task."""
+    """Returns DeiT III's config of a model and a task."""
     size = 384 if task == "finetune_i1k_384" else DEIT3_SIZES.get((task, model), 224)
     config = deit_like(model, task, DEIT3_SKIPPED, size)
     config.model.uniform_depth = True
@@ -129,5 +130,5 @@ def deit3(model, task):
         config.loss.name, config.loss.label_smoothing, config.data.repeats = "binary", 0.0, 3
     else:
         config.data.crop, config.augment.mixup = "simple_random", 0.0
-        config.data.crop_area = base_config().data.crop_area  # Which that crop does not read.
+        config.data.crop_area = base_config().data.crop_area  # That crop does not use it.
     return config

@@ -1,20 +1,19 @@
-"""Self-distillation without labels on ImageNet-1k (DINO, 2104.14294): the authors' two runs of
-ViT-S/16.
+"""Self-distillation without labels on ImageNet-1k: DINO's two runs of ViT-S/16 (2104.14294).
 
     python -m vit_jax.main --config=configs/dino.py --workdir=DIR
     python -m vit_jax.main --config=configs/dino.py:run=boosted --workdir=DIR
 
-`reference` is 100 epochs in batches of 512, after which the authors report 69.3 % by k-NN and 74.0
-% by a linear probe; `boosted` is 300 epochs in batches of 1,024, and 73.3 and 76.0 %. The models
-are the plain ViTs by name (`model=ViT-B/16`); of B the authors keep the prototypes' lengths at 1 in
-both.
+`reference` is 100 epochs in batches of 512, after which the authors report 69.3 % by k-NN and
+74.0 % by a linear probe; `boosted` is 300 epochs in batches of 1,024, with 73.3 and 76.0 %. The
+models are the plain ViTs by name (`model=ViT-B/16`); for B the authors fix the prototypes' norm at
+1 in both runs.
 """
 
 from vit_jax.config import choose, named_values
 from vit_jax.errors import UserError, nearest
 from vit_jax.recipes import IMAGENET_IMAGES, TeacherRecipe, self_distillation
 
-# Epochs, batch size, and the teacher's last temperature with the epochs in which it is reached.
+# Epochs, batch size, the teacher's final temperature, and the epochs of its warm-up.
 RUNS = {"reference": (100, 512, 0.04, 0), "boosted": (300, 1024, 0.07, 30)}
 
 

@@ -1,24 +1,24 @@
-"""Self-distillation of images and their patches without labels (DINOv2, 2304.07193).
+r"""Self-distillation of images and their patches without labels (DINOv2, 2304.07193).
 
     python -m vit_jax.main --config=configs/dinov2.py --workdir=DIR
     python -m vit_jax.main --config=configs/dinov2.py:run=large --workdir=DIR
     python -m vit_jax.main --config=configs/dinov2.py:run=high_resolution,from=DIR --workdir=DIR2
-    python -m vit_jax.main --config=configs/dinov2.py:run=large,teacher=DIR2,model=DINOv2-S/14
-    --workdir=DIR3 python -m vit_jax.main --config=configs/dinov2.py:from=DINOv2-S/14 --workdir=DIR
-    \\
+    python -m vit_jax.main --config=configs/dinov2.py:run=large,teacher=DIR2,model=DINOv2-S/14 \
+        --workdir=DIR3
+    python -m vit_jax.main --config=configs/dinov2.py:from=DINOv2-S/14 --workdir=DIR \
         --config.data.path=PHOTOS
 
 `short` is the authors' `vitl16_short`, ViT-L/16 on ImageNet-1k (81.6 % by k-NN and 82.9 % by a
-linear probe, by their report); `large` is `vitl14`, on ImageNet-21k. `high_resolution` is its last
-phase, 10,000 steps at 518 pixels, through the same schedules and with all else as it was (appendix
-B.2); the paper says that the rate is lower and not by how much: a quarter, as DINOv3's, is ours.
-With `teacher` a student learns from a frozen model with its heads, a run's or a converted training
-checkpoint, without stochastic depth (section 5).
+linear probe, according to the authors); `large` is `vitl14`, on ImageNet-21k. `high_resolution` is
+its last phase, 10,000 steps at 518 pixels, with the same schedules compressed and all other values
+unchanged (appendix B.2). The paper lowers the learning rate by an unspecified factor; we use a
+quarter, as DINOv3 does. With `teacher` a student is distilled from a frozen model with its heads,
+from a run or a converted training checkpoint, without stochastic depth (section 5).
 
-With `from` alone, a published model's name, or what `load_model` takes, training goes on from there
-for 1,000
-steps, by values that are ours: a folder of photographs, one device; with its heads, where it has
-some. Colours, crops and losses are the authors' in all of them.
+With `from` alone, which is a published model's name or a source as in `load_model`, training
+continues from this model for 1,000 steps. The values are ours, for a folder of photographs and one
+device. The model's heads are used if it has some. Colours, crops and losses are the authors' in all
+runs.
 """
 
 from vit_jax.config import choose, named_values
@@ -33,9 +33,9 @@ LARGE = DINOV2._replace(
     weight_decay=(0.04, 0.2),
     momentum=0.994,
 )
-# So many steps to the authors' epoch that 500 of these are 10,000 steps.
+# Steps of an epoch such that the authors' 500 epochs are 10,000 steps.
 HIGH_RESOLUTION = LARGE._replace(epoch=20, learning_rate=LARGE.learning_rate / 4)
-# The rate is that at which DINOv2's own training ends, times ten.
+# The learning rate is ten times the final one of DINOv2's own training.
 ON = DINOV2._replace(
     epochs=1,
     epoch=1000,
@@ -67,7 +67,7 @@ def get_config(argument=None):
 
 
 def _from_scratch(values, short):
-    """The short run, or the large one; with a teacher, distillation from it."""
+    """Returns the short run or the large one; with a teacher, distillation from it."""
     config = self_distillation(
         DINOV2 if short else LARGE, 2048 if short else 3072, 96 if short else 98
     )
@@ -79,7 +79,7 @@ def _from_scratch(values, short):
     config.optimizer.layer_decay, config.optimizer.embedding_rate = 0.9 if short else 1.0, 0.2
     if not short:
         _large(config)
-        if not values["teacher"]:  # The released ones, distilled, have an MLP.
+        if not values["teacher"]:  # The released models are distilled, and have an MLP.
             config.model.mlp, config.model.mlp_dim = "swiglu", 2736
     if values["teacher"]:
         config.objective.teacher, config.model.stochastic_depth = values["teacher"], 0.0
@@ -87,7 +87,7 @@ def _from_scratch(values, short):
 
 
 def _refuse(values, names, why):
-    """Raises UserError where any of these was given, which nothing would read."""
+    """Raises UserError if one of these arguments was given, since nothing would read it."""
     if given := [f"{name}={values[name]}" for name in names if values[name]]:
         raise UserError(f"{why}, and reads no {', no '.join(given)}: leave it out")
 
@@ -100,7 +100,7 @@ def _large(config):
 
 
 def _high_resolution(source, argument):
-    """The last phase of the large run, whose model and heads it takes."""
+    """Returns the last phase of the large run, which uses the run's model and heads."""
     if not source and argument != "smoke":
         raise UserError("run=high_resolution goes on from a run: run=high_resolution,from=WORKDIR")
     config = self_distillation(HIGH_RESOLUTION, 3072, 98)
@@ -118,15 +118,15 @@ def _high_resolution(source, argument):
 
 
 def _losses(config):
-    # Its code sets the lengths to 1 at first, and trains and decays them like the rest.
+    # The authors' code initializes the norms to 1, and trains and decays them like the rest.
     config.dino.update(dict(prototype_lengths="learned"))
-    config.dino.update(dict(patch_weight=1.0, koleo=0.1, koleo_group=64))  # The images of a GPU.
+    config.dino.update(dict(patch_weight=1.0, koleo=0.1, koleo_group=64))  # The batch of a GPU.
     config.model.uniform_depth, config.model.depth_by = True, "subset"
     config.optimizer.clip = "module"
 
 
 def _on_from(source):
-    """Training that goes on from a published model or a checkpoint, on one device."""
+    """Returns continued training of a published model or a checkpoint, on one device."""
     config = self_distillation(ON, 64)
     config.finetune.checkpoint = checkpoint_of(source)
     config.model.update(dict(name="", dtype="float32", mean=None, std=None))

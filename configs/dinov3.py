@@ -2,9 +2,9 @@
 
     python -m vit_jax.main --config=configs/dinov3.py --workdir=DIR
 
-DINOv2's losses with Sinkhorn-Knopp, a head of their own for patches, prototypes of any length, and
-rotary positions. The authors report 82.0 % by k-NN and 83.5 % by a linear probe, after 14 hours of
-32 H100.
+The losses are DINOv2's with Sinkhorn-Knopp, a separate head for patches, prototypes of any norm,
+and rotary positions. The authors report 82.0 % by k-NN and 83.5 % by a linear probe, after 14 hours
+on 32 H100.
 """
 
 from vit_jax.config import choose, named_values

@@ -1,15 +1,12 @@
-"""A discrete autoencoder on images without labels, which makes tokens of them (DALL-E's;
-2102.12092).
+"""A discrete autoencoder whose codes are image tokens, without labels (DALL-E's, 2102.12092).
 
     python -m vit_jax.main --config=configs/dvae.py --workdir=DIR
 
-The values are the paper's (appendix A.2); its own training is on 250 million images for 3,000,000
-updates, here it is ImageNet-1k for as long as the rate falls. Labels are not read:
---config.data.source=folder
---config.data.path=DIR trains on a folder of images. --config.dvae.codes=1024 asks for fewer
-  codes,
---config.model.widths=128,256,512,1024 for a smaller model. `configs/beit.py` trains a ViT on the
-  tokens.
+The values are the paper's (appendix A.2). Its own training is on 250 million images for 3,000,000
+updates; here it is ImageNet-1k until the learning rate has decayed. Labels are not read:
+--config.data.source=folder --config.data.path=DIR trains on a folder of images.
+--config.dvae.codes=1024 sets fewer codes, --config.model.widths=128,256,512,1024 a smaller model.
+`configs/beit.py` trains a ViT on the tokens.
 """
 
 from vit_jax.config import base_config, choose
@@ -23,8 +20,8 @@ def get_config(argument=None):
     config.data.source, config.data.path = "tfds", "imagenet2012"
     config.data.train_split, config.data.test_split = "train", "validation"
     config.data.image_size = config.data.test_resize = 256
-    # Theirs have two thirds to eight ninths of the short side; of a photograph of 4:3 that is this
-    # area.
+    # The authors' crops have two thirds to eight ninths of the short side; for a photograph of 4:3
+    # this is the equivalent area.
     config.data.crop, config.data.crop_area = "random_resized", (0.33, 0.59)
     config.data.crop_aspect, config.data.interpolation = (1.0, 1.0), "area"
     config.optimizer.learning_rate, config.optimizer.end_learning_rate = 1e-4, 1.25e-6

@@ -1,18 +1,19 @@
-"""Masked prediction of CLIP's features, and its fine-tuning (EVA, 2211.07636).
+r"""Masked prediction of CLIP's features, and its fine-tuning (EVA, 2211.07636).
 
     python -m vit_jax.main --config=configs/eva.py --workdir=DIR
-    python -m vit_jax.main --config=configs/eva.py:task=finetune_i21k --workdir=DIR2 \\
+    python -m vit_jax.main --config=configs/eva.py:task=finetune_i21k --workdir=DIR2 \
         --config.finetune.checkpoint=DIR
-    python -m vit_jax.main --config=configs/eva.py:task=finetune_i1k --workdir=DIR3 \\
+    python -m vit_jax.main --config=configs/eva.py:task=finetune_i1k --workdir=DIR3 \
         --config.finetune.checkpoint=DIR2
-    python -m vit_jax.main --config=configs/eva.py:task=finetune_i1k,size=560 --workdir=DIR4 \\
+    python -m vit_jax.main --config=configs/eva.py:task=finetune_i1k,size=560 --workdir=DIR4 \
         --config.finetune.checkpoint=DIR2
 
-EVA-g/14, by the authors' commands; it reaches 89.6 and 89.7 % on ImageNet-1k at 336 and 560 pixels.
-They train on 30 million images of seven sets; here it is ImageNet-21k, which is half of them.
-`model=` trains another ViT in the same way, `teacher=` from another teacher than CLIP-L/14, with a
-head for patches; without a head say `--config.objective.teacher_features=tokens`. The authors mask
-105 patches of 256 at most, and so many are masked here in each image.
+EVA-g/14 with the values of the authors' commands; it reaches 89.6 and 89.7 % on ImageNet-1k at 336
+and 560 pixels. They train on 30 million images of seven sets; here it is ImageNet-21k, which is
+half of them. `model=` trains another ViT in the same way. `teacher=` replaces CLIP-L/14 by another
+teacher with a head for patches; for a teacher without a head set
+`--config.objective.teacher_features=tokens`. The authors mask at most 105 patches of 256; here 105
+are masked in each image.
 """
 
 from vit_jax.config import choose, chosen_teacher, named_values
@@ -46,7 +47,8 @@ def get_config(argument=None):
         config = masked_features(
             model, PRETRAINED, chosen_teacher(values["teacher"], argument, TEACHER)
         )
-        config.model.initialization = "eva" if model == "EVA-g/14" else "beit"  # Its code has both.
+        # The authors' code contains both initializations.
+        config.model.initialization = "eva" if model == "EVA-g/14" else "beit"
         return choose(config, argument)
     if values["teacher"]:
         raise UserError(f"teacher={values['teacher']} is of task=pretrain: task={task} has none")

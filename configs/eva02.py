@@ -1,28 +1,21 @@
-"""Masked prediction of EVA-CLIP's features on ImageNet-21k, and its fine-tuning (EVA-02,
-2303.11331).
+r"""Masked prediction of EVA-CLIP's features on ImageNet-21k, and its fine-tuning (EVA-02).
 
     python -m vit_jax.main --config=configs/eva02.py:model=EVA02-B/14 --workdir=DIR
-    python -m vit_jax.main --config=configs/eva02.py:model=EVA02-B/14,task=finetune --workdir=DIR2
-    \\
-        --config.finetune.checkpoint=DIR
-    python -m vit_jax.main --config=configs/eva02.py:model=EVA02-B/14,task=finetune_i21k
-    --workdir=DIR3 \\
-        --config.finetune.checkpoint=DIR
-    python -m vit_jax.main --config=configs/eva02.py:model=EVA02-B/14,task=finetune_i1k
-    --workdir=DIR4 \\
-        --config.finetune.checkpoint=DIR3
+    python -m vit_jax.main --config=configs/eva02.py:model=EVA02-B/14,task=finetune \
+        --workdir=DIR2 --config.finetune.checkpoint=DIR
+    python -m vit_jax.main --config=configs/eva02.py:model=EVA02-B/14,task=finetune_i21k \
+        --workdir=DIR3 --config.finetune.checkpoint=DIR
+    python -m vit_jax.main --config=configs/eva02.py:model=EVA02-B/14,task=finetune_i1k \
+        --workdir=DIR4 --config.finetune.checkpoint=DIR3
 
-The values are those of the authors' commands. `finetune` is on ImageNet-1k, and ends at 80.7, 85.8,
-88.3 and
-89.6 % for Ti, S, B and L; by way of ImageNet-21k, B and L reach 88.6 and 89.9 %. A released model
-  is a start
-too: `--config.finetune.checkpoint=hf://timm/eva02_base_patch14_224.mim_in22k`.
+The values are from the authors' commands (2303.11331). `finetune` is on ImageNet-1k, and reaches
+80.7, 85.8, 88.3 and 89.6 % with Ti, S, B and L; with ImageNet-21k in between, B and L reach 88.6
+and 89.9 %. Fine-tuning can also start from a released model:
+`--config.finetune.checkpoint=hf://timm/eva02_base_patch14_224.mim_in22k`.
 
-`teacher=` is another model than the authors' EVA-CLIP-g/14, with a head for patches; without a head
-say `--config.objective.teacher_features=tokens`. The authors mask 105 patches of 256 at most, and
-so
-  many are
-masked here in each image.
+`teacher=` replaces the authors' EVA-CLIP-g/14 by another model with a head for patches; for a model
+without a head set `--config.objective.teacher_features=tokens`. The authors mask at most 105
+patches of 256; here 105 are masked in each image.
 """
 
 from vit_jax.config import choose, chosen_teacher, named_values
@@ -44,7 +37,7 @@ PRETRAINED = {
         epochs=150, batch=2048, learning_rate=1.5e-3, warmup=1, stochastic_depth=0.1
     ),
 }
-# By task and model. From a model of the authors' 38 million images L is tuned with 7e-5.
+# Recipe by task and model. For L pre-trained on their 38 million images the authors use 7e-5.
 TUNED = {
     "finetune": {
         "EVA02-Ti/14": Tuned(336, 100, 1024, 2e-4, 5, 0.9, 0.1, smoothing=0.1),

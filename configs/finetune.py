@@ -1,15 +1,15 @@
-"""Fine-tuning as in the paper (section 4.1, table 4), from any checkpoint that `load_model` takes.
+r"""Fine-tuning as in the paper (section 4.1, table 4), from any checkpoint of `load_model`.
 
-    python -m vit_jax.main --config=configs/finetune.py:dataset=cifar10 --workdir=DIR \\
+    python -m vit_jax.main --config=configs/finetune.py:dataset=cifar10 --workdir=DIR \
         --config.finetune.checkpoint=ViT-B_16.npz
 
 Data sets: imagenet2012, cifar10, cifar100, oxford_iiit_pet, oxford_flowers102, folder with
 --config.data.path=DIR, and vtab/TASK (vtab/clevr-count). `python -m vit_jax.sweep` with the same
-flags finds the learning rate on held-out training images and then trains on all of them.
-`model=ViT-B/16` makes sure that the checkpoint is one (and is needed without a checkpoint);
-`size=512` is for other sizes than 384. Table 2's ImageNet figures add
---config.optimizer.average=0.9999. At 384 pixels H/14 takes size=378, which is all that it sees of
-them.
+flags finds the learning rate on validation images from the training set and then trains on all of
+them. `model=ViT-B/16` requires a checkpoint of this model (and is needed without a checkpoint);
+`size=512` sets another image size than 384. Table 2's ImageNet results also use
+--config.optimizer.average=0.9999. At 384 pixels use size=378 for H/14, the part that its patches
+cover.
 """
 
 from vit_jax.config import choose, named_values

@@ -1,13 +1,12 @@
-"""Defects in photographs of solar cells: elpv-dataset of PyPI, as `experiments/elpv.py` lays it
-out.
+"""Defects in photographs of solar cells: elpv-dataset of PyPI.
 
     pip install -e ".[examples]"
     python -m vit_jax.experiment elpv --out=DIR
 
-lays out the photographs, trains this with three seeds and reports it. It is a small hybrid ViT from
-random parameters. `configs/finetune_elpv.py:checkpoint=ViT-B_16.npz,size=224` fine-tunes any
-checkpoint that
-`load_model` takes instead, as the paper does (SGD, batch 512, 500 steps; configs/finetune.py).
+`experiments/elpv.py` lays out the photographs, trains this config with three seeds and reports the
+results. The model is a small hybrid ViT with random parameters.
+`configs/finetune_elpv.py:checkpoint=ViT-B_16.npz,size=224` fine-tunes a checkpoint instead, as the
+paper does (SGD, batch 512, 500 steps; configs/finetune.py). It can be any source of `load_model`.
 
 The photographs' licence is CC BY-NC-SA 4.0: not for commercial use.
 """
@@ -31,7 +30,7 @@ def get_config(argument=None):
 
 
 def from_scratch(size: int) -> ConfigDict:
-    """The config of a small hybrid that starts from random parameters."""
+    """Returns the config of a small hybrid that starts from random parameters."""
     config = base_config()
     config.model.name = "R+ViT-Ti/16"  # A convolution, then patches of 4x4 of its 24x24 features.
     config.model.update(dict(patch_size=4, dim=96, depth=3, mlp_dim=192, heads=3))
@@ -40,10 +39,8 @@ def from_scratch(size: int) -> ConfigDict:
     config.data.source = "folder"
     config.data.image_size, config.data.test_resize = size, size
     config.data.crop = "random_resized"
-    config.data.crop_area, config.data.crop_aspect = (
-        (0.8, 1.0),
-        (0.9, 1.1),
-    )  # A defect may be at the rim.
+    # Large crops, since a defect may be at the edge.
+    config.data.crop_area, config.data.crop_aspect = (0.8, 1.0), (0.9, 1.1)
     config.optimizer.learning_rate = 1e-3
     config.optimizer.warmup_steps = 100
     config.evaluate_every = config.checkpoint.every = 410

@@ -8,9 +8,8 @@ from vit_jax.recipes import IMAGENET_IMAGES, masked_autoencoder
 
 
 def get_config(argument=None):
-    config = masked_autoencoder(
-        "ViT-B/16"
-    )  # Adam, cosine to 0, weight decay 0.05: as its fine-tuning.
+    # Adam, cosine schedule to 0, weight decay 0.05, as in its fine-tuning.
+    config = masked_autoencoder("ViT-B/16")
     config.objective.name = "mae"
     config.epochs = 800.0
     config.batch_size = 4096
@@ -18,7 +17,7 @@ def get_config(argument=None):
     config.optimizer.warmup_steps = round(40 * IMAGENET_IMAGES / config.batch_size)
     config.optimizer.beta2, config.optimizer.decay = 0.95, "matrices"
     config.model.initialization = "mae"
-    # ImageNet's, by which the authors normalise; fine-tuning takes them from its checkpoint.
+    # ImageNet's mean and std, as the authors normalize; fine-tuning uses the checkpoint's.
     config.model.mean, config.model.std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     config.data.crop_area = (0.2, 1.0)
     return choose(config, argument)

@@ -1,8 +1,9 @@
 """ViT-B/16 by masked patch prediction, the paper's self-supervision (section 4.6, appendix B.1.2).
 
-Labels are not read. --config.data.path=NAME is your own data set, prepared for TFDS, and
+Labels are not read. --config.data.path=NAME selects your own data set, prepared for TFDS, and
 --config.data.source=folder --config.data.path=DIR a folder of images. The targets are
---config.masked_patch.target=color, cells or pixels; 15 % is --config.masked_patch.mask_ratio=0.15.
+--config.masked_patch.target=color, cells or pixels; --config.masked_patch.mask_ratio=0.15 masks
+15 %.
 
 python -m vit_jax.main --config=configs/masked_patch_b16.py --workdir=DIR
 """
@@ -15,7 +16,7 @@ def get_config(argument=None):
     config = pretraining("ViT-B/16")  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
     config.steps = 1_000_000
     config.objective.name, config.masked_patch.target = "masked_patch", "color"
-    config.loss.name = "softmax"  # That of a classification, which this is not.
+    config.loss.name = "softmax"  # The default; this objective does not classify.
     config.optimizer.learning_rate, config.optimizer.weight_decay = 2e-4, 0.1
     config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
     config.model.dropout, config.model.pre_logits = 0.0, False

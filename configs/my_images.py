@@ -1,11 +1,12 @@
-"""Fine-tuning on images of one's own, with all values chosen by the data, the checkpoint and the
-device.
+"""Fine-tuning on your own images, with all values chosen from data, checkpoint and device.
+
+Two commands for the same run:
 
     python -m vit_jax.main --config=configs/my_images.py --config.data.path=PHOTOS --workdir=DIR
     vit-jax finetune PHOTOS
 
-are the same run. Each choice is printed with its reason and with the flag that changes it; the
-rules are in vit_jax/runs/choices/finetuning.py. The paper's recipe is configs/finetune.py.
+Each choice is printed with its reason and with the flag that changes it; the rules are in
+vit_jax/runs/choices/finetuning.py. The paper's recipe is configs/finetune.py.
 """
 
 from vit_jax.config import base_config, choose

@@ -1,12 +1,15 @@
-"""Training without labels on a folder of one's own, with all values chosen by the images and the
-device.
+r"""Training without labels on your own images, with all values chosen from images and device.
 
-    python -m vit_jax.main --config=configs/my_images_unlabelled.py --config.data.path=PHOTOS
-    --workdir=DIR vit-jax pretrain PHOTOS
+Two commands for the same run:
 
-are the same run: DINOv2's losses (2304.07193) at a low learning rate, which goes on from a trained
-model. Each choice is printed with its reason and with the flag that changes it; the rules are in
-vit_jax/runs/choices/pretraining.py. The papers' recipes are configs/dinov2.py and its neighbours.
+    python -m vit_jax.main --config=configs/my_images_unlabelled.py --config.data.path=PHOTOS \
+        --workdir=DIR
+    vit-jax pretrain PHOTOS
+
+It trains a pre-trained model further with DINOv2's losses (2304.07193) at a low learning rate. Each
+choice is printed with its reason and with the flag that changes it; the rules are in
+vit_jax/runs/choices/pretraining.py. The papers' recipes are configs/dino.py, configs/dinov2.py and
+configs/dinov3.py.
 """
 
 from vit_jax.config import choose

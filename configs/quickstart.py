@@ -13,11 +13,9 @@ def get_config(argument=None):
     config.model.name = "ViT-Ti/4"
     config.model.update(dict(dim=64, depth=3, mlp_dim=128, heads=4))
     config.data.source = "digits"
-    config.data.image_size, config.data.test_resize = (
-        16,
-        16,
-    )  # Twice the scans' own, for finer crops.
-    # A digit must keep its shape and may not be mirrored.
+    # Twice the size of the scans, for finer crops.
+    config.data.image_size, config.data.test_resize = 16, 16
+    # Distortion or mirroring would change a digit.
     config.data.crop = "random_resized"
     config.data.crop_area, config.data.crop_aspect, config.data.flip = (
         (0.6, 1.0),

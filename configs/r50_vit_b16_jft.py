@@ -1,7 +1,7 @@
 """R50+ViT-B/16 on JFT-300M: the paper's pre-training (table 3).
 
---config.data.path=NAME gives your own data set, prepared for TFDS, with its labels in
-the feature --config.data.label_key.
+--config.data.path=NAME selects your own data set, prepared for TFDS, with its labels in the feature
+--config.data.label_key.
 
 python -m vit_jax.main --config=configs/r50_vit_b16_jft.py --workdir=DIR
 """
@@ -11,9 +11,8 @@ from vit_jax.recipes import pretraining
 
 
 def get_config(argument=None):
-    config = pretraining(
-        "R50+ViT-B/16"
-    )  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
+    # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
+    config = pretraining("R50+ViT-B/16")
     config.epochs = 7.0
     config.optimizer.learning_rate, config.optimizer.weight_decay = 8e-4, 0.1
     config.optimizer.schedule, config.optimizer.end_learning_rate = "linear", 1e-5

@@ -1,7 +1,7 @@
 """R50+ViT-L/16 on JFT-300M: the paper's pre-training (table 3).
 
---config.data.path=NAME gives your own data set, prepared for TFDS, with its labels in
-the feature --config.data.label_key.
+--config.data.path=NAME selects your own data set, prepared for TFDS, with its labels in the feature
+--config.data.label_key.
 
 python -m vit_jax.main --config=configs/r50_vit_l16_jft.py --workdir=DIR
 """
@@ -11,10 +11,9 @@ from vit_jax.recipes import pretraining
 
 
 def get_config(argument=None):
-    config = pretraining(
-        "R50+ViT-L/16"
-    )  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
-    # 7 and 14 epochs are in the table.
+    # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
+    config = pretraining("R50+ViT-L/16")
+    # The table has runs of 7 and of 14 epochs.
     config.epochs = 14.0
     config.optimizer.learning_rate, config.optimizer.weight_decay = 4e-4, 0.1
     config.optimizer.schedule, config.optimizer.end_learning_rate = "linear", 1e-5

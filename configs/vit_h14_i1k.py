@@ -1,6 +1,6 @@
 """ViT-H/14 on ImageNet: the paper's pre-training (table 3).
 
-Not a run of the paper, which trained B and L on ImageNet: the values of its row "ViT (all)".
+This is not a run of the paper, which trained B and L on ImageNet: it uses its row "ViT (all)".
 
 python -m vit_jax.main --config=configs/vit_h14_i1k.py --workdir=DIR
 """
@@ -15,7 +15,7 @@ def get_config(argument=None):
     config.optimizer.learning_rate, config.optimizer.weight_decay = 3e-3, 0.3
     config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
     config.model.dropout, config.model.pre_logits, config.model.head_bias = 0.1, True, 0.0
-    config.loss.label_smoothing = 1e-4  # The authors, in vision_transformer's issue 34.
+    config.loss.label_smoothing = 1e-4  # According to the authors (vision_transformer, issue 34).
     config.data.path = "imagenet2012"
     config.data.train_split, config.data.dev_split = "train[:99%]", "train[99%:]"
     config.data.test_split = "validation"

@@ -1,8 +1,8 @@
 """ViT-H/14 on ImageNet-21k: the paper's pre-training (table 3).
 
-The authors report 49.06 % precision at 1 on held-out images (vision_transformer, issue 62).
+The authors report 49.06 % precision at 1 on unseen images (vision_transformer, issue 62).
 
-Table 3 has no row for this run, though table 5 has its results: the values are L's.
+Table 3 has no row for this run, although table 5 has its results: the values are L's.
 
 python -m vit_jax.main --config=configs/vit_h14_i21k.py --workdir=DIR
 """
@@ -17,11 +17,9 @@ def get_config(argument=None):
     config.optimizer.learning_rate, config.optimizer.weight_decay = 1e-3, 0.03
     config.optimizer.schedule, config.optimizer.end_learning_rate = "linear", 1e-5
     config.model.dropout, config.model.pre_logits, config.model.head_bias = 0.1, True, -10.0
-    config.data.path, config.data.num_classes = (
-        "imagenet21k",
-        21_843,
-    )  # The width of the published heads.
-    # The splits are those of big_vision's vit_i21k.
+    # The published heads have 21,843 classes.
+    config.data.path, config.data.num_classes = "imagenet21k", 21_843
+    # The splits of big_vision's vit_i21k.
     config.data.train_split, config.data.dev_split = "train[51200:]", "train[25600:51200]"
     config.data.test_split = "train[:25600]"
     return choose(config, argument)

@@ -1,9 +1,9 @@
 """ViT-L/16 on JFT-300M: the paper's pre-training (table 3).
 
-14 epochs as in tables 2 and 5; --config.epochs=7 is the shorter run of table 6.
+It has 14 epochs as in tables 2 and 5; --config.epochs=7 is the shorter run of table 6.
 
---config.data.path=NAME gives your own data set, prepared for TFDS, with its labels in
-the feature --config.data.label_key.
+--config.data.path=NAME selects your own data set, prepared for TFDS, with its labels in the feature
+--config.data.label_key.
 
 python -m vit_jax.main --config=configs/vit_l16_jft.py --workdir=DIR
 """

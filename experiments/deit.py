@@ -1,11 +1,11 @@
-"""A small ViT with a teacher and without one, as DeiT: python -m vit_jax.experiment deit --out=DIR
+"""A small ViT with and without a teacher, as DeiT: python -m vit_jax.experiment deit --out=DIR.
 
-The teachers, a ConvNet and a larger ViT, learn 10,000 images of `letters` from their labels. Then
-the small
-ViT learns the same images in as many steps: from the labels alone, or with a distillation token
-from them and the choices of one teacher. It has three seeds, each teacher one. All have the same
-rate, and crops alone for augmentation. In DeiT's table 2 DeiT-B has 81.8 % without a teacher, 81.9
-% with another DeiT-B, and 82.7 % with a ConvNet of 80.0 %.
+The teachers, a ConvNet and a larger ViT, are trained on 10,000 images of `letters` with labels.
+Then the small ViT is trained on the same images for as many steps: with the labels alone, or with a
+distillation token, with labels and one teacher's predicted classes. The student has three seeds,
+each teacher one. All have the same learning rate, and no augmentation but crops. In DeiT's table 2
+DeiT-B has 81.8 % without a teacher, 81.9 % with another DeiT-B, and 82.7 % with a ConvNet of
+80.0 %.
 """
 
 from vit_jax.ledger.laptop import config
@@ -18,12 +18,12 @@ NONE, TEACHERS = "none", ("ViT-64x4/4", "BiT-R14x1/8")
 
 
 def teaching(study, model, seed):
-    """A teacher's run."""
+    """Returns a teacher's run."""
     return config(model, images=IMAGES, steps=STEPS), {}
 
 
 def taught(study, teacher, seed):
-    """A student's run; None where its teacher is missing."""
+    """Returns a student's run; None if its teacher is missing."""
     values = {}
     if teacher != NONE:
         folder = study.workdir("teaching", model=teacher)
@@ -35,7 +35,7 @@ def taught(study, teacher, seed):
 
 
 def read(study):
-    """Accuracies of the students by their teachers, and of the teachers themselves."""
+    """Returns the students' accuracies by teacher, and the accuracies of the teachers."""
     theirs = {point["model"]: point["accuracy"] for point in study.points("teaching", "accuracy")}
     return [
         point | {"the teacher's accuracy": theirs.get(point["teacher"], [])}

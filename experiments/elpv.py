@@ -1,13 +1,12 @@
-"""Defective solar cells, from photographs: python -m vit_jax.experiment elpv --out=DIR
+"""Classification of defective solar cells: python -m vit_jax.experiment elpv --out=DIR.
 
-Lays out the 2,624 photographs of elpv-dataset (pip install -e ".[examples]") as
+It writes links to the 2,624 photographs of elpv-dataset (pip install -e ".[examples]") as
 DIR/images/{train,test}/{defective,functional}, trains configs/finetune_elpv.py on them once for
-each seed,
-and reports accuracy and confusion matrices on the test images, beside two baselines: logistic
-regression on the pixels, and the likelier class for all.
+each seed, and reports accuracy and confusion matrices on the test images. There are two baselines:
+logistic regression on the pixels, and the more frequent class for all images.
 
 A cell counts as defective from a labelled probability of 0.5. A quarter of the cells of each type
-(mono, poly) and each probability are for testing, chosen by a fixed seed.
+(mono, poly) and each probability are test images, chosen with a fixed seed.
 
 The photographs' licence is CC BY-NC-SA 4.0: not for commercial use.
 """
@@ -37,20 +36,20 @@ from vit_jax.parallel.mesh import make_mesh
 from vit_jax.paths import CONFIG
 from vit_jax.runs.evaluator import test_crop
 
-CLASSES = ("defective", "functional")  # As the folders of the images are numbered.
-PIXELS = 32  # Width of the images that logistic regression sees.
+CLASSES = ("defective", "functional")  # In the order of their label numbers.
+PIXELS = 32  # Width of the images for logistic regression.
 
 
 class Cell(NamedTuple):
-    """A photograph and what the data set says of it."""
+    """A photograph with its labels in the data set."""
 
     file: Path
-    probability: float  # That the cell is defective: 0, 1/3, 2/3 or 1.
+    probability: float  # Probability that the cell is defective: 0, 1/3, 2/3 or 1.
     kind: str  # mono or poly.
 
 
 def finetuned(study: Study):
-    """A run for each seed, on the photographs laid out in folders."""
+    """Returns a run for each seed, and lays out the photographs in folders if necessary."""
     images, options = study.out / "images", study.options
     if not images.exists():
         study.out.mkdir(parents=True, exist_ok=True)
@@ -68,7 +67,7 @@ def finetuned(study: Study):
 
 
 def read(study: Study) -> dict:
-    """Accuracy and confusion matrix of each run and baseline."""
+    """Returns accuracy and confusion matrix of each run and baseline."""
     images, matrices = study.out / "images", {}
     for trial in study.finished("finetuned"):
         predicted, truth = predictions(trial.job.workdir, images)
@@ -86,15 +85,15 @@ def read(study: Study) -> dict:
 
 
 def matrices_of(figures: dict) -> dict[str, np.ndarray]:
-    """The confusion matrices among the figures."""
+    """Returns the confusion matrices of the results."""
     return {name: np.array(result["confusion"]) for name, result in figures["results"].items()}
 
 
 def read_cells() -> list[Cell]:
-    """The data set's, in its own order.
+    """Returns the data set's cells, in its order.
 
     Raises:
-      UserError: it is not installed.
+      UserError: the data set is not installed.
     """
     found = importlib.util.find_spec("elpv_dataset")
     if found is None:
@@ -107,7 +106,7 @@ def read_cells() -> list[Cell]:
 
 
 def lay_out(cells: Sequence[Cell], images: Path) -> None:
-    """Links to the photographs as `images/{train,test}/<class>/<file>`; all of them or none."""
+    """Links the photographs as `images/{train,test}/<class>/<file>`; all of them or none."""
     held_out = test_cells(cells)
     part = images.with_name(f"{images.name}.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -120,7 +119,7 @@ def lay_out(cells: Sequence[Cell], images: Path) -> None:
 
 
 def test_cells(cells: Sequence[Cell]) -> set[int]:
-    """A quarter of the cells of each kind and probability, by a fixed seed; their places."""
+    """Returns the indices of the test cells: a quarter of each kind and probability, seeded."""
     groups = {}
     for index, cell in enumerate(cells):
         groups.setdefault((cell.kind, cell.probability), []).append(index)
@@ -134,7 +133,7 @@ def test_cells(cells: Sequence[Cell]) -> set[int]:
 
 @functools.cache
 def predictions(workdir: Path, images: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The likeliest class of each test image by a run's model, and the right one."""
+    """Returns the predicted class of each test image by a run's model, and its label."""
     config = from_json((workdir / CONFIG).read_text())
     mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
     model = vit_jax.load_model(workdir, say=str)
@@ -145,14 +144,15 @@ def predictions(workdir: Path, images: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def likeliest(model: nnx.Module, images: jax.Array) -> jax.Array:
-    """int32 `[batch]`."""
+    """Returns the predicted classes, int32 `[batch]`."""
     return jnp.argmax(model(images), axis=-1)
 
 
 @functools.cache
 def logistic_regression(images: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Predictions of scikit-learn, cross-validated, from 32x32 grey pixels, and the right
-    classes.
+    """Returns predictions of logistic regression on 32x32 grey pixels, and the labels.
+
+    The penalty is chosen by cross-validation in scikit-learn.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GridSearchCV
@@ -171,19 +171,19 @@ def logistic_regression(images: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def confusion(truth: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """Counts `[right class, predicted class]`."""
+    """Returns the counts `[label, predicted class]`."""
     matrix = np.zeros((len(CLASSES), len(CLASSES)), int)
     np.add.at(matrix, (truth, predicted), 1)
     return matrix
 
 
 def accuracy(matrix: np.ndarray) -> float:
-    """The share of right predictions in a confusion matrix."""
+    """Returns the accuracy of a confusion matrix, as a share."""
     return float(matrix.trace() / matrix.sum())
 
 
 def table(matrices: Mapping[str, np.ndarray]) -> str:
-    """Accuracy and confusion matrix of each, and the mean of the ViT's seeds."""
+    """Returns accuracy and confusion matrix of each row, and the mean of the ViT's seeds."""
     lines = [
         "| | accuracy, % | defective: found | missed | functional: right | called defective |",
         "|---|---|---|---|---|---|",
@@ -204,7 +204,7 @@ def table(matrices: Mapping[str, np.ndarray]) -> str:
 
 
 def draw(matrices: Mapping[str, np.ndarray]):
-    """The confusion matrices of the ViT, its seeds added up, and of logistic regression."""
+    """Draws the confusion matrices of the ViT, summed over seeds, and of logistic regression."""
     from matplotlib.figure import Figure
 
     ours = [matrix for name, matrix in matrices.items() if name.startswith("ViT")]

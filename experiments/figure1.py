@@ -1,10 +1,8 @@
-"""The model's parts, in place of the paper's drawing: python -m vit_jax.experiment figure1
---out=DIR
+"""The model's parts with their shapes: python -m vit_jax.experiment figure1 --out=DIR.
 
-Figure 1 is a drawing without measurements. Here are the parts that it shows, in the order in which
-an image
-passes them, with the shapes of their parameters: those of ViT-B/16 with the head of pre-training,
-from the model itself.
+Figure 1 is a drawing without measurements. This experiment lists the parts that it shows, in the
+order in which an image passes them, with the shapes of their parameters. They are read from the
+model itself, ViT-B/16 with the head of pre-training.
 """
 
 import math
@@ -16,7 +14,8 @@ from vit_jax.ledger.tables import markdown_table
 from vit_jax.models import abstract, model_factory
 
 NAME, PIXELS = "ViT-B/16", 224
-# What the drawing calls each part, and how the paths of its parameters begin; the layers are alike.
+# The labels of the drawing, and the prefixes of each part's parameter paths. All layers are the
+# same.
 PARTS = {
     "Linear projection of flattened patches": "patch",
     "Extra learnable [class] embedding": "cls",
@@ -31,7 +30,7 @@ PARTS = {
 
 
 def read(study) -> dict:
-    """The shapes of each part's parameters, by their names, and what the image becomes."""
+    """Returns the shapes of each part's parameters, and the numbers of tokens and layers."""
     model = abstract(model_factory(NAME, num_classes=1000, image_size=PIXELS, pre_logits=True))
     state = nnx.to_flat_state(nnx.state(model, nnx.Param))
     shapes = {"/".join(map(str, path)): list(value.get_value().shape) for path, value in state}
@@ -40,7 +39,7 @@ def read(study) -> dict:
 
 
 def table(figures: dict) -> str:
-    """A line for each part."""
+    """Returns a table with a line for each part."""
     lines = []
     for part, shapes in figures["parts"].items():
         words = "; ".join(

@@ -1,9 +1,9 @@
-"""Positions under other rates, decays and epochs: python -m vit_jax.experiment figure10 --out=DIR
+"""Position similarity by learning rate: python -m vit_jax.experiment figure10 --out=DIR.
 
-A tile is a patch, its position embedding's cosine similarity to all others. Small ViTs learn
-scikit-learn's digits, for as many steps and for twice as many; the paper's are ViT-L/16 on
-JFT-300M, for 7 and 14 epochs. The figures are means of the similarity of patches that are
-neighbours, in one row or column, or neither.
+A tile shows the cosine similarity of a patch's position embedding to all others. The runs vary
+learning rate, weight decay and epochs. Small ViTs learn scikit-learn's digits, for one or two times
+the steps; the paper's are ViT-L/16 on JFT-300M, for 7 and 14 epochs. The results are mean
+similarities of patches that are neighbours, in one row or column, or neither.
 """
 
 from vit_jax.inspection.figures import similarity_panels
@@ -14,13 +14,13 @@ from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import by_name
 
 STEPS = 400
-# Factors of the steps and of the rate, and the decay.
+# Factors of the steps and of the learning rate, and the weight decay.
 SETTINGS = {"rate x 1, decay 0.01": (1, 1, 0.01), "rate x 2, decay 0.1": (1, 2, 0.1)}
 SETTINGS |= {"rate x 2, decay 0.1, epochs x 2": (2, 2, 0.1)}
 
 
 def trained(study, setting, seed):
-    """A run at either scale."""
+    """Returns a run at either scale."""
     longer, rate, decay = SETTINGS[setting]
     values = {"optimizer__weight_decay": decay, "optimizer__learning_rate": 2e-4 * rate}
     if study.scale == "paper":
@@ -30,7 +30,7 @@ def trained(study, setting, seed):
 
 
 def read(study):
-    """The similarities of each setting, and the accuracy upstream."""
+    """Returns the similarities of each setting, and the upstream accuracy."""
     return {
         trial.factors["setting"]: nearness(positions_of(trial.job.workdir))
         | {"accuracy": study.figure(trial, "accuracy")}
@@ -39,13 +39,13 @@ def read(study):
 
 
 def draw(study, figures):
-    """The similarities of each setting."""
+    """Draws the similarities of each setting."""
     runs = {trial.factors["setting"]: trial.job.workdir for trial in study.finished("trained")}
     return {"figure10": similarity_panels({name: positions_of(run) for name, run in runs.items()})}
 
 
 def finding(figures):
-    """A sentence: how much nearer neighbours are in each setting."""
+    """Returns a sentence about the higher similarity of neighbours in each setting."""
     gaps = [
         f"{found['neighbours'] - found['others']:.2f} ({name})" for name, found in figures.items()
     ]

@@ -1,7 +1,8 @@
-"""Attention distance of a ViT beside a hybrid's: python -m vit_jax.experiment figure11 --out=DIR
+"""Attention distance of a ViT and of a hybrid: python -m vit_jax.experiment figure11 --out=DIR.
 
-The runs of figure 7. A dot is a head: pixels between a patch and those that it attends to, weighted
-by the attention, over 128 test images. The dotted line is a head that attends to all patches alike.
+It uses the runs of figure 7. A dot is a head: the distance in pixels between a patch and those that
+it attends to, weighted by the attention, over 128 test images. The dotted line is a head with
+uniform attention.
 """
 
 from matplotlib.figure import Figure
@@ -11,7 +12,7 @@ from vit_jax.ledger.looking import distance_table, distances, of_models, span
 
 
 def draw(study, figures):
-    """A panel for each model."""
+    """Draws a panel for each model."""
     import numpy as np
 
     figure = Figure(figsize=(4.5 * len(figures["distance"]), 4), layout="constrained")
@@ -24,7 +25,7 @@ def draw(study, figures):
 
 
 def finding(figures):
-    """The first layer's distances of each model."""
+    """Returns a sentence about the first layer's distances of each model."""
     looks = [
         f"{span(distance[0])} pixels in {name}" for name, distance in figures["distance"].items()
     ]

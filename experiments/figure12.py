@@ -1,10 +1,9 @@
-"""Speed and memory of inference over image sizes: python -m vit_jax.experiment figure12 --out=DIR
+"""Speed and memory of inference by image size: python -m vit_jax.experiment figure12 --out=DIR.
 
-Images a second by the clock here, in float32, and the memory of the compiled program, by the
-functions of
-`python -m vit_jax.benchmark inference`. At the paper's scale both are the TPU compiler's estimates
-for a core of TPU v3 in bfloat16, not measured (pip install -e ".[plan]"; each program compiles for
-minutes). What was measured is kept in the folder.
+At laptop scale it measures images/s on this machine, in float32, and the memory of the compiled
+program, with the functions of `python -m vit_jax.benchmark inference`. At the paper's scale both
+are the TPU compiler's estimates for a core of TPU v3 in bfloat16, not measurements (pip install -e
+".[plan]"; each program compiles for minutes). Results are cached in the folder.
 """
 
 from vit_jax.ledger.charts import panels
@@ -31,13 +30,13 @@ PAPER = {
 
 
 def read(study):
-    """Images a second, and MB that an image more takes, by model and image size."""
+    """Returns images/s, and MB for each additional image, by model and image size."""
     how, asked = (timed, HERE) if study.scale == "laptop" else (on_tpu, PAPER)
     return kept(study, how, asked["models"], asked["sizes"])
 
 
 def table(figures):
-    """A line for each model and image size."""
+    """Returns a table with a line for each model and image size."""
     lines = [
         [row["model"], row["size"], written(row["speed"]), written(row["memory"])]
         for row in figures
@@ -46,13 +45,13 @@ def table(figures):
 
 
 def draw(study, figures):
-    """Speed and memory over image sizes."""
+    """Draws speed and memory over image sizes."""
     labels = {"speed": "images/s", "memory": "MB an image more"}
     return {"figure12": panels(figures, "size", "image size, pixels", labels, "model")}
 
 
 def finding(figures):
-    """A ViT beside the ResNet of like compute, at the largest size."""
+    """Returns a comparison of a ViT with the ResNet of similar compute, at the largest size."""
     largest = max(row["size"] for row in figures)
     at = {row["model"]: row for row in figures if row["size"] == largest}
     ours, theirs = at.get("ViT-S/16"), at.get("BiT-R50x1")

@@ -1,9 +1,9 @@
-"""Axial attention beside full attention: python -m vit_jax.experiment figure13 --out=DIR
+"""Axial attention compared with full attention: python -m vit_jax.experiment figure13 --out=DIR.
 
 Each layer of an Axial-ViT is a row layer and a column layer (appendix D.6): twice the parameters,
-and attention over a row or a column in place of all patches. Two sizes of both on 100,000 images of
-`letters`, two seeds each; accuracy over compute, and over the seconds of training. AxialResNet50 is
-not built.
+and attention over a row or a column instead of all patches. Two sizes of both are trained on
+100,000 images of `letters`, with two seeds each. The plots show accuracy over compute, and over the
+seconds of training. AxialResNet50 is not implemented.
 """
 
 from dataclasses import replace
@@ -21,28 +21,28 @@ KINDS = {"full": "", "axial": "Axial-"}
 
 
 def pretrained(study, size, attention, seed):
-    """A run; at the paper's scale on JFT-300M, the Axial-ViT by the rate of its ViT."""
+    """Returns a run; at the paper's scale on JFT-300M, with the learning rate of the plain ViT."""
     if size in PAPER:
         return PAPER[size], FIVE_SHOT | {"model__name": KINDS[attention] + size}
     return config(KINDS[attention] + size, steps=STEPS, size=32), {}
 
 
 def read(study):
-    """Accuracy, at the paper's scale few-shot of ImageNet, compute and time."""
+    """Returns accuracy (at the paper's scale few-shot on ImageNet), compute and time."""
     figure = FIVE_SHOT_FIGURE if study.scale == "paper" else "accuracy"
     points = study.points("pretrained", figure, "exaflops", "seconds")
     return [{"accuracy": point[figure]} | point for point in points]
 
 
 def draw(study, figures):
-    """Accuracy over compute, and over time."""
+    """Draws accuracy over compute, and over time."""
     axes = {"figure13": "exaflops", "time": "seconds"}
     return {name: lines(figures, x, by=["attention"]) for name, x in axes.items()}
 
 
 def finding(figures):
-    """The models by accuracy, and their times."""
-    seconds = means(figures, "size", "attention", figure="seconds")  # Times 100.
+    """Returns the models in order of accuracy, and their times."""
+    seconds = means(figures, "size", "attention", figure="seconds")  # `means` multiplies by 100.
     times = ", ".join(f"{name} {value / 100:.0f} s" for name, value in seconds.items())
     return f"By accuracy: {ranking(means(figures, 'size', 'attention'))}. Time: {times}."
 

@@ -1,6 +1,6 @@
-"""Attention rollout on many images: python -m vit_jax.experiment figure14 --out=DIR
+"""Attention rollout on many images: python -m vit_jax.experiment figure14 --out=DIR.
 
-As figure 6, of whose runs it is, without choosing: the first images that there are.
+It uses the runs of figure 6 and shows the first images, without a selection.
 """
 
 import numpy as np
@@ -14,8 +14,9 @@ COLUMNS = 8
 
 
 def read(study):
-    """The images of each model, and those whose object is seen more than its share; None: not
-    known.
+    """Returns the number of images, and of those with more rollout than area on the object.
+
+    The second number is None if the objects are unknown.
     """
     counts = {}
     for name, seen in seen_in(study).items():
@@ -26,13 +27,13 @@ def read(study):
 
 
 def table(figures):
-    """The counts."""
+    """Returns a table of the counts."""
     lines = [[name, found["images"], found["more"]] for name, found in figures.items()]
     return markdown_table(("", "images", "of which the object is seen more than its share"), lines)
 
 
 def draw(study, figures):
-    """Each image beside what the first model sees of it."""
+    """Draws each image next to the first model's rollout."""
     seen = next(iter(seen_in(study).values()))
     pairs = map(
         lambda *pair: np.concatenate([pair[0], overlay(*pair)], axis=1), seen.images, seen.rollout
@@ -48,7 +49,7 @@ def draw(study, figures):
 
 
 def finding(figures):
-    """A sentence: of how many images the object is seen more than its share."""
+    """Returns a sentence about the images with more rollout than area on the object."""
     known = [
         f"{f['more']} of {f['images']} images in {name}" for name, f in figures.items() if f["more"]
     ]

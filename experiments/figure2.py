@@ -1,10 +1,9 @@
-"""Groups of VTAB's tasks: python -m vit_jax.experiment figure2 --out=DIR
+"""Results on the groups of VTAB's tasks: python -m vit_jax.experiment figure2 --out=DIR.
 
-The runs of table 9, its tasks in groups. At laptop scale the groups are alphabets whose letters
-resemble those of the pre-training images, others, and digits. The paper's picture has bars without
-numbers, with BiT,
-VIVI and S4L beside ViT: published here are the means of table 9's figures, which the bars of its
-ViTs show.
+It groups the tasks of table 9's runs. At laptop scale the groups are alphabets with letters similar
+to the pre-training images, other alphabets, and digits. The paper's figure has bars without
+numbers, for BiT, VIVI and S4L as well as for ViT. The published values here are the means of table
+9's results, which the bars of its ViTs show.
 """
 
 import statistics
@@ -25,20 +24,19 @@ TABLE9 = load("table9")
 
 
 def read(study):
-    """Each seed's mean over the tasks of a group, by start."""
+    """Returns each seed's mean over the tasks of a group, by start."""
     points, found = TABLE9.read(study), []
     for kind, tasks in KINDS.items():
         for start in dict.fromkeys(point["start"] for point in points):
             of_group = [p["accuracy"] for p in points if p["task"] in tasks and p["start"] == start]
-            seeds = list(
-                map(statistics.mean, zip(*of_group, strict=False))
-            )  # Those that all tasks have.
+            # Only the seeds that all tasks have.
+            seeds = list(map(statistics.mean, zip(*of_group, strict=False)))
             found += [{"group": kind, "start": start, "accuracy": seeds}] if seeds else []
     return found
 
 
 def read_at_scale(study):
-    """The mean over the tasks of each group, by the models that have figures of all."""
+    """Returns the mean over each group's tasks, for models with results of all tasks."""
     ours, found = TABLE9.paper.read(study), {}
     for group in GROUPS:
         rows = [ours[task.name] for task in TASKS.values() if task.group == group]

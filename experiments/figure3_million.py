@@ -1,10 +1,9 @@
-"""Figure 3's fourth decade, by longer runs: python -m vit_jax.experiment figure3_million --out=DIR
+"""Figure 3 up to a million images: python -m vit_jax.experiment figure3_million --out=DIR.
 
-The two smaller ViTs and the smallest BiT on the first 1,000, 10,000, 100,000 and 1,000,000 images
-of
-`letters`, for 3,900 steps, three times figure 3's: of a million half are seen, each once. A
-family's rate is chosen by short runs of its smallest model on other images. Few-shot and fine-tuned
-on alphabets. One seed.
+The two smaller ViTs and the smallest BiT are trained on the first 1,000, 10,000, 100,000 and
+1,000,000 images of `letters`, for 3,900 steps, three times figure 3's. The steps cover half of the
+million images once. A family's learning rate is chosen in short runs of its smallest model on other
+images. Evaluation is few-shot and by fine-tuning on alphabets, with one seed.
 """
 
 from vit_jax.ledger.charts import lines
@@ -26,18 +25,18 @@ FACTORS = {"model": (*MODELS["ViT"][:2], MODELS["BiT"][0]), "images": (10**3, 10
 
 
 def pretrained(study, model, images, seed, **rate):
-    """A run on the first images of `letters`."""
+    """Returns a run on the first images of `letters`."""
     return config(model, images=images, steps=STEPS), fewshot(STEPS) | rate
 
 
 def finetuned(study, model, images, seed):
-    """A run on 2,000 images of another alphabet."""
+    """Returns a run on 2,000 images of another alphabet."""
     start = study.workdir("pretrained", model=model, images=images, seed=seed)
     return start and (config(model, "cyrillic", 2000, 300), {"finetune__checkpoint": start})
 
 
 def read(study):
-    """Accuracies of the pre-training runs, on letters and few-shot, and of fine-tuning."""
+    """Returns accuracies of pre-training, on letters and few-shot, and of fine-tuning."""
     points = study.points("pretrained", "accuracy", *(f"fewshot/{name}/10" for name in DOWNSTREAM))
     kept = (*FACTORS, "seeds", "accuracy")
     pretrained = [
@@ -47,7 +46,7 @@ def read(study):
 
 
 def table(figures):
-    """Accuracies on letters, few-shot and fine-tuned."""
+    """Returns tables of accuracies on letters, few-shot and fine-tuned."""
     pretrained = [point | {"letters": point["accuracy"]} for point in figures["pretrained"]]
     finetuned = [point | {"fine-tuned": point["accuracy"]} for point in figures["finetuned"]]
     shown = {"letters": pretrained, "few-shot": pretrained, "fine-tuned": finetuned}

@@ -1,10 +1,9 @@
-"""Few-shot accuracy over the number of pre-training images: python -m vit_jax.experiment figure4
---out=DIR
+"""Few-shot accuracy over the pre-training set's size: vit-jax experiment figure4 --out=DIR.
 
-The runs of figure 3. Least squares on the frozen features of ten images of each character of four
-alphabets that were not among the pre-training images; of each run the best of five evaluations,
-with early stopping. At the paper's scale subsets of JFT-300M, all for as many steps, and five
-images of each class of ImageNet.
+It uses the runs of figure 3. Few-shot is least squares on the frozen features of ten images of each
+character of four alphabets that were not in the pre-training set. The best of five evaluations of
+each run counts, as in early stopping. At the paper's scale it is on subsets of JFT-300M, all for as
+many steps, and on five images of each class of ImageNet.
 """
 
 from dataclasses import replace
@@ -18,14 +17,14 @@ from vit_jax.ledger.tables import crossings, pivot
 
 
 def read(study):
-    """The mean over the alphabets of each run's best."""
+    """Returns the mean over the alphabets of each run's best accuracy."""
     names = [f"best fewshot/{name}/10" for name in DOWNSTREAM]
     points = study.points("pretrained", *names)
     return [point | {"accuracy": mean_fewshot(point, "best ")} for point in points]
 
 
 def pretrained_at_scale(study, model, images, seed):
-    """A run on the first images of JFT-300M, for the steps of its epochs on all of them."""
+    """Returns a run on the first images of JFT-300M, with the steps of its epochs on all."""
     name, *values = ON_SUBSETS[model]
     config = named_config(name)
     steps = int(config.epochs * JFT_IMAGES / config.batch_size)
@@ -34,13 +33,13 @@ def pretrained_at_scale(study, model, images, seed):
 
 
 def read_at_scale(study):
-    """Each run's best."""
+    """Returns each run's best accuracy."""
     name = f"best {FIVE_SHOT_FIGURE}"
     return [point | {"accuracy": point[name]} for point in study.points("pretrained", name)]
 
 
 def finding_of(models):
-    """A function that makes the finding: which of these models leads on each number of images."""
+    """Returns a function that makes the finding: the leading model for each number of images."""
     return lambda figures: crossings(figures, "images", models)
 
 

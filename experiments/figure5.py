@@ -1,11 +1,11 @@
-"""Accuracy over pre-training compute: python -m vit_jax.experiment figure5 --out=DIR
+"""Accuracy over pre-training compute: python -m vit_jax.experiment figure5 --out=DIR.
 
-Three sizes of three families on 1,000,000 images of `letters`, for 300, 600 and 1,200 steps: no
-image is seen twice. Compute is counted as in table 6, 3 x 2 x multiply-adds of an image. A power
-law of the error is fitted to each family, with the interval that 90 % of resampled fits are in. A
-family's rate is chosen by runs of 600 steps of its smallest model on other images. The smallest
-models have three seeds. At the paper's scale the models of table 6, by the mean of their fine-tuned
-accuracies.
+Three sizes of three families are trained on 1,000,000 images of `letters`, for 300, 600 and 1,200
+steps, so that no image occurs twice. Compute is counted as in table 6, 3 x 2 x multiply-adds of an
+image. A power law of the error is fitted to each family, with an interval that contains 90 % of
+bootstrap fits. A family's learning rate is chosen in runs of 600 steps of its smallest model on
+other images. The smallest models have three seeds. At the paper's scale it is the models of table
+6, with the mean of their fine-tuned accuracies.
 """
 
 from vit_jax.ledger.charts import lines, with_laws
@@ -33,7 +33,7 @@ SMALL = [members[0] for members in MODELS.values()]
 
 
 def pretrained(study, model, steps, optimizer__learning_rate, seed):
-    """A run; the larger models have one seed."""
+    """Returns a run; the larger models have one seed."""
     values = fewshot(steps) | {"optimizer__learning_rate": optimizer__learning_rate}
     return (
         None if seed and model not in SMALL else (config(model, images=10**6, steps=steps), values)
@@ -41,7 +41,7 @@ def pretrained(study, model, steps, optimizer__learning_rate, seed):
 
 
 def read(study):
-    """Accuracies, compute and time of each run, and the power law of each family."""
+    """Returns accuracies, compute and time of each run, and the power law of each family."""
     names = [f"fewshot/{name}/10" for name in DOWNSTREAM]
     points = study.points("pretrained", "accuracy", "seconds", "exaflops", *names)
     points = [
@@ -53,7 +53,7 @@ def read(study):
 
 
 def draw(study, figures):
-    """Each model's accuracies, and each family's power law."""
+    """Draws each model's accuracies, and each family's power law."""
     chart = lines(figures["points"], "exaflops", by=["model"])
     return {"figure5": with_laws(chart, figures["laws"], figures["points"], "exaflops", "family")}
 

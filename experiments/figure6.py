@@ -1,9 +1,9 @@
-"""Attention rollout on a few images: python -m vit_jax.experiment figure6 --out=DIR
+"""Attention rollout on a few images: python -m vit_jax.experiment figure6 --out=DIR.
 
-The runs of figure 7, by attention rollout: heads are averaged, the residual connection is the
-identity, and the layers' matrices are multiplied. The paper shows photographs alone; here each
-image's labelled object is known, so that the rollout's weight on it can be set against its share of
-the image.
+It uses the runs of figure 7. Attention rollout averages the heads, replaces the residual connection
+by the identity, and multiplies the layers' matrices. The paper shows photographs only. Here each
+image's labelled object is known, so that the rollout's weight on it can be compared with its share
+of the image.
 """
 
 import statistics
@@ -16,14 +16,15 @@ SHOWN = 8
 
 
 def read(study):
-    """The rollout's weight of each model on each image's object, and the object's share; None: not
-    known.
+    """Returns each model's rollout weight on each image's object, and the object's area.
+
+    The values are None if the objects are unknown.
     """
     return {name: on_objects(seen) for name, seen in seen_in(study).items()}
 
 
 def table(figures):
-    """Means over the images."""
+    """Returns a table of means over the images."""
     known = {name: found for name, found in figures.items() if found}
     rows = [
         [name, *(f"{statistics.mean(found[key]):.1%}" for key in ("weight", "share"))]
@@ -33,7 +34,7 @@ def table(figures):
 
 
 def draw(study, figures):
-    """Images, what the first model sees of them, and where their labelled objects are."""
+    """Draws images, the first model's rollout over them, and their labelled objects."""
     seen = next(iter(seen_in(study).values()))
     images = seen.images[:SHOWN]
     rows = [*images, *map(overlay, images, seen.rollout[:SHOWN])]
@@ -43,9 +44,7 @@ def draw(study, figures):
 
 
 def finding(figures):
-    """A sentence: how much of the rollout is on objects, against a look at all of the image
-    alike.
-    """
+    """Returns a sentence about the rollout on objects, compared with uniform attention."""
     ratios = [
         f"{statistics.mean(found['weight']) / statistics.mean(found['share']):.2f} times in {name}"
         for name, found in figures.items()

@@ -1,13 +1,12 @@
-"""Filters, positions and attention distance of a trained ViT: python -m vit_jax.experiment figure7
---out=DIR
+r"""Filters, positions and attention distance of a ViT: vit-jax experiment figure7 --out=DIR.
 
-A ViT and a hybrid are trained on scattered digits; figures 6, 11 and 14 look at the same runs.
-Left, the principal components of the patch embedding's filters; centre, each position embedding's
-cosine similarity to all others; right, how far each head looks. The paper's own figure, of a
-released checkpoint:
+A ViT and a hybrid are trained on scattered digits; figures 6, 11 and 14 use the same runs. The left
+panel shows the principal components of the patch embedding's filters, the centre each position
+embedding's cosine similarity to all others, the right the attention distance of each head. The
+paper's own figure, of a released checkpoint:
 
-    python -m vit_jax.experiment figure7 --scale=paper --checkpoint=ViT-L_32.npz --images=FOLDER
-    --out=DIR
+    python -m vit_jax.experiment figure7 --scale=paper --out=DIR \
+        --checkpoint=ViT-L_32.npz --images=FOLDER
 """
 
 from matplotlib.figure import Figure
@@ -18,13 +17,13 @@ from vit_jax.ledger.looking import distance_table, distances, nearness, of_model
 
 
 def read(study):
-    """Distances, and the similarity of positions of the first model."""
+    """Returns the distances, and the similarity of positions of the first model."""
     seen = next(iter(seen_in(study).values()))
     return distances(study) | {"near": nearness(position_similarity(seen.model))}
 
 
 def draw(study, figures):
-    """The three panels, of the first model."""
+    """Draws the three panels of the first model."""
     seen, even = next(iter(seen_in(study).values())), next(iter(figures["even"].values()))
     figure = Figure(figsize=(14, 4.2), layout="constrained")
     left, centre, right = figure.subplots(1, 3)
@@ -40,7 +39,7 @@ def draw(study, figures):
 
 
 def finding(figures):
-    """A sentence: how much alike neighbours' positions are, and how far the heads look."""
+    """Returns a sentence about the similarity of neighbours' positions and attention distances."""
     alike = ", ".join(f"{value:.2f} ({name})" for name, value in figures["near"].items())
     (distance, *_), (even, *_) = (figures[name].values() for name in ("distance", "even"))
     return (

@@ -1,9 +1,9 @@
-"""Depth, width, MLP, patches or all: python -m vit_jax.experiment figure8 --out=DIR
+"""Scaling of depth, width, MLP, patches or all: python -m vit_jax.experiment figure8 --out=DIR.
 
-From one base each is changed alone, and all together; few-shot accuracy stands against compute
-relative to the base's. Small ViTs learn seven of scikit-learn's digits and are evaluated on all
-ten, with one seed. The paper's base has 8 layers of width 1,024, MLPs of 2,048 and patches of 32
-(64 see 256 pixels), on JFT-300M.
+From one base, each dimension is changed alone, and all of them together. The plot shows few-shot
+accuracy over compute relative to the base. Small ViTs learn seven of scikit-learn's digits and are
+evaluated on all ten, with one seed. The paper's base has 8 layers of width 1,024, MLPs of 2,048 and
+patches of 32 (256 pixels for patches of 64), on JFT-300M.
 """
 
 from vit_jax.ledger.charts import lines
@@ -16,8 +16,8 @@ from vit_jax.ledger.tables import listing, slopes
 # Layers, width, MLP, patch, and the width of a head.
 BASES = {"laptop": (4, 64, 128, 4, 16), "paper": (8, 1024, 2048, 32, 64)}
 STEPS, LAPTOP = 400, "fewshot/digits/10"
-# Factors of layers, width and MLP, and a divisor of the patch, by what is changed and the factor's
-# name.
+# Factors of layers, width and MLP, and a divisor of the patch, by the changed dimension and the
+# name of the factor.
 SHAPES = {("base", 1): (1, 1, 1, 1), ("all", 0.5): (0.5,) * 4, ("all", 1.5): (1.5, 1.5, 1.5, 2)}
 for _factor in (0.5, 2, 4):
     SHAPES |= {("depth", _factor): (_factor, 1, 1, 1), ("width", _factor): (1, _factor, 1, 1)}
@@ -27,7 +27,7 @@ CHANGED = tuple(dict.fromkeys(what for what, _ in SHAPES))
 
 
 def pretrained(study, changed, factor, seed):
-    """A run at either scale."""
+    """Returns a run at either scale."""
     if (changed, factor) not in SHAPES:
         return None
     *base, patch, head = BASES[study.scale]
@@ -42,9 +42,7 @@ def pretrained(study, changed, factor, seed):
 
 
 def read(study):
-    """Few-shot accuracies and compute; the base, whose compute is 1, stands with each of what is
-    changed.
-    """
+    """Returns few-shot accuracies and relative compute; the base is repeated for each dimension."""
     name = LAPTOP if study.scale == "laptop" else FIVE_SHOT_FIGURE
     points = study.points("pretrained", "accuracy", "exaflops", name)
     if not points or points[0]["changed"] != "base":

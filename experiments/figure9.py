@@ -1,8 +1,8 @@
-"""A class token or pooled patches, each by its rate: python -m vit_jax.experiment figure9 --out=DIR
+"""A class token or pooled patches, by learning rate: vit-jax experiment figure9 --out=DIR.
 
-The small ViT on 100,000 images of `letters`, with a class token and with the mean of the patches
-(GAP), each at four learning rates, for as many steps as it needs to be far from chance. The
-few-shot figure is of an alphabet that it has not seen. Three seeds each.
+The small ViT is trained on 100,000 images of `letters`, with a class token and with the mean of the
+patches (GAP), each at four learning rates, for enough steps to be far above chance. Few-shot is on
+an alphabet that is not in the training set. There are three seeds each.
 """
 
 from dataclasses import replace
@@ -20,30 +20,30 @@ PAPER = {"model__pooling": ("cls", "gap"), RATE: (8e-4, 3e-4)}
 
 
 def pretrained(study, seed, **values):
-    """A run at laptop scale."""
+    """Returns a run at laptop scale."""
     return config(MODEL, steps=STEPS), fewshot(STEPS, "cyrillic", images=1000) | values
 
 
 def pretrained_at_scale(study, seed, **values):
-    """A run of B/16 on JFT-300M; of a class token at 3e-4 the paper has none."""
+    """Returns a run of B/16 on JFT-300M; the paper has none for a class token at 3e-4."""
     pooling, rate = values["model__pooling"], values[RATE]
     return None if (pooling, rate) == ("cls", 3e-4) else ("vit_b16_jft", FIVE_SHOT | values)
 
 
 def table(figures):
-    """Few-shot accuracies, and those of the test images."""
+    """Returns tables of few-shot accuracies and of test accuracies."""
     return "\n\n".join(pivot(figures, *FACTORS, figure=name) for name in ("few-shot", "accuracy"))
 
 
 def read(study):
-    """The accuracies and the few-shot figure."""
+    """Returns the test accuracies and the few-shot accuracies."""
     figure = FIVE_SHOT_FIGURE if study.scale == "paper" else "fewshot/cyrillic/10"
     points = study.points("pretrained", "accuracy", figure)
     return [point | {"few-shot": point[figure]} for point in points]
 
 
 def finding(figures):
-    """All few-shot figures, the highest first."""
+    """Returns all few-shot accuracies, the highest first."""
     return f"Few-shot, by pooling and rate: {ranking(means(figures, *FACTORS, figure='few-shot'))}."
 
 

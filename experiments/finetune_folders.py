@@ -1,11 +1,10 @@
-"""`vit-jax finetune` on folders of photographs: python -m vit_jax.experiment finetune_folders
---out=DIR
+"""`vit-jax finetune` on folders of photographs: vit-jax experiment finetune_folders --out=DIR.
 
     pip install scikit-image scikit-learn elpv-dataset && pip install --no-deps foolbox
     python -m vit_jax.experiment finetune_folders --checkpoint=FOLDER --stamps=STAMPS --out=DIR
 
-Lays out data sets from photographs that packages ship, fine-tunes the checkpoint on each with
-nothing but configs/my_images.py, and compares test accuracies: of the model that is kept, of its
+It makes data sets from photographs in installed packages, and fine-tunes the checkpoint on each
+with nothing but configs/my_images.py. Then it compares test accuracies: of the kept model, of its
 linear probe, of a new head that is trained alone, and of scikit-learn's logistic regression on the
 same features of the same images.
 
@@ -44,16 +43,16 @@ SUBJECTS = dict(
 )
 TOPICS = ("animals", "food", "plants", "vehicles", "household", "seasonal", "clothes", "hobbies")
 CROPS = 125  # Of each photograph.
-HEAD_RATE = 3e-3  # Of AdamW, for a new head alone.
+HEAD_RATE = 3e-3  # AdamW's learning rate for a new head alone.
 
 
 def kept(study: Study) -> list[Trial]:
-    """Fine-tunes on each set with each seed, as the command does."""
+    """Returns the fine-tuning of each set with each seed, with the command's defaults."""
     return _runs(study, "kept")
 
 
 def heads(study: Study) -> list[Trial]:
-    """Trains a new head alone on each set with each seed."""
+    """Returns the training of a new head alone on each set with each seed."""
     only = dict(finetune__head="new", finetune__train="head", optimizer__learning_rate=HEAD_RATE)
     return _runs(study, "head", **only)
 
@@ -74,7 +73,7 @@ def _runs(study: Study, stage: str, **values) -> list[Trial]:
 
 
 def read(study: Study) -> list[dict]:
-    """Accuracies of all seeds on each set, as shares."""
+    """Returns the accuracies of all seeds on each set, as shares."""
     rows = []
     for name in study.options["sets"]:
         trials = study.finished("kept", set=name)
@@ -100,10 +99,9 @@ def read(study: Study) -> list[dict]:
 
 
 def logistic_regression(workdir: Path) -> dict:
-    """Test accuracy of scikit-learn's, with its own defaults, fitted on the training images of a
-    run.
+    """Fits scikit-learn's logistic regression on a run's training images, with its defaults.
 
-    The result is cached in a file next to the workdir.
+    The test accuracy is cached in a file next to the workdir.
     """
     kept = workdir.with_name(f"{workdir.name}.regression.json")
     if kept.exists():
@@ -129,7 +127,7 @@ def logistic_regression(workdir: Path) -> dict:
 
 
 def lay_out(name: str, study: Study) -> Path:
-    """The path of a data set, which is made unless it is there; all of it or nothing."""
+    """Returns the path of a data set, which is made if it does not exist; all of it or nothing."""
     path = (study.out / "images" / name).absolute()
     if not path.exists():
         part = path.with_name(f"{name}.part")
@@ -229,7 +227,7 @@ def _package(name: str) -> Path:
 
 
 class DataSet(NamedTuple):
-    """Photographs and what lays them out in a folder."""
+    """A set of photographs, and the function that writes it to a folder."""
 
     words: str
     lay_out: Callable[[Path, Study], None]
@@ -266,7 +264,7 @@ def table(rows: list[dict]) -> str:
 
 
 def finding(rows: list[dict]) -> str:
-    """Counts of the sets on which the kept models are at least as accurate."""
+    """Returns the number of sets on which the kept models are at least as accurate."""
 
     def at_least(other: str) -> str:
         known = [row for row in rows if row[other]]

@@ -1,13 +1,11 @@
-"""The methods that followed the paper, in one table: python -m vit_jax.experiment followups
---out=DIR
+"""Results of the methods that followed the paper: python -m vit_jax.experiment followups --out=DIR.
 
-The figures that the methods' papers print, with how each was scored; and where there is an
-objective here,
-ours at laptop scale: the small ViT pre-trained on 20,000 images of `digits` (FCMAE a ConvNeXt V2),
-then fine-tuned on 2,000 with labels. EVA's and VQ-KD's teacher is the run of DINO, DeiT's that of
-ConvNeXt; BEiT learns a dVAE's codes, BEiT v2 VQ-KD's. Only `supervised`, DeiT, ConvNeXt and Swin
-see all labels. A later method is a line of `STARTS`. Three seeds of pre-training, each with its
-teachers and its fine-tuning.
+The table contains the results in the methods' papers, with their evaluation. Methods with an
+objective here also have our result at laptop scale: the small ViT pre-trained on 20,000 images of
+`digits` (for FCMAE a ConvNeXt V2), then fine-tuned on 2,000 with labels. The teacher of EVA and
+VQ-KD is the run of DINO, DeiT's is that of ConvNeXt; BEiT predicts a dVAE's codes, BEiT v2 VQ-KD's.
+Only `supervised`, DeiT, ConvNeXt and Swin use all labels. A further method needs only a line in
+`STARTS`. There are three seeds of pre-training, each with its teachers and its fine-tuning.
 """
 
 from vit_jax import published
@@ -25,7 +23,7 @@ from vit_jax.ledger.unlabelled import (
 
 DINO = PLAIN_VIEWS | {"local_crops": 0, "head_hidden": 256, "prototypes": 256}
 DINO |= {"teacher_momentum": 0.99}
-# As `published/tables/followups.json` calls them: values of a run, none of a classification.
+# Config values of each method, by its name in `published/tables/followups.json`; empty: supervised.
 STARTS = {
     "random parameters": None,
     "supervised": {},
@@ -39,13 +37,13 @@ STARTS = {
     "FCMAE": objective_values("fcmae", decoder_dim=32),
     "DeiT": objective_values("distillation", teacher="ConvNeXt", kind="hard"),
 }
-STARTS["DeiT"] |= {"model__distillation": "token"}  # With one head, which fine-tuning knows.
+STARTS["DeiT"] |= {"model__distillation": "token"}  # With one head, as fine-tuning requires.
 STARTS |= OTHERS | TOKENISERS | {"FCMAE": STARTS["FCMAE"] | CONVNEXT_V2}
 STARTS["random ConvNeXt V2"] = CONVNEXT_V2 | {"steps": 0}
 
 
 def table(figures):
-    """A line for each published figure, then one for each method that ran here and has none."""
+    """Returns a line for each published result, then one for each other method that ran here."""
     ours = {point["start"]: spread(point["accuracy"]) for point in figures}
     printed = published.table("followups")
     lines = [

@@ -1,10 +1,10 @@
-"""A search over more than the rate, on few images: python -m vit_jax.experiment grid --out=DIR
+"""A search over four values on few images: python -m vit_jax.experiment grid --out=DIR.
 
-On small pre-training sets the paper tunes weight decay, dropout and label smoothing too (section
-4.3). Here
-the small ViT learns 1,000 images of `digits` from random parameters: by the learning rate that is
-best on held-out images of 800, 200, and by the best of all four. Three seeds of both. At the
-paper's scale B/16 learns ImageNet, with one seed; which values the paper tried it does not say.
+On small pre-training sets the paper also tunes weight decay, dropout and label smoothing (section
+4.3). Here the small ViT is trained on 1,000 images of `digits` from random parameters, either with
+the best learning rate or with the best of all four values. Training on 800 images and evaluating on
+200 chooses them. There are three seeds of both. At the paper's scale B/16 is trained on ImageNet,
+with one seed; the paper does not list the values it tried.
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ KEYS = (
     "model__dropout",
     "loss__label_smoothing",
 )
-# The values of each, and the usual one of all but the rate.
+# The choices of each value, and the default of all but the learning rate.
 LAPTOP = ((1e-3, 3e-3), (0.05, 0.5), (0.0, 0.1), (0.0, 0.1)), (0.05, 0.0, 0.0)
 PAPER = ((1e-3, 3e-3), (0.1, 0.3), (0.0, 0.1), (1e-4, 0.1)), (0.3, 0.1, 1e-4)
 HELD_OUT = {"data__train_split": "train[:800]", "data__test_split": "train[800:1000]"}
@@ -29,26 +29,25 @@ FACTORS = {"searched": ("the rate alone", "all four")}
 
 
 def trained(study, searched, seed, **values):
-    """A run; where the rate alone is searched all else is as usual."""
+    """Returns a run; if only the learning rate is searched, the other values are the defaults."""
     usual = dict(zip(KEYS[1:], (LAPTOP if study.scale == "laptop" else PAPER)[1], strict=True))
     other = {key: value for key, value in values.items() if usual.get(key) != value}
     if searched == "the rate alone" and len(other) > 1:
         return None
     small = config("ViT-32x4/4", "digits", 1000, 300), values
-    return (
-        small if study.scale == "laptop" else ("vit_b16_i1k", other)
-    )  # Which has the usual values.
+    # The config of the paper's scale contains the defaults.
+    return small if study.scale == "laptop" else ("vit_b16_i1k", other)
 
 
 def stages(choices, held_out, seeds):
-    """All choices, then the best by what is searched."""
+    """Returns the stages: all choices, then the best ones of each search."""
     return at_best(
         "trained", FACTORS, trained, dict(zip(KEYS, choices, strict=True)), held_out, seeds
     )
 
 
 def table(figures):
-    """The test images' accuracies, and those that chose."""
+    """Returns the test accuracies, and the validation accuracies of all choices."""
     tests, held_out = (
         listing(figures[name], ("searched", *KEYS)) for name in ("tests", "held_out")
     )

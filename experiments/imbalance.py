@@ -1,9 +1,9 @@
-"""Corrections for unequal classes: python -m vit_jax.experiment imbalance --out=DIR
+"""Corrections for class imbalance: python -m vit_jax.experiment imbalance --out=DIR.
 
-Trains configs/quickstart.py on the first images of each of scikit-learn's digits: 139 of the digit
-0, fewer of each further one, down to 140 / RATIO of the digit 9 (--ratios). Classes are left as
-they are, sampled more evenly (`data.balance`) or weighted in the loss (`loss.class_weights`).
-Accuracy, balanced accuracy and macro F1 are those of all 360 test images after the last step.
+It trains configs/quickstart.py on the first images of each of scikit-learn's digits: 139 of the
+digit 0, fewer of each further digit, down to 140 / RATIO of the digit 9 (--ratios). Classes are
+uncorrected, sampled more evenly (`data.balance`) or weighted in the loss (`loss.class_weights`).
+Accuracy, balanced accuracy and macro F1 are computed on all 360 test images after the last step.
 """
 
 import math
@@ -16,7 +16,7 @@ from vit_jax.data.sources.digits import digits
 from vit_jax.ledger.study import Experiment, Study, Trial
 from vit_jax.ledger.tables import listing
 
-LARGEST = 140  # Of the digit 0 there are 139.
+LARGEST = 140  # There are 139 images of the digit 0.
 CORRECTIONS = {
     "none": {},
     "data.balance=sqrt": {"data__balance": "sqrt"},
@@ -27,9 +27,7 @@ FIGURES = ("accuracy", "balanced_accuracy", "macro_f1")
 
 
 def counts_of(ratio: float) -> list[int]:
-    """Returns the number of training images of each digit, a geometric series from 140 to 140 /
-    ratio.
-    """
+    """Returns the training images per digit, a geometric series from 140 to 140 / ratio."""
     return [max(1, round(LARGEST * ratio ** (-digit / 9))) for digit in range(10)]
 
 
@@ -54,7 +52,7 @@ def lay_out(study: Study, ratio: float) -> str:
 
 
 def trained(study: Study) -> list[Trial]:
-    """A run for each ratio, correction and seed."""
+    """Returns a run for each ratio, correction and seed."""
     steps, trials = study.options["train_steps"], []
     values = dict.fromkeys(("steps", "evaluate_every", "checkpoint__every"), steps) | {
         "data__source": "folder"

@@ -1,10 +1,9 @@
-"""Masked patch prediction against scratch and supervised: python -m vit_jax.experiment masked_patch
---out=DIR
+"""Masked patch prediction compared with supervised: vit-jax experiment masked_patch --out=DIR.
 
-The small ViT on 20,000 images of `digits` without their labels, by the paper's three targets, with
-50 % and 15 % of the patches corrupted, and for a quarter of the steps; then fine-tuned on the 2,000
-that have labels. Beside it random parameters, and pre-training on the labels of all. Three seeds of
-pre-training, each with its fine-tuning.
+The small ViT is pre-trained on 20,000 images of `digits` without their labels, with the paper's
+three targets, with 50 % and 15 % of the patches corrupted, and for a quarter of the steps. Then it
+is fine-tuned on the 2,000 images with labels. Baselines are random parameters, and pre-training on
+the labels of all images. There are three seeds of pre-training, each with its fine-tuning.
 """
 
 from vit_jax import published
@@ -18,7 +17,7 @@ STEPS = 3000
 
 
 def masked(target="color", **more):
-    """The values of a run with this target."""
+    """Returns the values of a run with this target."""
     return {"objective__name": "masked_patch", "masked_patch__target": target} | more
 
 
@@ -39,7 +38,7 @@ PAPER = {
 
 
 def compared(figures):
-    """Gains over random parameters: the paper's on ImageNet, and ours."""
+    """Returns the gains over random parameters: the paper's on ImageNet, and ours."""
     printed = published.table("section4_6").rows["ImageNet"]
     starts = ("mean colour", "random parameters", "all labels")
     return gains(

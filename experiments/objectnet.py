@@ -1,9 +1,8 @@
-"""ObjectNet (appendix D.9): python -m vit_jax.experiment objectnet --scale=paper --objectnet=DIR
---out=DIR
+"""ObjectNet (appendix D.9): vit-jax experiment objectnet --scale=paper --objectnet=DIR --out=DIR.
 
-The largest model is pre-trained on JFT-300M and fine-tuned on ImageNet as for table 2, then scored
-on the images of ObjectNet of the 113 classes that ImageNet has too. There is no laptop scale:
-ObjectNet is photographs.
+The largest model is pre-trained on JFT-300M and fine-tuned on ImageNet as for table 2, then
+evaluated on ObjectNet's images of the 113 classes that are also in ImageNet. There is no laptop
+scale, since ObjectNet consists of photographs.
 """
 
 from vit_jax.ledger.stages import grid, pretraining
@@ -14,7 +13,7 @@ ROWS = {"ObjectNet": "imagenet/ObjectNet", "ObjectNet, top-5": "imagenet/ObjectN
 
 
 def finetuned(study, model, seed):
-    """A run on ImageNet at 518 pixels with averaged parameters, and ObjectNet at its end."""
+    """Returns a run on ImageNet at 518 pixels with averaged parameters, and ObjectNet at last."""
     start = study.workdir("pretrained", model=model)
     values = dict(
         finetune__checkpoint=start, optimizer__average=0.9999, optimizer__learning_rate=0.01
@@ -25,7 +24,7 @@ def finetuned(study, model, seed):
 
 
 def read(study):
-    """Top-1 and top-5, in per cent."""
+    """Returns top-1 and top-5 accuracy, in per cent."""
     points = study.points("finetuned", *ROWS.values())
     return {
         row: {p["model"]: 100 * sum(p[key]) / len(p[key]) for p in points}

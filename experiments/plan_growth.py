@@ -1,14 +1,14 @@
-"""Growth of the cost of a step: python -m vit_jax.experiment plan_growth --out=DIR
+"""Growth of the cost of a step: python -m vit_jax.experiment plan_growth --out=DIR.
 
-Compiles ViT-B/16's training step (JFT-300M) for slices of TPU v4 and draws
-docs/images/plan_growth.png: compile time, memory of a device and estimated step time against depth,
-devices and batch. Read it so: with
-`scan` the compiler sees one layer whatever the depth, and the step keeps more in memory; with as
-many images on each device, more devices cost nothing but what the collectives take, drawn as if
-none were hidden. The dashed line is what the device has; what needs more has no time.
+It compiles ViT-B/16's training step (JFT-300M) for slices of TPU v4 and draws
+docs/images/plan_growth.png: compile time, memory of a device and estimated step time over depth,
+devices and batch. With `scan` the compiler compiles one layer for any depth, but the step stores
+more in memory. With the same number of images on each device, more devices add only the time of
+collectives, which is drawn as if it did not overlap with computation. The dashed line is the
+device's memory; a step that needs more has no time.
 
-Every compilation is kept in the user's cache folder: the same command goes on where it was stopped.
-The figures are in docs/images/plan_growth.json. Needs pip install -e ".[plan]".
+Every compilation is cached in the user's cache folder: the same command continues after an
+interruption. The results are in docs/images/plan_growth.json. Needs pip install -e ".[plan]".
 """
 
 import sys
@@ -46,8 +46,8 @@ PANELS = ("compile time, processor seconds", "memory of a device, GiB", "step, m
 
 
 def read(study) -> dict:
-    """Points of each line, by axis."""
-    jax.config.update("jax_platforms", "cpu")  # The compiler's library would look for a TPU.
+    """Returns the points of each line, by axis."""
+    jax.config.update("jax_platforms", "cpu")  # The TPU compiler would look for a TPU.
     return {
         axis: {name: [measure(*point) for point in points] for name, points in lines.items()}
         for axis, lines in LINES.items()
@@ -55,7 +55,7 @@ def read(study) -> dict:
 
 
 def draw(study, figures: dict) -> dict:
-    """A panel for each figure and axis."""
+    """Draws a panel for each measured value and axis."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 9), layout="constrained")
@@ -81,7 +81,7 @@ def draw(study, figures: dict) -> dict:
 
 
 def table(figures: dict) -> str:
-    """A line for each compilation."""
+    """Returns a table with a line for each compilation."""
     rows = [
         (axis, name, point["x"], *(written(point[panel]) for panel in PANELS))
         for axis, lines in figures.items()
@@ -92,7 +92,7 @@ def table(figures: dict) -> str:
 
 
 def measure(x: int, devices: int, images: int, changes: dict) -> dict:
-    """Compiles once and returns the point's figures."""
+    """Compiles a step and returns the point's measurements."""
     where = find_slice("v4", CUBES[devices])
     changes = {name if "." in name else f"model.{name}": value for name, value in changes.items()}
     config = read_config(str(CONFIGS / "vit_b16_jft.py")).unlock()

@@ -1,11 +1,11 @@
-"""The tables of docs/planning.md: python -m vit_jax.experiment plan_tables --out=DIR
+"""The tables of docs/planning.md: python -m vit_jax.experiment plan_tables --out=DIR.
 
-1. The paper's three headline runs on TPU v3: estimated core-days beside the published (table 2).
-2. B/16, L/16 and H/14 on JFT-300M at batch 4,096 on slices of TPU v3, v4, v5e and v6e. What does
-   not fit is shown with the nearest change that does.
+1. The paper's three headline runs on TPU v3: estimated core-days next to the published (table 2).
+2. B/16, L/16 and H/14 on JFT-300M at batch 4,096 on slices of TPU v3, v4, v5e and v6e. A run that
+   does not fit is replaced by the nearest change of it that fits.
 
-Each compilation takes minutes on two cores, and is kept in the user's cache folder, so that the
-command goes on where it was stopped. Needs pip install -e ".[plan]".
+Each compilation takes minutes on two cores, and is cached in the user's cache folder, so that the
+command continues after an interruption. Needs pip install -e ".[plan]".
 """
 
 import jax
@@ -43,8 +43,8 @@ SLICE_CELLS = ("config", "slice", "GiB a device", "step, ms", "MFU", "hours", "p
 
 
 def read(study) -> dict:
-    """The cells of both tables."""
-    jax.config.update("jax_platforms", "cpu")  # The compiler's library would look for a TPU.
+    """Returns the cells of both tables."""
+    jax.config.update("jax_platforms", "cpu")  # The TPU compiler would look for a TPU.
     prices = cost.read_prices(cost.PRICES)
     return {
         "headlines": [headline(prices, *run) for run in HEADLINES],
@@ -55,7 +55,7 @@ def read(study) -> dict:
 
 
 def headline(prices, name: str, epochs: int, column: dict) -> list[str]:
-    """A run of table 2 on 256 chips of TPU v3."""
+    """Returns the row of a run of table 2 on 256 chips of TPU v3."""
     config = load_config(name)
     config.epochs = float(epochs)
     changes, plan = first_that_fits(config, find_slice("v3", "16x16"), prices)
@@ -68,7 +68,7 @@ def headline(prices, name: str, epochs: int, column: dict) -> list[str]:
 
 
 def on_slice(prices, name: str, where) -> list[str]:
-    """A run on a slice, or the nearest change of it that fits."""
+    """Returns the row of a run on a slice, or of its nearest change that fits."""
     changes, plan = first_that_fits(load_config(name), where, prices)
     memory = f"{plan.memory.total / GIB:.1f} of {where.chip.memory_bytes / GIB:.1f}"
     if not plan.fits:
@@ -78,12 +78,12 @@ def on_slice(prices, name: str, where) -> list[str]:
 
 
 def load_config(name: str):
-    """The config of a file in configs/."""
+    """Returns the config of a file in configs/."""
     return read_config(str(CONFIGS / f"{name}.py")).unlock()
 
 
 def table(figures: dict) -> str:
-    """Both tables."""
+    """Returns both tables."""
     headlines = markdown_table(HEADLINE_CELLS, figures["headlines"])
     return f"{headlines}\n\n{markdown_table(SLICE_CELLS, figures['slices'])}"
 

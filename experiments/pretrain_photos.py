@@ -1,12 +1,13 @@
-"""`vit-jax pretrain` on 1,000 photographs: python -m vit_jax.experiment pretrain_photos --out=DIR
+"""`vit-jax pretrain` on 1,000 photographs: vit-jax experiment pretrain_photos --out=DIR.
 
     pip install scikit-image
     python -m vit_jax.experiment pretrain_photos --checkpoint=FOLDER --stamps=STAMPS --out=DIR
 
-Lays out 17 folders: the 796 cut-outs of Debian's tuxpaint-stamps-default by topic, and 204 crops of
-scikit-image's brick, grass and gravel. Goes on training the checkpoint on them without labels, with
-nothing but configs/my_images_unlabelled.py, and fine-tunes what comes out and the checkpoint itself
-with nothing but configs/my_images.py. k-NN is of 500 images among the other 500.
+It writes 17 folders: the 796 cut-outs of Debian's tuxpaint-stamps-default by topic, and 204 crops
+of scikit-image's brick, grass and gravel. It continues the checkpoint's training on them without
+labels, with nothing but configs/my_images_unlabelled.py. Then it fine-tunes the result and the
+checkpoint itself with nothing but configs/my_images.py. k-NN classifies 500 images by the other
+500.
 
 --stamps is the folder of Debian's tuxpaint-stamps-default, such as /usr/share/tuxpaint/stamps.
 """
@@ -22,11 +23,11 @@ from vit_jax.errors import UserError
 from vit_jax.ledger.study import Experiment, Study, Trial
 from vit_jax.ledger.tables import markdown_table, spread
 
-TEXTURES, CROPS, SIDE = ("brick", "grass", "gravel"), 68, 128  # Crops of each texture, in pixels.
+TEXTURES, CROPS, SIDE = ("brick", "grass", "gravel"), 68, 128  # Crops of each texture; their side.
 
 
 def pretrained(study: Study) -> list[Trial]:
-    """Trains on without labels, as the command does."""
+    """Returns the runs of continued training without labels, with the command's defaults."""
     return [
         Trial(
             "pretrained",
@@ -38,7 +39,7 @@ def pretrained(study: Study) -> list[Trial]:
 
 
 def tuned(study: Study) -> list[Trial]:
-    """Fine-tunes the checkpoint, and each run that went on from it, as the command does."""
+    """Returns the fine-tuning of the checkpoint and of each run that continued from it."""
     trials = []
     for seed in study.options["seeds"]:
         starts = {
@@ -74,7 +75,7 @@ def _checkpoint(study: Study) -> Path:
 
 
 def lay_out(study: Study) -> Path:
-    """The folder of 17 folders, which is made unless it is there; all of it or nothing."""
+    """Returns the folder of 17 folders, which is made if missing; all of it or nothing."""
     path = (study.out / "images").absolute()
     if path.exists():
         return path
@@ -106,13 +107,12 @@ def lay_out(study: Study) -> Path:
 
 
 def read(study: Study) -> list[dict]:
-    """k-NN and fine-tuned test accuracy before and after, as shares of all seeds."""
+    """Returns k-NN and fine-tuned test accuracies before and after, as shares, for all seeds."""
     neighbours, seconds = [], []
     for trial in study.finished("pretrained"):
         history = study.outcome(trial).history.items()
-        neighbours += [
-            values for name, values in history if name.startswith("knn/")
-        ]  # None with --steps.
+        # With --steps there are none.
+        neighbours += [values for name, values in history if name.startswith("knn/")]
         seconds.append(study.figure(trial, "seconds"))
     if not seconds:
         return []
@@ -129,7 +129,7 @@ def read(study: Study) -> list[dict]:
 
 
 def table(rows: list[dict]) -> str:
-    """Means and deviations over the seeds."""
+    """Returns a table of mean and std over the seeds."""
     lines = [
         (
             row["features"],

@@ -1,11 +1,10 @@
-"""The price of each entry at the paper's scale: python -m vit_jax.experiment prices --out=DIR
+"""The price of each experiment at the paper's scale: vit-jax experiment prices --out=DIR.
 
-Device-days of the pre-training runs of each entry, by the TPU compiler's estimate of their steps on
-256 chips
-of TPU v3 and v5e: days of a core of v3, of a chip of v5e. Fine-tuning comes on top. One step is
-compiled for models of a name; those of another width, depth or position embedding are taken to have
-its MFU. One that does not fit is planned with the nearest change that does. Each takes minutes;
-`--list` reads the record.
+It estimates the device-days of each experiment's pre-training runs, from the TPU compiler's
+estimates of their steps on 256 chips of TPU v3 and v5e: days of a core of v3, of a chip of v5e.
+Fine-tuning is not included. One step is compiled for each model name; variants with another width,
+depth or position embedding are assumed to have the same MFU. A run that does not fit is planned
+with the nearest change that fits. Each compilation takes minutes; `--list` reads the record.
 """
 
 import jax
@@ -16,7 +15,7 @@ from vit_jax.ledger.prices import SLICES, device_days, known_mfus, pretraining_j
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import markdown_table, written
 
-# Runs whose core-days of TPU v3 table 2 prints, by its columns.
+# Runs with core-days of TPU v3 in table 2, by the table's columns.
 PRINTED = {
     "vit_h14_jft": dict(model="ViT-H/14", pretraining="JFT-300M"),
     "vit_l16_jft": dict(model="ViT-L/16", pretraining="JFT-300M"),
@@ -26,10 +25,11 @@ PRINTED = {
 
 
 def read(study) -> dict:
-    """The days and runs of each entry, the paper's days where it prints those of all its runs, and
-    MFUs.
+    """Returns the device-days and number of runs of each experiment, the paper's days, and MFUs.
+
+    The paper's days are included if table 2 lists all runs of the experiment.
     """
-    jax.config.update("jax_platforms", "cpu")  # The compiler's library would look for a TPU.
+    jax.config.update("jax_platforms", "cpu")  # The TPU compiler would look for a TPU.
     days, printed, runs = {}, {}, {}
     for name in study.options["entries"] or [name for name in names() if name != "prices"]:
         jobs = pretraining_jobs(load(name))
@@ -44,7 +44,7 @@ def read(study) -> dict:
 
 
 def table(figures: dict) -> str:
-    """A line for each entry."""
+    """Returns a table with a line for each experiment."""
     lines = [
         [name, figures["runs"][name], *(written(found.get(chip)) for chip in SLICES)]
         + [written(figures["published"].get(name))]

@@ -1,6 +1,4 @@
-"""The quickstart over several seeds: python -m vit_jax.experiment quickstart
---out=/tmp/quickstart_seeds
-"""
+"""The quickstart over several seeds: python -m vit_jax.experiment quickstart --out=DIR."""
 
 from vit_jax.ledger.stages import grid
 from vit_jax.ledger.study import Experiment
@@ -10,7 +8,7 @@ SEEDS = (0, 1, 2)
 
 
 def table(figures):
-    """Test accuracies, and their mean and deviation."""
+    """Returns a table of test accuracies, and their mean and std."""
     accuracies = figures["accuracy"]
     rows = [
         (seed, f"{accuracy:.2%}")

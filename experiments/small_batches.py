@@ -1,10 +1,10 @@
-"""The smallest batch that each loss bears: python -m vit_jax.experiment small_batches --out=DIR
+"""The smallest usable batch of each loss: python -m vit_jax.experiment small_batches --out=DIR.
 
-A small ViT learns scikit-learn's digits without their labels by DINO's loss: with the running mean
-as centre, with Sinkhorn-Knopp, with KoLeo besides, and without any centring. Each sees as many
-images in batches of 2 to 128, whose rate, and the teacher's distance from a momentum of 1, are in
-proportion to the batch. Read are 10 nearest neighbours among the training images, and how many
-prototypes are in use. One seed each.
+A small ViT is trained on scikit-learn's digits without labels, with DINO's loss: centred by the
+running mean, by Sinkhorn-Knopp, by Sinkhorn-Knopp with KoLeo, or not at all. Each run sees the same
+number of images in batches of 2 to 128. The learning rate, and the difference of the teacher's
+momentum from 1, are proportional to the batch size. The results are 10 nearest neighbours among the
+training images, and the share of used prototypes. There is one seed each.
 """
 
 from vit_jax.ledger.stages import grid
@@ -22,7 +22,7 @@ PROTOTYPES = 256
 
 
 def trained(study, loss, batch, seed):
-    """A run."""
+    """Returns the run of a loss and a batch size."""
     steps, share = IMAGES // batch, batch / 128
     last = dict.fromkeys(
         ("steps", "evaluate_every", "checkpoint__every", "log_every", "knn__every"), steps
@@ -40,7 +40,7 @@ def trained(study, loss, batch, seed):
 
 
 def read(study):
-    """Accuracies, and shares of the prototypes."""
+    """Returns k-NN accuracies, and shares of used prototypes."""
     points = study.points("trained", "knn/digits/10", "prototypes_used")
     for point in points:
         point["neighbours"] = point.pop("knn/digits/10")
@@ -49,7 +49,7 @@ def read(study):
 
 
 def table(figures):
-    """Two tables with a line for each loss and a column for each batch."""
+    """Returns two tables with a line for each loss and a column for each batch size."""
     return "\n\n".join(
         pivot(figures, "loss", "batch", figure=name) for name in ("neighbours", "prototypes")
     )

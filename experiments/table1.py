@@ -1,6 +1,6 @@
-"""Table 1's variants, from the models: python -m vit_jax.experiment table1 --out=DIR
+"""The values of table 1 in our models: python -m vit_jax.experiment table1 --out=DIR.
 
-The paper does not say of which patches the parameters are: ours are those of B/16, L/32 and H/14
+The paper does not specify the patch sizes for its parameter counts: ours are of B/16, L/32 and H/14
 with 1,000 classes and without the hidden layer of pre-training. L/16 has 304 million, not 307.
 """
 
@@ -13,7 +13,7 @@ VALUES = {"Layers": "depth", "Hidden size D": "dim", "MLP size": "mlp_dim", "Hea
 
 
 def read(study) -> dict:
-    """The values that the models' names stand for, and their parameters, by the table's rows."""
+    """Returns the values of the models' names, and their parameter counts, by the table's rows."""
     rows = {row: {} for row in (*VALUES, "Params, million")}
     for column, name in MODELS.items():
         model = abstract(model_factory(name, num_classes=1000, image_size=224))
@@ -24,7 +24,7 @@ def read(study) -> dict:
 
 
 def finding(figures: dict) -> str:
-    """The rows that are not the paper's."""
+    """Returns the values that differ from the paper's."""
     printed = published.table("table1").by_model()
     other = [
         f"{row} of {column}: {ours:.4g}, not {printed[column][row]}"

@@ -1,9 +1,9 @@
-"""The largest model of each family, and its cost: python -m vit_jax.experiment table2 --out=DIR
+"""The largest model of each family, and its cost: python -m vit_jax.experiment table2 --out=DIR.
 
-At laptop scale the runs of figure 5: of ViT, BiT and hybrid the largest after the most steps, its
-accuracy, the mean of few-shot accuracies on four alphabets, and the compute and seconds of its
-training. At the paper's scale three ViTs, BiT-L and their fine-tuning; VTAB is table 9's, ReaL
-`vit_jax.evaluate --suite=imagenet`'s.
+At laptop scale it uses the runs of figure 5: the largest ViT, BiT and hybrid after the most steps,
+with accuracy, mean few-shot accuracy on four alphabets, compute and seconds of training. At the
+paper's scale it is three ViTs, BiT-L and their fine-tuning; VTAB is in table 9, ReaL in
+`vit_jax.evaluate --suite=imagenet`.
 """
 
 from vit_jax.experiment import load
@@ -17,7 +17,7 @@ SIZES = {"ViT-H/14, JFT-300M": 518, "ViT-L/16, JFT-300M": 512, "ViT-L/16, ImageN
 
 
 def read(study):
-    """The finished run of the largest model of each family with the most steps."""
+    """Returns the finished run of the largest model of each family with the most steps."""
     points, found = load("figure5").read(study)["points"], []
     for members in MODELS.values():
         runs = [point for point in points if point["model"] in members]
@@ -28,7 +28,7 @@ def read(study):
 
 
 def finding(figures):
-    """The models by accuracy, and by time."""
+    """Returns the models in order of accuracy, and in order of time."""
     times = {point["model"]: sum(point["seconds"]) / len(point["seconds"]) for point in figures}
     seconds = ", ".join(f"{model} {times[model]:,.0f} s" for model in sorted(times, key=times.get))
     return f"Accuracy: {ranking(means(figures, 'model'))}. Time of training: {seconds}."

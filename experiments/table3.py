@@ -1,8 +1,7 @@
-"""The values of pre-training (table 3) in our configs: python -m vit_jax.experiment table3
---out=DIR
+"""The values of pre-training (table 3) in our configs: vit-jax experiment table3 --out=DIR.
 
-A line for each model and set of the table: the paper's value, and beside it that of the config,
-where it is another. Nothing runs.
+The table has a line for each model and data set, with the paper's value and, where it differs, the
+config's. Nothing is trained.
 """
 
 from vit_jax import published
@@ -12,30 +11,26 @@ from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import agreeing, agreement, differences
 from vit_jax.shipped import CONFIGS
 
-SHARED = {
-    "Optimizer": "adam",
-    "Batch": 4096,
-    "Warm-up": 10_000,
-    "Pixels": 224,
-}  # Of all rows, section 4.1.
+# Values of all rows, from section 4.1.
+SHARED = {"Optimizer": "adam", "Batch": 4096, "Warm-up": 10_000, "Pixels": 224}
 
 
 def config_name(model: str, pretraining: str) -> str:
-    """The file in configs/ of a model and a set: r50_vit_b16_jft."""
+    """Returns the name of a config by model and data set, such as r50_vit_b16_jft."""
     return "_".join(
         model.lower().replace("/", "").replace("+", "-").split("-") + [SETS[pretraining]]
     )
 
 
 def values_of(name: str) -> dict:
-    """The config's values, as the table calls them."""
+    """Returns the config's values by their names in the table."""
     config = read_config(str(CONFIGS / f"{name}.py"))
     return {
         "Epochs": config.epochs,
         "Base learning rate": config.optimizer.learning_rate,
         "Decay": config.optimizer.schedule,
         "Weight decay": config.optimizer.weight_decay,
-        "Dropout": config.model.dropout or 0.0,  # None: the model's own, which is 0.
+        "Dropout": config.model.dropout or 0.0,  # None is the model's default, 0.
         "Optimizer": config.optimizer.name,
         "Batch": config.batch_size,
         "Warm-up": config.optimizer.warmup_steps,
@@ -44,7 +39,7 @@ def values_of(name: str) -> dict:
 
 
 def read(study) -> dict:
-    """The values that the paper prints, of which one must be ours, and ours, by config."""
+    """Returns the paper's values and ours by config; ours must be one of the paper's."""
     table, found = published.table("table3"), {}
     for place, head in enumerate(table.columns):
         printed = {row: [cells[place]] for row, cells in table.rows.items()} | {
@@ -53,7 +48,8 @@ def read(study) -> dict:
         printed |= {key: [value] for key, value in SHARED.items()}
         name = config_name(head["model"], head["pretraining"])
         entry = found.setdefault(name, {"paper": {"Epochs": []} | printed, "ours": values_of(name)})
-        entry["paper"]["Epochs"].append(head["epochs"])  # Of 7 / 14 and 30 / 90 a config has one.
+        # The paper has 7 / 14 and 30 / 90 epochs, a config only one of them.
+        entry["paper"]["Epochs"].append(head["epochs"])
     return found
 
 

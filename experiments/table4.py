@@ -1,8 +1,9 @@
-"""The values of fine-tuning (table 4) in our recipes: python -m vit_jax.experiment table4 --out=DIR
+"""The values of fine-tuning (table 4) in our recipes: vit-jax experiment table4 --out=DIR.
 
-A line for each data set: the paper's value, and beside it that of `configs/finetune.py`, where it
-is another. Nothing runs. The table lists the rate 0.06 for ImageNet, and its text tries it for
-ResNets and hybrids alone: so does `python -m vit_jax.sweep`, by `sweep.resnet_rates`.
+The table has a line for each data set, with the paper's value and, where it differs, that of
+`configs/finetune.py`. Nothing is trained. The paper's table lists the learning rate 0.06 for
+ImageNet, and its text uses it for ResNets and hybrids only, as does `python -m vit_jax.sweep` with
+`sweep.resnet_rates`.
 """
 
 from vit_jax import published
@@ -18,13 +19,13 @@ DATA_SETS = {
     "Oxford Flowers-102": "oxford_flowers102",
     "VTAB (19 tasks)": "vtab/clevr-count",
 }
-# Of all rows, and of section 4.1.
+# Values of all rows, also from section 4.1.
 SHARED = {"Optimizer": "sgd", "Momentum": 0.9, "Batch": 512, "Weight decay": 0.0, "Clipping": 1.0}
 SHARED |= {"Decay": "cosine", "Pixels": 384}
 
 
 def values_of(data_set: str) -> dict:
-    """The recipe's values, as the table calls them."""
+    """Returns the recipe's values by their names in the table."""
     config = finetune(data_set)
     optimizer = config.optimizer
     values = (
@@ -40,7 +41,7 @@ def values_of(data_set: str) -> dict:
 
 
 def read(study) -> dict:
-    """The values that the paper prints, and ours, by data set."""
+    """Returns the paper's values and ours, by data set."""
     table, found = published.table("table4"), {}
     for place, head in enumerate(table.columns):
         printed = {"Steps": table.rows["Steps"][place], "Rates": head["rates"]} | SHARED

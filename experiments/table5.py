@@ -1,7 +1,7 @@
-"""Accuracy by pre-training set: python -m vit_jax.experiment table5 --out=DIR
+"""Accuracy by pre-training set: python -m vit_jax.experiment table5 --out=DIR.
 
-At laptop scale the runs of figure 3: sets of 1,000, 10,000 and 100,000 images stand for ImageNet,
-ImageNet-21k and JFT-300M, and the alphabets for the data sets.
+At laptop scale it uses the runs of figure 3: sets of 1,000, 10,000 and 100,000 images stand for
+ImageNet, ImageNet-21k and JFT-300M, and alphabets for the data sets.
 """
 
 import statistics
@@ -16,9 +16,7 @@ FIGURES = ("letters", "cyrillic, fine-tuned", *(f"{name}, 10-shot" for name in D
 
 
 def read(study):
-    """Fine-tuned and few-shot accuracies of each pre-training run, by its model and number of
-    images.
-    """
+    """Returns fine-tuned and few-shot accuracies by model and number of pre-training images."""
     shots = {f"fewshot/{name}/10": f"{name}, 10-shot" for name in DOWNSTREAM}
     tuned = {
         (p["model"], p["images"]): p["accuracy"] for p in study.points("finetuned", "accuracy")
@@ -33,7 +31,7 @@ def read(study):
 
 
 def finding(figures):
-    """The lead of the larger Transformer over the smaller, by the number of images."""
+    """Returns the lead of the larger Transformer over the smaller, by the number of images."""
     small, large, *_ = MODELS["ViT"]
     sentences = []
     for name in FIGURES[:2]:

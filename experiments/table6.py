@@ -1,10 +1,10 @@
 """Pre-training compute of the paper's scaling study (table 6).
 
-The paper's exaFLOPs beside ours: 6 x multiply-adds of an image x epochs x 303 million images, with
-the 18,291 classes of JFT-300M and, for what has a transformer, the hidden tanh layer of the head.
-They are counted from the models themselves, in seconds; nothing is compiled. Two rows are off: the
-paper prints 55 for B/32 where the count is 56.3, and its 859 for R50x1+ViT-L/16 at 7 epochs
-contradicts its own 1,668 at 14, of which half is 834.
+It compares the paper's exaFLOPs with ours: 6 x multiply-adds of an image x epochs x 303 million
+images, with the 18,291 classes of JFT-300M and, for ViTs and hybrids, the hidden tanh layer of the
+head. They are counted from the models themselves, in seconds; nothing is compiled. Two rows differ:
+the paper prints 55 for B/32 where the count is 56.3, and its 859 for R50x1+ViT-L/16 at 7 epochs
+contradicts its own 1,668 at 14, whose half is 834.
 """
 
 import functools
@@ -17,15 +17,13 @@ IMAGES, CLASSES = 303_000_000, 18_291
 
 
 def exaflops(name: str, epochs: int) -> float:
-    """The compute of pre-training on JFT-300M: three forward passes an image, two FLOPs a
-    multiply-add.
-    """
+    """Returns exaFLOPs of pre-training on JFT-300M: 3 forward passes, 2 FLOPs a multiply-add."""
     return 6 * multiply_adds(name) * epochs * IMAGES / 1e18
 
 
 @functools.cache
 def multiply_adds(name: str) -> int:
-    """Those of one image's forward pass, with the head of pre-training."""
+    """Returns the multiply-adds of a forward pass of one image, with the head of pre-training."""
     head = dict(pre_logits=True) if "ViT" in name else {}
     return count_multiply_adds(
         abstract(model_factory(name, num_classes=CLASSES, image_size=224, **head))
@@ -33,7 +31,7 @@ def multiply_adds(name: str) -> int:
 
 
 def read(study):
-    """Our count for each column of the paper's table."""
+    """Returns our count for each column of the paper's table."""
     table = published.table("table6")
     ours = [exaflops(head["model"], head["epochs"]) for head in table.columns]
     return {"exaFLOPs": dict(zip(table.by_model(), ours, strict=True))}

@@ -1,9 +1,10 @@
-"""Adam and SGD for ResNets: python -m vit_jax.experiment table7 --out=DIR
+"""Adam and SGD for ResNets: python -m vit_jax.experiment table7 --out=DIR.
 
-Two small BiTs on 100,000 images of scattered digits by either optimizer, each at the better of two
-rates, which shorter runs on other images choose; then few-shot on an alphabet. The smaller has two
-seeds, the larger one. At the paper's scale SGD has the rate, decay and stairs of BiT's own recipe:
-the paper does not print its values.
+Two small BiTs are trained on 100,000 images of scattered digits with either optimizer, each at the
+better of two learning rates, which shorter runs on other images choose. Evaluation is few-shot on
+an alphabet. The smaller model has two seeds, the larger one. At the paper's scale SGD has the
+learning rate, weight decay and schedule of BiT's own recipe, since the paper does not print its
+values.
 """
 
 from vit_jax.ledger.laptop import MODELS, config, fewshot, shorter
@@ -16,7 +17,7 @@ STEPS, BITS = 250, MODELS["BiT"][:2]
 FACTORS = {"model": BITS, "optimizer__name": ("adam", "sgd")}
 RATES = {"adam": (1e-3, 3e-3), "sgd": (0.1, 0.3)}
 CHOICES = {"optimizer__learning_rate": (*RATES["adam"], *RATES["sgd"])}
-DECAY = {"adam": 0.05, "sgd": 1e-3}  # Times the rate: about as strong.
+DECAY = {"adam": 0.05, "sgd": 1e-3}  # Multiplied by the learning rate, about equally strong.
 FIGURE = "fewshot/cyrillic/10"
 SGD = {
     "optimizer__name": "sgd",
@@ -35,7 +36,7 @@ PAPER = {
 
 
 def pretrained(study, model, optimizer__name, optimizer__learning_rate, seed):
-    """A run; the larger model has one seed, each optimizer its own rates."""
+    """Returns a run; the larger model has one seed, each optimizer its own learning rates."""
     if optimizer__learning_rate not in RATES[optimizer__name] or (seed and model != BITS[0]):
         return None
     values = dict(

@@ -1,9 +1,9 @@
-"""Position embeddings: python -m vit_jax.experiment table8 --out=DIR
+"""Position embeddings: python -m vit_jax.experiment table8 --out=DIR.
 
-None, one vector a patch, one a row and a column, or relative ones; added once, at the stem, or
-before every layer, each with its own or all with a shared one. The quickstart's ViT learns seven of
-scikit-learn's digits; few-shot is on all ten, ten images of each. The paper's are of ViT-B/16 on
-JFT-300M: gains can be compared.
+Position embeddings are none, one vector per patch, one per row and column, or relative ones. They
+are added once, at the stem, or before every layer, with separate embeddings or a shared one. The
+quickstart's ViT learns seven of scikit-learn's digits; few-shot is on all ten, with ten images of
+each. The paper's results are of ViT-B/16 on JFT-300M, so that only gains can be compared.
 """
 
 from vit_jax import published
@@ -20,7 +20,7 @@ FIGURES = ("few-shot", "upstream", "paper, few-shot")
 
 
 def pretrained(study, position, where, seed):
-    """A run at either scale; None where the paper's table has no such cell."""
+    """Returns a run at either scale; None if the paper's table has no such cell."""
     if PAPER.figure(where, position=position) is None:
         return None
     values = {"model__position": position, "model__position_at": where}
@@ -30,7 +30,7 @@ def pretrained(study, position, where, seed):
 
 
 def read(study):
-    """Accuracies of each cell, few-shot and upstream, and the paper's few-shot."""
+    """Returns accuracies of each cell, few-shot and upstream, and the paper's few-shot."""
     name = LAPTOP if study.scale == "laptop" else FIVE_SHOT_FIGURE
     points = study.points("pretrained", "accuracy", name)
     for point in points:
@@ -40,13 +40,13 @@ def read(study):
 
 
 def compared(figures):
-    """The paper's few-shot points over no position embedding, and ours."""
+    """Returns the few-shot gains over no position embedding, the paper's and ours."""
     paper, ours = (means(figures, *CELLS, figure=name) for name in ("paper, few-shot", "few-shot"))
     return gains(paper, ours, "none, stem")
 
 
 def scaled(seeds, **more):
-    """The experiment at one scale."""
+    """Returns the experiment at one scale."""
     return Experiment(
         claim="Any position embedding is much better than none, and the kinds hardly differ.",
         stages=(grid("pretrained", CELLS, pretrained, seeds),),

@@ -1,15 +1,14 @@
-"""Transfer between digits: python -m vit_jax.experiment transfer_digits --out=DIR
+"""Transfer between digits: python -m vit_jax.experiment transfer_digits --out=DIR.
 
-Pre-trains configs/quickstart.py on scikit-learn's digits 0-4. Then it learns 5-9 in three ways: by
-fine-tuning on a tenth of their training images; from random parameters, with the same images and as
-many steps; and by least squares on a few images of each class and the features of the frozen
-network, as
-`vit_jax.evaluate`, beside those of a random network.
+It pre-trains configs/quickstart.py on scikit-learn's digits 0-4. Then 5-9 are learned in three
+ways: by fine-tuning on a tenth of their training images; from random parameters, with the same
+images and as many steps; and by least squares on a few images of each class and the features of the
+frozen network, as in `vit_jax.evaluate`, compared with those of a random network.
 
-There are three seeds of everything, the pre-trained networks too; each network's least squares have
-three choices of images. Pre-trained and random networks have each their own learning rate (by a run
-of the first seed) and their own penalty of least squares: those that are best on training images
-held out for this. Test images are looked at once.
+There are three seeds of everything, including the pre-trained networks; each network's least
+squares have three choices of images. Pre-trained and random networks each have their own learning
+rate (from runs of the first seed) and their own penalty of least squares, chosen on held-out
+training images. Test images are evaluated once.
 """
 
 import functools
@@ -33,13 +32,12 @@ from vit_jax.training.program import model_arguments
 SEEDS = (0, 1, 2)
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 SHOTS = (1, 5, 10, 25)
-PENALTIES = tuple(
-    4.0**power for power in range(-3, 6)
-)  # The usual 1,024 is for more features than 64.
-# Parameters at the start, and what the tables call them.
+# The usual 1,024 is for more features than 64.
+PENALTIES = tuple(4.0**power for power in range(-3, 6))
+# Initial parameters, and their names in the tables.
 STARTS = {"pre-trained": "from 0-4", "random": "from random parameters"}
 OLD, NEW = ("0", "1", "2", "3", "4"), ("5", "6", "7", "8", "9")
-# What fine-tuning and training from scratch share: about 14 images of each class, few steps.
+# Values that fine-tuning and training from scratch share: about 14 images of each class, few steps.
 BUDGET = {
     "data__train_split": "train[:10%]",
     "steps": 300,
@@ -53,12 +51,12 @@ SHOTS_FROM, SHOTS_HELD_OUT = "train[:20%]", "train[20%:]"
 
 
 def pretrained(study: Study, seed: int):
-    """A network that knows 0-4."""
+    """Returns a pre-training run on 0-4."""
     return "quickstart", dict(data__classes=OLD, epochs=60.0)
 
 
 def transfer(study: Study, start: str, optimizer__learning_rate: float, seed: int):
-    """A run on 5-9; None where its network is missing."""
+    """Returns a run on 5-9; None if its checkpoint is missing."""
     values = BUDGET | dict(data__classes=NEW, optimizer__learning_rate=optimizer__learning_rate)
     if start == "pre-trained":
         values["finetune__checkpoint"] = study.workdir("pretrained", seed=seed)
@@ -66,7 +64,7 @@ def transfer(study: Study, start: str, optimizer__learning_rate: float, seed: in
 
 
 def read(study: Study) -> dict:
-    """Accuracies of training, and of least squares on the frozen networks; all by start."""
+    """Returns accuracies of training, and of least squares on frozen networks, by start."""
     networks = {trial.factors["seed"]: trial.job.workdir for trial in study.finished("pretrained")}
     penalties, frozen = {}, {}
     for start in STARTS if len(networks) == len(SEEDS) else ():
@@ -80,7 +78,7 @@ def read(study: Study) -> dict:
 
 
 def network(workdir: Path, start: str, seed: int) -> nnx.Module:
-    """A run's model, or the same with random parameters."""
+    """Returns a run's model, or the same model with random parameters."""
     if start == "pre-trained":
         return vit_jax.load_model(workdir, say=str)
     arguments = model_arguments(from_json((workdir / CONFIG).read_text()))
@@ -89,8 +87,9 @@ def network(workdir: Path, start: str, seed: int) -> nnx.Module:
 
 @functools.cache
 def by_shots(start: str, workdirs: tuple[Path, ...]) -> tuple[float, dict[str, list[float]]]:
-    """The best penalty, and few-shot accuracies on the new digits: of all networks and choices of
-    images.
+    """Returns the best penalty, and few-shot accuracies on the new digits by number of shots.
+
+    The accuracies are of all networks and choices of images.
     """
     models = [network(workdir, start, seed) for workdir, seed in zip(workdirs, SEEDS, strict=True)]
     train = open_source("digits", SHOTS_FROM, only=NEW)
@@ -116,7 +115,7 @@ def by_shots(start: str, workdirs: tuple[Path, ...]) -> tuple[float, dict[str, l
 
 
 def table(figures: dict) -> str:
-    """Training and least squares, and the held-out figures that chose the rates."""
+    """Returns the accuracies of training and least squares, and the search's accuracies."""
     rows = [
         (
             f"least squares, {shots} images of a class",
@@ -133,7 +132,7 @@ def table(figures: dict) -> str:
 
 
 def draw(study: Study, figures: dict) -> dict:
-    """Accuracy over the images of a class: least squares."""
+    """Draws the accuracy of least squares over the images of a class."""
     points = [
         {"start": STARTS[start], "shots": shots, "accuracy": by[f"{shots}"]}
         for start, by in figures["frozen"].items()

@@ -1,8 +1,8 @@
 """Vision Transformers in JAX: pre-train, fine-tune, look inside.
 
 `create_model("ViT-B/16", num_classes=10)` makes a model, `train(config, workdir)` trains one,
-`load_model(workdir)` reads it back and `save_model(model, path)` writes it for other libraries. All
-of it is in docs/python.md.
+`load_model(workdir)` loads it and `save_model(model, path)` writes it for other libraries.
+docs/python.md describes all of them.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -36,8 +36,8 @@ __all__ = [
     "train",
 ]
 
-# Where each public name is defined: it is loaded when asked for, so that `import vit_jax` costs
-# nothing.
+# The module that defines each public name. Modules are imported lazily, so that `import vit_jax` is
+# fast.
 _MODULES = {
     "FineTuned": "interface",
     "MODELS": "models",

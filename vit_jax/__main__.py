@@ -1,7 +1,7 @@
-"""Starts a command: vit-jax train --config=quickstart --workdir=DIR
+"""Starts a command: vit-jax train --config=quickstart --workdir=DIR.
 
-`vit-jax COMMAND --help` says what one does, `vit-jax --version` which version this is. Flags,
-messages and exit codes are those of `python -m`.
+`vit-jax COMMAND --help` describes a command, and `vit-jax --version` prints the version. Flags,
+messages and exit codes are the same as with `python -m`.
 """
 
 import re
@@ -15,7 +15,7 @@ from vit_jax.errors import UserError, nearest, readers_may_leave
 
 @readers_may_leave()
 def main() -> None:
-    """Starts the command that is named first, with the arguments behind it."""
+    """Runs the command of the first argument, with the arguments after it."""
     name, *arguments = sys.argv[1:] or [""]
     if name in COMMANDS:
         start(COMMANDS[name], arguments)
@@ -43,7 +43,7 @@ def start(command: Command, arguments: list[str]) -> None:
 
 
 def version() -> str:
-    """The package's version, Python's, and what decodes JPEGs."""
+    """Returns the versions of the package and of Python, and the JPEG decoder in use."""
     try:
         from vit_jax.data import _jpeg  # noqa: F401
 

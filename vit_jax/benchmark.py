@@ -1,32 +1,32 @@
-"""Measures this machine: python -m vit_jax.benchmark overhead
+"""Measures this machine: python -m vit_jax.benchmark overhead.
 
 overhead: host time of a training step of --config, outside the compiled program.
-load: time and memory of `load_model` for a ViT-L/16 of 1.2 GB in each format, beside reading the
-file.
-input: images/s that a core turns into training crops, beside tf.data, Pillow and a plain decode.
+load: time and memory of `load_model` for a ViT-L/16 of 1.2 GB in each format, compared with reading
+  the file.
+input: images/s that a core turns into training crops, compared with tf.data, Pillow and a plain
+  decode.
 resume: seconds to the first batch at example 10 and at example 100 million.
-saving: training with a checkpoint every 20 steps, beside none.
-fewshot: seconds of few-shot's least squares for 1,000 classes and 1,024 features, beside plain
-NumPy.
+saving: training with a checkpoint every 20 steps, compared with training without checkpoints.
+fewshot: seconds of few-shot's least squares for 1,000 classes and 1,024 features, compared with
+  plain NumPy.
 memory: memory of the input pipeline over 100,000 batches, drawn to input_memory.png.
-inference: images/s of --models over --image_sizes by the clock, beside others
-  (--against=onnxruntime,timm), the largest batch that fits (--largest), and a plot of them
+inference: images/s of --models over --image_sizes in wall-clock time, compared with others
+  (--against=onnxruntime,timm); the largest batch that fits (--largest); and a plot of them
   (--out=FILE.png).
-predict: images/s of --models over 2,000 JPEGs in a folder, beside the plain model.
-serve: images/s and waiting time of a server of --models under 1, 4 and 16 clients, each for
---seconds.
-train: training steps of --models by the clock, beside others' code (--against) from checkouts in
-  the folder --checkouts.
-objectives: training steps of --models by the clock and by their compiled FLOPs: supervised, masked
+predict: images/s of --models over 2,000 JPEGs in a folder, compared with the plain model.
+serve: images/s and latency of a server of --models under 1, 4 and 16 clients, each for --seconds.
+train: wall-clock time of training steps of --models, compared with others' code (--against) from
+  checkouts in the folder --checkouts.
+objectives: wall-clock time and compiled FLOPs of training steps of --models: supervised, masked
   patch prediction, masked autoencoder.
-depth: the same of stochastic depth, each image by chance and of a drawn subset alone.
-crops: what the TPU compiler estimates of DINO's step of --models beside the supervised one, and of
-  a pass for crops of each size beside one packed pass.
-gpu: what a GPU does, the most important first, within --minutes: training steps beside timm's in
-  PyTorch, attention, agreement with float32 on the CPU. Each figure is written to gpu.jsonl in the
-  folder --out.
-tpu: what the TPU compiler estimates of the training step of --models on --slices, here on the CPU,
-  beside others' likewise.
+depth: the same for stochastic depth, which skips each image by chance or computes a random subset.
+crops: the TPU compiler's estimates for --models: DINO's step compared with the supervised one, and
+  a pass for crops of each size compared with one packed pass.
+gpu: benchmarks of a GPU, the most important first, within --minutes: training steps compared with
+  timm's in PyTorch, attention, agreement with float32 on the CPU. Each result is written to
+  gpu.jsonl in the folder --out.
+tpu: the TPU compiler's estimates for the training step of --models on --slices, compiled here on
+  the CPU, compared with the same estimates for others.
 """
 
 import importlib
@@ -175,7 +175,7 @@ def _of_prediction() -> dict[str, Any]:
     return dict(models=MODELS.value, images=images)
 
 
-# The arguments of a benchmark's `measure`, read from the flags; others have none.
+# The arguments of a benchmark's `measure`, read from the flags; other benchmarks have none.
 ARGUMENTS = {
     "overhead": _of_overhead,
     "inference": _of_inference,

@@ -18,8 +18,8 @@ def checkpoint_crop(
     The crop's share of the resized image is the same at all sizes.
 
     Args:
-      size: pixels of the crop, or its height and width.
-      mode: `fast` or `exact`, as of `TestCrop`; None: the mode of the run, else fast.
+      size: size of the crop in pixels, or its height and width.
+      mode: `fast` or `exact`, as in `TestCrop`; None: the mode of the run, else fast.
       default: preprocessing for a checkpoint without its own.
 
     Raises:

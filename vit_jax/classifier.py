@@ -18,7 +18,7 @@ class Classifier(NamedTuple):
     """A classifier of RGB or grey images.
 
     Attributes:
-      class_names: empty: the model has no head.
+      class_names: the names of the classes; empty if the model has no head.
       crop: the evaluation transform.
       probabilities: a key of `PROBABILITIES`.
     """
@@ -41,12 +41,12 @@ def open_classifier(
     """Loads a classifier from a checkpoint.
 
     Args:
-      source: a source as of `vit_jax.load_model`.
+      source: the checkpoint, as in `vit_jax.load_model`.
       image_size: image size of the model; None: the checkpoint's.
       resize: short side before the central crop, in pixels; None: the checkpoint's.
       decode: `fast` or `exact`; None: the run's mode, else fast.
       classes: a file with a class name in each line; None: the checkpoint's names.
-      say: called with each line of the log.
+      say: callback for each line of the log.
 
     Raises:
       UserError: there is no such checkpoint, its images are neither RGB nor grey, or sizes or names

@@ -1,4 +1,4 @@
-"""The start and the end of every command: a user's mistake is one line and exit code 2."""
+"""Start and end of every command: reports a user error as one line, with exit code 2."""
 
 import contextlib
 import hashlib
@@ -27,8 +27,9 @@ from vit_jax.small_files import check_small
 if TYPE_CHECKING:
     from vit_jax.config_types import TypedConfig
 
-_AS_IN_FILE = "_as_in_file"  # An attribute of a config, which is no value of it.
-# Values that are changed most, of a training.
+# An attribute of a config that is not one of its values.
+_AS_IN_FILE = "_as_in_file"
+# The values of a training run that are changed most often.
 COMMON = (
     *(
         "data.source",
@@ -40,19 +41,19 @@ COMMON = (
     ),
     *("epochs", "model.name", "optimizer.learning_rate", "optimizer.warmup_steps"),
 )
-WRITTEN = {"out", "embed", "dry_run"}  # Flags that name what a command writes: files and folders.
+WRITTEN = {"out", "embed", "dry_run"}  # Flags that name an output file or folder.
 
 
 def run(main: Callable[[list[str]], None], common: Sequence[str] = COMMON) -> None:
-    """Parses the flags, calls `main` with the other arguments, and sets the right exit code.
+    """Parses the flags, calls `main` with the other arguments, and sets the exit code.
 
-    0: done, or stopped by a signal and saved. 2: the user's mistake. 141: nobody reads the output
-    to its end, as with `| head`. A fault of ours is a traceback and 1. With `--help` it says what
-    the command does and no more, on one screen; `--helpfull` lists all values of the config,
-    `--help=optimizer` a section.
+    Exit codes: 0, done, or stopped by a signal after saving; 1, a bug, with a traceback; 2, a user
+    error; 141, the reader of the output has closed it, as `| head` does. `--help` prints one screen
+    about the command, `--helpfull` also lists all values of the config, and `--help=optimizer`
+    lists one section.
 
     Args:
-      common: keys of the config's values that are changed most.
+      common: keys of the config's values that are changed most often.
     """
     _print_any_name()
     with readers_may_leave(), mistakes():
@@ -63,9 +64,7 @@ def run(main: Callable[[list[str]], None], common: Sequence[str] = COMMON) -> No
 
 
 def _print_any_name() -> None:
-    """Lets the output contain file names that are not UTF-8: as bytes, or escaped on other
-    terminals.
-    """
+    """Makes the output accept file names that are not UTF-8: as bytes, or escaped if necessary."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             utf_8 = stream.encoding.lower() in ("utf-8", "utf8")
@@ -73,7 +72,7 @@ def _print_any_name() -> None:
 
 
 def _help_asked() -> str | None:
-    """The section of `--help=SECTION`, `full` for all; empty for `--help` alone, None without."""
+    """Returns the section of `--help=SECTION`, `full` for all, '' for `--help`; None without it."""
     for argument in sys.argv[1:]:
         if asked := re.fullmatch(r"-h|--?help(?:=(.*)|(full))?", argument):
             return asked[1] or asked[2] or ""
@@ -81,9 +80,7 @@ def _help_asked() -> str | None:
 
 
 def _help(section: str, common: Sequence[str]) -> str:
-    """Returns the help text: the command's purpose, flags and config values, or one section of the
-    config.
-    """
+    """Returns the help text: purpose, flags and config values, or one section of the config."""
     takes_config = "config" in flags.FLAGS
     if section not in ("", "full"):
         return listing(section) if takes_config else ""
@@ -108,7 +105,7 @@ def _help(section: str, common: Sequence[str]) -> str:
 
 
 def _flags_of_command() -> str:
-    """The command's own flags with their defaults, as the values of a config are listed."""
+    """Returns the command's own flags with their defaults, in the format of the config's values."""
     lines = ["Flags:"]
     for flag in flags.FLAGS.get_key_flags_for_module(sys.modules["__main__"].__name__):
         given = "" if flag.default in (None, []) else flag.default_as_str.strip("'")
@@ -132,9 +129,7 @@ def _flags_of_command() -> str:
 
 @contextlib.contextmanager
 def mistakes():
-    """Makes a user's mistake one line and exit code 2; names another package that is imported by
-    our name.
-    """
+    """Reports a user error as one line with exit code 2, and warns about a package of our name."""
     if folder := other_package():
         print(
             f"warning: {folder} is google-research/vision_transformer's package of the same name, "
@@ -151,18 +146,16 @@ def mistakes():
 
 
 def other_package() -> Path | None:
-    """The folder of google-research/vision_transformer's package, where that can be imported here
-    too.
-    """
+    """Returns the folder of google-research/vision_transformer's package if it is importable."""
     folders = (Path(entry, "vit_jax").absolute() for entry in ["", *sys.path])
     return next((folder for folder in folders if os.path.isfile(folder / "models_vit.py")), None)
 
 
 def define_config(about: str, default: str | None = None) -> flags.FlagHolder:
-    """Defines the flag `--config=FILE.py`, whose file's mistakes are one line as any other.
+    """Defines the flag `--config=FILE.py`, whose errors are reported as one line.
 
     Args:
-      default: the config that is read where the command line names none.
+      default: the config that is used without the flag.
     """
     holder = config_flags.DEFINE_config_file("config", None, about)
     flags.FLAGS["config"].parser = _ConfigFile()
@@ -172,10 +165,10 @@ def define_config(about: str, default: str | None = None) -> flags.FlagHolder:
 
 
 def read_config(path: str) -> "TypedConfig":
-    """The config of `FILE.py` or `FILE.py:ARGUMENT`.
+    """Returns the config of `FILE.py` or `FILE.py:ARGUMENT`.
 
     Raises:
-      UserError: there is no such file, or it makes no config.
+      UserError: the file does not exist, or it returns no config.
     """
     try:
         return cast("TypedConfig", _ConfigFile().parse(path))
@@ -184,18 +177,15 @@ def read_config(path: str) -> "TypedConfig":
 
 
 def as_in_file(config: ConfigDict) -> ConfigDict | None:
-    """Returns a config of a file as the file made it, before values were changed; None for other
-    configs.
-    """
+    """Returns the config as its file made it, before any changes; None if it has no file."""
     return config.__dict__.get(_AS_IN_FILE)
 
 
 def config_file(name: str) -> str:
-    """The path of a config: that which is named or, where no file is there, one that comes with the
-    package.
+    """Returns the path of a config file: the given path if it exists, else the package's config.
 
-    `configs/quickstart.py`, `quickstart.py` and `quickstart` name the package's own, in every
-      folder.
+    `configs/quickstart.py`, `quickstart.py` and `quickstart` name the package's own config, in
+    every folder.
     """
     stem = name.removeprefix("configs/").removesuffix(".py")
     if os.path.isfile(name) or "/" in stem:
@@ -205,11 +195,11 @@ def config_file(name: str) -> str:
 
 
 class _ConfigFault(Exception):
-    """Carries a UserError through absl's flags, which rewrite every ValueError."""
+    """Wraps a UserError on its way through absl's flags, which rewrite every ValueError."""
 
 
 class _ConfigFile(flags.ArgumentParser):
-    """Runs a config's file, `FILE.py` or `FILE.py:ARGUMENT`."""
+    """Parser of the flag `--config`: runs a config's file, `FILE.py` or `FILE.py:ARGUMENT`."""
 
     syntactic_help = "FILE.py or FILE.py:ARGUMENT"
 
@@ -219,7 +209,7 @@ class _ConfigFile(flags.ArgumentParser):
         try:
             check_small(file)
             config = runpy.run_path(file)["get_config"](*([argument] if argument else []))
-        except Exception as error:  # A config is a program of the user's, and may fail in any way.
+        except Exception as error:  # A config is the user's program, and may raise any exception.
             raise _ConfigFault(UserError(_explain_config(file, error))) from error
         if not isinstance(config, ConfigDict):
             returned = f"{file}: get_config returns {type(config).__name__}, not a config"
@@ -230,7 +220,7 @@ class _ConfigFile(flags.ArgumentParser):
 
 
 def _explain_config(file: str, error: Exception) -> str:
-    """Returns one line on where a config's file fails, and why."""
+    """Returns one line with the place and the cause of an error in a config's file."""
     if isinstance(error, OSError | SyntaxError) and error.filename == file:
         return _explain_file(file, error)
     if isinstance(error, KeyError) and error.args == ("get_config",):
@@ -246,7 +236,7 @@ def _explain_config(file: str, error: Exception) -> str:
 
 
 def _explain_file(file: str, error: OSError | SyntaxError) -> str:
-    """Returns one line on an error of reading or parsing a config's file."""
+    """Returns one line about an error in reading or parsing a config's file."""
     if isinstance(error, FileNotFoundError):
         return f"there is no config file {file}; {nearest(Path(file).stem, config_names())}"
     if isinstance(error, SyntaxError):
@@ -258,7 +248,7 @@ def parse_flags() -> list[str]:
     """Parses the command line, and returns the arguments that are not flags.
 
     Raises:
-      UserError: flags that are unknown or malformed, a config that does not load.
+      UserError: a flag is unknown or malformed, or the config cannot be loaded.
     """
     if "config" in flags.FLAGS:
         _check_keys(sys.argv[1:])
@@ -279,7 +269,7 @@ def parse_flags() -> list[str]:
             f"there is no flag --{error.flagname}{meant}; the usage is {usage}"
         ) from error
     except (flags.Error, KeyError, AttributeError, TypeError, ValueError, SyntaxError) as error:
-        # Also of a value on the command line, which ml_collections sets.
+        # ml_collections raises them, too, for config values on the command line.
         raise UserError(str(error).strip().splitlines()[-1]) from error
 
 
@@ -310,7 +300,7 @@ def _without_unset(arguments: list[str]) -> tuple[list[str], set[str]]:
 
 
 def _check_written() -> None:
-    """Raises UserError for a bucket in a flag of a folder or file to write."""
+    """Raises UserError for a bucket's URL in a flag of an output folder or file."""
     for name in WRITTEN & {*flags.FLAGS}:
         value = flags.FLAGS[name].value
         if re.match("(gs|s3)://", str(value)):
@@ -320,17 +310,17 @@ def _check_written() -> None:
 
 
 def _unset_key(argument: str) -> str | None:
-    """The key of `--config.KEY=None`, where that value may be None."""
+    """Returns the key of `--config.KEY=None` if that value may be None, else None."""
     found = re.fullmatch(r"--?config\.([^=]+)=None", argument) if "config" in flags.FLAGS else None
     value = VALUES.get(found[1]) if found else None
     return found[1] if value and (value.default is None or value.optional) else None
 
 
 def parse_image_size(text: str) -> int | tuple[int, int]:
-    """`384`, or `256x384` for a height and a width.
+    """Parses an image size: `384`, or `256x384` for height and width.
 
     Raises:
-      UserError: neither.
+      UserError: the text has neither format.
     """
     if not (match := re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text)):
         raise UserError(f"--image_size={text} is neither a number of pixels nor HEIGHTxWIDTH")
@@ -338,9 +328,7 @@ def parse_image_size(text: str) -> int | tuple[int, int]:
 
 
 def use_compilation_cache() -> None:
-    """Keeps compiled programs under the user's cache folder, unless JAX_COMPILATION_CACHE_DIR says
-    where.
-    """
+    """Caches compiled programs: in JAX_COMPILATION_CACHE_DIR if set, else in the user's cache."""
     import jax
 
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
@@ -350,9 +338,7 @@ def use_compilation_cache() -> None:
 
 
 def code_version() -> dict[str, str]:
-    """The code that computes: versions of Python and of the libraries, and a hash of each file of
-    ours.
-    """
+    """Returns the versions of Python and the libraries, and a hash of each of our source files."""
     folder = Path(__file__).parent
     hashes = {
         str(path.relative_to(folder.parent)): hashlib.blake2b(

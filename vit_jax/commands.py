@@ -1,6 +1,4 @@
-"""The commands by the names that `vit-jax` gives them: each is a module, which `python -m` starts
-as well.
-"""
+"""Names of the commands of `vit-jax`: each is a module that `python -m` can start as well."""
 
 import ast
 from pathlib import Path
@@ -10,22 +8,20 @@ from vit_jax.shipped import CONFIGS, PACKAGE
 
 
 class Command(NamedTuple):
-    """A module of the package, and the config that it takes where none is given."""
+    """A module of the package, and its default config."""
 
     module: str
     config: str = ""
 
     @property
     def about(self) -> str:
-        """The first line of what its config, or else its module, says of itself; neither is
-        imported.
-        """
+        """The summary line of its config or, without one, of its module, without importing it."""
         file = CONFIGS / f"{self.config}.py" if self.config else self._file
         return (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0]
 
     @property
     def flags(self) -> list[str]:
-        """The names of the flags that its module defines by name; it is not imported."""
+        """Names of the flags that the module defines, without importing it."""
         calls = [
             node
             for node in ast.walk(ast.parse(self._file.read_text()))

@@ -1,9 +1,11 @@
-"""Prints what completes commands, flags and configs in a shell: python -m vit_jax.completion bash
+"""Prints a script of shell completions: python -m vit_jax.completion bash.
+
+The script completes commands, flags and the names of configs.
 
     vit-jax completion bash > ~/.local/share/bash-completion/completions/vit-jax
     vit-jax completion zsh > ~/.zfunc/_vit-jax       # A folder of $fpath.
 
-It has the names of the configs that there are now.
+It contains the names of the configs that exist now: run it again after adding one.
 """
 
 from vit_jax import command
@@ -12,7 +14,7 @@ from vit_jax.config import VALUES
 from vit_jax.errors import UserError, nearest
 from vit_jax.shipped import config_names
 
-# Bash makes words of `--config`, `=` and what is behind it.
+# Bash splits `--config=NAME` into three words: `--config`, `=` and the name.
 BASH = """\
 _vit_jax() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} flags

@@ -21,21 +21,21 @@ from vit_jax.options.run import RunOptions
 if TYPE_CHECKING:
     from vit_jax.config_types import TypedConfig
 
-# Every value of a config, by its dotted key, and the title of each section; "" is the run's own.
+# Every value of a config by its dotted key, and the title of each section; "" is the run's section.
 VALUES: dict[str, Option] = dict(all_options(RunOptions))
 SECTIONS = {
     name: title_of(kind) for name, kind in {"": RunOptions, **sections_of(RunOptions)}.items()
 }
 
-# What may differ between the start of a run and its continuation: nothing that the training sees.
+# Values that may change when a run continues, since they have no effect on training.
 OPERATIONAL = {key for key, value in VALUES.items() if value.operational}
 
 
-# An attribute of a config and of each section, which is no value: keys that were set.
+# An attribute of a config and of each section that is not a value: the keys that were set.
 _GIVEN = "_given"
 
-# The present keys of values that had others (CHANGELOG.md). Options of `objective` that are in a
-# section of their objective now are found by their names.
+# New keys of renamed values (CHANGELOG.md). Options of `objective` that moved to a section of their
+# objective are found by name.
 RENAMED = {
     "model.deviation": "model.std",
     "model.head_deviation": "model.head_std",
@@ -52,16 +52,17 @@ RENAMED = {
 
 
 class ConfigMistake(UserError, AttributeError, KeyError, TypeError):
-    """A key that a config does not have, or a value of another type; also what ConfigDict raises
-    for it.
+    """An error for an unknown key or a value of the wrong type of a config.
+
+    It is also an instance of the exceptions that ConfigDict raises in these cases.
     """
 
     def __str__(self):
-        return self.args[0]  # KeyError's own is in quotes.
+        return self.args[0]  # KeyError would put it in quotes.
 
 
 class Config(ConfigDict):
-    """A config, or a section of one, whose mistakes are one line with the nearest key."""
+    """A config or a section of one; its errors are one line with the nearest key."""
 
     def __getitem__(self, key: str) -> Any:
         try:
@@ -79,7 +80,7 @@ class Config(ConfigDict):
         self.__dict__.setdefault(_GIVEN, set()).add(key)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # Python and its libraries ask for such.
+        if name.startswith("_"):  # Python and libraries look up such attributes.
             raise AttributeError(name)
         return self[name]
 
@@ -92,9 +93,7 @@ class Config(ConfigDict):
     def copy_and_resolve_references(
         self, visit_map: dict[int, ConfigDict] | None = None
     ) -> "Config":
-        """Returns a copy with values in place of references; the values that the user set are the
-        same.
-        """
+        """Returns a copy with values in place of references, which keeps the user's keys."""
         copied = super().copy_and_resolve_references(visit_map)
         copied.__dict__[_GIVEN] = {*self.__dict__.get(_GIVEN, ())}
         return copied
@@ -111,14 +110,14 @@ class Config(ConfigDict):
             super().update_from_flattened_dict(flattened_dict, strip_prefix)
         except ConfigMistake:
             raise
-        except KeyError:  # There is no such section.
+        except KeyError:  # The section does not exist.
             keys = (self._dotted(key.removeprefix(strip_prefix)) for key in flattened_dict)
             raise ConfigMistake(
                 unknown_key(next(key for key in keys if key not in VALUES))
             ) from None
 
     def _dotted(self, key: str) -> str:
-        """The key with its section, which the section's other keys tell."""
+        """Returns the key with its section, which is identified by the section's other keys."""
         names = {*self.keys()}
         section = next(
             (section for section in SECTIONS if section and names == _names(section)), ""
@@ -139,7 +138,7 @@ class Config(ConfigDict):
 def given_keys(config: ConfigDict) -> set[str]:
     """Returns the dotted keys of values that the user set, on the command line or in a program.
 
-    They are all that were set since the config's file, or `base_config`, had made it.
+    These are all keys that were set after the config's file, or `base_config`, had made it.
     """
     keys = set()
     for key, value in config.items():
@@ -151,7 +150,7 @@ def given_keys(config: ConfigDict) -> set[str]:
 
 
 def as_made(config: ConfigDict) -> None:
-    """Takes all values for those of the config's file: none is the user's as yet."""
+    """Marks all values as the config file's own: none counts as set by the user."""
     config.__dict__.pop(_GIVEN, None)
     for value in config.values():
         if isinstance(value, ConfigDict):
@@ -163,7 +162,7 @@ def _names(section: str) -> set[str]:
 
 
 def base_config() -> "TypedConfig":
-    """The config of all defaults, with no value but these; locked."""
+    """Returns a locked config with all values at their defaults."""
     config = Config()
     for key, value in VALUES.items():
         *parts, name = key.split(".")
@@ -178,10 +177,10 @@ def base_config() -> "TypedConfig":
 
 
 def named_values(argument: str | None, **defaults: str) -> tuple[dict[str, str], str]:
-    """Takes `name=value` out of a config's argument, such as `model=ViT-S/16,smoke`.
+    """Splits `name=value` pairs from a config's argument, such as `model=ViT-S/16,smoke`.
 
     Args:
-      defaults: every name there is, and its value where the argument has none.
+      defaults: all allowed names, with the values of those that the argument does not contain.
 
     Returns:
       The values by name, and the rest of the argument, which is for `choose`.
@@ -199,26 +198,23 @@ def named_values(argument: str | None, **defaults: str) -> tuple[dict[str, str],
 
 
 def chosen_teacher(named: str, argument: str | None, default: str | None = None) -> str | None:
-    """The teacher that a config's argument names, else a random one for `smoke`, else the
-    default.
-    """
+    """Returns the named teacher, else a random one for `smoke`, else the default."""
     return named or ("random" if argument == "smoke" else default)
 
 
 def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
-    """The config itself, or with the argument `smoke` its two-step version on synthetic images."""
+    """Returns the config or, for the argument `smoke`, a two-step version on synthetic images."""
     if not argument:
         return config
     if argument != "smoke":
         raise UserError(f"unknown config argument {argument!r}; there is: smoke")
-    from vit_jax.models import parse_name  # JAX comes with it, which no `--help` should wait for.
+    from vit_jax.models import parse_name  # It imports JAX, which would slow down `--help`.
 
     config.update(dict(steps=2, batch_size=16, log_every=1, evaluate_every=2))
     config.model.name = config.model.name or "ViT-B/16"
     config.checkpoint.every = 2
-    config.fewshot.every = config.knn.every = (
-        0  # Their data sets may not be here, nor those of suites.
-    )
+    # The data sets of these evaluations, and of suites, may be missing on this machine.
+    config.fewshot.every = config.knn.every = 0
     config.evaluate.suites = ()
     family, values = parse_name(config.model.name)
     chosen = {
@@ -240,7 +236,7 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
 
 
 def unknown_key(key: str) -> str:
-    """Returns the error for a key that no config has, such as `optimizer.lr`."""
+    """Returns the error message for an unknown key, such as `optimizer.lr`."""
     if not isinstance(key, str):
         return (
             f"config key {key!r} is of type {type(key).__name__}, and must be a text such as "
@@ -260,7 +256,7 @@ def unknown_key(key: str) -> str:
 
 
 def _similar_keys(key: str) -> str:
-    """Returns the end of the error for an unknown key: keys similar to it, of its section first."""
+    """Returns the end of the message for an unknown key: similar keys, its section's first."""
     section, _, name = key.rpartition(".")
     if section:
         inside = [key.rpartition(".")[2] for key in VALUES if key.startswith(f"{section}.")]
@@ -276,7 +272,7 @@ def _similar_keys(key: str) -> str:
 
 
 def _new_names(key: str) -> list[str]:
-    """Returns the present names of a key that had another one."""
+    """Returns the new names of a key that was renamed or moved."""
     if key in RENAMED:
         return [RENAMED[key]]
     section, _, name = key.partition(".")
@@ -285,9 +281,7 @@ def _new_names(key: str) -> list[str]:
 
 
 def check_values(given: Mapping[str, Any]) -> None:
-    """Raises UserError unless there is each value, by its dotted key, and no other, within its
-    bounds.
-    """
+    """Raises UserError unless the dotted keys are exactly a config's, with values in bounds."""
     for key in given.keys() - VALUES.keys():
         raise UserError(unknown_key(key))
     for key in VALUES.keys() - given.keys():
@@ -302,13 +296,12 @@ def check_values(given: Mapping[str, Any]) -> None:
 
 
 def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None = None) -> None:
-    """Raises UserError for keys and values that no run could use, and for values that this one does
-    not read.
+    """Raises UserError for unknown keys, invalid values, and values that this run does not read.
 
     Args:
-      handed_in: a program hands in the objective, which may read all options of objectives.
-      file: the config before the user changed values. Its own values may be left unread by such a
-        change.
+      handed_in: the objective is passed by a program, and may read all options of objectives.
+      file: the config before the user changed values. A change may leave the file's own values
+        unread.
     """
     check_values(dict(leaves(config)))
     for key in VALUES:
@@ -330,9 +323,7 @@ def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None =
 
 
 def unread(config: ConfigDict) -> dict[str, str]:
-    """Returns the keys of changed values that the run does not read, with the condition for reading
-    each.
-    """
+    """Returns the keys of changed values that the run does not read, with the unmet conditions."""
     changed = [key for key, value in leaves(config) if _plain(value) != _plain(VALUES[key].default)]
     needed = {key: needs(config) for key in changed if (needs := VALUES[key].requires)}
     return {key: words for key, words in needed.items() if words}
@@ -343,7 +334,7 @@ def _plain(value: Any) -> Any:
 
 
 def check_fits(config: ConfigDict, key: str) -> None:
-    """Raises UserError where one value does not fit the others."""
+    """Raises UserError if a value is inconsistent with the others."""
     if validate := VALUES[key].validate:
         value = dict(leaves(config))[key]
         words = validate(value, config)
@@ -351,7 +342,7 @@ def check_fits(config: ConfigDict, key: str) -> None:
 
 
 def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """All (dotted key, value) of a config."""
+    """Yields all pairs of a config's dotted key and its value."""
     for key, value in config.items():
         if isinstance(value, ConfigDict):
             yield from leaves(value, f"{prefix}{key}.")
@@ -360,22 +351,20 @@ def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def to_json(config: ConfigDict) -> str:
-    """Text that `from_json` reads back; the order of keys is kept."""
+    """Returns the config as JSON for `from_json`; the order of keys is kept."""
     return json.dumps(config.to_dict(), indent=2)
 
 
 def from_json(text: str) -> ConfigDict:
-    """The config that `to_json` wrote."""
+    """Returns the config of a text of `to_json`."""
     config = base_config()
     config.unlock().update(json.loads(text))
     return config.lock()
 
 
 def differences(saved: str, config: ConfigDict) -> list[str]:
-    """The values that keep a run of `config` from continuing one of the saved config: `key: saved
-    -> new`.
-    """
-    # What did not exist when it was saved is as it was then: the default.
+    """Returns the changes that prevent a run from continuing, as `key: saved -> new`."""
+    # Values that did not exist when the config was saved have their defaults.
     texts = to_json(from_json(saved)), to_json(config)
     old, new = (dict(leaves(ConfigDict(json.loads(text)))) for text in texts)
     # Values that the run does not read, which earlier versions accepted.

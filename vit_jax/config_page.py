@@ -1,4 +1,4 @@
-"""All values of a config in words: a page of Markdown, and a listing for the terminal."""
+"""Documentation of all config values: a page of Markdown, and a listing for the terminal."""
 
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ GOES_ON = "May be changed when a run goes on."
 
 
 def page() -> str:
-    """The page `docs/config.md`."""
+    """Returns the page `docs/config.md`."""
     lines = [
         "# Every value of a config",
         "",
@@ -37,9 +37,7 @@ def page() -> str:
 
 
 def types() -> str:
-    """Returns the module `vit_jax/config_types.py`: the values of a config with their types, for
-    editors.
-    """
+    """Returns the module `vit_jax/config_types.py`: types of all config values, for editors."""
     lines = [
         '"""The types of a config\'s values, for editors. Written by docs/write_config.py."""',
         "",
@@ -56,9 +54,8 @@ def types() -> str:
         '        """Sets several values."""',
         "        super().update(*other, **values)",
     ]
-    for section in sorted(
-        SECTIONS, key=lambda section: not section
-    ):  # The whole config is the last.
+    # The whole config comes last.
+    for section in sorted(SECTIONS, key=lambda section: not section):
         lines += ["", "", f"class {_class_of(section)}(Section):"]
         about = f"Values of `config.{section}`" if section else "All values of a config"
         lines += [f'    """{about}."""', ""]
@@ -83,7 +80,7 @@ def _type_of(option: Option) -> str:
 
 
 def listing(section: str | None = None) -> str:
-    """The values of one section, or of all, for a terminal.
+    """Returns the values of one section, or of all, for a terminal.
 
     Raises:
       UserError: there is no such section.
@@ -101,10 +98,10 @@ def listing(section: str | None = None) -> str:
 
 
 def short_listing(values: Mapping[str, Any]) -> str:
-    """Some values for a terminal, a line for the flag and one or two for the meaning.
+    """Returns some values for a terminal: a line for the flag and one or two for the meaning.
 
     Args:
-      values: of the config, by their dotted keys.
+      values: values of the config by their dotted keys.
     """
     return "\n".join(line for key, value in values.items() for line in _lines(key, value))
 

@@ -1,13 +1,14 @@
-"""Writes a checkpoint in another library's format: python -m vit_jax.convert SOURCE DESTINATION
+"""Writes a checkpoint in another library's format: python -m vit_jax.convert SOURCE DESTINATION.
 
 SOURCE is a workdir, a `.npz` file of Google's, a `.safetensors` file or folder of timm or
-Transformers, `hf://owner/name`, or a file of PyTorch's, `.pth`, `.pt`, `.ckpt`, `.pth.tar` or
-`.bin`, which
-PyTorch reads: of a model of timm's, of Transformers' (`pytorch_model.bin` beside its config.json),
-of the authors of DINO, DINOv2, DINOv3, MAE, DeiT, BEiT, EVA, EVA-02, ConvNeXt or Swin, or of
-DALL-E's encoder (`FILE.pth@teacher`: one of several dicts of tensors). DESTINATION is `FILE.npz`
-for Google's format, or a new folder for Transformers, or for timm where Transformers has no such
-model, or of DALL-E's encoder for its own code; `--to` chooses.
+Transformers, `hf://owner/name`, or a file of PyTorch's: `.pth`, `.pt`, `.ckpt`, `.pth.tar` or
+`.bin`. PyTorch files, which are read by PyTorch, may come from timm, from Transformers
+(`pytorch_model.bin` next to its config.json), from the authors of DINO, DINOv2, DINOv3, MAE, DeiT,
+BEiT, EVA, EVA-02, ConvNeXt or Swin, or from DALL-E's encoder (`FILE.pth@teacher`: one of several
+dicts of tensors).
+
+DESTINATION is `FILE.npz` for Google's format. A new folder is for Transformers, for timm if
+Transformers does not have the model, or for DALL-E's own code if it is its encoder; `--to` chooses.
 """
 
 import re
@@ -86,9 +87,7 @@ def main(arguments: list[str]) -> None:
 
 
 def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
-    """Writes a checkpoint to a destination, with some of the model's arguments changed, and says
-    how.
-    """
+    """Converts a checkpoint, changes arguments of its model, and prints the mapping of names."""
     with phase(f"reading {source}"):
         checkpoint = open_checkpoint(source, changes.get("image_size"))
     if flags.FLAGS.probabilities:
@@ -127,8 +126,9 @@ def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
 
 
 def _mapping(read: list[Entry], written: list[Entry]) -> list[str]:
-    """A line for each kind of parameter: ours, its name in the source if it has another there, and
-    the name that it is written by; layers as one.
+    """Returns a line for each kind of parameter, with all layers as one.
+
+    It contains our name, the name in the source if that is another one, and the name written.
     """
 
     def kind(*names):

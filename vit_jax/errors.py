@@ -1,4 +1,4 @@
-"""The one exception that is shown to a user without a traceback."""
+"""The exception that is shown to a user without a traceback, and helpers for messages."""
 
 import contextlib
 import difflib
@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Iterable
 
-# Failures of disks and file systems: full, read-only, not ours, damaged, or no longer there.
+# Failures of disks and file systems: full, read-only, no permission, damaged, or removed.
 OF_SYSTEM = {
     getattr(errno, name)
     for name in (
@@ -33,10 +33,10 @@ OF_SYSTEM = {
 
 
 class UserError(ValueError):
-    """A mistake the user can mend: commands print it as one line and exit with code 2.
+    """An error that the user can correct: commands print it as one line and exit with code 2.
 
-    The message says what was wrong, where, and what would be right. It is one line, whatever names
-    of a file's own are in it.
+    The message describes the error, its place and the allowed values. It is a single line, even if
+    names of files contain line breaks.
     """
 
     def __init__(self, message: str):
@@ -44,7 +44,7 @@ class UserError(ValueError):
 
 
 def mistake(error: BaseException) -> str | None:
-    """The line for an error that the user can mend, or of a file system; None for a fault."""
+    """Returns the message for a user error or a file system's error; None for a bug."""
     if isinstance(error, UserError):
         message = str(error)
     elif isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
@@ -64,9 +64,7 @@ def mistake(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def readers_may_leave():
-    """Ends the process without a traceback, as SIGPIPE would, where nobody reads its output: `|
-    head`.
-    """
+    """Exits as after SIGPIPE, without a traceback, if the reader of the output has closed it."""
     try:
         try:
             yield
@@ -75,21 +73,22 @@ def readers_may_leave():
     except BrokenPipeError:
         if not _unread(sys.stdout.fileno()):
             raise
-        # Python would write what is left when it ends, and complain.
+        # Python would flush the rest at exit, and report an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
 
 
 def _unread(descriptor: int) -> bool:
-    """Is true of a pipe whose other end is closed."""
+    """Returns True for a pipe whose other end is closed."""
     poll = select.poll()
-    poll.register(descriptor, 0)  # Errors are told unasked.
+    poll.register(descriptor, 0)  # Errors are reported without being requested.
     return bool(poll.poll(0))
 
 
 def bytes_asked(error: BaseException) -> int | None:
-    """Number of bytes that could not be had, 0 where an error does not say; None for one of another
-    kind.
+    """Returns the size of a failed allocation in bytes; None for an error of another kind.
+
+    It is 0 if the error does not contain a size.
     """
     text = str(error)
     of_device = isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in text
@@ -107,14 +106,12 @@ def bytes_asked(error: BaseException) -> int | None:
 
 
 def as_text(path: str) -> str:
-    """Returns a path as text that any file or terminal of UTF-8 takes: a byte that is none as
-    `\\udce9`.
-    """
+    r"""Returns a path as valid UTF-8: any other byte is escaped, such as `\udce9`."""
     return path.encode("utf-8", "backslashreplace").decode()
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """Ends an error message about an unknown `word`: the closest choice, or all of them."""
+    """Returns the end of a message about an unknown word: the closest choice, or all of them."""
     choices = sorted(choices)
     spelled = {choice.casefold(): choice for choice in choices}
     close = difflib.get_close_matches(word.casefold(), spelled, n=1, cutoff=0.5)

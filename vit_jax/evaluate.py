@@ -1,19 +1,19 @@
-"""Evaluates a checkpoint: python -m vit_jax.evaluate --checkpoint=WORKDIR --suite=fewshot --out=DIR
+"""Evaluates a model: python -m vit_jax.evaluate --checkpoint=WORKDIR --suite=fewshot --out=DIR.
 
 Suites, one or several with commas, or all:
 
-  imagenet top-1 and top-5 on ImageNet's validation images, ReaL's labels (--real), ImageNet-v2,
+  imagenet  top-1 and top-5 on ImageNet's validation images, ReaL's labels (--real), ImageNet-v2,
             ObjectNet (--objectnet): for a model with ImageNet's 1,000 classes
   vtab      fine-tuning on the 19 tasks of VTAB-1k as configs/finetune.py does (--value changes it)
   fewshot   least squares on the frozen network's features, 1 to 25 images of each class
-  knn       votes of the nearest of all training images, by the same features
+  knn       k-NN classification among all training images, by the same features
   probe     a linear probe on the same features of all training images, by L-BFGS
-  sgd_probe a linear probe by SGD over rates and choices of class tokens and patches, as DINOv2's
+  sgd_probe a linear probe by SGD, as DINOv2's: over learning rates and choices of class tokens and
+            patch tokens
 
-It writes results.json, results.md (with the paper's figures beside ours) and results.png. The same
-command
-again continues: figures of the same checkpoint, step, parameters and data are reused. A missing
-data set gets a row that explains how to get it.
+It writes results.json, results.md (with the paper's values next to ours) and results.png. The same
+command again continues: results for the same checkpoint, step, parameters and data are reused. A
+missing data set gets a row that explains how to get it.
 """
 
 from absl import flags
@@ -84,10 +84,10 @@ def main(arguments: list[str]) -> None:
 
 
 def parsed(name: str, option: SuiteOption, given):
-    """The value of a flag.
+    """Returns the parsed value of a flag.
 
     Raises:
-      UserError: it is not such a value.
+      UserError: the value is invalid.
     """
     try:
         return option.parse(given)

@@ -1,21 +1,21 @@
-"""Runs an experiment of experiments/: python -m vit_jax.experiment figure3 --out=DIR
+"""Runs an experiment of experiments/: python -m vit_jax.experiment figure3 --out=DIR.
 
-  --list          every table, figure and claim: what it needs, how long it takes, what was recorded
-  NAME --help     an experiment's own flags
-  NAME --plan     its runs as far as they are known, with their exaFLOPs; runs nothing
-  NAME --out=DIR runs it, and writes NAME.md, NAME.json and its pictures into DIR, where
-                  progress.html shows how far it is. The same command again goes on where it was
-                  stopped; on several machines that see one DIR they share the runs
-  NAME --steps=4 --out=DIR  the same with runs of four steps, to see that all of it works
-  NAME --scale=paper   the same by the paper's own recipe, on its data
-  NAME --scale=paper --data=jft=folder:/data/mine with images of your own in the place of some of
-  them record NAME DIR ... --verdict="agrees: At 16 pixels, 1,200 steps: why" makes the record in
-                  experiments/records of the runs in these folders. The verdict is agrees, agrees in
-                  part, contradicts, not seen at this scale or cannot tell; of the same figures as
-                  before it is kept
-  ledger               writes LEDGER.md, and the recorded tables in README.md and docs/
+  --list          lists every table, figure and claim: requirements, duration, recorded results
+  NAME --help     lists an experiment's own flags
+  NAME --plan     lists the runs that are known in advance, with their exaFLOPs; runs nothing
+  NAME --out=DIR  runs it, and writes NAME.md, NAME.json and its plots into DIR, where
+                  progress.html shows the progress. The same command again continues; several
+                  machines that share DIR share the runs
+  NAME --steps=4 --out=DIR  the same with four steps per run, to test that everything works
+  NAME --scale=paper  runs it by the paper's own recipe, on its data
+  NAME --scale=paper --data=jft=folder:/data/mine  replaces a data set by your own images
+  record NAME DIR ... --verdict="agrees: At 16 pixels, 1,200 steps: why"
+                  writes the record of the runs in these folders into experiments/records. The
+                  verdict is agrees, agrees in part, contradicts, not seen at this scale or cannot
+                  tell; without one the earlier verdict is kept if the results are the same
+  ledger          writes LEDGER.md, and the recorded tables in README.md and docs/
 
-NAME may also be a file, such as mine/table8.py, that makes one `EXPERIMENT`.
+NAME may also be a file, such as mine/table8.py, that defines one `EXPERIMENT`.
 """
 
 import argparse
@@ -53,7 +53,7 @@ from vit_jax.shipped import EXPERIMENTS, demand_checkout
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the command that the arguments name.
+    """Runs the command of the arguments.
 
     Raises:
       UserError: there is no such experiment, data are missing, or a run failed.
@@ -80,7 +80,7 @@ def keep_record(names_and_folders: list[str], flags: list[str]) -> None:
 
     Args:
       names_and_folders: name of the experiment, and the folders.
-      flags: `--verdict=TEXT`, or nothing.
+      flags: `--verdict=TEXT`, or empty.
 
     Raises:
       UserError: the name or the folders are missing.
@@ -103,8 +103,8 @@ def run_experiment(name: str, arguments: list[str]) -> None:
     """Runs an experiment, or prints its plan.
 
     Args:
-      name: its name or file.
-      arguments: the arguments of the command, with the name.
+      name: name or file of the experiment.
+      arguments: the arguments of the command, including the name.
     """
     experiment = load(name)
     given = parse(name, experiment, [argument for argument in arguments if argument != name])
@@ -122,15 +122,15 @@ def run_experiment(name: str, arguments: list[str]) -> None:
 
 
 def names() -> list[str]:
-    """The experiments that there are."""
+    """Returns the sorted names of all experiments."""
     return sorted(path.stem for path in EXPERIMENTS.glob("*.py"))
 
 
 def load(name: str) -> Experiment:
-    """The experiment of a name or a file.
+    """Returns the experiment of a name or a file.
 
     Raises:
-      UserError: there is none.
+      UserError: it does not exist.
     """
     file = Path(name) if name.endswith(".py") else EXPERIMENTS / f"{name}.py"
     if not file.is_file():
@@ -145,7 +145,7 @@ def load(name: str) -> Experiment:
 
 
 def print_list() -> None:
-    """Prints a paragraph for each experiment, in the ledger's order, and the hours of all."""
+    """Prints a paragraph for each experiment, in the ledger's order, and their total hours."""
     known, recorded = {name: load(name) for name in names()}, records()
     minutes = {"of the paper": 0.0, "our own": 0.0}
     for name in sorted(known, key=lambda name: ledger_page.order(known[name].place, name)):
@@ -158,7 +158,7 @@ def print_list() -> None:
 
 
 def print_experiment(name: str, experiment: Experiment, recorded: dict) -> None:
-    """Prints an experiment's claim, its durations, its needs and its records."""
+    """Prints an experiment's claim, durations, requirements and records."""
     print(f"{name} ({experiment.place or 'our own'}): {experiment.claim}")
     if experiment.read is not None:
         shared = f", by the runs of {experiment.runs_of}" if experiment.runs_of else ""
@@ -176,9 +176,7 @@ def print_experiment(name: str, experiment: Experiment, recorded: dict) -> None:
 
 
 def price(recorded: dict, name: str) -> str:
-    """The estimated device-days of an experiment at the paper's scale, where the record `prices`
-    has them.
-    """
+    """Returns the device-days at the paper's scale from the record `prices`; '' if unknown."""
     days = recorded.get("prices", {}).get("figures", {}).get("days", {}).get(name)
     return (
         ""
@@ -200,7 +198,7 @@ def write_ledger() -> None:
 
 
 def parse(name: str, experiment: Experiment, arguments: list[str]) -> dict:
-    """The values of the flags; `--help` ends the program, and so does a flag that there is not."""
+    """Returns the values of the flags; exits after `--help` or an unknown flag."""
     parser = argparse.ArgumentParser(
         f"python -m vit_jax.experiment {name}", description=experiment.claim
     )
@@ -236,14 +234,14 @@ def parse(name: str, experiment: Experiment, arguments: list[str]) -> dict:
 
 
 def steps(text: str) -> int:
-    """The value of `--steps`: a whole number above 0."""
+    """Parses `--steps`: an integer above 0."""
     if (number := int(text)) < 1:
-        raise ValueError(text)  # The parser says it, with the flag's name.
+        raise ValueError(text)  # argparse turns it into a message with the flag's name.
     return number
 
 
 def show_plan(trials: list[Trial]) -> None:
-    """A command for each run that is known, with its compute."""
+    """Prints a command for each known run, with its compute."""
     from vit_jax.planning.estimate import make_workload
 
     total = 0.0

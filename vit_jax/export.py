@@ -1,12 +1,12 @@
-"""Exports a model as one file for serving: python -m vit_jax.export CHECKPOINT FILE.stablehlo or
-FILE.onnx
+"""Exports a model as one file for serving: python -m vit_jax.export CHECKPOINT FILE.onnx.
 
-CHECKPOINT is what load_model takes. The program takes images `[batch, height, width, channels]`,
-any number at once, float32 in [-1, 1] or with --uint8 as they are, normalises them by the model's
-mean and std, and gives logits `[batch, classes]` or features, float32. It computes in
-float32, whatever the model was trained in, or as --dtype says. What was written is run at two batch
-sizes, on the CPU, and compared with the model in float32. The classes' names and the preprocessing
-of images are in the metadata of an ONNX file, and in FILE.stablehlo.json next to the other.
+FILE.stablehlo is a program for JAX, FILE.onnx one for ONNX Runtime. CHECKPOINT is a source as in
+load_model. The program takes images `[batch, height, width, channels]` with any batch size, float32
+in [-1, 1] or, with --uint8, pixel values. It normalizes them by the model's mean and std, and
+returns logits `[batch, classes]` or features in float32. It computes in float32, whatever dtype the
+model was trained in, or in --dtype. The program is run at two batch sizes on the CPU, and compared
+with the model in float32. Class names and preprocessing are stored in the metadata of an ONNX file,
+or in FILE.stablehlo.json.
 
     program = jax.export.deserialize(open("model.stablehlo", "rb").read())
     logits = program.call(images)       # Needs JAX alone; on a CPU, a GPU or a TPU.
@@ -24,8 +24,8 @@ from vit_jax import command
 from vit_jax.errors import UserError
 from vit_jax.progress import phase, print_line
 
-# The largest difference of the logits from the model's in float32, as a share of the largest logit,
-# that rounding makes in some fifty layers. A wrong operation makes ten times as much.
+# The largest difference between the logits and the model's in float32, relative to the largest
+# logit, that rounding causes in about fifty layers. A wrong operation causes ten times as much.
 TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 
 UINT8 = flags.DEFINE_bool("uint8", False, "The program takes images of uint8.")
@@ -37,7 +37,7 @@ NUM_CLASSES = flags.DEFINE_integer(
     "num_classes", None, "0: without the head, for features.", lower_bound=0
 )
 
-BATCHES = (1, 3)  # Sizes of batches at which program and model are compared.
+BATCHES = (1, 3)  # Batch sizes at which program and model are compared.
 
 
 def main(arguments: list[str]) -> None:
@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> None:
 
 
 def check_file(file: Path) -> None:
-    """Raises UserError where the program cannot be written to a file: suffix, dtype or path."""
+    """Raises UserError if the program cannot be written to a file: suffix, dtype or path."""
     if file.suffix not in (".stablehlo", ".onnx"):
         raise UserError(f"{file}: the name ends in .stablehlo or .onnx, which says the format")
     if file.suffix == ".onnx" and DTYPE.value == "bfloat16":
@@ -100,10 +100,10 @@ def write(file: Path, model, exact, dtype: np.dtype, preprocessing) -> float:
     """Writes a model's program, unless it differs too much from the model.
 
     Args:
-      file: the new file, whose suffix is the format.
+      file: the new file, whose suffix determines the format.
       model: the model in the program's dtype.
       exact: the model in float32.
-      dtype: type of the images.
+      dtype: dtype of the images.
       preprocessing: the checkpoint's preprocessing, for the metadata.
 
     Returns:
@@ -144,12 +144,12 @@ def write(file: Path, model, exact, dtype: np.dtype, preprocessing) -> float:
 
 
 def wanted(checkpoint, size: tuple[int, int]) -> str:
-    """The preprocessing that the program expects of its caller, in words."""
+    """Returns a description of the preprocessing that the program expects."""
     from vit_jax.checkpoint_crop import checkpoint_crop
 
     try:
         crop = checkpoint_crop(checkpoint, size)
-    except UserError as error:  # It can be done elsewhere.
+    except UserError as error:  # The caller may preprocess elsewhere.
         return str(error)
     return f"{crop}" + (
         "" if checkpoint.preprocessing else " (assumed: the checkpoint does not say)"

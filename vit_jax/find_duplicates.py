@@ -1,11 +1,11 @@
-"""Finds near-duplicates among images, within and between splits: vit-jax duplicates FOLDER
+"""Finds near-duplicate images within and between splits: vit-jax duplicates FOLDER.
 
-FOLDER has images, folders of classes, or folders of splits with classes in them; several folders
-are splits. It may also be a CSV with the columns file, label and split, or a folder with train.csv
-and test.csv. An image that was resized, compressed, mirrored, brightened or cropped by a little is
-found. Into --out go duplicates.html, a page with the pictures, and duplicates.csv, a row for each
-image with the one that it is most similar to. Nothing is deleted. Exit codes: 0, all images were
-read; 2, a mistake; 3, some were not.
+FOLDER contains images, folders of classes, or folders of splits with classes in them; several
+folders are splits. It may also be a CSV with the columns file, label and split, or a folder with
+train.csv and test.csv. It finds images that were resized, compressed, mirrored, brightened or
+slightly cropped. --out gets duplicates.html, a page with the images, and duplicates.csv, a row for
+each image with its most similar one. Nothing is deleted. Exit codes: 0, all images were read; 2, a
+user error; 3, some images could not be read.
 """
 
 import sys

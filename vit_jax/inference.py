@@ -1,4 +1,4 @@
-"""Predictions for images by a loaded model: preprocessing, probabilities and class names."""
+"""Predictions of a loaded model for images: preprocessing, probabilities and class names."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,8 +22,8 @@ from vit_jax.models.prediction import Prediction
 from vit_jax.parallel.mesh import make_mesh, place
 from vit_jax.parallel.sharding import parameter_shardings
 
-BATCH_SIZE = 32  # The most images that `Predictor` has on the devices at once.
-TOP = 3  # Classes that are named for each image, by default.
+BATCH_SIZE = 32  # The largest batch of `Predictor`.
+TOP = 3  # Default number of classes for each image.
 
 
 class Predictor:
@@ -48,10 +48,10 @@ class Predictor:
         top: int | None,
         threshold: float | None,
     ) -> list[Prediction]:
-        """Predicts the likeliest classes; arguments as of `ImageModel.predict`.
+        """Predicts the likeliest classes; other arguments as in `ImageModel.predict`.
 
         Args:
-          class_names: names of all classes; empty: their numbers.
+          class_names: names of all classes; if empty, their numbers are used.
 
         Raises:
           UserError: the model has no head, an image cannot be read, or `top` or `threshold` is out
@@ -98,9 +98,8 @@ class Predictor:
         self, model: ImageModel, source: Source, top: int
     ) -> Iterator[dict[str, Any]]:
         """Yields `values` and `mask` of each batch of a source, as `Extractor.stream` does."""
-        batch_size = min(
-            BATCH_SIZE, 1 << (len(source) - 1).bit_length()
-        )  # Few sizes: each is compiled.
+        # Powers of two, since each batch size is compiled.
+        batch_size = min(BATCH_SIZE, 1 << (len(source) - 1).bit_length())
         graphdef, params = nnx.split(model)
         params = nnx.to_pure_dict(params)
         key = graphdef, batch_size, top
@@ -128,13 +127,12 @@ def image_source(images: Any) -> Source:
 
     Args:
       images: the path of an image, a folder or a pattern; an image, of PIL, as an array or nested
-        lists
-        `[height, width, channels]`, or as a PyTorch tensor `[channels, height, width]`; a list of
-        any of these; an array `[images, height, width, channels]`; or a data set, as of
+        lists `[height, width, channels]`, or as a PyTorch tensor `[channels, height, width]`; a
+        list of any of these; an array `[images, height, width, channels]`; or a data set, as in
         `handed_in`.
 
     Raises:
-      UserError: there is no such file, or no image.
+      UserError: a file does not exist, or is not an image.
     """
     items = _as_items(_as_arrays(images))
     if isinstance(items, list) and items and all(isinstance(item, str | Path) for item in items):
@@ -152,12 +150,12 @@ def _as_arrays(images: Any) -> Any:
 
 
 def _as_items(images: Any) -> Any:
-    """Returns a list of images, or else an array or data set of several images as it is."""
+    """Returns a list of images; an array or data set of several images is returned unchanged."""
     if isinstance(images, str | Path | bytes):
         return [images]
     if isinstance(images, Sequence):
         return list(images)
-    is_tensor = hasattr(images, "detach")  # PyTorch's: channels come first.
+    is_tensor = hasattr(images, "detach")  # A PyTorch tensor, with channels first.
     if not is_tensor and hasattr(images, "ndim") and hasattr(images, "__array__"):
         images = np.asarray(images)  # An array of NumPy, JAX or TensorFlow.
     if is_tensor or isinstance(images, np.ndarray):
@@ -174,11 +172,12 @@ def _is_one_image(array: Any, is_tensor: bool) -> bool:
 
 
 class MultichannelImages:
-    """Images with another number of channels than image files have: uint8 `[height, width,
-    channels]`.
+    """Images with a number of channels that image files do not support.
 
     Args:
-      images: one array, a list of arrays, or an array `[images, height, width, channels]`.
+      images: one uint8 array `[height, width, channels]`, a list of arrays, or an array `[images,
+        height, width, channels]`.
+      channels: the model's number of channels.
 
     Raises:
       UserError: an image has another type or shape.

@@ -1,4 +1,4 @@
-"""Training called from Python: from a notebook, or any other program."""
+"""Training from Python: in a notebook, or any other program."""
 
 import ast
 import contextlib
@@ -36,39 +36,38 @@ def train(
     objective: "type[Objective] | None" = None,
     on_log: Callable[[int, dict[str, float]], None] | None = None,
 ) -> dict[str, float]:
-    """Trains a model, and keeps all of the run in `workdir`; called again, it goes on from there.
+    """Trains a model and stores the run in `workdir`; a further call continues the run.
 
-    The process stays as it was: no setting of JAX or Python is changed. While training goes on in
-    the main thread, Ctrl-C (a notebook's stop button) saves a checkpoint and returns.
+    No setting of JAX or Python is changed. While training runs in the main thread, Ctrl-C (a
+    notebook's stop button) saves a checkpoint and returns.
 
     Args:
-      config: a config, or its file: `configs/quickstart.py`, or with an argument
+      config: a config, or the path of its file: `configs/quickstart.py`, or with an argument
         `FILE.py:ARGUMENT`.
-      workdir: new, empty, or of an earlier start with the same config and data.
-      train: the data set to train on, in place of the config's: `(images, labels)` as NumPy arrays,
-        a `datasets.Dataset` of Hugging Face, a torch `Dataset`, or any object with `__len__` and
-        `__getitem__` (`vit_jax.data.sources.handed_in` says what its items may be). An example must
-        give the same image each time: the config says how it is cropped and augmented.
-      test: the data set to evaluate on. Without it the config's splits cut it out of `train`, such
-        as `config.data.train_split = "train[:90%]"` and `config.data.test_split = "train[90%:]"`.
-      groups: the group of each example of `train` (a patient, a video): a slice has all examples of
-        a group or none.
-      model: of `load_model` or `create_model`, in place of the config's model and
-        `finetune.checkpoint`. It starts the run as it is, its head too, and is not changed itself;
-        `config.data.image_size` holds, and
-        `config.model` says only how to compute (`dtype`, `remat`, `scan`).
-      objective: a class in place of the one that `config.objective.name` names, which becomes its
-        name.
-      on_log: is called with the step and its figures by name, as they are written to
-        `metrics.jsonl`.
+      workdir: a new or empty folder, or that of an earlier call with the same config and data.
+      train: the training data, in place of the config's: `(images, labels)` as NumPy arrays, a
+        `datasets.Dataset` of Hugging Face, a torch `Dataset`, or any object with `__len__` and
+        `__getitem__` (see `vit_jax.data.sources.handed_in` for its items). An example must return
+        the same image each time: the config determines crops and augmentation.
+      test: the test data. If None, the config's splits are taken from `train`, such as
+        `config.data.train_split = "train[:90%]"` and `config.data.test_split = "train[90%:]"`.
+      groups: the group of each example of `train` (a patient, a video): a slice contains all
+        examples of a group or none.
+      model: a model of `load_model` or `create_model`, in place of the config's model and
+        `finetune.checkpoint`. Training starts from its parameters, including the head; the model
+        itself is not changed. `config.data.image_size` applies, and `config.model` only determines
+        how to compute (`dtype`, `remat`, `scan`).
+      objective: a class in place of the one that `config.objective.name` names. The name in the
+        config becomes the class's name.
+      on_log: callback for the step and its metrics by name, as written to `metrics.jsonl`.
 
     Returns:
-      The figures of the test images by name, `accuracy`, `loss`, `images` and the like; empty where
-      the run was stopped before its end.
+      The metrics on the test images by name, such as `accuracy`, `loss` and `images`; empty if the
+      run was stopped early.
 
     Raises:
-      UserError: the config, what is handed in and the workdir do not fit each other; the loss is no
-        longer finite; the disk or the memory is full. Its message is one line.
+      UserError: the config, the arguments and the workdir are inconsistent; the loss is no longer
+        finite; the disk or the memory is full. The message is one line.
     """
     check_path(workdir, "workdir")
     _check_callback(on_log)
@@ -95,7 +94,7 @@ def train(
 
     try:
         with handing_in(objective):
-            if objective is not None:  # After the check, which knows the names of the table alone.
+            if objective is not None:  # After the check, which accepts built-in names only.
                 config.update_from_flattened_dict({"objective.name": objective.__name__})
             folder = workdir_at(workdir)
             config = settle(config, user_keys | changes.keys(), folder)
@@ -118,7 +117,7 @@ def _check_callback(on_log: Any) -> None:
 
 
 def _check_groups(config: ConfigDict, train: Any) -> None:
-    """Raises UserError unless the config takes slices of the training data that are passed."""
+    """Raises UserError unless groups come with training data that the config slices."""
     values: Any = config.data
     if train is None or "[" not in values.train_split:
         raise UserError(
@@ -128,7 +127,7 @@ def _check_groups(config: ConfigDict, train: Any) -> None:
 
 
 def _changes(with_data: bool, with_model: bool) -> dict[str, Any]:
-    """Returns the values of the config that data and a model of the program replace."""
+    """Returns the config values that a program's data and model replace."""
     changes = {}
     if with_data:
         changes |= {
@@ -147,9 +146,9 @@ class FineTuned(NamedTuple):
     """A fine-tuned model.
 
     Attributes:
-      workdir: the run's folder, which `load_model` takes.
-      figures: of the test images by name, `accuracy`, `loss`, `images` and the like; empty where
-        the run was stopped before its end.
+      workdir: the run's folder, which can be passed to `load_model`.
+      figures: metrics on the test images by name, such as `accuracy`, `loss` and `images`; empty if
+        the run was stopped early.
     """
 
     workdir: Path
@@ -167,28 +166,28 @@ def finetune(
     values: Mapping[str, Any] | None = None,
     on_log: Callable[[int, dict[str, float]], None] | None = None,
 ) -> FineTuned:
-    """Fine-tunes a model on images of one's own, as `vit-jax finetune` does.
+    """Fine-tunes a model on your own images, as `vit-jax finetune` does.
 
-    Splits, image size, batch, length, learning rate and the rest are chosen by the data, the
-    checkpoint and the device, and printed with their reasons.
+    Splits, image size, batch size, number of steps, learning rate and other values are chosen from
+    the data, the checkpoint and the device, and printed with the reasons.
 
     Args:
       images: a folder with a folder of images for each class, or with the splits train, val and
         test of such folders; a CSV with the columns file and label; a prepared TFDS data set; or
         `tfds:NAME`.
-      checkpoint: what `load_model` takes, or a published model's name; None: DINOv2 of the Hub.
-      workdir: where the run is kept, in which it goes on; None: `runs/NAME-1`, `runs/NAME-2` and so
-        on.
+      checkpoint: a source as in `load_model`, or a published model's name; None: DINOv2 of the Hub.
+      workdir: folder of the run, which continues there if it exists; None: `runs/NAME-1`,
+        `runs/NAME-2` and so on.
       group: keeps images of a group in one split: a regular expression of the path, or a CSV's
         column.
-      balance: `sqrt` or `full`: images of rare classes are seen more often.
-      minutes: the time that it may take, about; None: 10 on CPUs.
-      values: of the config by their dotted keys, in place of those that are chosen.
-      on_log: as of `train`.
+      balance: `sqrt` or `full`: images of rare classes are sampled more often.
+      minutes: approximate time limit; None: 10 on CPUs.
+      values: values of the config by their dotted keys, in place of the chosen ones.
+      on_log: as in `train`.
 
     Raises:
-      UserError: there is no such data set or checkpoint, there are too few images, or a value does
-        not fit.
+      UserError: the data set or the checkpoint does not exist, there are too few images, or a value
+        is invalid.
     """
     _check_paths(images, checkpoint, workdir)
 
@@ -208,9 +207,9 @@ class Pretrained(NamedTuple):
     """A model that was trained without labels.
 
     Attributes:
-      workdir: the run's folder, which `load_model` and `finetune` take.
-      figures: of held-out images by name, `views_matched`, `loss` and the like, and `knn` where
-        there are labels; empty where the run was stopped before its end.
+      workdir: the run's folder, which can be passed to `load_model` and `finetune`.
+      figures: metrics on held-out images by name, such as `views_matched` and `loss`, and `knn` if
+        there are labels; empty if the run was stopped early.
     """
 
     workdir: Path
@@ -226,20 +225,20 @@ def pretrain(
     values: Mapping[str, Any] | None = None,
     on_log: Callable[[int, dict[str, float]], None] | None = None,
 ) -> Pretrained:
-    """Trains a model without labels on images of one's own, as `vit-jax pretrain` does.
+    """Trains a model without labels on your own images, as `vit-jax pretrain` does.
 
     Args:
       images: a folder of images, nested in any way.
-      checkpoint: what `load_model` takes, or a published model's name; `scratch`: random
+      checkpoint: a source as in `load_model`, or a published model's name; `scratch`: random
         parameters; None: DINOv2 of the Hub.
-      workdir: where the run is kept, in which it goes on; None: `runs/NAME-1`, `runs/NAME-2` and so
-        on.
-      minutes: the time that it may take, about; None: 10 on CPUs.
-      values: of the config by their dotted keys, in place of those that are chosen.
-      on_log: as of `train`.
+      workdir: folder of the run, which continues there if it exists; None: `runs/NAME-1`,
+        `runs/NAME-2` and so on.
+      minutes: approximate time limit; None: 10 on CPUs.
+      values: values of the config by their dotted keys, in place of the chosen ones.
+      on_log: as in `train`.
 
     Raises:
-      UserError: there are no images or no checkpoint, a value does not fit, or no step fits into
+      UserError: there are no images or no checkpoint, a value is invalid, or no step fits into
         memory.
     """
     _check_paths(images, checkpoint, workdir)
@@ -256,7 +255,7 @@ def pretrain(
 
 
 def _check_paths(images: Any, checkpoint: Any, workdir: Any) -> None:
-    """Raises UserError where an argument of `finetune` or `pretrain` is no path."""
+    """Raises UserError if an argument of `finetune` or `pretrain` is not a path."""
     check_path(
         images, "images", "a data set; vit_jax.train(config, workdir, train=...) takes arrays"
     )
@@ -293,10 +292,10 @@ def _argument(flag: re.Match) -> str:
 def _changed(
     config: ConfigDict, short: Mapping[str, Any], values: Mapping[str, Any] | None
 ) -> ConfigDict:
-    """The config with the values that are not None of `short`, and with all of `values`.
+    """Returns the config with the values of `short` that are not None, and all of `values`.
 
     Raises:
-      UserError: a key that no config has, or a value of another type.
+      UserError: a key is unknown, or a value has the wrong type.
     """
     if not isinstance(values, Mapping | None):
         raise UserError(
@@ -314,5 +313,5 @@ def _changed(
 
 
 def _describes_model(key: str) -> bool:
-    """True for a key of `config.model` that says what the model is, and not how it is computed."""
+    """Returns True for a key of `config.model` that defines the model, not how to compute it."""
     return key.startswith("model.") and VALUES[key].default is None and not VALUES[key].operational

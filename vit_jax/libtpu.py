@@ -1,11 +1,11 @@
-"""Sets up Google's libtpu on a machine without TPU, where it is the compiler of `plan`."""
+"""Configures Google's libtpu on a machine without TPU, where `plan` uses it as a compiler."""
 
 import importlib.util
 import os
 from pathlib import Path
 
-# Without these the library looks for a TPU and for Google's cloud around it, complains at length
-# that there is none, and lets one process of a machine use it at a time.
+# Without these values the library searches for a TPU and for Google's cloud, logs many warnings
+# that there is none, and allows only one process of a machine to use it at a time.
 ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-1",
@@ -18,11 +18,10 @@ DEVICES = "accel[0-9]*", "vfio/[0-9]*"  # A TPU's files in /dev.
 
 
 def expect_no_tpu_where_none_is() -> None:
-    """Sets `ENVIRONMENT`, but for what is set already, where libtpu is installed and there is no
-    TPU.
+    """Sets the unset variables of `ENVIRONMENT` if libtpu is installed on a machine without TPU.
 
-    JAX, which tries each library of devices that it finds, then finds none here without a word. It
-    looks when it is asked for its devices first.
+    JAX tries each device library that it finds when devices are first requested. With these
+    variables it finds no TPU here, without warnings.
     """
     if importlib.util.find_spec("libtpu") is None:
         return

@@ -1,4 +1,4 @@
-"""Loads models: from files of other libraries, the Hugging Face Hub, or the workdir of a run."""
+"""Loading of models: from other libraries' files, the Hugging Face Hub, or a run's workdir."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 
 class AboutLoaded(About):
-    """The name of a loaded model, and the checkpoint that it is of, whose preprocessing `predict`
-    applies.
-    """
+    """Name and checkpoint of a loaded model; `predict` applies the checkpoint's preprocessing."""
 
     def __init__(
         self, checkpoint: Checkpoint, options: ImageOptions, weights: Weights | None = None
@@ -36,9 +34,8 @@ class AboutLoaded(About):
         self._predictor: Predictor | None = None
 
     def lines(self, model: ImageModel) -> dict[str, str]:
-        from vit_jax.checkpoint_crop import (
-            checkpoint_crop,
-        )  # A model can be used without reading images.
+        # A model can be used without the code for reading images.
+        from vit_jax.checkpoint_crop import checkpoint_crop
 
         try:
             crop = str(checkpoint_crop(self._checkpoint, model.image_size))
@@ -51,9 +48,8 @@ class AboutLoaded(About):
         self, model: ImageModel, images: Any, top: int | None, threshold: float | None
     ) -> list[Prediction]:
         if self._predictor is None:
-            from vit_jax.inference import (
-                Predictor,
-            )  # It imports the reading of images, which takes a second.
+            # It imports the code for reading images, which takes a second.
+            from vit_jax.inference import Predictor
 
             self._predictor = Predictor(self._checkpoint, self.probabilities)
         return self._predictor(model, images, self.class_names, top, threshold)
@@ -75,11 +71,11 @@ def load_model(
     Args:
       source: the workdir of a run (its newest checkpoint), `WORKDIR@best` (best test accuracy, else
         test loss) or `WORKDIR@STEP`; a `.npz` file of Google's; a `.safetensors` file or a folder
-        of timm or Transformers; `hf://owner/name` or `hf://owner/name@revision`; with `pretrained`
-        the name of a model.
+        of timm or Transformers; `hf://owner/name` or `hf://owner/name@revision`; or, with
+        `pretrained`, the name of a model.
       pretrained: tag of published weights, as `list_models(pretrained=True)` lists them, or the
         name of their repository.
-      say: called with each line of the log: the checkpoint, and how its parameters were adapted.
+      say: callback for each line of the log: the checkpoint, and how its parameters were adapted.
       **changes: arguments of the model to change, such as `num_classes=10` (a new head, all zeros,
         without pre-logits layer; 0 for no head) or `image_size=384` (position embeddings are
         resized).
@@ -102,7 +98,7 @@ def build_model(
     weights: Weights | None = None,
     **changes: Any,
 ) -> ImageModel:
-    """Builds the model of an open checkpoint; other arguments as of `load_model`.
+    """Builds the model of an open checkpoint; other arguments as in `load_model`.
 
     Args:
       weights: the registry's entry for published weights.
@@ -124,9 +120,7 @@ def build_model(
 
 
 def _preprocessing_differences(weights: Weights, checkpoint: Checkpoint) -> str:
-    """Returns how a checkpoint's preprocessing differs from the registry's; empty if it does
-    not.
-    """
+    """Returns the differences between a checkpoint's preprocessing and the registry's, or ''."""
     if (preprocessing := checkpoint.preprocessing) is None:
         return ""
     values = dict(

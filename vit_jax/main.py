@@ -1,7 +1,7 @@
-"""Trains a model: python -m vit_jax.main --config=configs/quickstart.py --workdir=DIR
+"""Trains a model: python -m vit_jax.main --config=configs/quickstart.py --workdir=DIR.
 
-Values of the config are changed as --config.optimizer.learning_rate=1e-3; the argument `smoke`
-(--config=configs/vit_l16_i21k.py:smoke) makes two steps on random images to check a set-up.
+Flags change values of the config: --config.optimizer.learning_rate=1e-3. The argument `smoke`
+(--config=configs/vit_l16_i21k.py:smoke) runs two steps on random images to test the set-up.
 """
 
 import time

@@ -1,6 +1,4 @@
-"""Paths that users give: of files and folders, of workdirs and their checkpoints, and URLs of
-buckets.
-"""
+"""Paths that users pass: files, folders, workdirs with their checkpoints, and URLs of buckets."""
 
 import os
 from pathlib import Path
@@ -15,8 +13,8 @@ def check_path(value: object, name: str, instead: str = "") -> None:
     """Raises UserError unless an argument is a path.
 
     Args:
-      name: of the argument.
-      instead: advice for a value of another type.
+      name: name of the argument.
+      instead: completes "must be the path of" in the message; '': "a folder".
     """
     if not isinstance(value, str | os.PathLike):
         raise UserError(
@@ -26,12 +24,12 @@ def check_path(value: object, name: str, instead: str = "") -> None:
 
 
 def is_url(source: object) -> bool:
-    """Returns True for the URL of a bucket or of something in one."""
+    """Returns True for the URL of a bucket, or of an object or folder in one."""
     return str(source).startswith(SCHEMES)
 
 
 def absolute(path: str | Path) -> Path:
-    """Returns the absolute path, with `~` expanded: in --flag=~/x a shell leaves it as it is.
+    """Returns the absolute path, with `~` expanded, which a shell does not do in --flag=~/x.
 
     Raises:
       UserError: the path is the URL of a bucket.
@@ -44,12 +42,11 @@ def absolute(path: str | Path) -> Path:
 
 
 def split_checkpoint(source: str | Path) -> tuple[str, str]:
-    """Splits `WORKDIR@best` or `WORKDIR@3000` into the workdir and the checkpoint; empty: the
-    newest.
+    """Splits `WORKDIR@best` or `WORKDIR@3000` into workdir and checkpoint.
 
     Returns:
-      The URL or the absolute path of the workdir, and the part after `@`. A path that exists is not
-      split.
+      The URL or the absolute path of the workdir, and the part after `@`; '' is the newest
+      checkpoint. A path that exists is not split.
     """
     url = is_url(source)
     path = str(source) if url else str(absolute(source))

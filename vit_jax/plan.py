@@ -1,9 +1,9 @@
-"""Plans a run: python -m vit_jax.plan --config=configs/vit_h14_jft.py --chip=v5e --topology=16x16
+"""Plans a run: python -m vit_jax.plan --config=configs/vit_h14_jft.py --chip=v5e --topology=16x16.
 
-Compiles the training step for a TPU slice on this machine's CPU (pip install -e ".[plan]") and
+It compiles the training step for a TPU slice on this machine's CPU (pip install -e ".[plan]") and
 prints memory, estimated time and cost. For GPUs and CPUs, which have no such compiler, --chip=h100
---devices=8 gives a roofline. --chip has v2, v3, v4, v5e, v5p and v6e; a100 (80 GB), h100, h200, l4,
-l40s, a10g, rtx3090, rtx4090 and rtx5090; cpu, which is measured.
+--devices=8 prints a roofline estimate. --chip is v2, v3, v4, v5e, v5p or v6e; a100 (80 GB), h100,
+h200, l4, l40s, a10g, rtx3090, rtx4090 or rtx5090; or cpu, which is measured.
 """
 
 import json
@@ -66,14 +66,14 @@ def main(arguments: list[str]) -> None:
 
 
 def print_sweep(job, where, prices, planner, counts_traffic: bool) -> list:
-    """Prints a ranking of meshes and rematerialisation, and returns their plans.
+    """Prints a ranking of meshes and rematerialization policies, and returns their plans.
 
     Args:
       job: the workload.
       where: the slice or machine.
       prices: prices of devices.
-      planner: makes a plan.
-      counts_traffic: the plans include traffic between devices.
+      planner: function that makes a plan.
+      counts_traffic: whether the plans include traffic between devices.
     """
     from vit_jax.planning import choices
 
@@ -87,13 +87,13 @@ def print_sweep(job, where, prices, planner, counts_traffic: bool) -> list:
 
 
 def print_plan(job, where, prices, planner) -> list:
-    """Prints the config's plan, and the nearest one that fits in memory if it does not.
+    """Prints the config's plan; if it does not fit in memory, also the nearest one that fits.
 
     Args:
       job: the workload.
       where: the slice or machine.
       prices: prices of devices.
-      planner: makes a plan.
+      planner: function that makes a plan.
 
     Returns:
       The printed plans.

@@ -1,13 +1,13 @@
 """Predicts the classes of images: python -m vit_jax.predict --checkpoint=WORKDIR PATH...
 
 PATH is an image, a folder (all images below it), a CSV that lists files, a pattern such as
-'photos/*.jpg', or
-- for standard input: one image, or paths, one a line. Each image is a line with its likeliest
-classes; --csv makes rows for a spreadsheet of it and --json JSON lines, --out=FILE writes them to a
-file, and --embed=FILE.safetensors or FILE.parquet writes what enters the head instead.
+'photos/*.jpg', or - for standard input: one image, or paths, one in a line. Each image is printed
+as a line with its likeliest classes. --csv prints rows for a spreadsheet and --json JSON lines;
+--out=FILE writes them to a file; --embed=FILE.safetensors or FILE.parquet writes the features
+before the head instead.
 
-What is no image is skipped and named, or counted where it lies in a folder. Exit codes: 0, all
-images were read; 2, a mistake, or nothing was; 3, some images were skipped.
+Files that are not images are skipped and named, or counted if they are in a folder. Exit codes: 0,
+all images were read; 2, a user error, or no image could be read; 3, some images were skipped.
 """
 
 import json
@@ -116,7 +116,7 @@ def print_line(line: str) -> None:
 def computed(
     classifier: "Classifier", images: ImageFiles, compute: Callable
 ) -> Iterator[tuple[list[str], np.ndarray, Any]]:
-    """Yields of each batch the paths of readable images, their mask, and the computed values.
+    """Yields for each batch the paths of readable images, their mask, and the computed values.
 
     Args:
       classifier: the model and its evaluation transform.
@@ -169,7 +169,7 @@ def write_predictions(
 
     Args:
       file: the file; None: standard output.
-      form: as of `output_format`.
+      form: the format, as returned by `output_format`.
       classifier: the model, its evaluation transform and class names.
       images: the images.
 
@@ -202,10 +202,10 @@ def write_predictions(
 
 
 def output_format() -> str:
-    """Returns the format of the predictions by the flags: `text`, `csv` or `json`.
+    """Returns the format of the predictions: `text`, `csv` or `json`.
 
     Raises:
-      UserError: the flags contradict each other, or the file's suffix is of no format.
+      UserError: the flags contradict each other, or the file's suffix is unknown.
     """
     asked = [name for name, flag in (("csv", CSV), ("json", JSON)) if flag.value]
     if len(asked) > 1:
@@ -225,10 +225,10 @@ def output_format() -> str:
 
 
 def new_file(flag: flags.FlagHolder) -> Path | None:
-    """Returns the path of a flag, to which a file may be written; None where it is not given.
+    """Returns the path of an output flag; None if the flag is not set.
 
     Raises:
-      UserError: there is such a file, without `--overwrite`, or no folder for it.
+      UserError: the file exists, and `--overwrite` is not set; or its folder does not exist.
     """
     if not flag.value:
         return None
@@ -243,7 +243,7 @@ def new_file(flag: flags.FlagHolder) -> Path | None:
 
 
 def write(file: Path, paths: list[str], features: np.ndarray) -> None:
-    """Features with their paths; the file appears when it is whole."""
+    """Writes features with their paths; the file is replaced atomically."""
     temporary = file.with_name(f".{file.name}.tmp")
     if file.suffix == ".parquet":
         import pyarrow

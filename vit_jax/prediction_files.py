@@ -14,19 +14,20 @@ SUFFIXES = {".csv": "csv", ".jsonl": "json", ".json": "json", ".txt": "text"}
 
 
 def most_named(top: int, threshold: float | None, probabilities: str) -> int:
-    """Returns the highest number of classes that an image can have: a softmax adds up to 1."""
+    """Returns the most classes that an image can get above the threshold: a softmax sums to 1."""
     exclusive = threshold and probabilities == "softmax"
-    return min(top, math.floor(1.001 / threshold)) if exclusive else top  # They are rounded.
+    # Probabilities are rounded, hence the tolerance.
+    return min(top, math.floor(1.001 / threshold)) if exclusive else top
 
 
 @contextlib.contextmanager
 def written_to(file: Path | None, form: str, columns: int) -> Iterator[Callable[[Any], None]]:
-    """Yields a function that writes a prediction; a file of them appears when it is whole.
+    """Yields a function that writes a prediction; a file appears when it is complete.
 
     Args:
-      file: None: standard output.
+      file: the file; None: standard output.
       form: `text`, `csv` or `json`.
-      columns: pairs of a class and its probability in a row of CSV.
+      columns: number of (class, probability) pairs in a row of CSV.
     """
     if file is None:
         yield writer_of(sys.stdout, form, columns)
@@ -63,7 +64,8 @@ def writer_of(stream: TextIO, form: str, columns: int) -> Callable[[Any], None]:
         return write_row
 
     def write_line(prediction: Any) -> None:
-        line = str(prediction).replace("\n", "\\n").replace("\r", "\\r")  # Of names of files.
+        # Names of files may contain line breaks.
+        line = str(prediction).replace("\n", "\\n").replace("\r", "\\r")
         if form == "json":
             named = zip(prediction.classes, prediction.probabilities, strict=True)
             found = [{"class": name, "probability": chance} for name, chance in named]

@@ -1,10 +1,10 @@
-"""Prepares any data set for training: python -m vit_jax.prepare SOURCE --out=DIR
+"""Prepares any data set for training: python -m vit_jax.prepare SOURCE --out=DIR.
 
-SOURCE is a folder of images, WebDataset tars, ImageNet-21k's tars, Parquet of the Hugging Face Hub,
-or a TFDS data set in TFRecord (its folder, or `NAME:DATA_DIR`). DIR gets a TFDS data set in
-ArrayRecord, in a random order, so that `train[:9000000]` is a fair sample. The same command goes on
-with what was stopped. --retrieve_for=SET --embeddings=CHECKPOINT keeps of the training split what
-is like the images of SET, and no near-duplicates.
+SOURCE is a folder of images, WebDataset tars, ImageNet-21k's tars, Parquet files of the Hugging
+Face Hub, or a TFDS data set in TFRecord (its folder, or `NAME:DATA_DIR`). DIR gets a TFDS data set
+in ArrayRecord, in random order, so that `train[:9000000]` is a fair sample. The same command
+continues after an interruption. --retrieve_for=SET --embeddings=CHECKPOINT keeps the images of the
+training split that are similar to the images of SET, without near-duplicates.
 """
 
 import functools
@@ -101,10 +101,10 @@ def main(arguments: list[str]) -> None:
 
 
 def read_options() -> writer.Options:
-    """Returns the choices of the flags.
+    """Returns the options of the flags.
 
     Raises:
-      UserError: a flag has a wrong value, or needs another flag.
+      UserError: a flag has an invalid value, or requires another flag.
     """
     values = flags.FLAGS
     if not all(count.isdecimal() and int(count) for count in values.shots):
@@ -136,11 +136,11 @@ def read_options() -> writer.Options:
 
 
 def print_result(done: writer.Prepared, retrieved: bool) -> None:
-    """Prints the numbers of written and skipped examples, and how to train on them.
+    """Prints the numbers of written and skipped examples, and the flags to train on them.
 
     Args:
       done: the data set.
-      retrieved: images similar to curated sets were retrieved.
+      retrieved: whether images similar to curated sets were retrieved.
     """
     made = ", ".join(f"{name} {count:,}" for name, count in done.splits.items())
     line = f"{done.folder}: {made} examples"
@@ -158,9 +158,7 @@ def print_result(done: writer.Prepared, retrieved: bool) -> None:
 
 
 def make_embedder(checkpoint: str, image_size: int | None) -> Embedder:
-    """A checkpoint's model without its head, on all devices, which sees each image whole, as a
-    square.
-    """
+    """Makes an embedder: a checkpoint's model without head, on whole images resized to squares."""
     import jax
     import numpy as np
     from flax import nnx
@@ -191,7 +189,7 @@ def make_embedder(checkpoint: str, image_size: int | None) -> Embedder:
         batch_size=BATCH,
         workers=0,
         threads=min(os.cpu_count() or 1, 8),
-        max_unreadable=sys.maxsize,  # Those are named when the split is written.
+        max_unreadable=sys.maxsize,  # They are reported when the split is written.
         say=lambda line: None,
     )
 
@@ -204,7 +202,7 @@ def make_embedder(checkpoint: str, image_size: int | None) -> Embedder:
 
 
 def _splits(source: readers.RawDataSet) -> str:
-    """A line on the splits and classes that were recognised."""
+    """Returns a line about the splits and classes that were recognized."""
     splits = ", ".join(dict.fromkeys(unit.split for unit in source.units))
     classes = f", {len(source.class_names):,} classes" if source.class_names else ""
     bare = (
@@ -217,7 +215,7 @@ def _splits(source: readers.RawDataSet) -> str:
 
 
 class Workers:
-    """Runs tasks on processes of this machine; on one, that is this process."""
+    """Pool of processes of this machine that run tasks; with one worker, this process runs them."""
 
     def __init__(self, workers: int):
         self._workers, self._pool = workers, None
@@ -230,9 +228,8 @@ class Workers:
 
     def __exit__(self, kind, *_):
         if self._pool:
-            if (
-                kind is KeyboardInterrupt
-            ):  # On errors the shards that are being written get finished.
+            # After an error the shards in progress are completed.
+            if kind is KeyboardInterrupt:
                 for process in (self._pool._processes or {}).values():
                     process.terminate()
             self._pool.shutdown(cancel_futures=True)
@@ -258,14 +255,14 @@ class Workers:
 
 
 def _start_worker() -> None:
-    """Makes a worker leave Ctrl-C to its parent, and end when that ends, however it does."""
+    """Makes a worker ignore Ctrl-C, and exit when its parent ends for any reason."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process().sentinel
     threading.Thread(target=lambda: (connection.wait([parent]), os._exit(1)), daemon=True).start()
 
 
 class Beam:
-    """Runs tasks by Apache Beam, on machines that see source and data set under the same paths."""
+    """Apache Beam, which runs tasks on machines that share the paths of source and data set."""
 
     def __init__(self, runner: str, options: list[str]):
         try:
@@ -295,8 +292,9 @@ class Beam:
 
 
 class PhaseProgress:
-    """Prints a phase's share, rate and time left: on a terminal one line that moves, else two a
-    minute.
+    """Progress of a phase: share, examples/s and time left.
+
+    On a terminal it is a single line that is updated, elsewhere two lines a minute.
     """
 
     def __init__(self, tasks: list[WorkItem], what: str, unit: str):
@@ -307,7 +305,7 @@ class PhaseProgress:
         self._terminal = sys.stdout.isatty()
 
     def add(self, weight: int) -> None:
-        """Counts work that was done, and prints now and then."""
+        """Adds completed work, and prints the progress from time to time."""
         self._done += weight
         now = time.monotonic()
         if now - self._shown < (0.2 if self._terminal else 30):
@@ -319,7 +317,7 @@ class PhaseProgress:
         self._print(f"{self._what}: {share} | {rate:,.0f} {self._unit}/s | {left} left")
 
     def finish(self) -> None:
-        """Prints how much was done and how long it took."""
+        """Prints the completed work and its duration."""
         seconds = time.monotonic() - self._start
         before = f", {self._before:,} of them earlier" if self._before else ""
         self._print(

@@ -1,11 +1,12 @@
-"""Trains without labels on images of your own: vit-jax pretrain PHOTOS
+"""Trains without labels on your own images: vit-jax pretrain PHOTOS.
 
-PHOTOS is a folder of images, nested in any way. A trained model learns on by DINOv2's losses. Image
-size, crops, batch, length and learning rate are chosen by the images, the checkpoint and the
-device, and printed with their reasons. Some images are held out.
+PHOTOS is a folder of images, nested in any way. A pre-trained model is trained further with
+DINOv2's losses. Image size, crops, batch size, number of steps and learning rate are chosen from
+the images, the checkpoint and the device, and printed with the reasons. Some images are held out.
 
-If the folders are classes, k-NN with their labels, which are not trained on, is printed before and
-after, and the better features are kept. Then: vit-jax finetune PHOTOS --from=WORKDIR
+If the folders are classes, the accuracy of k-NN is printed before and after, and the better
+features are kept. The labels are not used in training. Then run: vit-jax finetune PHOTOS
+--from=WORKDIR
 """
 
 import time

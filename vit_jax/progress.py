@@ -1,4 +1,4 @@
-"""Progress in words: how much is done, how fast it goes, how long it still takes."""
+"""Progress messages: work done, speed and time left."""
 
 import contextlib
 import shutil
@@ -7,38 +7,38 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-SECONDS = 10  # Between two lines that stay.
-MOVES = 0.2  # Between two pictures of a line that moves.
-LATE = 5  # Without a line for so long a reader wonders.
+SECONDS = 10  # Between two lines of a log.
+MOVES = 0.2  # Seconds between two updates of a progress bar.
+LATE = 5  # Seconds without a line after which a reader may wonder.
 MINUTE = 60
-CELLS = 20  # Of a bar.
+CELLS = 20  # Width of a progress bar.
 
 
 class Pace:
-    """Times of lines: at most one a second, and after the first minute one in `later` seconds."""
+    """Rate limit of lines: one a second at first, one in `later` seconds after a minute."""
 
     def __init__(self, later: float = SECONDS):
         self._later, self._begun, self._last = later, time.monotonic(), float("-inf")
 
     def due(self, least: float = 1) -> bool:
-        """True where the last line is long enough ago, at least `least` seconds."""
+        """Returns True if a line is due, and the last one is at least `least` seconds old."""
         now = time.monotonic()
         return now - self._last >= max(least, 1 if now - self._begun < MINUTE else self._later)
 
     def restart(self) -> None:
-        """Notes that a line was written now."""
+        """Records that a line was written now."""
         self._last = time.monotonic()
 
 
 class MovingLine:
-    """The line of standard output that a terminal or a notebook overwrites with the next one."""
+    """Line of standard output that a terminal or a notebook overwrites with the next one."""
 
     def __init__(self):
-        self._shown = 0  # Characters behind which the cursor stands.
+        self._shown = 0  # Number of characters before the cursor.
 
     @property
     def possible(self) -> bool:
-        """True in a terminal and in a notebook."""
+        """True if the output is a terminal or a notebook."""
         return sys.stdout.isatty() or type(sys.stdout).__module__.startswith("ipykernel")
 
     def show(self, text: str, end: str = "") -> None:
@@ -55,18 +55,19 @@ class MovingLine:
             self._shown = 0
 
 
-LINE = MovingLine()  # A terminal has one.
+LINE = MovingLine()  # One for the process, as a terminal has one cursor.
 
 
 class Progress:
-    """Shows how much is done, how fast it goes and how long it still takes.
+    """Shows the work done, the speed and the time left.
 
-    A terminal and a notebook show it as a bar that moves; elsewhere it is a line every ten seconds.
+    In a terminal and a notebook it is a progress bar; elsewhere it is a line every ten seconds.
 
     Args:
-      what: is being done, to how many `total`.
-      unit: what is counted, such as images.
-      say: is told each line.
+      what: name of the task.
+      total: number of units of work.
+      unit: name of a unit, such as images.
+      say: callback for each line.
     """
 
     def __init__(self, what: str, total: int, unit: str, say: Callable[[str], None] = print):
@@ -75,7 +76,7 @@ class Progress:
         self._start = self._said = time.monotonic()
 
     def __call__(self, done: int) -> None:
-        """Shows how much is done in all, if the last time was long ago; the end clears the bar."""
+        """Shows the work done so far, if an update is due; the end of the work clears the bar."""
         now = time.monotonic()
         if self._moves and done >= self._total:
             LINE.clear()
@@ -96,7 +97,7 @@ class Progress:
 
 @contextlib.contextmanager
 def ticking(tick: Callable[[], None], every: float = 1) -> Iterator[None]:
-    """Calls `tick` from another thread, again and again while the context is open."""
+    """Calls `tick` from another thread, every `every` seconds while the context is open."""
     over = threading.Event()
 
     def watch() -> None:
@@ -116,7 +117,7 @@ def ticking(tick: Callable[[], None], every: float = 1) -> Iterator[None]:
 def phase(name: str, every: float = 1) -> Iterator[None]:
     """Shows a phase's name and its elapsed time while the context is open.
 
-    A terminal and a notebook show it as a line that moves and is removed at the end; elsewhere it
+    In a terminal and a notebook it is a line that is updated, and removed at the end; elsewhere it
     is a line on standard error every ten seconds.
 
     Args:
@@ -142,13 +143,13 @@ def phase(name: str, every: float = 1) -> Iterator[None]:
 
 
 def print_line(text: str) -> None:
-    """Prints a line that stays, in place of the one that moves."""
+    """Clears the progress line, and prints a permanent one."""
     LINE.clear()
     print(text, flush=True)
 
 
 def duration(seconds: float) -> str:
-    """A time in its two leading units: `2 h 5 min`, `3 min 20 s`, `8 s`."""
+    """Formats a duration in its two largest units: `2 h 5 min`, `3 min 20 s`, `8 s`."""
     seconds = round(seconds)
     parts = [
         (seconds // 86400, "d"),

@@ -1,11 +1,10 @@
-"""Publishes a model on the Hugging Face Hub: python -m vit_jax.push CHECKPOINT OWNER/NAME
---licence=mit
+"""Publishes a model on the Hugging Face Hub: python -m vit_jax.push CHECKPOINT OWNER/NAME.
 
-CHECKPOINT is what load_model takes: a workdir, WORKDIR@best, a file, hf://owner/name. What is sent
-is one folder in timm's form, or in Transformers' for a model that timm does not have, which vit_jax
-reads too: parameters, preprocessing, the classes' names, and a card, README.md, with data, recipe
-and figures of the run. The card's lines of use in each library are run here before they are shown,
-where it is installed.
+--licence=LICENCE is required. CHECKPOINT is a source as in load_model: a workdir, WORKDIR@best, a
+file, hf://owner/name. It uploads one folder in timm's format, or in Transformers' for a model that
+timm does not have; vit_jax reads both. The folder contains parameters, preprocessing, class names,
+and a card, README.md, with data, recipe and metrics of the run. The card's code examples for each
+installed library are run here before they are published.
 
     python -m vit_jax.push WORKDIR owner/name --licence=mit --dry_run=/tmp/model # look at it first
 """
@@ -66,7 +65,7 @@ def main(arguments: list[str]) -> None:
 
 
 def check_names(name: str) -> None:
-    """Raises UserError where the model's name or `--licence` is none on the Hub."""
+    """Raises UserError if the model's name or `--licence` is invalid on the Hub."""
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
         raise UserError(
             f"{name!r} is no name on the Hub: give OWNER/NAME, such as ada/vit-b16-pets"
@@ -84,7 +83,7 @@ def check_names(name: str) -> None:
 
 
 def write(source: str, name: str, licence: str, folder: Path) -> None:
-    """Writes the folder of a checkpoint, with its card, and says what of it is lost."""
+    """Writes the folder of a checkpoint with its card, and prints a note on lost values."""
     import jax
 
     from vit_jax.interop.libraries import LIBRARIES
@@ -106,7 +105,7 @@ def write(source: str, name: str, licence: str, folder: Path) -> None:
             f"the model takes images of {values['channels']} channels; RGB's alone are published"
         )
     if facts := read_facts(*place_of(source), checkpoint):
-        # Libraries would call a thousand nameless classes ImageNet's.
+        # Libraries would use ImageNet's names for a thousand unnamed classes.
         names = checkpoint.class_names or tuple(map(str, range(classes)))
         checkpoint = checkpoint._replace(class_names=names)
     base = facts.base if facts else repository(source)

@@ -1,10 +1,9 @@
-"""Recipes that config files share: the paper's (tables 3 and 4), masked autoencoders, BiT, DeiT and
-after.
+"""Recipes of the config files: the paper's (tables 3, 4), masked autoencoders, BiT, DeiT and later.
 
-Rates are those of the papers, but the update that has one may be its neighbour: ours are counted
-from 1, those of vision_transformer, big_vision and PyTorch's schedulers from 0, as
-optimizer.count_from=0 does. It is
-so where a recipe follows code line by line: masked autoencoders and the better plain baselines.
+Learning rates are the papers', but the schedules may be shifted by one update: ours count updates
+from 1; vision_transformer, big_vision and PyTorch's schedulers count from 0, as
+optimizer.count_from=0 does. Recipes that follow the authors' code line by line, masked autoencoders
+and the better plain baselines, count from 0.
 """
 
 from collections.abc import Mapping
@@ -16,12 +15,12 @@ from vit_jax.config import base_config
 from vit_jax.data.sources.vtab import TASKS
 from vit_jax.errors import UserError, nearest
 
-IMAGENET_IMAGES = 1_281_167  # To train on.
-IMAGENET_21K_IMAGES = 14_197_122  # Of the release of fall 2011, which has 21,841 classes.
+IMAGENET_IMAGES = 1_281_167  # Training images.
+IMAGENET_21K_IMAGES = 14_197_122  # The release of fall 2011, which has 21,841 classes.
 
 
 def pretraining(model: str) -> ConfigDict:
-    """The values of all rows of table 3: batch 4096, Adam, warm-up, clipping (section 4.1)."""
+    """Returns the values that table 3's rows share: batch 4096, Adam, warm-up, clipping (4.1)."""
     config = base_config()
     config.model.name = model
     config.model.head_bias = 0.0
@@ -29,14 +28,10 @@ def pretraining(model: str) -> ConfigDict:
     config.batch_size = 4096
     config.data.source = "tfds"
     config.data.image_size, config.data.test_resize = 224, 256
-    config.data.crop_aspect = (
-        0.75,
-        1.33,
-    )  # Of TensorFlow's operator where nothing is said; not 4/3.
-    config.data.interpolation, config.data.test_interpolation = (
-        "bilinear",
-        "area",
-    )  # As big_vision's.
+    # TensorFlow's default for the aspect ratio, not 4/3.
+    config.data.crop_aspect = (0.75, 1.33)
+    # As in big_vision.
+    config.data.interpolation, config.data.test_interpolation = "bilinear", "area"
     config.loss.name = "sigmoid"
     config.optimizer.schedule, config.optimizer.end_learning_rate = "linear", 1e-5
     config.optimizer.warmup_steps = 10_000
@@ -47,9 +42,7 @@ def pretraining(model: str) -> ConfigDict:
 
 
 def bit_pretraining(model: str) -> ConfigDict:
-    """The values that BiT's own pre-training shares (1912.11370, section 3.2): SGD in place of
-    Adam.
-    """
+    """Returns BiT's own pre-training, with SGD instead of Adam (1912.11370, section 3.2)."""
     config = pretraining(model)
     config.optimizer.update(dict(name="sgd", beta1=0.9, schedule="stairs", end_learning_rate=0.0))
     config.optimizer.update(dict(warmup_steps=5000, clip_norm=0.0))
@@ -59,7 +52,10 @@ def bit_pretraining(model: str) -> ConfigDict:
 
 
 def masked_autoencoder(model: str) -> ConfigDict:
-    """The values of masked autoencoders on ImageNet-1k, trained or fine-tuned (2111.06377)."""
+    """Returns the values of masked autoencoders on ImageNet-1k, pre-training or fine-tuning.
+
+    Source: 2111.06377.
+    """
     config = base_config()
     config.model.update(dict(name=model, position="sincos2d_mae", gelu="erf", dtype="bfloat16"))
     config.data.source, config.data.path = "tfds", "imagenet2012"
@@ -77,8 +73,14 @@ def masked_autoencoder(model: str) -> ConfigDict:
 
 
 class Masked(NamedTuple):
-    """A pre-training of EVA, EVA-02 or BEiT: epochs, batch, rate, epochs of warm-up, stochastic
-    depth.
+    """A pre-training recipe of EVA, EVA-02 or BEiT.
+
+    Attributes:
+      epochs: number of epochs.
+      batch: batch size.
+      learning_rate: the peak learning rate.
+      warmup: epochs of warm-up.
+      stochastic_depth: the highest rate of stochastic depth.
     """
 
     epochs: int
@@ -89,21 +91,16 @@ class Masked(NamedTuple):
 
 
 def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
-    """The values that EVA and EVA-02 share in pre-training, here on ImageNet-21k, without its
-    labels.
-    """
+    """Returns EVA's and EVA-02's shared pre-training values, for ImageNet-21k without labels."""
     config = _like_eva(
         model, row.epochs, row.batch, row.learning_rate, row.warmup, IMAGENET_21K_IMAGES
     )
-    # The names are those of fine-tuned models, whose norm is behind the pooling.
+    # The names are from fine-tuned models, which have their norm after the pooling.
     config.model.update(
         dict(pooling="gap", cls_token=True, fc_norm=False, stochastic_depth=row.stochastic_depth)
     )
-    config.model.mean = (
-        0.48145466,
-        0.4578275,
-        0.40821073,
-    )  # CLIP's; fine-tuning takes the checkpoint's.
+    # CLIP's mean and std; fine-tuning uses the checkpoint's.
+    config.model.mean = (0.48145466, 0.4578275, 0.40821073)
     config.model.std = (0.26862954, 0.26130258, 0.27577711)
     config.objective.update(dict(name="eva", teacher=teacher, teacher_features="head"))
     config.objective.teacher_dtype = "bfloat16"
@@ -113,16 +110,25 @@ def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
         "train[:25600]",
     )
     config.data.image_size, config.data.test_resize, config.data.crop_area = 224, 256, (0.2, 1.0)
-    config.optimizer.end_learning_rate = (
-        1e-5  # The warm-up begins at 0: their --warmup_lr is not read.
-    )
+    # The warm-up starts at 0: the authors' code ignores their --warmup_lr.
+    config.optimizer.end_learning_rate = 1e-5
     config.optimizer.beta2, config.optimizer.epsilon, config.optimizer.clip_norm = 0.98, 1e-6, 3.0
     return config
 
 
 class Tuned(NamedTuple):
-    """A fine-tuning of EVA, EVA-02 or BEiT: pixels, epochs, batch, rate, epochs of warm-up, and the
-    rest.
+    """A fine-tuning recipe of EVA, EVA-02 or BEiT.
+
+    Attributes:
+      size: image size in pixels.
+      epochs: number of epochs.
+      batch: batch size.
+      learning_rate: the peak learning rate.
+      warmup: epochs of warm-up.
+      layer_decay: layer-wise decay of the learning rate.
+      stochastic_depth: the highest rate of stochastic depth.
+      smoothing: label smoothing.
+      least_area: the smallest area of a crop, relative to the image.
     """
 
     size: int
@@ -137,9 +143,9 @@ class Tuned(NamedTuple):
 
 
 def tuned_features(model: str, row: Tuned, i21k: bool) -> ConfigDict:
-    """The values that EVA and EVA-02 share in fine-tuning on ImageNet-1k, or on 21k.
+    """Returns the values that EVA and EVA-02 share in fine-tuning on ImageNet-1k or 21k.
 
-    On ImageNet-1k they are evaluated by an average of their parameters.
+    On ImageNet-1k an average of the parameters is evaluated.
     """
     images = IMAGENET_21K_IMAGES if i21k else IMAGENET_IMAGES
     config = _like_eva(model, row.epochs, row.batch, row.learning_rate, row.warmup, images)
@@ -164,9 +170,7 @@ def tuned_features(model: str, row: Tuned, i21k: bool) -> ConfigDict:
 
 
 def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
-    """The values of BEiT's pre-training on ImageNet-21k or 1k, without labels and without its
-    tokeniser.
-    """
+    """Returns BEiT's pre-training on ImageNet-21k or 1k, without labels and its tokenizer."""
     config = _like_eva(
         model,
         row.epochs,
@@ -175,8 +179,8 @@ def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
         row.warmup,
         IMAGENET_21K_IMAGES if i21k else IMAGENET_IMAGES,
     )
-    # The names are those of fine-tuned models, whose norm is behind the pooling, each layer with
-    # its biases.
+    # The names are from fine-tuned models, which have their norm after the pooling, and biases in
+    # each layer.
     config.model.update(
         dict(
             pooling="gap",
@@ -199,10 +203,9 @@ def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
     else:
         config.model.mean, config.model.std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     config.data.image_size, config.data.test_resize, config.data.crop_area = 224, 256, (0.08, 1.0)
-    config.augment.color_jitter = (0.4, 0.4, 0.4)  # The tokeniser sees the same.
-    config.optimizer.end_learning_rate = (
-        1e-5  # The warm-up begins at 0: their --warmup_lr is not read.
-    )
+    config.augment.color_jitter = (0.4, 0.4, 0.4)  # The tokenizer gets the same colours.
+    # The warm-up starts at 0: the authors' code ignores their --warmup_lr.
+    config.optimizer.end_learning_rate = 1e-5
     config.optimizer.clip_norm = 3.0
     return config
 
@@ -210,16 +213,15 @@ def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
 def tuned_codes(
     model: str, row: Tuned, i21k: bool, mixed: bool, weight_decay: float, clip: float
 ) -> ConfigDict:
-    """The values of BEiT's fine-tuning on ImageNet-1k, or on 21k.
+    """Returns the values of BEiT's fine-tuning on ImageNet-1k or 21k.
 
     Args:
-      mixed: with mixup and CutMix.
-      clip: the gradient's largest length; 0: it has none.
+      mixed: use mixup and CutMix.
+      clip: largest norm of the gradient; 0: no clipping.
     """
     config = tuned_features(model, row, i21k)
-    config.model.position_at = (
-        "stem"  # Each layer has its own table of biases, at first the shared one.
-    )
+    # Each layer has its own table of position biases, initialized from the shared one.
+    config.model.position_at = "stem"
     config.augment.erasing = 0.25
     if mixed:
         config.augment.mixup, config.augment.cutmix = 0.8, 1.0
@@ -234,7 +236,7 @@ def tuned_codes(
 def _like_eva(
     model: str, epochs: int, batch: int, rate: float, warmup: int, images: int
 ) -> ConfigDict:
-    """The values that the pre-training and fine-tuning of EVA, EVA-02 and BEiT share."""
+    """Returns the values shared by EVA, EVA-02 and BEiT, in pre-training and fine-tuning."""
     config = base_config()
     config.model.name, config.model.dtype = model, "bfloat16"
     config.epochs, config.batch_size = float(epochs), batch
@@ -253,19 +255,19 @@ def _like_eva(
 
 
 class TeacherRecipe(NamedTuple):
-    """The schedules of a self-distillation, in the epochs of its authors.
+    """Schedules of self-distillation, in the epochs of its authors.
 
     Attributes:
-      epochs: of the run.
+      epochs: epochs of the run.
       epoch: steps of an epoch.
-      learning_rate: at the end of the warm-up.
-      warmup, temperature_warmup, frozen: epochs of the rate's and of the teacher's temperature's
-        warm-up, and those in which the prototypes do not move.
-      weight_decay: at first and at the end.
-      momentum: of the teacher at first.
-      temperature: of the teacher at first and after its warm-up.
-      area, local_area: shares of an image's area in large and in small crops.
-      blur: probabilities of the first large view, the second, and small ones.
+      learning_rate: learning rate at the end of the warm-up.
+      warmup, temperature_warmup, frozen: epochs of the learning rate's warm-up, of the teacher
+        temperature's warm-up, and with frozen prototypes.
+      weight_decay: weight decay at the start and at the end.
+      momentum: the teacher's momentum at the start.
+      temperature: the teacher's temperature at the start and after its warm-up.
+      area, local_area: areas of large and small crops, relative to the image.
+      blur: probabilities of blur in the first large view, the second, and small ones.
     """
 
     epochs: float
@@ -294,19 +296,17 @@ DINOV2 = TeacherRecipe(
     local_area=(0.05, 0.32),
     temperature=(0.04, 0.07),
     temperature_warmup=30,
-    blur=(
-        0.0,
-        0.9,
-        0.5,
-    ),  # What the authors' code does; it reads its probabilities the other way round.
+    # As in the authors' code, which applies blur with one minus the configured probability.
+    blur=(0.0, 0.9, 0.5),
 )
 
 
 def self_distillation(recipe: TeacherRecipe, batch_size: int, local_size: int = 96) -> ConfigDict:
-    """The values that DINO, DINOv2 and DINOv3 share: views, their colours, and the optimizer.
+    """Returns the values that DINO, DINOv2 and DINOv3 share: views, colours and optimizer.
 
-    Two crops of 224 pixels and eight small ones, mirrored, with the colours of BYOL (2006.07733,
-    table 6); AdamW with cosines of the rate, the weight decay and the teacher's momentum.
+    Two crops of 224 pixels and eight small ones, mirrored, with BYOL's colour augmentation
+    (2006.07733, table 6); AdamW with cosine schedules of the learning rate, the weight decay and
+    the teacher's momentum.
     """
     config = base_config()
     config.model.dtype, config.model.pooling = "bfloat16", "cls"
@@ -339,17 +339,16 @@ def self_distillation(recipe: TeacherRecipe, batch_size: int, local_size: int = 
 def deit_like(
     model: str, task: str, skipped: Mapping[str, Mapping[str, float]], size: int
 ) -> ConfigDict:
-    """The values that training on ImageNet shares in DeiT, Swin and ConvNeXt: augmentation, cosine
-    decay.
+    """Returns the values that DeiT, Swin and ConvNeXt share: augmentation, cosine schedule.
 
     Args:
       task: a key of `skipped`: `i21k` is on ImageNet-21k, the others on ImageNet-1k.
       skipped: stochastic depth by task and model.
-      size: of the images; test images of 384 pixels and more are squeezed whole, smaller ones
+      size: image size. Test images of 384 pixels and more are resized to a square, smaller ones are
         cropped.
 
     Raises:
-      UserError: there is no such task, or it has no such model.
+      UserError: the task is unknown, or has no recipe for the model.
     """
     if task not in skipped:
         raise UserError(f"no recipe for task={task}; {nearest(task, skipped)}")
@@ -364,7 +363,7 @@ def deit_like(
         config.data.path, config.data.train_split = "imagenet21k", "train[51200:]"
         config.data.dev_split, config.data.test_split = "train[25600:51200]", "train[:25600]"
     if not task.startswith("finetune"):
-        # ImageNet's, by which the authors normalise; fine-tuning takes them from its checkpoint.
+        # ImageNet's mean and std, as the authors normalize; fine-tuning uses the checkpoint's.
         config.model.mean, config.model.std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     config.data.crop, config.data.crop_area = "random_resized", (0.08, 1.0)
     config.data.interpolation = config.data.test_interpolation = "bicubic"
@@ -380,13 +379,13 @@ def deit_like(
 
 
 class Transfer(NamedTuple):
-    """A row of the paper's table 4, and how it chooses the learning rate (appendix B.1.1)."""
+    """A row of the paper's table 4, with its learning rate search (appendix B.1.1)."""
 
-    path: str  # TFDS's name.
+    path: str  # Name in TFDS.
     steps: int
-    warmup: int  # The authors' code; the paper does not say.
+    warmup: int  # From the authors' code; the paper does not give it.
     rates: tuple[float, ...]
-    held_out: int  # Per cent of the training images on which the rates are compared.
+    held_out: int  # Percentage of the training images that validates learning rates.
     test_split: str = "test"
 
 
@@ -397,17 +396,18 @@ TRANSFER = {
     "cifar10": Transfer("cifar10", 10_000, 500, _RATES, 2),
     "oxford_iiit_pet": Transfer("oxford_iiit_pet", 500, 100, _RATES, 10),
     "oxford_flowers102": Transfer("oxford_flowers102", 500, 100, _RATES, 10),
-    "folder": Transfer("", 500, 100, _RATES, 10),  # The user's own; as the small sets of the paper.
+    "folder": Transfer("", 500, 100, _RATES, 10),  # The user's own; like the paper's small sets.
 }
 
 
 def finetune(dataset: str, model: str = "", size: int = 384) -> ConfigDict:
-    """Fine-tuning as in the paper's section 4.1 and table 4: SGD, batch 512, cosine, a new head.
+    """Returns the paper's fine-tuning (4.1, table 4): SGD, batch 512, cosine schedule, a new head.
 
     Args:
-      dataset: one of `TRANSFER`, or `vtab/NAME` of one of VTAB-1k's tasks, which share one rate.
-      model: the paper's name; empty takes the checkpoint's.
-      size: of the images; 512 for L/16 and 518 for H/14 in table 2's ImageNet figures.
+      dataset: a key of `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k, all with one learning
+        rate.
+      model: the model's name in the paper; empty: the checkpoint's.
+      size: image size; 512 for L/16 and 518 for H/14 in table 2's ImageNet results.
     """
     known = TRANSFER | {f"vtab/{name}": Transfer(name, 2500, 200, (0.01,), 20) for name in TASKS}
     if dataset not in known:
@@ -419,7 +419,7 @@ def finetune(dataset: str, model: str = "", size: int = 384) -> ConfigDict:
     config.data.source, config.data.path = "tfds" if row.path else "folder", row.path
     config.data.train_split, config.data.test_split = "train", row.test_split
     config.data.image_size = size
-    # As BiT: squeezed to 448, of which 384 are seen; a test image is seen whole.
+    # As in BiT: resized to 448, then cropped to 384; a test image is resized whole.
     config.data.crop, config.data.crop_resize = "square", round(size * 448 / 384)
     config.data.test_crop, config.data.test_resize = "square", size
     config.data.interpolation = None  # The checkpoint's.
@@ -445,20 +445,20 @@ def finetune(dataset: str, model: str = "", size: int = 384) -> ConfigDict:
 
 
 class HyperRule(NamedTuple):
-    """BiT-HyperRule's values for the number of training images (1912.11370, section 3.3)."""
+    """Values of BiT-HyperRule for a number of training images (1912.11370, section 3.3)."""
 
     steps: int
     warmup: int
-    stairs: tuple[int, ...]  # Steps after which the rate is a tenth.
+    stairs: tuple[int, ...]  # Steps after which the learning rate is divided by 10.
     mixup: float
 
 
 def hyperrule(images: int) -> HyperRule:
-    """BiT-HyperRule for so many training images, as in google-research/big_transfer's
-    `bit_hyperrule.py`.
+    """Returns BiT-HyperRule for a number of training images, as in big_transfer's code.
 
-    The paper has a tenth of the rate after 30, 60 and 90 % of all schedules; of the short one the
-    code has it after 40, 60 and 80 %.
+    Source: `bit_hyperrule.py` of google-research/big_transfer. The paper divides the learning rate
+    by 10 after 30, 60 and 90 % of all schedules; the code does so after 40, 60 and 80 % of the
+    short one.
     """
     if images < 20_000:
         return HyperRule(500, 100, (200, 300, 400), 0.0)
@@ -467,8 +467,8 @@ def hyperrule(images: int) -> HyperRule:
     return HyperRule(20_000, 500, (6000, 12_000, 18_000), 0.1)
 
 
-# Training images of `TRANSFER`'s sets, and the side of those that are small; all sets are VTAB-1k's
-# else.
+# Number of training images of each data set, and their side in pixels; 224 stands for any larger
+# side. VTAB-1k's sets have 1,000 images.
 _IMAGES = {
     "imagenet2012": (IMAGENET_IMAGES, 224),
     "cifar100": (50_000, 32),
@@ -484,18 +484,20 @@ _IMAGES = {
 def bit_hyperrule(
     dataset: str, model: str = "", images: int = 0, side: int = 0, size: int = 0
 ) -> ConfigDict:
-    """Fine-tuning by BiT-HyperRule: SGD at 0.003, batch 512, schedule and mixup by the number of
-    images.
+    """Returns fine-tuning by BiT-HyperRule: SGD at 0.003, batch 512.
+
+    The schedule and mixup depend on the number of images.
 
     Args:
-      dataset: as of `finetune`.
-      model: the model's name; empty takes the checkpoint's.
-      images: number of training images; 0: as known of the data set.
-      side: of the images in pixels, the root of height times width; 0: as known, or 96 and above.
-      size: that the model sees; 0: 128 where the side is below 96, else 384, or 480 of R152x4.
+      dataset: as in `finetune`.
+      model: the model's name; empty: the checkpoint's.
+      images: number of training images; 0: the data set's, if known.
+      side: side of the images in pixels, the root of height times width; 0: the data set's if
+        known, else 96 and above.
+      size: image size of the model; 0: 128 where the side is below 96, else 384, or 480 for R152x4.
 
     Raises:
-      UserError: no such data set; a folder without the number of its images.
+      UserError: the data set is unknown, or is a folder without the number of images.
     """
     config = finetune(dataset, model)
     known = _IMAGES.get(dataset, (0, 224))

@@ -1,8 +1,8 @@
-"""Reports of runs: python -m vit_jax.report WORKDIR ...
+"""Writes reports of runs: python -m vit_jax.report WORKDIR ...
 
-One workdir: its report.html, made anew of what is in it, also while it trains. Several: a page that
-compares them, comparison.html or --out=FILE. With --serve a browser on this machine sees the page,
-which follows the training.
+For one workdir it writes report.html from its current files, also while it trains. For several it
+writes a page that compares them, comparison.html or --out=FILE. With --serve a browser on this
+machine shows the page, which is updated during training.
 """
 
 import asyncio
@@ -62,14 +62,14 @@ def main(arguments: list[str]) -> None:
 
 
 def write_page(make: Callable[[], str], places: list[str]) -> None:
-    """Writes the page to the file of `--out`, else to the workdir or, of several, to this folder.
+    """Writes the page to `--out`, by default to the workdir or, for several, to this folder.
 
     Args:
-      make: returns the page.
+      make: function that returns the page.
       places: paths and URLs of the workdirs.
 
     Raises:
-      UserError: the file cannot be written, or is another's.
+      UserError: the file cannot be written, or was not written by vit_jax.
     """
     from vit_jax.inspection.html_page import is_page, write_text
     from vit_jax.paths import absolute, is_url
@@ -92,8 +92,7 @@ def write_page(make: Callable[[], str], places: list[str]) -> None:
 
 
 def serve(make: Callable[[], str], port: int) -> None:
-    """Answers a browser on this machine with the page, made anew each time, until it is
-    interrupted.
+    """Serves the page to browsers on this machine, rendered for each request, until Ctrl-C.
 
     Raises:
       UserError: the port is taken.

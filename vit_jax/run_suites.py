@@ -1,6 +1,4 @@
-"""Suites on a checkpoint: opens it as `load_model` does, and keeps each figure as soon as it is
-there.
-"""
+"""Evaluation suites for a checkpoint, with each result saved as soon as it is computed."""
 
 import functools
 import zlib
@@ -48,29 +46,28 @@ def run_suites(
     workers: int | None = None,
     say: Callable[[str], None] = print,
 ) -> Results:
-    """Evaluates a checkpoint by suites.
+    """Evaluates a checkpoint with suites.
 
-    Figures that are in `out` are not found again where the checkpoint's step and content and the
-    data are the same; these are printed.
+    Results in `out` are reused if the checkpoint's step and content and the data are the same. The
+    log lists them.
 
     Args:
-      checkpoint: what `load_model` takes.
-      names: of suites, or `all`.
+      checkpoint: a source as in `load_model`.
+      names: names of suites, or `all`.
       out: a folder for `results.json`, `results.md` and `results.png`.
-      options: values of the suites' options by name. A data set that is missing is a row that says
+      options: values of the suites' options by name. A missing data set becomes a row that explains
         how to get it.
-      image_size: pixels, if not the checkpoint's (VTAB's are 384).
-      batch_size: images at once, of all devices.
-      workers: processes that decode images, if not chosen by cores and images.
+      image_size: image size in pixels; None: the checkpoint's (384 for VTAB).
+      batch_size: batch size of all devices together.
+      workers: processes that decode images; None: chosen by cores and images.
 
     Raises:
-      UserError: there is no such checkpoint or suite; `out` has other results.
+      UserError: the checkpoint or a suite does not exist; `out` contains other results.
     """
     chosen = chosen_suites(names)
     url = str(checkpoint).startswith("hf://") or is_url(checkpoint)
-    name = (
-        str(checkpoint) if url else str(absolute(checkpoint))
-    )  # Relative paths mean others elsewhere.
+    # Absolute, since relative paths have another meaning in another folder.
+    name = str(checkpoint) if url else str(absolute(checkpoint))
     opened = open_checkpoint(checkpoint, image_size)
     described = opened.describe()
     say(described)
@@ -114,10 +111,10 @@ def run_suites(
 
 
 def chosen_suites(names: list[str]) -> list[Suite]:
-    """The suites of these names, in the order in which they are shown.
+    """Returns the suites of these names, in display order.
 
     Raises:
-      UserError: there is none of a name.
+      UserError: a name is unknown.
     """
     for name in names:
         if name not in (*SUITES, "all"):
@@ -126,14 +123,14 @@ def chosen_suites(names: list[str]) -> list[Suite]:
 
 
 def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
-    """Step and content of a checkpoint: its parameters, and the model that they are of."""
+    """Returns a checkpoint's step, and a fingerprint of its parameters and its model."""
     params = fingerprint_of((path, opened.read(path)) for path in sorted(opened.shapes))
     model = zlib.crc32(repr(opened.options).encode())
     return {"step": opened.step, "content": f"{params}{model:08x}"}
 
 
 def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
-    """Digests of the data of a measurement's rows, by name, and why others cannot be had."""
+    """Returns the digests of a measurement's data by row name, and the reasons for missing ones."""
     digests, failures = {}, {}
     for name in measurement.names:
         try:
@@ -146,7 +143,7 @@ def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
 def attempt(results: Results, suite: Suite, measurement: Measurement, subject: Subject) -> None:
     """Adds the rows that are missing or were computed on other data.
 
-    A row without a figure has the reason as its note. Figures whose data are unavailable now are
+    A row without a result has the reason as its note. Results whose data are unavailable now are
     kept.
     """
     digests, failure = digests_of_data(measurement)
@@ -181,7 +178,7 @@ def attempt(results: Results, suite: Suite, measurement: Measurement, subject: S
 def measured_rows(
     suite: Suite, measurement: Measurement, subject: Subject, names: list[str]
 ) -> list[Row]:
-    """Measures rows of a suite; those that cannot be measured have the reason as their note."""
+    """Measures rows of a suite; a row that cannot be measured has the reason as its note."""
     impossible = []
     try:
         try:
@@ -199,25 +196,25 @@ def measured_rows(
 
 
 def square_size(opened, image_size: int | None) -> int:
-    """Pixels of the images that the suites show the model.
+    """Returns the image size in pixels for the suites.
 
     Raises:
-      UserError: it takes no square ones.
+      UserError: the model does not take square images.
     """
     return transfer_crop(image_size or opened.options.image_size).size
 
 
 def predicted_crop(opened, image_size: int | None) -> TestCrop:
-    """Makes what a checkpoint's files say that its model should see; the whole image, if they say
-    nothing.
-    """
+    """Makes the evaluation transform of a checkpoint's files; by default the whole image."""
     whole = Preprocessing("square", 1, "bilinear")
     return checkpoint_crop(opened, square_size(opened, image_size), default=whole)
 
 
 def frozen_crop(opened, image_size: int | None) -> TestCrop:
-    """Makes what the frozen network sees: what its library's files say. For a run, and a file that
-    says nothing, it is the few-shot protocol's crop, which is that of evaluations in training.
+    """Makes the evaluation transform of the frozen network.
+
+    It is that of the library's files. A run, or a file without preprocessing, gets the few-shot
+    protocol's crop, which evaluations during training use as well.
     """
     size = square_size(opened, image_size)
     own = checkpoint_crop(opened, size)

@@ -1,6 +1,4 @@
-"""Saves models in the formats of other libraries, from Python as `python -m vit_jax.convert`
-does.
-"""
+"""Saving of models in the formats of other libraries: from Python, like `vit_jax.convert`."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -39,13 +37,12 @@ def save_model(
 
     Args:
       model: a model of `load_model` or `create_model`, saved with its current parameters; or a
-        checkpoint, as
-        `load_model` takes it.
+        checkpoint, as in `load_model`.
       path: a new `FILE.npz` for Google's format; else a new folder: for Transformers, for timm if
         Transformers has no such model, or for OpenAI's code if the model is a `DVAE`.
       library: `google`, `timm`, `transformers` or `openai`; None: chosen by path and model.
-      say: called with a line for each value that the format cannot store.
-      **changes: arguments of a checkpoint's model to change, as of `load_model`.
+      say: callback for each value that the format cannot store.
+      **changes: arguments of a checkpoint's model to change, as in `load_model`.
 
     Returns:
       The absolute path.
@@ -131,27 +128,26 @@ def left_out(own: ObjectiveParams) -> str:
 def objective_beside(
     checkpoint: Checkpoint, options: ImageOptions, library: str
 ) -> tuple[ObjectiveParams | None, Shapes]:
-    """Returns the parameters of a checkpoint's objective that a library can store, and their
-    shapes.
+    """Returns the objective's parameters that a library can store, and their shapes.
 
-    None: the checkpoint has none, or the library's format is a single file.
+    They are None if the checkpoint has none, or if the library's format is a single file.
 
     Args:
-      options: the arguments of the model.
+      options: the options of the model.
 
     Raises:
       UserError: the parameters do not match the model.
     """
     if (own := checkpoint.objective) is None:
         return None, {}
-    from vit_jax.runs.warm_start import objective_shapes  # Only objectives need the training side.
+    from vit_jax.runs.warm_start import objective_shapes  # It imports the training code.
 
     shapes = objective_shapes(own, options)
     return (None, {}) if LIBRARIES[library].suffix else (own, shapes)
 
 
 def library_of(destination: Path, options: ImageOptions) -> str:
-    """Returns the key of the library for whose format a destination is."""
+    """Returns the key of the library whose format suits a destination."""
     if destination.suffix == ".npz":
         return "google"
     folders, model, values = ("transformers", "openai"), family_of(options).model, asdict(options)

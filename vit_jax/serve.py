@@ -1,15 +1,15 @@
-"""Serves a model by HTTP: python -m vit_jax.serve CHECKPOINT
+"""Serves a model by HTTP: python -m vit_jax.serve CHECKPOINT.
 
-CHECKPOINT is what load_model takes: a workdir, a file, hf://owner/name. Drop a photograph on the
-page at http://localhost:8000 to see its classes, attention rollout and nearest images
-(--neighbours=FOLDER). For programs there are
+CHECKPOINT is a source as in load_model: a workdir, a file, hf://owner/name. Drop a photograph on
+the page at http://localhost:8000 to see its classes, attention rollout and nearest images
+(--neighbours=FOLDER). Programs can use
 
   curl --data-binary @photo.jpg http://localhost:8000/predict
   curl --json '{"images": ["BASE64", ...]}' http://localhost:8000/predict
 
-and /health, /metrics (Prometheus). It listens on this machine alone, unless --host says otherwise.
-Ctrl-C or SIGTERM ends it when what is under way is answered. Exit codes: 0, it was ended; 2, a
-mistake.
+and /health, /metrics (Prometheus). By default it listens on this machine alone; --host changes it.
+Ctrl-C or SIGTERM ends it after the requests in progress are answered. Exit codes: 0, it was ended;
+2, a user error.
 """
 
 import os
@@ -80,10 +80,10 @@ TIMEOUT = flags.DEFINE_float(
 CONNECTIONS = flags.DEFINE_integer(
     "connections", 256, "Connections that may be open.", lower_bound=1
 )
-MOST_NAMED = 5  # Classes of each image, where neither --top nor --threshold is given.
-HEAD_SECONDS = 10  # In which a connection must say what it wants.
+MOST_NAMED = 5  # Default of --top without --threshold.
+HEAD_SECONDS = 10  # Time limit for the head of a request.
 NEEDED = "starlette", "uvicorn", "prometheus_client"
-BACKLOG = 1024  # Connections that wait to be taken, also while the server starts.
+BACKLOG = 1024  # Connections that wait to be accepted, also while the server starts.
 
 
 def main(arguments: list[str]) -> None:
@@ -127,10 +127,8 @@ def main(arguments: list[str]) -> None:
             backlog=BACKLOG,
             timeout_graceful_shutdown=int(TIMEOUT.value) + 1,
         )
-        for number in (
-            signal.SIGTERM,
-            signal.SIGINT,
-        ):  # uvicorn sends itself once more what ended it.
+        # uvicorn raises the signal that ended it once more.
+        for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         print(f"serving on {address(listening)} (Ctrl-C ends it)", flush=True)
         uvicorn.Server(config).run([listening])
@@ -138,7 +136,7 @@ def main(arguments: list[str]) -> None:
 
 
 def make_service(checkpoint: str):
-    """The service of a checkpoint with its metrics; all of its programs are compiled."""
+    """Returns the service of a checkpoint and its metrics; all of its programs are compiled."""
     from vit_jax.classifier import open_classifier
     from vit_jax.parallel.process_settings import keep_freed_memory
 
@@ -200,18 +198,17 @@ def make_service(checkpoint: str):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket on which connections wait until the server takes them.
+    """Opens a socket whose connections wait until the server accepts them.
 
     Raises:
-      UserError: the port is taken, or the address is none of this machine.
+      UserError: the port is taken, or the address does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # By its protocol's name asyncio knows it for TCP, and sends answers at once.
+    # asyncio recognizes TCP by the protocol's name, and then sends answers without delay.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        listening.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # A server that ended leaves no wait.
+        # The port of a server that ended can be used again at once.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
         listening.listen(BACKLOG)
         return listening
@@ -224,7 +221,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address(listening: socket.socket) -> str:
-    """The place at which a browser finds the server, and who else does."""
+    """Returns the URL of the server for a browser, and who can reach it."""
     host, port = listening.getsockname()[:2]
     if host in ("127.0.0.1", "::1"):
         return f"http://localhost:{port}, for this machine alone"

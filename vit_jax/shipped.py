@@ -1,6 +1,4 @@
-"""The files that come with the package: beside it in a checkout, and inside it where it is
-installed.
-"""
+"""Files that come with the package: next to it in a checkout, inside it where it is installed."""
 
 from pathlib import Path
 
@@ -13,18 +11,18 @@ CONFIGS, EXPERIMENTS = ((PACKAGE if INSTALLED else PACKAGE.parent) / name for na
 
 
 def config_names() -> list[str]:
-    """The configs that there are: `vit_l16_i21k`."""
+    """Returns the names of all configs, such as `vit_l16_i21k`."""
     return sorted(path.stem for path in CONFIGS.glob("*.py"))
 
 
 def demand_checkout(what: str) -> None:
-    """Refuses what writes files of the project.
+    """Raises UserError unless the package is in a checkout, whose files a command can write.
 
     Args:
-      what: begins the message: "record writes into experiments/records".
+      what: start of the message: "record writes into experiments/records".
 
     Raises:
-      UserError: the package is installed without them.
+      UserError: the package is installed without the project's files.
     """
     if INSTALLED:
         raise UserError(

@@ -3,17 +3,16 @@
 import os
 import re
 
-THREADS = 4  # For each device.
+THREADS = 4  # Per device.
 
 
 def give_threads_to_simulated_devices() -> None:
-    """Sets `NPROC`, unless it is set, where `XLA_FLAGS` makes several devices of a CPU.
+    """Sets `NPROC`, unless it is set, if `XLA_FLAGS` simulates several devices on a CPU.
 
-    Each of them takes a thread in a program that they run together, and waits there for the others.
-    XLA has as many threads as there are cores or devices. Where another task holds one of them the
-    program stops for
-    good, and XLA ends the process after 40 seconds: so did 9 of 33 short runs of 8 devices on two
-    busy cores. With four threads for each device none of 24 did.
+    In a program on all devices, each device occupies a thread that waits for the others. XLA has as
+    many threads as there are cores or devices. If another task occupies one of them, the program
+    stops for good, and XLA ends the process after 40 seconds: this happened in 9 of 33 short runs
+    on 8 devices with two busy cores. With four threads for each device it happened in none of 24.
     """
     asked = re.search(
         r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")

@@ -1,4 +1,4 @@
-"""Files that are read whole: regular ones of a bounded size."""
+"""Files that are read as a whole: regular files of limited size."""
 
 import errno
 import os
@@ -9,10 +9,9 @@ MOST = 64 * 2**20  # Bytes.
 
 
 def check_small(path: str | Path, most: int | None = MOST) -> None:
-    """Raises OSError where there is no file, it is no regular file, or it has more bytes than
-    `most`.
+    """Raises OSError unless a path is a regular file of at most `most` bytes.
 
-    To open a pipe would wait for someone to write, and a device need not end.
+    Opening a pipe would wait for a writer, and a device may never end.
     """
     status = os.stat(path)
     if stat.S_ISDIR(status.st_mode):
@@ -25,10 +24,11 @@ def check_small(path: str | Path, most: int | None = MOST) -> None:
 
 
 def read_small(path: str | Path, most: int = MOST) -> str:
-    """The text of a small file.
+    """Returns the text of a small file.
 
     Raises:
-      OSError: see `check_small`. UnicodeDecodeError: it is not UTF-8.
+      OSError: see `check_small`.
+      UnicodeDecodeError: it is not UTF-8.
     """
     check_small(path, most)
     return Path(path).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""CSV files that spreadsheets open, in which no cell is run as a formula."""
+"""CSV files for spreadsheets, in which no cell is evaluated as a formula."""
 
 import csv
 import re
@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 ENCODING = "utf-8-sig"  # Without its mark Excel reads UTF-8 as the system's old character set.
-_FORMULA = re.compile(
-    r"[=+\-@\t\r\n＝＋－＠]"
-)  # First characters for which a spreadsheet evaluates a cell.
+# First characters that make a spreadsheet evaluate a cell.
+_FORMULA = re.compile(r"[=+\-@\t\r\n＝＋－＠]")
 
 
 class CsvWriter:
     """Writes rows to an open text file; texts are quoted, and numbers are not.
 
-    A text that a spreadsheet would evaluate starts with an apostrophe, as one would type it there.
+    A text that a spreadsheet would evaluate gets an apostrophe before it, as a user would type it.
     """
 
     def __init__(self, file: TextIO):
@@ -32,14 +31,12 @@ def _as_text(cell: str) -> str:
 
 
 def file_cell(path: str) -> str:
-    """Returns a relative path that starts as a formula with `./` before it: it still leads to the
-    file.
-    """
+    """Returns a relative path, with `./` before it if it starts like a formula."""
     return f"./{path}" if path != "-" and _FORMULA.match(path) else path
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Writes a file, whole or not at all; bytes of names that are not UTF-8 are written escaped."""
+    """Writes a file atomically; bytes of names that are not UTF-8 are escaped."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("w", encoding=ENCODING, errors="backslashreplace", newline="") as file:

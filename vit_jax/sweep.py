@@ -1,14 +1,14 @@
-"""Finds a learning rate and trains with it: python -m vit_jax.sweep --config=FILE --workdir=DIR
+"""Finds a learning rate and trains with it: python -m vit_jax.sweep --config=FILE --workdir=DIR.
 
-The paper's protocol (appendix B.1.1): a run at each of config.sweep.rates (of a BiT or a hybrid
-also at config.sweep.resnet_rates) on config.sweep.train_split, compared on config.sweep.dev_split,
-which are slices of config.data.train_split; then, at the best rate, one run for each of
-config.sweep.seeds on all training images, and the test images are looked at once. All flags of
-vit_jax.main are those of each run. The same command again goes on where it was; finished runs are
-kept.
+It follows the paper's protocol (appendix B.1.1). First it trains a run at each of
+config.sweep.rates (for a BiT or a hybrid also at config.sweep.resnet_rates) on
+config.sweep.train_split, and compares the runs on config.sweep.dev_split; both are slices of
+config.data.train_split. Then, at the best learning rate, it trains one run for each of
+config.sweep.seeds on all training images, and evaluates it once on the test images. All flags of
+vit_jax.main apply to each run. The same command again continues; finished runs are kept.
 
---list prints a command for each run, to start them as jobs of their own, on one or many machines
-that share DIR; the command without it then makes the table.
+--list prints a command for each run, to start them as separate jobs, on one or many machines that
+share DIR; the command without it then makes the table.
 """
 
 import re
@@ -94,12 +94,12 @@ def print_commands(names: list[str], given: tuple[str, ...], folder: Path) -> No
 
 
 def selected(jobs: Mapping[Any, Job]) -> list[Job]:
-    """Returns the jobs, or the one of `--only`."""
+    """Returns all jobs, or only the one of `--only`."""
     return [job for job in jobs.values() if ONLY.value in (None, job.name)]
 
 
 def config_flags_of(arguments: list[str]) -> tuple[str, ...]:
-    """The flags of the config among a command's arguments, `--config=FILE` or `--config FILE`."""
+    """Returns a command's flags of the config, `--config=FILE` or `--config FILE`."""
     given = []
     for flag, following in zip(arguments, [*arguments[1:], "-"], strict=True):
         if re.match(r"--?config\b", flag):

@@ -1,13 +1,12 @@
-"""Shows what a model sees: python -m vit_jax.visualize --checkpoint=WORKDIR --images=photos
---out=DIR
+"""Visualizes a model: python -m vit_jax.visualize --checkpoint=WORKDIR --images=photos --out=DIR.
 
-Into DIR: attention rollout over the images (--layers: after each layer; --heads: each head of the
-last layer), the heads' mean attention distance, similarity of the position embeddings, principal
-components of the first layer's filters and, as colours, of the last layer's tokens; of a BiT,
-ConvNeXt or Swin each stage's features as colours, and what places attend to in a Swin's windows.
-All as PNG, the numbers as arrays.npz, and index.html, one file, which begins with a photograph
-under the attention of the layer and head that sliders choose. A figure that is not defined for the
-model is a line that says why.
+It writes into DIR: attention rollout over the images (--layers: after each layer; --heads: each
+head of the last layer), the heads' mean attention distance, similarity of the position embeddings,
+principal components of the first layer's filters and, as colours, of the last layer's tokens. For a
+BiT, ConvNeXt or Swin it draws each stage's features as colours, and for a Swin the attention within
+its windows. All figures are PNGs, the numbers are in arrays.npz, and index.html is a single file
+that starts with a photograph under the attention of a layer and head chosen by sliders. A figure
+that is undefined for the model is replaced by a line with the reason.
 """
 
 from pathlib import Path
@@ -80,11 +79,11 @@ def main(arguments: list[str]) -> None:
 
 
 def _title(library: str, name: str) -> str:
-    """The title of the page: the model, and of a run also what was done with which data.
+    """Returns the page's title: the model and, for a run, its task and data.
 
     Args:
-      library: that the checkpoint is of.
-      name: the model's.
+      library: the library of the checkpoint.
+      name: the model's name.
     """
     from vit_jax.runs.run_page import title_of
     from vit_jax.runs.workdir import place_of, saved_run
@@ -94,10 +93,10 @@ def _title(library: str, name: str) -> str:
 
 
 def test_images(checkpoint: str) -> Source:
-    """The test images of the run that the checkpoint belongs to.
+    """Returns the test images of the run that the checkpoint belongs to.
 
     Raises:
-      UserError: it belongs to no run.
+      UserError: the checkpoint does not belong to a run.
     """
     from vit_jax.runs.splits import open_splits
     from vit_jax.runs.workdir import place_of, saved_run

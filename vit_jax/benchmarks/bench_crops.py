@@ -1,6 +1,4 @@
-"""DINO's step beside the supervised one, and its crops of two sizes in one packed pass, on a
-TPU.
-"""
+"""DINO's step compared with the supervised one, and its crops in one packed pass, on a TPU."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -27,20 +25,20 @@ from vit_jax.planning.compile import (
 )
 from vit_jax.planning.hlo import total
 
-CROPS = {224: 2, 96: 8}  # Of an image, by their height and width in pixels.
+CROPS = {224: 2, 96: 8}  # Number of crops of an image, by their side in pixels.
 
 
 def measure(configs: Mapping[str, ConfigDict], slices: Sequence[str], images: int) -> None:
-    """Prints FLOPs, estimated cycles and memory of each model's steps, and of its backbone's two
-    forms.
+    """Prints FLOPs, estimated cycles and memory of each model's steps, and of its backbone's forms.
 
-    The forms are a pass of the large crops and one of the small crops; and one of all their tokens,
-    apart in attention alone, as DINOv2's code packs them. Both are forward and backward.
+    One form is a pass for the large crops and another for the small ones. The other form is one
+    pass for all tokens, as DINOv2's code packs them: only attention separates the crops. Both are
+    forward and backward.
 
     Args:
-      configs: DINO's, by the plain ViT that they train.
-      slices: chip and topology, as `v5e:2x2`.
-      images: on each device.
+      configs: DINO's configs, by the names of the plain ViTs that they train.
+      slices: chip and topology, such as `v5e:2x2`.
+      images: images per device.
     """
     print(
         "| program | slice | TFLOP a device | to the first | M cycles (estimated) | to the first "
@@ -64,7 +62,7 @@ def measure(configs: Mapping[str, ConfigDict], slices: Sequence[str], images: in
 
 
 def show(name: str, where: Slice, programs: Mapping[str, Compiled]) -> None:
-    """Prints a row for each program; temporaries are in the last column."""
+    """Prints a row for each program; the last column is the memory of temporaries."""
     sums = {
         label: [total(compiled.operations, key) for key in ("flops", "cycles")]
         for label, compiled in programs.items()
@@ -80,8 +78,9 @@ def show(name: str, where: Slice, programs: Mapping[str, Compiled]) -> None:
 
 
 def compile_form(form: Callable, name: str, where: Slice, images: int) -> Compiled:
-    """A form's program: the gradient of the mean of the tokens' squares, of so many images on each
-    device.
+    """Compiles a form's program, with `images` images on each device.
+
+    It computes the gradient of the mean of the tokens' squares.
     """
     mesh = make_mesh(dict(data=None, fsdp=1, tensor=1), topology_devices(where))
     model = abstract(model_factory(name, num_classes=0, image_size=max(CROPS), dtype="bfloat16"))
@@ -106,7 +105,7 @@ def compile_form(form: Callable, name: str, where: Slice, images: int) -> Compil
 
 
 def pass_by_pass(model: ViT, crops: Sequence[jax.Array]) -> list[jax.Array]:
-    """The last layer's tokens of crops of each size, `[crops, tokens, dim]`."""
+    """Returns the last layer's tokens of the crops of each size, `[crops, tokens, dim]`."""
     sized = [model.resized(images.shape[1:3]) for images in crops]
     return [
         each.encode(each.assemble(each.patches(images)))
@@ -115,7 +114,7 @@ def pass_by_pass(model: ViT, crops: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def packed(model: ViT, crops: Sequence[jax.Array]) -> list[jax.Array]:
-    """The same, by layers that see all tokens in one row but attend within each crop."""
+    """Returns the same tokens from one packed row, with attention within each crop only."""
     sized = [model.resized(images.shape[1:3]) for images in crops]
     parts = [each.assemble(each.patches(images)) for each, images in zip(sized, crops, strict=True)]
     shapes = [part.shape[:2] for part in parts]

@@ -1,6 +1,4 @@
-"""Training steps with stochastic depth: of a drawn subset of the images beside each image by
-chance.
-"""
+"""Training steps with stochastic depth: a random subset of the images, or each image by chance."""
 
 from vit_jax.benchmarks.bench_train import compare
 
@@ -16,7 +14,5 @@ STEPS = {
 
 
 def measure(**values) -> None:
-    """Prints, for each model, FLOPs and time of steps at two rates; `values` are those of
-    `compare`.
-    """
+    """Prints FLOPs and time of each model's steps at two rates; arguments as in `compare`."""
     compare(STEPS, **values)

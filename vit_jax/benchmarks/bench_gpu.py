@@ -1,8 +1,7 @@
-"""Measures a GPU in a few minutes, the most important first, and keeps each figure as soon as it is
-known.
+"""Measures a GPU within minutes, the most important first, and saves each result at once.
 
-Steps are timed in a row, with one wait at their end, as a training loop makes them; ours and timm's
-take turns. timm runs in a process of its own, which compiles while ours does.
+Several steps are timed together, with one wait at the end, as in a training loop. Ours and timm's
+take turns. timm runs in a separate process, which compiles at the same time as ours.
 """
 
 import contextlib
@@ -36,7 +35,7 @@ from vit_jax.runs.memory_check import program_memory
 
 SECONDS, TURNS = 2.0, 3  # Of each program.
 PARTS = ("machine", "train", "parity", "attention")
-# Images of a step by model and image size: as many as keep an H100 busy, with memory to spare.
+# Batch size by model and image size: large enough to keep an H100 busy, with memory to spare.
 TRAINED = {
     ("ViT-B/16", 224): 128,
     ("ViT-S/16", 224): 256,
@@ -49,15 +48,15 @@ ATTENTIONS = ("cudnn", "xla")
 
 
 class Program(NamedTuple):
-    """A program that is ready to run."""
+    """A compiled program that is ready to run."""
 
-    run: Callable[[int], None]  # Runs it so many times, and waits for the end.
+    run: Callable[[int], None]  # Runs the given number of steps, and waits for their end.
     facts: dict[str, Any]
     text: str = ""  # HLO.
 
 
 class Stopwatch:
-    """Writes a line of JSON for each figure, and says when the minutes are over."""
+    """Time limit of the benchmarks, and log of their results as lines of JSON."""
 
     def __init__(self, minutes: float, out: str | None):
         self.ends = time.perf_counter() + 60 * minutes
@@ -66,7 +65,7 @@ class Stopwatch:
             self.out.mkdir(parents=True, exist_ok=True)
 
     def row(self, what: str, **figures: Any) -> None:
-        """Prints the figures of one thing, and keeps them."""
+        """Prints the results of one measurement as JSON, and appends them to gpu.jsonl."""
         line = json.dumps(
             {"what": what, "seconds_left": round(self.ends - time.perf_counter()), **figures}
         )
@@ -87,15 +86,15 @@ def measure(
     """Prints a line of JSON for each figure, and writes it to gpu.jsonl in `out`.
 
     Args:
-      minutes: time limit after which no measurement starts.
+      minutes: time limit; no measurement starts after it.
       out: folder of gpu.jsonl; None: it is not written.
-      parts: of `PARTS`; empty: all, in their order.
-      models: models whose steps are timed; empty: those of `TRAINED`.
+      parts: parts of `PARTS`; empty: all, in their order.
+      models: models whose steps are timed; empty: the models of `TRAINED`.
       images: batch size of all models; None: as in `TRAINED`.
       image_size: image size of all models; None: as in `TRAINED`.
 
     Raises:
-      UserError: an unknown part.
+      UserError: a part is unknown.
     """
     for name in set(parts) - set(PARTS):
         raise UserError(f"unknown part {name!r} (--parts); {nearest(name, PARTS)}")
@@ -114,7 +113,7 @@ def measure(
                 return
             try:
                 call(stopwatch)
-            except (UserError, RuntimeError) as error:  # The others are measured all the same.
+            except (UserError, RuntimeError) as error:  # The other measurements continue.
                 stopwatch.row(name, error=f"{type(error).__name__}: {error}"[:2000])
 
 
@@ -131,7 +130,7 @@ def trained_models(
 
 
 def machine(stopwatch: Stopwatch) -> None:
-    """The device, the versions, and its two ceilings: products in bfloat16, and bytes copied."""
+    """Measures device and versions, and two limits: bfloat16 matmul FLOP/s and bytes copied/s."""
     side = 8192 if jax.default_backend() == "gpu" else 256
     a, b = (jax.random.normal(jax.random.key(i), (side, side), jnp.bfloat16) for i in range(2))
     product = jax.jit(jnp.matmul).lower(a, b).compile()
@@ -150,7 +149,7 @@ def machine(stopwatch: Stopwatch) -> None:
 
 
 def timed(call: Callable[[], Any], times: int = 20) -> float:
-    """Seconds of a call of a row of them: the median of three rows."""
+    """Returns the seconds of a call: the median of three means over `times` calls."""
     jax.block_until_ready(call())
     found = []
     for _ in range(3):
@@ -163,13 +162,13 @@ def timed(call: Callable[[], Any], times: int = 20) -> float:
 
 
 def is_vit(model: str) -> bool:
-    """Returns True where the attention of a model of this name can be chosen."""
+    """Returns True if a model of this name has a choice of attention implementations."""
     return vit.FAMILY.parse(model) is not None
 
 
 @contextlib.contextmanager
 def attending(name: str) -> Iterator[None]:
-    """Programs that are traced meanwhile take this attention."""
+    """Makes programs that are traced in the context use this attention implementation."""
     with contextlib.ExitStack() as stack:
         for module in (attention, vit) if name == "xla" else ():
             stack.enter_context(mock.patch.object(module, "cudnn_takes", lambda *_: False))
@@ -177,9 +176,9 @@ def attending(name: str) -> Iterator[None]:
 
 
 def time_attention(shape: tuple[int, int, int, int], stopwatch: Stopwatch) -> None:
-    """Milliseconds of attention, forward and with its gradients."""
+    """Measures milliseconds of attention, forward and with gradients."""
     if jax.default_backend() == "cpu":
-        shape = (1, *shape[1:])  # A rehearsal.
+        shape = (1, *shape[1:])  # To test the benchmark.
     inputs, found = (
         [jax.random.normal(jax.random.key(i), shape, jnp.bfloat16) for i in range(3)],
         {},
@@ -189,7 +188,7 @@ def time_attention(shape: tuple[int, int, int, int], stopwatch: Stopwatch) -> No
         return attention.attend(*inputs).astype(jnp.float32).sum()
 
     for name in ATTENTIONS:
-        jax.clear_caches()  # Traces of the other one.
+        jax.clear_caches()  # They contain traces of the other implementation.
         with attending(name):
             programs = [
                 jax.jit(f).lower(*inputs).compile()
@@ -200,8 +199,9 @@ def time_attention(shape: tuple[int, int, int, int], stopwatch: Stopwatch) -> No
 
 
 def compare_with_cpu(name: str, image_size: int, stopwatch: Stopwatch) -> None:
-    """Logits, loss and gradients here beside float32 on the CPU: ||x - reference|| /
-    ||reference||.
+    """Compares logits, loss and gradients with float32 on the CPU.
+
+    The error is ||x - reference|| / ||reference||.
     """
     images = np.random.default_rng(0).integers(
         256, size=(8, image_size, image_size, 3), dtype=np.uint8
@@ -231,11 +231,11 @@ def compare_with_cpu(name: str, image_size: int, stopwatch: Stopwatch) -> None:
 
 
 def _outputs(name: str, dtype: str, images: np.ndarray, platform: str) -> dict[str, np.ndarray]:
-    scanned = {"scan": True} if is_vit(name) else {}  # Compiles sooner.
+    scanned = {"scan": True} if is_vit(name) else {}  # Compiles faster.
     model = create_model(
         name, num_classes=other_projects.CLASSES, image_size=images.shape[1], dtype=dtype, **scanned
     )
-    head = model.head.kernel  # A head of zeros passes no gradient.
+    head = model.head.kernel  # Zeros would pass no gradient to the layers before.
     head.set_value(0.02 * jax.random.normal(jax.random.key(1), head.shape, head.dtype))
     graphdef, params = nnx.split(model)
 
@@ -256,7 +256,7 @@ def _outputs(name: str, dtype: str, images: np.ndarray, platform: str) -> dict[s
 
 
 def time_training(model: str, image_size: int, images: int, stopwatch: Stopwatch) -> None:
-    """A training step of ours with each attention beside timm's."""
+    """Times our training step with each attention implementation, and timm's."""
     with timm_process(model, images, image_size) as timm:
         programs = {}
         for name in ATTENTIONS if is_vit(model) else ("cudnn",):
@@ -267,7 +267,7 @@ def time_training(model: str, image_size: int, images: int, stopwatch: Stopwatch
 
 
 def our_step(model: str, image_size: int, images: int, attends: str) -> Program:
-    """Our training step, compiled."""
+    """Compiles our training step."""
     config = other_projects.our_config(model, image_size, fast_dtype())
     config.batch_size = images
     with attending(attends):
@@ -294,7 +294,7 @@ def race(
     programs: Mapping[str, Program],
     timm: Program,
 ) -> None:
-    """Times the programs in turns and writes a row; without timm where its process ended."""
+    """Times the programs in turns, and writes a row; timm is missing if its process ended."""
     programs = programs | {"timm": timm}
     times = time_in_turns(programs)
     if sum(map(len, times.values())) < TURNS * len(programs):
@@ -318,7 +318,7 @@ def race(
 
 
 def time_in_turns(programs: Mapping[str, Program]) -> dict[str, list[float]]:
-    """Returns each program's durations of a step; a turn whose process ends is left out."""
+    """Returns each program's step times in seconds, except for turns whose process ended."""
     times: dict[str, list[float]] = {key: [] for key in programs}
     for _ in range(TURNS):
         for key, program in programs.items():
@@ -328,7 +328,7 @@ def time_in_turns(programs: Mapping[str, Program]) -> dict[str, list[float]]:
 
 
 def seconds_of_step(program: Program) -> float:
-    """Returns the mean duration of a step, over about `SECONDS`."""
+    """Returns the mean duration of a step in seconds, over about `SECONDS`."""
     started = time.perf_counter()
     program.run(1)
     steps = max(1, round(SECONDS / (time.perf_counter() - started)))
@@ -339,8 +339,9 @@ def seconds_of_step(program: Program) -> float:
 
 @contextlib.contextmanager
 def timm_process(model: str, images: int, image_size: int) -> Iterator[Program]:
-    """timm's compiled training step in a process of its own, which is ready when it is first
-    run.
+    """Yields timm's compiled training step, which runs in a separate process.
+
+    The first run waits until the step is compiled.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -394,7 +395,7 @@ def _train_timm(pipe, model: str, images: int, image_size: int) -> None:
 
 
 def keep_profile(stopwatch: Stopwatch, name: str, program: Program) -> None:
-    """Writes a step's milliseconds in each kernel, and the compiled program that names them."""
+    """Writes a step's milliseconds in each kernel, and the text of the compiled program."""
     steps, kernels = 3, dict[str, float]()
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):

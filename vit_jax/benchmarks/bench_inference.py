@@ -1,6 +1,6 @@
 """Times inference of ours and others', which take turns, and finds the largest batch that fits.
 
-It is the paper's figure 12.
+These are the measurements of the paper's figure 12.
 """
 
 import importlib.util
@@ -46,26 +46,26 @@ def measure(
     turns: int = 5,
     seconds: float = 4.0,
 ) -> None:
-    """Prints images/s of our models and other libraries', in medians of turns.
+    """Prints images/s of our models and other libraries', as medians of turns.
 
-    From uint8 images to logits.
+    A program computes logits from uint8 images.
 
     Args:
       models: names of models.
       images: batch size of each device.
       image_sizes: image sizes in pixels.
       against: libraries of `PEERS` to compare with.
-      dtype: of our computation; None for float32 on a CPU and bfloat16 elsewhere, as the others'
-        always is.
-      largest: print also how many images fit on a device at a time.
-      memory_gib: memory limit for `largest`; None for the device's own.
-      out: a file for the plot.
+      dtype: dtype of our computation; None: float32 on a CPU and bfloat16 elsewhere, which the
+        others always use.
+      largest: print also the largest batch that fits on a device.
+      memory_gib: memory limit for `largest`; None: the device's memory.
+      out: file of the plot.
       turns: number of turns.
       seconds: duration of each program in a turn.
 
     Raises:
-      UserError: an unknown model, an image size that its patches do not divide, no memory to fit
-        into.
+      UserError: a model is unknown, its patches do not divide an image size, or the device's memory
+        is unknown.
     """
     cards = {
         (model, size): model_card(model, image_size=size, num_classes=other_projects.CLASSES)
@@ -97,7 +97,7 @@ def make_runners(
 ) -> dict[str, Any]:
     """Returns the programs for a model, ours and those of other libraries, by their titles.
 
-    A library that lacks the model is skipped, with a line.
+    A library that lacks the model is skipped, and the reason is printed.
     """
     runners = {model: make_ours(model, batch, image_size, dtype)}
     for peer in against:
@@ -116,7 +116,7 @@ def print_largest_batches(
     Args:
       models: pairs of a model's name and its image size.
       limit: memory of the device in bytes.
-      dtype: of the computation.
+      dtype: dtype of the computation.
     """
     print(
         f"\n| model | images on a device, the most that fit into {limit / GIB:.2f} GiB |\n|---|---|"
@@ -134,10 +134,10 @@ def print_largest_batches(
 def lower_ours(
     model: str, batch: int, image_size: int, dtype: str, devices: Sequence[jax.Device] | None = None
 ):
-    """The program of a model and its lowered inference; nothing is allocated.
+    """Returns the program of a model and its lowered inference; nothing is allocated.
 
     Args:
-      devices: those that it is compiled for; None: those here.
+      devices: devices to compile for; None: those of this machine.
     """
     config = other_projects.our_config(model, image_size, dtype)
     config.batch_size = batch
@@ -154,12 +154,12 @@ def lower_ours(
 
 
 def compile_ours(model: str, batch: int, image_size: int, dtype: str) -> jax.stages.Compiled:
-    """Compiles inference of so many images on each device; nothing is allocated."""
+    """Compiles inference with `batch` images on each device; nothing is allocated."""
     return lower_ours(model, batch * jax.device_count(), image_size, dtype)[1].compile()
 
 
 def make_ours(model: str, batch: int, image_size: int, dtype: str) -> Runner:
-    """Our inference, ready to run on random images."""
+    """Returns our inference, ready to run on random images."""
     program, lowered = lower_ours(model, batch, image_size, dtype)
     compiled, seconds = compile_timed(lowered)
     params = program.initial_state(0)["params"]
@@ -173,7 +173,7 @@ def make_ours(model: str, batch: int, image_size: int, dtype: str) -> Runner:
 
 
 def make_timm(model: str, batch: int, image_size: int) -> Runner:
-    """timm's model in PyTorch: on a GPU compiled and in bfloat16."""
+    """Returns timm's model in PyTorch: on a GPU compiled and in bfloat16."""
     torch, name, module = timm_model(model, image_size)
     gpu = torch.cuda.is_available() and jax.default_backend() == "gpu"
     device = torch.device("cuda" if gpu else "cpu")
@@ -191,7 +191,7 @@ def make_timm(model: str, batch: int, image_size: int) -> Runner:
 
 
 def make_onnxruntime(model: str, batch: int, image_size: int) -> Runner:
-    """timm's model in ONNX Runtime, exported by PyTorch, on as many threads as there are cores."""
+    """Returns timm's model in ONNX Runtime, exported by PyTorch, with a thread per core."""
     absent = [
         name for name in ("onnxruntime", "onnxscript") if importlib.util.find_spec(name) is None
     ]
@@ -235,17 +235,17 @@ PEERS = {"onnxruntime": make_onnxruntime, "timm": make_timm}
 
 
 def random_images(batch: int, image_size: int) -> np.ndarray:
-    """uint8 `[batch, channels, height, width]`, as PyTorch has them."""
+    """Returns random images, uint8 `[batch, channels, height, width]`, the layout of PyTorch."""
     return np.random.default_rng(0).integers(
         256, size=(batch, 3, image_size, image_size), dtype=np.uint8
     )
 
 
 def memory_limit(gib: float | None) -> float:
-    """Bytes that a program may take on a device.
+    """Returns the memory limit of a program on a device, in bytes.
 
     Raises:
-      UserError: the device does not say what it has.
+      UserError: the device does not report its memory.
     """
     statistics = jax.local_devices()[0].memory_stats() or {}
     if gib is None and "bytes_limit" not in statistics:
@@ -256,9 +256,9 @@ def memory_limit(gib: float | None) -> float:
 
 
 def largest_batch(memory: Callable[[int], int], limit: float) -> int:
-    """The most images whose program takes no more than `limit` bytes; 0 where not even one fits.
+    """Returns the largest batch whose program takes at most `limit` bytes; 0 if none fits.
 
-    Found by doubling, then halving the interval, to one part in 32.
+    It is found by doubling and then bisection, to one part in 32.
     """
 
     def fits(images):
@@ -279,7 +279,7 @@ def largest_batch(memory: Callable[[int], int], limit: float) -> int:
 
 
 def draw(panels: dict[str, dict[str, dict[int, float]]], out: Path) -> None:
-    """Each panel's figures over image sizes, a line for each program."""
+    """Draws each panel's values over image sizes, with a line for each program."""
     import matplotlib
 
     matplotlib.use("agg")

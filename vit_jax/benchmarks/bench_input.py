@@ -1,4 +1,4 @@
-"""Counts the images that a core turns into training crops, beside other ways to do it."""
+"""Counts the training crops per second of a core, compared with other implementations."""
 
 import contextlib
 import functools
@@ -27,20 +27,19 @@ from vit_jax.errors import UserError
 
 SIZE, BATCH = 224, 64
 IMAGES = 512
-PHOTOGRAPHS = (  # Those of scikit-image in colour that come with the package.
+PHOTOGRAPHS = (  # The colour photographs that scikit-image ships.
     *("astronaut.png", "chelsea.png", "coffee.png", "hubble_deep_field.jpg", "ihc.png"),
     *("motorcycle_left.png", "motorcycle_right.png", "retina.jpg", "rocket.jpg"),
 )
 
 
 def measure(rounds: int = 5, rates: tuple[int, ...] = (1_000, 5_000, 20_000)) -> None:
-    """Prints images/s of each way on one core, turn by turn, and what the fast way costs in
-    quality.
+    """Prints images/s of each pipeline on one core, and the loss of quality of the fast one.
 
-    Every way has a process of its own, pinned to one core, and reads the same files; a turn is
-    `IMAGES` images, after a quarter of that to warm up. What is counted is the process's CPU time,
-    all threads together, so that other work on the machine disturbs less; for the comparison of two
-    workers with one it is the clock. Ways whose library is missing are named.
+    Each pipeline runs in a separate process, pinned to one core, and reads the same files. They
+    take turns of `IMAGES` images, after a quarter of that to warm up. The measure is the process's
+    CPU time, summed over its threads, which other work on the machine disturbs less; two workers
+    are compared with one by wall-clock time. Pipelines whose library is missing are listed.
     """
     with tempfile.TemporaryDirectory() as folder:
         make_photographs(Path(folder))
@@ -104,7 +103,7 @@ def make_photographs(folder: Path, images: int = IMAGES) -> None:
 
 
 def take_turns(ways: dict, folder: str, rounds: int, one_core: bool) -> dict[str, float]:
-    """Median images/s of each way over so many rounds, in which each has its turn."""
+    """Returns the median images/s of each pipeline over `rounds` rounds of a turn each."""
     context = multiprocessing.get_context("spawn")
     core = max(os.sched_getaffinity(0))
     rates = {}
@@ -130,7 +129,7 @@ def take_turns(ways: dict, folder: str, rounds: int, one_core: bool) -> dict[str
 
 
 def two_processes(folder: str, rounds: int) -> float:
-    """The gain of a second core here: images/s of two processes that share nothing, over one's."""
+    """Returns the speedup of two independent processes over one, in images/s."""
     ratios = []
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         for _ in range(rounds):
@@ -141,7 +140,7 @@ def two_processes(folder: str, rounds: int) -> float:
 
 
 def _decode_all(folder: str) -> float:
-    """Images/s of the plain full decode, by the clock."""
+    """Returns images/s of the plain full decode, in wall-clock time."""
     batches = _full_decode(folder, 0)
     started = time.perf_counter()
     for _ in range(IMAGES // BATCH):
@@ -150,14 +149,14 @@ def _decode_all(folder: str) -> float:
 
 
 def _serve(way, folder: str, core: int | None, end) -> None:
-    """Takes a turn whenever asked, and answers with its images/s."""
+    """Runs a turn for each request, and replies with its images/s."""
     from absl import flags
 
-    flags.FLAGS(["benchmark"], known_only=True)  # Grain's workers ask for flags.
+    flags.FLAGS(["benchmark"], known_only=True)  # Grain's workers require parsed flags.
     if core is not None:
         os.sched_setaffinity(0, {core})
     try:
-        with contextlib.closing(way(folder, 1_000)) as batches:  # Imports and caches.
+        with contextlib.closing(way(folder, 1_000)) as batches:  # Warms up imports and caches.
             next(batches)
     except ImportError as error:
         end.send(f"{error} (pip install {error.name})")
@@ -188,7 +187,7 @@ def _vit_jax(folder: str, turn: int, workers: int = 0, threads: int = 1, **crop:
 
 
 def _views(folder: str, turn: int, small: int = 0, **crop: str) -> Iterator:
-    """Two views of each image, as self-distillation sees them, and so many small ones."""
+    """Yields batches of two views of each image, as in self-distillation, and of small ones."""
     views = [View(count=2, crop=dict(area=(0.4, 1.0)))]
     if small:
         views.append(View("local", small, 96, crop=dict(area=(0.05, 0.4))))
@@ -205,7 +204,7 @@ def _views(folder: str, turn: int, small: int = 0, **crop: str) -> Iterator:
 
 
 def _tf_data(folder: str, turn: int) -> Iterator:
-    """The way of the authors' pipelines: TensorFlow's fused decode and crop, bilinear, uint8."""
+    """Yields batches as the authors' pipelines: TensorFlow's fused decode and crop, bilinear."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
@@ -244,7 +243,7 @@ def _full_decode(folder: str, turn: int) -> Iterator:
 
 
 def _plain(folder: str, turn: int, crop) -> Iterator:
-    """Batches by a plain loop."""
+    """Yields after each batch of a plain loop."""
     source = open_source("folder", "train", path=folder)
     order = Order(turn, (len(source),))
     rng = np.random.default_rng(turn)
@@ -261,7 +260,7 @@ def _pillow_crop(data: bytes, rng: np.random.Generator) -> np.ndarray:
 
 
 def _decode_whole(data: bytes, rng: np.random.Generator) -> np.ndarray:
-    """All pixels, by libjpeg-turbo where it is built in, and nothing else."""
+    """Decodes all pixels, by libjpeg-turbo where it is built in, and nothing else."""
     image = decode.open_image(data)
     return image.region(Box(0, 0, image.width, image.height), max(image.height, image.width))
 
@@ -290,7 +289,7 @@ SHARED = {
 
 
 def draws(count: int = 10_000, rounds: int = 5) -> str:
-    """A line on the time that drawing a rectangle takes, in the quickest round, and on its size."""
+    """Returns a line about the sampling of crop boxes: time in the fastest round, and mean area."""
     parts = []
     for draw in (inception_box, random_resized_box):
         seconds = []
@@ -307,7 +306,7 @@ def draws(count: int = 10_000, rounds: int = 5) -> str:
 
 
 def quality(files: list[Path]) -> str:
-    """A line on the mean absolute difference, in levels of 255, between crops of the same boxes."""
+    """Returns a line with mean absolute differences between crops, in levels of 0 to 255."""
 
     def crop(data: bytes, i: int, mode: str, size: int) -> np.ndarray:
         area = (0.05, 1.0) if size == SIZE else (0.6, 1.0)

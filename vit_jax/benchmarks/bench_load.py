@@ -1,6 +1,4 @@
-"""Time and memory of `load_model` for a ViT-L/16 of 1.2 GB in each format, beside reading the
-file.
-"""
+"""Time and memory of `load_model` for a ViT-L/16 in each format, compared with reading the file."""
 
 import multiprocessing
 import os
@@ -18,11 +16,11 @@ from vit_jax.models import model_options
 
 
 def measure(runs: int = 5) -> None:
-    """Prints the duration of `load_model` for each format, and its memory besides the model.
+    """Prints the duration of `load_model` for each format, and its memory beyond the model's size.
 
-    The file is read beside it the way its format is read otherwise, `np.load` or safetensors'
-    `load_file`. The two take turns, each in a process of its own: cold, with the file on the disk
-    alone, and warm, with the file in the system's cache.
+    For comparison the file is read with the usual function of its format, `np.load` or safetensors'
+    `load_file`. The two take turns, each in a separate process: cold, with the file only on the
+    disk, and warm, with the file in the system's cache. The model has 1.2 GB.
     """
     options = model_options("ViT-L/16", num_classes=1000, image_size=224)
     rng = np.random.default_rng(0)
@@ -42,7 +40,7 @@ def measure(runs: int = 5) -> None:
 
 
 def _turn(path: Path, is_cold: bool) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Returns duration and memory of reading a checkpoint's arrays, and those of `load_model`."""
+    """Returns (duration, memory) of reading a checkpoint's arrays, and of `load_model`."""
     file = path if path.is_file() else path / "model.safetensors"
     if is_cold:
         _forget(file)
@@ -53,7 +51,7 @@ def _turn(path: Path, is_cold: bool) -> tuple[tuple[float, float], tuple[float, 
 
 
 def _summary(turns: list[tuple[tuple[float, float], tuple[float, float]]], size: int) -> str:
-    """Returns the medians of turns in words; `size` is the model's, in bytes."""
+    """Returns a summary of the turns' medians; `size` is the model's, in bytes."""
     plain = statistics.median(arrays[0] for arrays, _ in turns)
     ours = statistics.median(model[0] for _, model in turns)
     ratio = statistics.median(model[0] / arrays[0] for arrays, model in turns)
@@ -65,14 +63,14 @@ def _summary(turns: list[tuple[tuple[float, float], tuple[float, float]]], size:
 
 
 def _forget(file: Path) -> None:
-    """Drops a file from the system's cache."""
+    """Evicts a file from the system's cache."""
     with file.open("rb") as opened:
         os.fsync(opened.fileno())
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _alone(task: Callable[[Path], None], path: Path) -> tuple[float, int]:
-    """Seconds and peak memory in bytes of a task in a fresh process."""
+    """Returns seconds and peak memory in bytes of a task in a new process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_measured, (task, path))
 
@@ -80,7 +78,7 @@ def _alone(task: Callable[[Path], None], path: Path) -> tuple[float, int]:
 def _measured(task: Callable, path: Path) -> tuple[float, int]:
     import jax
 
-    import vit_jax.load  # noqa: F401  (Imports are not what is measured.)
+    import vit_jax.load  # noqa: F401  (So that imports are not measured.)
 
     jax.block_until_ready(jax.device_put(np.zeros(1)))
     before = _peak_memory()
@@ -92,7 +90,7 @@ def _measured(task: Callable, path: Path) -> tuple[float, int]:
 
 
 def _peak_memory() -> int:
-    """Bytes of this process at its largest, pages of mapped files among them."""
+    """Returns the peak memory of this process in bytes, including pages of mapped files."""
     (line,) = [
         x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM")
     ]

@@ -13,16 +13,15 @@ BATCH, EVERY = 16, 500
 
 
 def measure(batches: int = 100_000, picture: str = "input_memory.png") -> None:
-    """Reads so many batches of a small source, without and with worker processes, and draws the
-    memory.
+    """Reads batches of a small source, without and with worker processes, and plots the memory.
 
-    What is counted is memory that belongs to the reading process and its workers alone (PSS).
+    The memory is the proportional set size (PSS) of the reading process and its workers.
     """
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
     for workers in (0, 2):
-        # A process of its own, so that the second does not begin with the first one's memory.
+        # In a separate process, so that the second starts without the first one's memory.
         with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             steps, megabytes = pool.submit(_watch, batches, workers).result()
         tenth = len(steps) // 10
@@ -44,7 +43,7 @@ def measure(batches: int = 100_000, picture: str = "input_memory.png") -> None:
 def _watch(batches: int, workers: int) -> tuple[list[int], list[float]]:
     from absl import flags
 
-    flags.FLAGS(["benchmark"], known_only=True)  # Grain's workers ask for flags.
+    flags.FLAGS(["benchmark"], known_only=True)  # Grain's workers require parsed flags.
     arguments = dict(seed=0, batch_size=BATCH, first_step=0, crop=TrainCrop(16), workers=workers)
     steps, megabytes = [], []
     with contextlib.closing(training_batches(digits("train"), **arguments)) as reader:
@@ -57,7 +56,7 @@ def _watch(batches: int, workers: int) -> tuple[list[int], list[float]]:
 
 
 def _memory() -> int:
-    """Bytes of this process and its children."""
+    """Returns the memory of this process and its children in bytes."""
     total = 0
     children = [child.pid for child in multiprocessing.active_children()]
     for process in ["self", *children]:

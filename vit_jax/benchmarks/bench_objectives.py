@@ -1,6 +1,4 @@
-"""Training steps by objective: what they cost beside the supervised one, by the compiler and by the
-clock.
-"""
+"""Training steps by objective: FLOPs and time compared with the supervised step."""
 
 from collections.abc import Sequence
 
@@ -17,9 +15,7 @@ OF_CONVNEXTS = {"supervised": {}, "masked autoencoder": {"objective.name": "fcma
 
 
 def measure(models: Sequence[str], **values) -> None:
-    """Prints, for each model, FLOPs and time of the objectives' steps; `values` are those of
-    `compare`.
-    """
+    """Prints FLOPs and time of each objective's steps; other arguments as in `compare`."""
     for convolutional, steps in ((False, STEPS), (True, OF_CONVNEXTS)):
         if those := [model for model in models if model.startswith("ConvNeXt") == convolutional]:
             compare(steps, those, **values)

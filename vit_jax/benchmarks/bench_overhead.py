@@ -11,10 +11,10 @@ from vit_jax.runs.assemble import assemble
 
 
 def measure(config: ConfigDict, steps: int = 100) -> None:
-    """Prints what the host does for a step, while the devices have nothing to do.
+    """Prints the host's work for a step, while the devices are idle.
 
-    Each step begins when the one before has ended, so nothing of this is hidden behind the
-    computation, as most of it is in a run. Decoding goes on beside it, as in a run.
+    Each step starts after the previous one has ended, so that no host time is hidden behind the
+    computation, as most of it is in a run. Decoding continues in parallel, as in a run.
     """
     share_interpreter()
     keep_freed_memory()

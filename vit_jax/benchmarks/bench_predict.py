@@ -1,4 +1,4 @@
-"""Prediction over a folder of JPEGs, beside the same model on images that are there already."""
+"""Prediction over a folder of JPEGs, compared with the same model on images in memory."""
 
 import statistics
 import tempfile
@@ -21,10 +21,11 @@ FILES, BATCH, TURNS = 2000, 32, 16
 
 
 def measure(models: list[str], images: int) -> None:
-    """Prints images/s of the plain model and of prediction from files, in medians of turns.
+    """Prints images/s of the plain model and of prediction from files, as medians of turns.
 
     Args:
-      images: at once; None: 32.
+      models: names of models.
+      images: batch size; None: 32.
     """
     keep_freed_memory()
     batch = images or BATCH
@@ -57,7 +58,7 @@ def measure(models: list[str], images: int) -> None:
                     pass
                 seconds["plain"].append(between - started)
                 seconds["files"].append(time.perf_counter() - between)
-            # Both compute whole batches, of which the last of a turn is not full.
+            # Both compute whole batches, although the last batch of a turn is not full.
             rate = {way: FILES / TURNS / statistics.median(spent) for way, spent in seconds.items()}
             ratio = statistics.median(
                 a / b for a, b in zip(seconds["plain"], seconds["files"], strict=True)

@@ -1,4 +1,4 @@
-"""Times a pipeline to its first batch, from the beginning and from far into training."""
+"""Times a pipeline until its first batch, from the start of training and from far into it."""
 
 import contextlib
 import statistics
@@ -17,7 +17,7 @@ EXAMPLES = (10, 100_000_000)
 def measure(rounds: int = 7) -> None:
     """Prints seconds from the start of a process to its first batch, at two examples of one source.
 
-    The source is of a billion images that are made when they are asked for. The two take turns.
+    The source has a billion images, which are generated on request. The two take turns.
     """
     turns = [[_alone(example) for example in EXAMPLES] for _ in range(rounds)]
     medians = [statistics.median(times) for times in zip(*turns, strict=True)]

@@ -1,4 +1,4 @@
-"""Times training with a checkpoint every 20 steps, beside training with none."""
+"""Times training with a checkpoint every 20 steps, compared with training without checkpoints."""
 
 import statistics
 import tempfile
@@ -21,10 +21,10 @@ EVERY = 20
 def measure(pairs: int = 6) -> None:
     """Prints the throughput of 20 steps with a checkpoint and of 20 without, which take turns.
 
-    ViT-Ti/16 at batch 8. Bytes and operations both grow with the parameters, so what matters is how
-    much is computed for a byte: two CPU cores write 3 MB/s here, where each of 64 hosts of TPU v3
-    would write 3 MB/s of a ViT of any size, at 64 images a core and an MFU of 40 %. The time with a
-    checkpoint includes the end of its writing.
+    The model is ViT-Ti/16 at batch size 8. Bytes and operations both grow with the parameters, so
+    the ratio of computation to bytes is decisive: two CPU cores write 3 MB/s here, and each of 64
+    hosts of TPU v3 would write 3 MB/s for a ViT of any size, at 64 images a core and an MFU of
+    40 %. The time with a checkpoint includes the end of its writing.
     """
     config = base_config()
     config.model.name, config.data.source, config.data.num_classes = "ViT-Ti/16", "synthetic", 1000
@@ -48,8 +48,8 @@ def measure(pairs: int = 6) -> None:
         tempfile.TemporaryDirectory() as folder,
         Checkpoints(Path(folder), keep_last=2) as checkpoints,
     ):
-        for turn in range(-1, 2 * pairs):  # The first one compiles.
-            saving = turn % 2 == (turn // 2) % 2 or turn < 0  # Each is first as often as second.
+        for turn in range(-1, 2 * pairs):  # The first turn compiles.
+            saving = turn % 2 == (turn // 2) % 2 or turn < 0  # The order alternates.
             started = time.perf_counter()
             for _ in range(EVERY):
                 step += 1

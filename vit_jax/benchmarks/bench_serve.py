@@ -1,6 +1,4 @@
-"""The load that a server holds: images/s and waiting time with several clients, each of which asks
-on end.
-"""
+"""Load test of a server: images/s and latency with several clients that send without pause."""
 
 import http.client
 import json
@@ -24,21 +22,22 @@ CLIENTS, PHOTOGRAPHS, WARM_SECONDS = (1, 4, 16), 64, 3
 
 
 class Asked(NamedTuple):
-    """The answers that a client got."""
+    """The replies that a client received."""
 
-    seconds: list[float]  # From each request to its answer.
-    lost: int  # Requests that were answered with an error, or not at all.
+    seconds: list[float]  # Latency of each request.
+    lost: int  # Requests with an error or without a reply.
 
 
 def measure(models: list[str], image_size: int, seconds: float) -> None:
-    """Prints images/s, seconds to an answer, and how many went unanswered, for each number of
-    clients.
+    """Prints images/s, latency and the number of lost requests, for each number of clients.
 
-    The server is a process of its own, with fresh parameters, and shares the machine with its
+    The server is a separate process, with random parameters, and shares the machine with its
     clients.
 
     Args:
-      seconds: of each figure.
+      models: names of models.
+      image_size: image size in pixels.
+      seconds: duration of each measurement.
     """
     print("| model | clients | images/s | p50, ms | p99, ms | images a batch | lost |")
     print("|---|---|---|---|---|---|---|")
@@ -63,7 +62,7 @@ def measure(models: list[str], image_size: int, seconds: float) -> None:
 
 
 def _start(checkpoint: Path) -> tuple[subprocess.Popen, str]:
-    """A server of a checkpoint, and where it listens."""
+    """Starts a server of a checkpoint, and returns its process and address."""
     command = [sys.executable, "-m", "vit_jax.serve", str(checkpoint), "--port=0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
@@ -74,9 +73,7 @@ def _start(checkpoint: Path) -> tuple[subprocess.Popen, str]:
 
 
 def _load(url: str, photographs: list[bytes], clients: int, seconds: float) -> Asked:
-    """The answers that so many clients got together, each of which asks again as soon as it is
-    answered.
-    """
+    """Returns the replies to several clients, which send requests without pause."""
     until = time.perf_counter() + seconds
     each = [Asked([], 0)] * clients
 
@@ -108,7 +105,7 @@ def _load(url: str, photographs: list[bytes], clients: int, seconds: float) -> A
 
 
 def _batches(url: str) -> tuple[float, float]:
-    """Images that the server has computed, and in how many batches."""
+    """Returns the number of images that the server has computed, and the number of batches."""
     with urllib.request.urlopen(f"http://{url}/metrics") as answer:
         text = answer.read().decode()
     found = [

@@ -1,6 +1,4 @@
-"""Compares training steps, ours and others' from their checkouts, by the TPU compiler's
-estimates.
-"""
+"""Compares training steps, ours and others' checkouts, by the TPU compiler's estimates."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -23,9 +21,9 @@ from vit_jax.planning.compile import (
 from vit_jax.planning.hlo import by, total
 
 PEERS = tuple(other_projects.PEERS)
-STEPS = 100_000  # The schedule's length; the program is the same for any.
-# Parts of the program by the functions of ours that they are traced in; norms are mostly computed
-# within the products before and after them, and counted there.
+STEPS = 100_000  # Length of the schedule, which does not affect the program.
+# Parts of the program by the functions in which they are traced. Norms are mostly fused with the
+# matmuls before and after them, and counted there.
 PARTS = {
     "ViT.patches": "patch embedding",
     "ViT.assemble": "patch embedding",
@@ -53,11 +51,15 @@ def measure(
     against: Sequence[str],
     checkouts: str | None,
 ) -> None:
-    """Prints tables of a step's estimated cycles, memory and collectives, and where our cycles go.
+    """Prints tables of a step's estimated cycles, memory and collectives, and of cycles by part.
 
     Args:
-      slices: chip and topology, as `v3:2x2`.
-      images: on each device.
+      models: names of models.
+      slices: chip and topology, such as `v3:2x2`.
+      images: images per device.
+      image_size: image size in pixels.
+      against: projects to compare with.
+      checkouts: folder with the projects' checkouts.
     """
     print(
         "| program | slice | cycles a step (estimated) | MFU | temporaries, GiB | FLOPs to least "
@@ -110,8 +112,11 @@ def row(
     """Prints a row of the table.
 
     Args:
-      least: FLOPs of a step at least, on all devices.
-      ours: our program, which this one is compared with.
+      name: title of the program.
+      compiled: the program.
+      where: the slice.
+      least: minimal FLOPs of a step on all devices.
+      ours: our program, for the comparison.
     """
     memory = compiled.memory.temporaries / GIB
     if compiled.fits:
@@ -149,5 +154,5 @@ def show_parts(programs: list[tuple[str, Compiled, float]]) -> None:
 
 
 def flops_in_a_cycle(where: Slice) -> float:
-    """FLOPs that a device's matrix units do in a cycle."""
+    """Returns the FLOPs per cycle of a device's matrix units."""
     return where.chip.peak_flops / where.chip.clock

@@ -27,7 +27,7 @@ TIMM_SIZES |= {"XL": "xlarge", "XXL": "xxlarge"}
 
 
 class Runner(NamedTuple):
-    """A program that is ready to run."""
+    """A compiled program that is ready to run."""
 
     name: str
     compile_seconds: float
@@ -45,13 +45,18 @@ def measure(
     turns: int = 5,
     seconds: float = 4.0,
 ) -> None:
-    """Prints, for each model, a step's time beside the others', in medians of turns.
-
-    `against` may have timm too, which needs no checkout.
+    """Prints the time of each model's step compared with the others', as medians of turns.
 
     Args:
-      images: on each device.
-      dtype: of the computation (timm's stays); None for float32 on a CPU and bfloat16 elsewhere.
+      models: names of models.
+      images: images per device.
+      image_size: image size in pixels.
+      against: projects to compare with; timm is one of them, which needs no checkout.
+      checkouts: folder with the projects' checkouts.
+      dtype: dtype of the computation, except for timm's; None: float32 on a CPU and bfloat16
+        elsewhere.
+      turns: number of turns.
+      seconds: duration of each program in a turn.
     """
     share_interpreter()
     keep_freed_memory()
@@ -79,13 +84,17 @@ def compare(
     turns: int = 5,
     seconds: float = 4.0,
 ) -> None:
-    """Prints, for each model, FLOPs and time of several steps of ours, which take turns.
+    """Prints FLOPs and time of several of our steps for each model, which take turns.
 
     Args:
-      steps: by name, what each has of the config, by flat names; the others are shown beside the
-        first.
-      images: on each device.
-      dtype: of the computation; None for float32 on a CPU and bfloat16 elsewhere.
+      steps: config values of each step, by its name and their dotted keys; all are compared with
+        the first step.
+      models: names of models.
+      images: images per device.
+      image_size: image size in pixels.
+      dtype: dtype of the computation; None: float32 on a CPU and bfloat16 elsewhere.
+      turns: number of turns.
+      seconds: duration of each step in a turn.
     """
     share_interpreter()
     keep_freed_memory()
@@ -117,11 +126,12 @@ def compare(
 
 
 def print_header(images: int, dtype: str, call: str) -> None:
-    """The table's head; a row for each runner follows.
+    """Prints the table's header; a row for each runner follows.
 
     Args:
-      images: on each device.
-      call: what takes the milliseconds.
+      images: images per device.
+      dtype: dtype of the computation.
+      call: name of a call, whose time is printed in milliseconds.
     """
     print(
         f"{jax.device_count()} x {jax.devices()[0].device_kind}, {images} images on each, {dtype}\n"
@@ -136,14 +146,14 @@ def print_header(images: int, dtype: str, call: str) -> None:
 def race(
     runners: Sequence[Runner], batch: int, least: float, turns: int, seconds: float
 ) -> dict[str, float]:
-    """Lets the runners take turns, prints a row for each, and returns their images/s by their
-    names.
+    """Times the runners in turns, prints a row for each, and returns their images/s by name.
 
     Args:
-      runners: ours first.
-      batch: images that a call takes, on all devices.
+      runners: the runners, ours first.
+      batch: images of a call, on all devices.
       least: FLOPs of a call.
-      seconds: that a turn takes, at least.
+      turns: number of turns.
+      seconds: minimal duration of a turn.
     """
     times = take_turns(runners, turns, seconds)
     peak, speeds = peak_flops(jax.devices()[0].device_kind), {}
@@ -160,10 +170,10 @@ def race(
 
 
 def take_turns(runners: Sequence[Runner], turns: int, seconds: float) -> dict[str, list[float]]:
-    """Seconds of a call in each turn, by name."""
+    """Returns the seconds of a call in each turn, by name."""
     times: dict[str, list[float]] = {runner.name: [] for runner in runners}
     for runner in runners:
-        runner.step()  # The first is slower.
+        runner.step()  # The first step is slower.
     for turn in range(turns):
         for runner in runners if turn % 2 else reversed(runners):
             started, steps = time.perf_counter(), 0
@@ -175,22 +185,23 @@ def take_turns(runners: Sequence[Runner], turns: int, seconds: float) -> dict[st
 
 
 def fast_dtype() -> str:
-    """The type in which the devices here compute fast."""
+    """Returns the fast dtype of the devices of this machine."""
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 
 
 def make_ours(name: str, config: ConfigDict) -> tuple[Runner, jax.stages.Compiled]:
-    """The config's training step, and its program."""
+    """Returns the config's training step as a runner, and the compiled program."""
     compiled, seconds, step = compile_ours(config)
     runner = Runner(name, seconds, program_memory(compiled), lambda: jax.block_until_ready(step()))
     return runner, compiled
 
 
 def compile_ours(config: ConfigDict) -> tuple[jax.stages.Compiled, float, Callable[[], Any]]:
-    """Compiles the config's training step: the program, its seconds of compilation, and its next
-    step.
+    """Compiles the config's training step.
 
-    The last one is a function that returns the step's results without waiting for them.
+    Returns:
+      The compiled program; the seconds of compilation; and a function that starts the next step and
+      returns its results without waiting for them.
     """
     objective = objective_of(config)
     classes = other_projects.CLASSES if objective.labels else objective.outputs(config)
@@ -211,7 +222,7 @@ def compile_ours(config: ConfigDict) -> tuple[jax.stages.Compiled, float, Callab
 def make_others(
     peer: str, model: str, batch: int, image_size: int, dtype: str, checkouts: str | None
 ) -> list[Runner]:
-    """The training steps of another project, one for each of its options.
+    """Returns the training steps of another project, one for each of its options.
 
     Raises:
       UserError: there is no checkout of it, or it is not installed.
@@ -234,7 +245,7 @@ def make_others(
 
 
 def repeated(compiled: jax.stages.Compiled, state: dict, data: tuple) -> Callable[[], None]:
-    """A function that takes the next step each time, and waits for its end."""
+    """Returns a function that runs the next step at each call, and waits for its end."""
 
     def step():
         nonlocal state
@@ -245,7 +256,7 @@ def repeated(compiled: jax.stages.Compiled, state: dict, data: tuple) -> Callabl
 
 
 def make_timm(model: str, batch: int, image_size: int) -> Runner:
-    """timm's training step; on a GPU where ours is on one."""
+    """Returns timm's training step; on a GPU if ours runs on one."""
     name, step = timm_step(model, batch, image_size, gpu=jax.default_backend() == "gpu")
     started = time.perf_counter()
     step().item()
@@ -253,13 +264,15 @@ def make_timm(model: str, batch: int, image_size: int) -> Runner:
 
 
 def timm_step(model: str, batch: int, image_size: int, gpu: bool) -> tuple[str, Callable[[], Any]]:
-    """Returns the name of timm's model in tables, and a function that begins its next training
-    step.
+    """Returns the name of timm's model in tables, and a function that starts its next step.
 
     On a GPU it is compiled, in bfloat16, with its fused attention. The function returns the loss, a
     tensor, without waiting for it.
 
     Args:
+      model: our name of the model.
+      batch: batch size.
+      image_size: image size in pixels.
       gpu: use PyTorch's GPU if it has one.
 
     Raises:
@@ -294,7 +307,7 @@ def timm_step(model: str, batch: int, image_size: int, gpu: bool) -> tuple[str, 
 
 
 def timm_model(model: str, image_size: int) -> tuple:
-    """PyTorch, what a table calls timm's model of our name, and the model.
+    """Returns PyTorch, the name of timm's model in tables, and the model.
 
     Raises:
       UserError: timm is not installed, or has no such model.
@@ -304,7 +317,7 @@ def timm_model(model: str, image_size: int) -> tuple:
     try:
         import timm
         import torch
-    except RuntimeError as error:  # Versions of torch and torchvision that do not belong together.
+    except RuntimeError as error:  # Incompatible versions of torch and torchvision.
         raise UserError(f"timm does not import: {error}") from error
 
     name = timm_name(model)
@@ -316,13 +329,13 @@ def timm_model(model: str, image_size: int) -> tuple:
 
 
 def timm_name(model: str) -> str:
-    """timm's name of our ViT, ConvNeXt or Swin, which timm may not have."""
+    """Returns timm's name of our ViT, ConvNeXt or Swin; timm may not have the model."""
     kind, _, rest = model.partition("-")
     short, _, detail = rest.partition("/")
     size = TIMM_SIZES.get(short, short.lower())
     if kind in ("ConvNeXt", "ConvNeXtV2"):
         return f"{kind.lower()}_{size}"
-    if kind == "Swin":  # The larger windows are for larger images.
+    if kind == "Swin":  # Larger windows are for larger images.
         return f"swin_{size}_patch4_window{'12_384' if detail == 'w12' else '7_224'}"
     if kind == "SwinV2":
         windows = detail.removeprefix("w")
@@ -332,8 +345,9 @@ def timm_name(model: str) -> str:
 
 
 def random_batch(batch: int, image_size: int, mesh) -> tuple[jax.Array, jax.Array]:
-    """Random images, uint8 `[batch, height, width, 3]`, and labels, int32 `[batch]`, on the
-    devices.
+    """Returns random images and labels on the devices.
+
+    Images are uint8 `[batch, height, width, 3]`, labels int32 `[batch]`.
     """
     random = np.random.default_rng(0)
     images = random.integers(256, size=(batch, image_size, image_size, 3), dtype=np.uint8)
@@ -342,6 +356,6 @@ def random_batch(batch: int, image_size: int, mesh) -> tuple[jax.Array, jax.Arra
 
 
 def compile_timed(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, float]:
-    """A compiled program, and the seconds that compiling took."""
+    """Compiles a program, and returns it with the seconds of compilation."""
     started = time.perf_counter()
     return lowered.compile(), time.perf_counter() - started

@@ -1,7 +1,6 @@
-"""Others' ViTs, from checkouts that the user names, as training steps like ours.
+"""Training steps like ours of others' ViTs, loaded from the user's checkouts.
 
-Only the file of the model is loaded, as it is published; what it imports and does not use is left
-out.
+Only the model's file is loaded, as published; modules that it imports but does not use are omitted.
 """
 
 import importlib.util
@@ -27,16 +26,16 @@ CLASSES = 1000
 
 
 class Peer(NamedTuple):
-    """A Linen model, and what to try of it."""
+    """A project with a Linen model, and the options to compare."""
 
     repository: str
     make: Callable[..., Any]  # (checkout, name of the model, dtype, **option) -> flax.linen.Module
-    logits: Callable[[Any], jax.Array]  # Takes the logits out of what the model returns.
-    options: dict[str, dict]  # Keyed by their names in a table.
+    logits: Callable[[Any], jax.Array]  # Extracts the logits from the model's output.
+    options: dict[str, dict]  # Options by their names in tables.
 
 
 def _vision_transformer(checkout: Path, name: str, dtype: str):
-    # Its package has our name. It has no setting for the dtype: it computes in float32.
+    # Its package has the name of ours. It has no setting for the dtype and computes in float32.
     _load(checkout / "vit_jax" / "models_resnet.py", "vit_jax.models_resnet")
     module = _load(checkout / "vit_jax" / "models_vit.py", "vision_transformer.models_vit")
     size, patch = _size(name)
@@ -90,17 +89,17 @@ PEERS = {
 
 
 class Step(NamedTuple):
-    """A training step of a peer; nothing is allocated."""
+    """A training step of a peer; only shapes are stored, nothing is allocated."""
 
     run: Callable  # (state, images, labels) -> (state, loss), jitted.
     init: Callable[[], dict]  # The state before the first step.
-    state: dict  # Shapes, as are the others.
+    state: dict  # Shapes, as in the fields below.
     images: jax.ShapeDtypeStruct
     labels: jax.ShapeDtypeStruct
 
 
 def our_config(model: str, image_size: int, dtype: str) -> ConfigDict:
-    """The same step of ours: no dropout, AdamW, clip at 1, 1,000 classes."""
+    """Returns the config of the same step of ours: no dropout, AdamW, clip at 1, 1,000 classes."""
     config = base_config()
     config.model.name, config.model.dtype, config.data.image_size = model, dtype, image_size
     config.data.num_classes = CLASSES
@@ -108,10 +107,10 @@ def our_config(model: str, image_size: int, dtype: str) -> ConfigDict:
 
 
 def find_checkout(peer: str, folder: str | None) -> Path:
-    """The folder of a peer's checkout.
+    """Returns the folder of a peer's checkout.
 
     Raises:
-      UserError: it is not there; the message says how to get it.
+      UserError: it does not exist; the message contains the command to get it.
     """
     repository = PEERS[peer].repository
     path = Path(folder or ".") / peer
@@ -133,8 +132,9 @@ def make_step(
     batch: int,
     mesh: Mesh,
 ) -> Step:
-    """Forward, backward, clip at 1, AdamW, donated state, data parallel over `mesh`, from uint8
-    images.
+    """Returns a training step from uint8 images: forward, backward, clip at 1, AdamW.
+
+    The state is donated, and the step is data parallel over `mesh`.
     """
     model = PEERS[peer].make(checkout, name, dtype, **option)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, weight_decay=0.1))
@@ -180,7 +180,7 @@ def _size(name: str) -> tuple[dict, int]:
 
 
 def _load(path: Path, name: str):
-    """A module from one file."""
+    """Loads a module from one file."""
     if not path.is_file():
         raise UserError(f"there is no {path}: it is not the checkout that --checkouts should hold")
     spec = importlib.util.spec_from_file_location(name, path)

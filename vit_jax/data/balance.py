@@ -1,8 +1,7 @@
-"""Unequal classes: how often training samples each one, and its weight in the loss.
+"""Class balancing: sampling frequency of each class, and its weight in the loss.
 
 Both correct by a power of a class's share of the images: `none` not at all, `sqrt` by half (in the
-exponent),
-`full` so that all classes count the same.
+exponent), `full` so that all classes count the same.
 """
 
 import numpy as np
@@ -12,14 +11,14 @@ from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 
 EXPONENTS = {"none": 0.0, "sqrt": 0.5, "full": 1.0}
-NOTED = 10  # Ratio of the largest class to the smallest one from which a run has a note.
+NOTED = 10  # A run logs a note above this ratio of the largest class to the smallest one.
 
 
 def single_labels(source: Source, key: str) -> np.ndarray:
     """Returns the class of each training image, `[images]`.
 
     Args:
-      key: the option that needs it, for the error.
+      key: the option that requires single labels, for the error message.
 
     Raises:
       UserError: an image has no label, or several.
@@ -38,9 +37,9 @@ def single_labels(source: Source, key: str) -> np.ndarray:
 def class_weights(labels: np.ndarray, kind: str) -> tuple[float, ...]:
     """Returns the weight of each class in the loss; empty for `none`.
 
-    Of N images, n_c of class c, it is `w_c = N n_c^-e / sum_k n_k^(1 - e)` with e = 1/2 (`sqrt`) or
-    e = 1 (`full`: N / (classes n_c), scikit-learn's `balanced`). The mean over the images is 1, and
-    a class without images has the weight 0.
+    For N images, n_c of them of class c, the weight is `w_c = N n_c^-e / sum_k n_k^(1 - e)` with e
+    = 1/2 (`sqrt`) or e = 1 (`full`: N / (classes n_c), scikit-learn's `balanced`). The mean over
+    the images is 1, and a class without images has the weight 0.
     """
     if kind == "none":
         return ()
@@ -52,9 +51,7 @@ def class_weights(labels: np.ndarray, kind: str) -> tuple[float, ...]:
 
 
 def balanced_order(labels: np.ndarray, kind: str, seed: int, repeats: int = 1) -> BalancedOrder:
-    """Returns the order that samples a class by the root of its count (`sqrt`), or as any other
-    (`full`).
-    """
+    """Returns the sampling order; class shares follow the root of counts (`sqrt`) or are equal."""
     members, counts = np.argsort(labels, kind="stable"), np.bincount(labels)
     counts = counts[counts > 0]
     if kind == "full":
@@ -65,7 +62,7 @@ def balanced_order(labels: np.ndarray, kind: str, seed: int, repeats: int = 1) -
 
 
 def known_counts(source: Source) -> np.ndarray | None:
-    """Returns the number of images of each class; None where unknown, or not of one class each."""
+    """Returns the number of images of each class; None if unknown, or if images are multi-label."""
     table = source.known_labels()
     if table is None or not len(table) or ((table >= 0).sum(axis=1) != 1).any():
         return None
@@ -73,14 +70,12 @@ def known_counts(source: Source) -> np.ndarray | None:
 
 
 def inequality(counts: np.ndarray | None) -> float:
-    """Returns the ratio of the largest class to the smallest one that has images; 1 where it is not
-    known.
-    """
+    """Returns the ratio of the largest class to the smallest nonempty one; 1 if unknown."""
     return 1.0 if counts is None else float(counts.max() / counts[counts > 0].min())
 
 
 def note_of(source: Source) -> str | None:
-    """Returns a note on very unequal classes of the training images."""
+    """Returns a note if the classes of the training images are very unequal, else None."""
     counts = known_counts(source)
     if inequality(counts) <= NOTED:
         return None

@@ -12,7 +12,7 @@ SHOWN = 3  # Renamed classes in a note.
 
 
 class Match(NamedTuple):
-    """The classes of a data set among those of a model.
+    """Mapping from the classes of a data set to the classes of a model.
 
     Attributes:
       order: the model's class number for each class number of the data, int `[classes]`.
@@ -24,20 +24,20 @@ class Match(NamedTuple):
 
     @property
     def reordered(self) -> bool:
-        """Classes have other numbers in the data than in the model."""
+        """True if classes have other numbers in the data than in the model."""
         return not np.array_equal(self.order, np.arange(len(self.order)))
 
 
 def match_classes(model: Sequence[str], data: Sequence[str], place: str) -> Match:
     """Matches the classes of a model with as many of a data set, by their names.
 
-    Names are compared without case, `_` and `-`. Where one side has no names, or they have none in
+    Names are compared without case, `_` and `-`. If one side has no names, or they have none in
     common, classes are matched by number. Names that stay at their number while others do not are
     renamed classes.
 
     Args:
       model: names of the model's classes, by number; numbers or nothing if they are unknown.
-      data: the same of the data set.
+      data: names of the data set's classes, in the same form.
       place: the model, in words.
 
     Raises:
@@ -74,7 +74,7 @@ def _order_by_name(model: Sequence[str], data: Sequence[str]) -> np.ndarray | No
 
 
 def _check_names_in_place(model: Sequence[str], data: Sequence[str], place: str) -> None:
-    """Raises UserError where a name of the model's has another number in the data."""
+    """Raises UserError if one of the model's class names has another number in the data."""
     number = {_key(name): label for label, name in enumerate(model)}
     for label, name in enumerate(data):
         if _key(name) != _key(model[label]) and _key(name) in number:
@@ -85,7 +85,7 @@ def _check_names_in_place(model: Sequence[str], data: Sequence[str], place: str)
 
 
 def _renamings(model: Sequence[str], data: Sequence[str]) -> str:
-    """Returns the first names of the model's classes that differ from the data's, with these."""
+    """Returns the first class names that differ between model and data, in pairs, as text."""
     pairs = [
         f"{theirs!r} is {ours!r} here"
         for theirs, ours in zip(model, data, strict=False)
@@ -96,7 +96,7 @@ def _renamings(model: Sequence[str], data: Sequence[str]) -> str:
 
 
 def has_names(class_names: Sequence[str]) -> bool:
-    """True unless the class names are 0, 1, 2 and so on, as where a data set has only numbers."""
+    """Returns True unless the class names are 0, 1, 2 and so on (a data set with numbers only)."""
     return any(name != str(number) for number, name in enumerate(class_names))
 
 
@@ -105,7 +105,7 @@ def numbers_by_name(
 ) -> dict[int, int] | None:
     """Maps a data set's class numbers to another numbering, by name; None if they are the same.
 
-    Numbers stay where one of the two has no names.
+    Numbers stay if one of the two has no names.
 
     Args:
       own: class names of the data set.
@@ -139,7 +139,7 @@ def _check_distinct(names: Sequence[str]) -> None:
 
 
 def shortened(names: Sequence[str], most: int = 12) -> str:
-    """Returns the names, or the first and last few of many."""
+    """Returns the names joined by commas; of many only the first and last few."""
     if len(names) <= most:
         return ", ".join(names)
     return f"{', '.join(names[: most // 2])}, ..., {', '.join(names[-(most // 4) :])}"

@@ -1,8 +1,8 @@
-"""Colour distortions of views in DINO, iBOT and DINOv2, and in DeiT III: jitter, grey, blur,
-solarising.
+"""Colour distortions of views (DINO, iBOT, DINOv2, DeiT III): jitter, grey, blur, solarization.
 
-Pillow does them, so that the pixels are those of torchvision and of DINO's code (2104.14294) to the
-bit. DINOv2's code blurs by a kernel of 9 pixels, with one less each probability: (0, 0.9, 0.5).
+They run in Pillow, so the pixels equal torchvision's and DINO's code (2104.14294) bit by bit.
+DINOv2's code blurs with a kernel of 9 pixels, with the complement of each probability: (0, 0.9,
+0.5).
 """
 
 import dataclasses
@@ -15,21 +15,22 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from vit_jax.options.objective import THRESHOLD
 
 JITTER = ("brightness", "contrast", "saturation", "hue")
-RADII = (0.1, 2.0)  # Of the blur.
+RADII = (0.1, 2.0)  # Range of the blur's std, in pixels.
 
 
 @dataclasses.dataclass(frozen=True)
 class ColourDistortion:
-    """`(pixels, rng) -> pixels`: some operations, each done with a probability, in the order of the
-    values.
+    """Colour distortion `(pixels, rng) -> pixels`: operations applied with given probabilities.
+
+    They are applied in the order of the arguments.
 
     Args:
       jitter: strengths of brightness, contrast, saturation (a factor of 1 +- x, at least 0) and hue
-        (a turn of +- x, of 1), whose order is random; 0: none.
-      jitter_probability: of the four together.
-      grey: probability of losing the colour.
-      blur: of Gaussian blur with a deviation of 0.1 to 2 pixels.
-      solarize: of inverting values of 128 and above.
+        (a turn of +- x, where 1 is the full circle), in random order; 0 disables one.
+      jitter_probability: probability of all four jitters together.
+      grey: probability of conversion to greyscale.
+      blur: probability of Gaussian blur with a std of 0.1 to 2 pixels.
+      solarize: probability of inverting values of 128 and above.
     """
 
     jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
@@ -39,13 +40,11 @@ class ColourDistortion:
     solarize: float = 0.0
 
     def __call__(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Distorts uint8 `[height, width, 3]`, which is not written to, into an array of the same
-        shape.
-        """
+        """Returns distorted pixels, uint8 `[height, width, 3]`; the input is unchanged."""
         return distorted(pixels, self.draw(rng))
 
     def draw(self, rng: np.random.Generator) -> list[tuple[str, float]]:
-        """Names and values of the operations to be done, in their order."""
+        """Draws the operations to apply; returns their names and values, in order."""
         drawn = []
         if rng.random() < self.jitter_probability:
             drawn.extend(draw_jitter(self.jitter, rng))
@@ -59,7 +58,11 @@ class ColourDistortion:
 
 
 def draw_jitter(strengths: Sequence[float], rng: np.random.Generator) -> list[tuple[str, float]]:
-    """Names and values of the first so many of `JITTER` with a strength, in random order."""
+    """Draws a value for each nonzero strength; returns names and values in random order.
+
+    Args:
+      strengths: of the first operations of `JITTER`, in its order.
+    """
     drawn = []
     for index in rng.permutation(len(strengths)):
         name, strength = JITTER[index], strengths[index]
@@ -70,7 +73,7 @@ def draw_jitter(strengths: Sequence[float], rng: np.random.Generator) -> list[tu
 
 
 def distorted(pixels: np.ndarray, drawn: Sequence[tuple[str, float]]) -> np.ndarray:
-    """The uint8 pixels after the operations of these names and values, one after the other."""
+    """Returns the uint8 pixels after operations, given by name and value, one after the other."""
     if not drawn:
         return pixels
     image = Image.fromarray(pixels)
@@ -80,7 +83,7 @@ def distorted(pixels: np.ndarray, drawn: Sequence[tuple[str, float]]) -> np.ndar
 
 
 def distortions(config: ConfigDict) -> tuple[ColourDistortion, ColourDistortion, ColourDistortion]:
-    """The config's distortions of the first large view, the second one, and small ones."""
+    """Returns the config's distortions of the first large view, the second one, and small ones."""
     values = config.dino
 
     def of(view: int) -> ColourDistortion:
@@ -93,9 +96,7 @@ def distortions(config: ConfigDict) -> tuple[ColourDistortion, ColourDistortion,
 
 
 def _turn_hue(image: Image.Image, turn: float) -> Image.Image:
-    """Turns the hue by a part of the circle: as torchvision does, by whole 255ths of Pillow's
-    256.
-    """
+    """Turns the hue by a fraction of the circle, in 255ths of Pillow's 256 like torchvision."""
     hues = [(hue + int(255 * turn)) % 256 for hue in range(256)]
     return image.convert("HSV").point([*hues, *range(256), *range(256)]).convert("RGB")
 

@@ -1,14 +1,14 @@
-"""Decodes the pixels of a rectangle of an encoded image, at no more detail than is needed.
+"""Decoding of a rectangle of an encoded image, at no more detail than needed.
 
 A JPEG is decoded by `_jpeg` (libjpeg-turbo): only its rectangle, and at 1/2, 1/4 or 1/8 of its size
-where that still covers what is asked for. Everything else is decoded whole by Pillow: other
-formats, odd JPEGs (CMYK, turned by EXIF, damaged), and all of them where `exact` is asked for or
-the extension was not built.
+where that still covers the requested size. Everything else is decoded whole by Pillow: other
+formats, odd JPEGs (CMYK, rotated by EXIF, damaged), and all images in the mode `exact` or if the
+extension was not built.
 
-A rectangle is resized by one of `INTERPOLATIONS`: `bilinear` takes the nearest four pixels, as
-TensorFlow does, of an image that was halved while it is twice too large; the others average over
-what a pixel covers,
-`bilinear_antialias`, `bicubic` and `lanczos` as Pillow's filters do and `area` as OpenCV's.
+A rectangle is resized by one of `INTERPOLATIONS`. `bilinear` takes the nearest four pixels, as
+TensorFlow does; the image is halved first while it is at least twice too large. The others average
+over the area of each output pixel: `bilinear_antialias`, `bicubic` and `lanczos` as Pillow's
+filters do, `area` as OpenCV's.
 """
 
 import io
@@ -28,8 +28,8 @@ try:
 except ImportError:  # No compiler, or no libjpeg-turbo, when vit_jax was installed.
     _jpeg = None
 
-# The formats that are read, as Pillow names them, with the suffixes of their files. EPS is not
-# read, since it starts a program, nor TIFF, whose reader prints.
+# Supported formats by Pillow's names, with their file suffixes. EPS is unsupported because it
+# starts a program, TIFF because its reader prints.
 SUFFIXES = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".pjpeg", ".pjp"),
     "PNG": (".png", ".apng"),
@@ -38,46 +38,42 @@ SUFFIXES = {
     "BMP": (".bmp", ".dib"),
 }
 FORMATS = tuple(SUFFIXES)
-# The grey level on which a transparent image is put.
-MAX_PIXELS = 178_956_970  # A larger image is refused, not decoded.
-MAX_RESIZED = (
-    1 << 24
-)  # Pixels. Where a resized image would have more (a very long one), only a part is made.
+MAX_PIXELS = 178_956_970  # A larger image is rejected, not decoded.
+# Pixels. If a resized image would have more (a very long one), only a part of it is computed.
+MAX_RESIZED = 1 << 24
 MAX_SCANS = 200  # Scans of a JPEG: each costs a pass over the whole image.
-# The head of a scan: its length and the number of its components.
+# The header of a scan: its length and the number of its components.
 SCAN = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
-# Pillow's interpolations, each with the reach of its filter in pixels of the result.
+# Pillow's interpolations, each with the radius of its filter in pixels of the result.
 PILLOW = {
     "bilinear_antialias": (Image.Resampling.BILINEAR, 1),
     "bicubic": (Image.Resampling.BICUBIC, 2),
     "lanczos": (Image.Resampling.LANCZOS, 3),
 }
-# A JPEG that is averaged is decoded at so many times the size that is asked for, or more: at once
-# the size its own averaging shows (docs/measurements.md), and `area` takes whole pixels of
-# what was decoded.
+# Averaging interpolations decode a JPEG at this multiple of the requested size, or more: at 1 the
+# JPEG's own averaging is visible (docs/measurements.md), and `area` takes whole decoded pixels.
 DETAIL = dict.fromkeys(PILLOW, 2) | {"area": 4}
 
 cv2.setNumThreads(0)  # Images are small and many: processes share the cores, not threads.
-Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow warns above it and refuses above its double.
-warnings.filterwarnings(
-    "ignore", module=r"PIL\."
-)  # Once a worker, naming no file; the pipeline names them.
+Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow warns above it and raises above its double.
+# Pillow's warnings come once per worker and name no file; the pipeline names the files.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 class Unreadable(Exception):
-    """The bytes are not an image that can be decoded whole."""
+    """Error for bytes that are not an image that can be decoded whole."""
 
 
 def why_unreadable(error: Unreadable | OSError) -> str:
-    """Returns the reason why an image could not be read, in one line."""
+    """Returns the reason for an image's read error, in one line."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(reason.split()) or type(error).__name__
 
 
 class Box(NamedTuple):
-    """A rectangle in pixels, with its right and bottom edges outside.
+    """A rectangle in pixels; its right and bottom edges are exclusive.
 
-    Edges may lie within pixels only where Pillow interpolates.
+    Edges may lie within pixels only for Pillow's interpolations.
     """
 
     left: float
@@ -96,17 +92,17 @@ class Box(NamedTuple):
         return self.right - self.left
 
     def scaled(self, factor: float) -> "Box":
-        """The same rectangle of an image that many times as large."""
+        """Returns the rectangle in an image scaled by `factor`."""
         return Box(*(edge * factor for edge in self))
 
     def within(self, outer: "Box") -> "Box":
-        """The same rectangle, from the left and top of another one."""
+        """Returns the rectangle relative to the left and top of another one."""
         left, top = outer.left, outer.top
         return Box(self.left - left, self.top - top, self.right - left, self.bottom - top)
 
 
 def is_fast() -> bool:
-    """True where JPEGs are decoded by rectangles: `_jpeg` was built when vit_jax was installed."""
+    """Returns True if JPEGs are decoded by rectangles: `_jpeg` was built at installation."""
     return _jpeg is not None
 
 
@@ -119,7 +115,7 @@ def decode(image: bytes | np.ndarray, background: str = "white") -> np.ndarray:
         colours that lie under its transparency, whatever they are.
 
     Raises:
-      Unreadable: not an image, cut short, or absurdly large.
+      Unreadable: not an image, cut short, or too large.
     """
     if isinstance(image, np.ndarray):
         return image
@@ -139,9 +135,9 @@ def decode(image: bytes | np.ndarray, background: str = "white") -> np.ndarray:
         return _upright(pixels, _turn(opened))
     except Unreadable:
         raise
-    except UnidentifiedImageError:  # Its text is an address in memory.
+    except UnidentifiedImageError:  # Its message contains only a memory address.
         raise Unreadable(f"not one of the formats {', '.join(FORMATS)}") from None
-    except Exception as error:  # Pillow's parsers raise whatever the bytes provoke.
+    except Exception as error:  # Pillow's parsers raise errors of any type.
         raise Unreadable(str(error)) from error
 
 
@@ -155,14 +151,12 @@ def _grey_pixels(opened: Image.Image, shade: int | None) -> np.ndarray:
 
 
 def eight_bits(levels: np.ndarray) -> np.ndarray:
-    """Returns levels of 16 bits, from 0 to 65,535, as uint8."""
+    """Returns 16-bit levels, from 0 to 65,535, as uint8."""
     return (levels / 257).round().clip(0, 255).astype(np.uint8)
 
 
 def has_idle_alpha(opened: Image.Image) -> bool:
-    """Returns True for a BMP whose alpha is 0 throughout: many programs leave the fourth byte
-    unused.
-    """
+    """Returns True for a BMP whose alpha is 0 everywhere: many programs leave the byte unused."""
     return (
         opened.format == "BMP"
         and opened.mode == "RGBA"
@@ -171,16 +165,14 @@ def has_idle_alpha(opened: Image.Image) -> bool:
 
 
 def _on(shade: int, opened: Image.Image, encoded: bytes) -> Image.Image:
-    """A transparent image in RGB, on a background of one grey."""
+    """Returns a transparent image in RGB, on a background of one grey level."""
     rgba, key = opened.convert("RGBA"), opened.info.get("transparency")
-    depth = (
-        encoded[24] if opened.format == "PNG" else 8
-    )  # Pillow scales levels to 8 bits, but not the key.
+    # Pillow scales levels to 8 bits, but not the key.
+    depth = encoded[24] if opened.format == "PNG" else 8
     if opened.mode == "L" and depth < 8:
         rgba.putalpha(opened.point(lambda level: 255 * (level != key * 255 // (2**depth - 1))))
-    elif (
-        opened.mode == "RGB" and depth == 16
-    ):  # Pillow kept 8 bits, by which other colours equal the key.
+    elif opened.mode == "RGB" and depth == 16:
+        # Pillow keeps 8 bits, in which other colours equal the key.
         alpha = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_UNCHANGED)[..., 3]
         rgba.putalpha(Image.fromarray((alpha >> 8).astype(np.uint8)))
     result = Image.new("RGB", opened.size, (shade, shade, shade))
@@ -194,21 +186,21 @@ def open_image(
     background: str = "white",
     several: bool = False,
 ) -> "Jpeg | Pixels":
-    """An image that knows its `height` and `width`, upright, and decodes any rectangle of it.
+    """Returns an image with its `height` and `width`, upright, that decodes any rectangle of it.
 
     Args:
-      image: encoded, or RGB uint8 `[height, width, 3]`; what is open already stays so.
-      mode: `fast`, or `exact` to decode all of it with Pillow, whatever is asked for.
+      image: encoded, or RGB uint8 `[height, width, 3]`; an opened image is returned as it is.
+      mode: `fast`, or `exact` to always decode all of it with Pillow.
       background: see `decode`.
-      several: many rectangles will be asked for, so that it is better to decode all of it once.
+      several: many rectangles will be read, so that all of it is decoded once.
 
     Raises:
-      Unreadable: see `decode`. Damage that the header doesn't show is found by `region`.
+      Unreadable: see `decode`. Damage that the header does not show is found by `region`.
     """
     if isinstance(image, Jpeg | Pixels):
         return image
     if mode == "fast" and _jpeg is not None and isinstance(image, bytes):
-        # Without the marker of its end a JPEG is cut short, which a rectangle may not show.
+        # A JPEG without an end marker is cut short; a rectangle of it may not show that.
         header = _jpeg.size(image) if image.endswith(b"\xff\xd9") else None
         if header is not None:
             return (WholeJpeg if several else Jpeg)(image, *header)
@@ -223,8 +215,10 @@ class Pixels:
         self._pixels = pixels
 
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
-        """The rectangle `box`, uint8, halved as often as it still measures `size`, or height and
-        width.
+        """Returns the rectangle `box`, uint8, halved while it still has at least `size` pixels.
+
+        Args:
+          size: least height and width of the result; one number is both.
         """
         shrink = _shrink(box, size)
         left, top, right, bottom = _snap(box, shrink, self.height, self.width)
@@ -232,8 +226,9 @@ class Pixels:
         return _average(pixels, shrink)
 
     def crop(self, box: Box, out: np.ndarray, interpolation: str = "bilinear") -> None:
-        """The rectangle `box`, resized into `out`, `[height, width, 3]`, as if nothing were beside
-        it.
+        """Writes the rectangle `box` into `out`, `[height, width, 3]`, resized.
+
+        Pixels around the rectangle have no influence.
         """
         if interpolation == "bilinear":
             return resize(self.region(box, out.shape[:2]), out)
@@ -261,7 +256,7 @@ class Pixels:
 
 
 class Jpeg:
-    """An encoded JPEG, of which only what is asked for is decoded."""
+    """An encoded JPEG that decodes only the requested rectangle."""
 
     _resizes_rows = _jpeg is not None and _jpeg.HAS_CROP
 
@@ -272,8 +267,7 @@ class Jpeg:
         self.height, self.width = (width, height) if self._turn.swap else (height, width)
 
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
-        """Does what `Pixels.region` does; halves by the JPEG's own transform, up to 1/8, and then
-        by area.
+        """Implements `Pixels.region`; halves by the JPEG's own transform up to 1/8, then by area.
 
         Raises:
           Unreadable: the JPEG is damaged.
@@ -282,16 +276,15 @@ class Jpeg:
         by_area = max(1, shrink // 8)
         left, top, right, bottom = self._place(box, shrink, by_area)
         pixels = self._decoded(Box(left, top, right, bottom), shrink // by_area)
-        if pixels is None:  # Pillow may know better, and has the last word.
+        if pixels is None:  # Pillow may still decode it, or raises Unreadable.
             return Pixels(decode(self._data)).region(box, size)
         return _average(_upright(pixels, self._turn), by_area)
 
     def crop(self, box: Box, out: np.ndarray, interpolation: str = "bilinear") -> None:
-        """Does what `Pixels.crop` does.
+        """Implements `Pixels.crop`.
 
-        Bilinear squares are resized as their rows are decoded, which differs by 1 at most by
-        rounding; all else is resized from a JPEG that was decoded at `DETAIL` times the size, or
-        more.
+        Bilinear squares are resized while their rows are decoded; rounding then differs by 1 at
+        most. All others are resized from a JPEG decoded at `DETAIL` times the size, or more.
         """
         if interpolation != "bilinear":
             if not self._crop_averaged(box, out, interpolation, beside=False):
@@ -311,15 +304,13 @@ class Jpeg:
     def crop_resized(
         self, sides: tuple[int, int], corner: tuple[int, int], out: np.ndarray, interpolation: str
     ) -> None:
-        """Does what `Pixels.crop_resized` does, from a JPEG decoded at `DETAIL` times the size, or
-        more.
-        """
+        """Implements `Pixels.crop_resized`, from a JPEG of at least `DETAIL` times the size."""
         box = _before(sides, corner, out.shape, self.height, self.width)
         if not self._crop_averaged(box, out, interpolation, beside=True):
             Pixels(decode(self._data)).crop_resized(sides, corner, out, interpolation)
 
     def _crop_averaged(self, box: Box, out: np.ndarray, interpolation: str, beside: bool) -> bool:
-        """Resizes a rectangle; False if the JPEG is damaged."""
+        """Resizes a rectangle; returns False if the JPEG is damaged."""
         turn, (height, width) = self._turn, self._stored
         into = np.empty((*(out.shape[1::-1] if turn.swap else out.shape[:2]), 3), np.uint8)
         detail = DETAIL[interpolation]
@@ -327,7 +318,7 @@ class Jpeg:
         place = self._as_stored(box).scaled(1 / shrink)
         if interpolation == "area":
             place = Box(*map(round, place))
-        # The last row and column may be of less than `shrink` pixels.
+        # The last row and column may cover less than `shrink` pixels.
         outer = _around(
             place,
             into.shape,
@@ -343,7 +334,7 @@ class Jpeg:
         return True
 
     def _decoded(self, place: Box, shrink: int) -> np.ndarray | None:
-        """The pixels of a rectangle of the stored image, shrunk; None where the JPEG is damaged."""
+        """Returns a rectangle's pixels in the stored image, shrunk; None if the JPEG is damaged."""
         decoded = _jpeg.decode(self._data, *place, shrink)
         if decoded is None:
             return None
@@ -352,7 +343,7 @@ class Jpeg:
         return pixels[:, start : start + place.width]
 
     def _as_stored(self, box: Box) -> Box:
-        """The place of a rectangle in the stored image."""
+        """Returns a rectangle's position in the stored image."""
         turn, (height, width) = self._turn, self._stored
         left, top, right, bottom = box
         if turn.swap:
@@ -364,9 +355,7 @@ class Jpeg:
         return Box(left, top, right, bottom)
 
     def _place(self, box: Box, shrink: int, by_area: int) -> tuple[int, int, int, int]:
-        """The place of a rectangle in the stored image, shrunk but for what is left to
-        averaging.
-        """
+        """Returns a rectangle's position in the stored image, shrunk by `shrink // by_area`."""
         stored = self._as_stored(box)
         if shrink == 1:
             return stored
@@ -374,10 +363,9 @@ class Jpeg:
 
 
 class WholeJpeg(Jpeg):
-    """An encoded JPEG of which many rectangles are wanted: each of its sizes is decoded whole,
-    once.
+    """An encoded JPEG for many rectangles: each of its sizes is decoded whole, once.
 
-    The rectangles have a `Jpeg`'s pixels, but for bilinear squares, whose rounding differs.
+    The pixels equal a `Jpeg`'s, except bilinear squares, which are rounded differently.
     """
 
     _resizes_rows = False
@@ -395,14 +383,14 @@ class WholeJpeg(Jpeg):
 
 
 class Turn(NamedTuple):
-    """The way an image is stored: mirrored along its axes, and these exchanged (in this order)."""
+    """Orientation of a stored image: its axes mirrored, then swapped."""
 
     swap: bool
     flip_x: bool
     flip_y: bool
 
 
-# Turns by EXIF's orientation. An unknown one is taken for upright, as Pillow does.
+# Turns by EXIF orientation. An unknown one is treated as upright, as in Pillow.
 TURNS = {
     1: Turn(False, False, False),
     2: Turn(False, True, False),
@@ -416,15 +404,18 @@ TURNS = {
 
 
 def _shrink(box: Box, size: int | tuple[int, int]) -> int:
-    """The largest power of two by which a rectangle can be divided and still measure `size`."""
+    """Returns the largest power of two that divides a rectangle and leaves at least `size`."""
     height, width = (size, size) if isinstance(size, int) else size
     times = int(min(box.height // height, box.width // width))
     return 1 << max(0, times.bit_length() - 1)
 
 
 def _snap(box: Box, shrink: int, height: int, width: int) -> Box:
-    """A rectangle of a `height` x `width` image in cells of `shrink` pixels, rounded to whole
-    ones.
+    """Returns a rectangle in cells of `shrink` pixels, rounded to whole cells.
+
+    Args:
+      height: of the whole image, in pixels.
+      width: of the whole image, in pixels.
     """
     left, top, right, bottom = ((edge + shrink // 2) // shrink for edge in box)
     right = min(max(right, 1), width // shrink)
@@ -435,8 +426,14 @@ def _snap(box: Box, shrink: int, height: int, width: int) -> Box:
 def _before(
     sides: tuple[int, int], corner: tuple[int, int], size: tuple[int, ...], height: int, width: int
 ) -> Box:
-    """The place of a crop of a resized image in the image before the resize, of `height` and
-    `width`.
+    """Maps a crop of a resized image to coordinates before the resize.
+
+    Args:
+      sides: height and width after the resize.
+      corner: top and left of the crop after the resize.
+      size: height and width of the crop.
+      height: of the image before the resize.
+      width: of the image before the resize.
     """
     y, x, (top, left) = height / sides[0], width / sides[1], corner
     return Box(left * x, top * y, (left + size[1]) * x, (top + size[0]) * y)
@@ -445,11 +442,12 @@ def _before(
 def _around(
     box: Box, size: tuple[int, ...], interpolation: str | None, height: int, width: int
 ) -> Box:
-    """The whole pixels of a `height` x `width` image that a rectangle of it is made from.
+    """Returns the whole pixels of a `height` x `width` image that a resized rectangle depends on.
 
     Args:
       size: height and width of the result.
-      interpolation: Pillow's, whose filter sees beyond the rectangle; None for one that does not.
+      interpolation: Pillow's, whose filter reaches beyond the rectangle; None for one that does
+        not.
     """
     reach = PILLOW[interpolation][1] if interpolation else 0
     x, y = (reach * max(1.0, side) for side in (box.width / size[1], box.height / size[0]))
@@ -459,7 +457,7 @@ def _around(
 
 
 def _average(pixels: np.ndarray, shrink: int) -> np.ndarray:
-    """The means of cells of `shrink` pixels each way."""
+    """Returns the means of cells of `shrink` x `shrink` pixels."""
     if shrink == 1:
         return pixels
     height, width = (side // shrink for side in pixels.shape[:2])
@@ -481,12 +479,12 @@ def _turn_of(jpeg: bytes) -> Turn:
 def _turn(opened: Image.Image) -> Turn:
     try:
         return TURNS.get(opened.getexif().get(0x0112), TURNS[1])
-    except Exception:  # Damaged EXIF makes no image unreadable.
+    except Exception:  # An image with damaged EXIF is still readable.
         return TURNS[1]
 
 
 def _upright(pixels: np.ndarray, turn: Turn) -> np.ndarray:
-    """The pixels of an image that is stored turned."""
+    """Returns the pixels of a stored image, turned upright."""
     if turn.flip_x:
         pixels = pixels[:, ::-1]
     if turn.flip_y:
@@ -495,18 +493,17 @@ def _upright(pixels: np.ndarray, turn: Turn) -> np.ndarray:
 
 
 def resize(pixels: np.ndarray, out: np.ndarray) -> None:
-    """Bilinear, without smoothing, into uint8 `[height, width, 3]`: as the paper's code does it."""
+    """Resizes into uint8 `[height, width, 3]`, bilinear without antialiasing (the paper's code)."""
     cv2.resize(pixels, out.shape[1::-1], dst=out, interpolation=cv2.INTER_LINEAR)
 
 
 def resample(
     pixels: np.ndarray, out: np.ndarray, interpolation: str, box: Box | None = None
 ) -> None:
-    """uint8 `[height, width, 3]`, or the rectangle `box` of it, resized by averaging into uint8
-    `out`.
+    """Resizes uint8 `[height, width, 3]` by averaging into uint8 `out`.
 
     Args:
-      box: for Pillow's filters, which see the pixels beside it.
+      box: only this rectangle is resized; Pillow's filters also read the pixels around it.
     """
     if interpolation == "area":
         return _resize_area(pixels, out)
@@ -517,8 +514,9 @@ def resample(
 
 
 def _resize_area(pixels: np.ndarray, out: np.ndarray) -> None:
-    """Averages what each pixel covers; OpenCV averages only where no side grows, so they come
-    after.
+    """Averages over the area of each output pixel.
+
+    OpenCV averages only if no side grows, so growing sides are resized in a second step.
     """
     height, width = (min(sides) for sides in zip(pixels.shape, out.shape[:2], strict=False))
     if (height, width) != out.shape[:2]:

@@ -1,4 +1,4 @@
-"""Images that a user names: files, folders, patterns, standard input."""
+"""Images that a user names: files, folders, glob patterns, standard input."""
 
 import glob
 import os
@@ -23,11 +23,11 @@ def find_images(arguments: Sequence[str]) -> "ImageFiles":
     """Finds image files.
 
     Args:
-      arguments: files, folders, CSVs that list files, patterns; `-` reads standard input: an image,
-        or paths, one a line.
+      arguments: files, folders, CSVs that list files, glob patterns; `-` reads standard input: an
+        image, or paths, one a line.
 
     Raises:
-      UserError: a path that does not exist, a folder without images.
+      UserError: a path does not exist, or a folder has no images.
     """
     images, left_out = [], Counter()
     for argument in arguments:
@@ -78,9 +78,7 @@ def _standard_input() -> list[tuple[str, bytes | None]]:
 
 
 class ImageFiles(Source):
-    """A source of images without labels: paths, each with the image's bytes where they are not in a
-    file.
-    """
+    """Source of images without labels: paths, or names with the image's bytes."""
 
     class_names = ()
 
@@ -104,12 +102,15 @@ class ImageFiles(Source):
         return self._images[index][0]
 
     def note(self) -> list[str]:
-        """Returns a line on files in the folders that are left out, if there are any."""
+        """Returns a line on skipped files in the folders, if there are any."""
         return [f"note: left out: {in_words(self.left_out)}"] if self.left_out else []
 
 
 def read_images(source: Source, crop: TestCrop, most: int) -> tuple[list[str], np.ndarray]:
-    """Names and pixels of readable images, a fair sample: uint8 `[images, height, width, 3]`.
+    """Reads a representative sample of readable images.
+
+    Returns:
+      Their names, and their pixels, uint8 `[images, height, width, 3]`.
 
     Raises:
       UserError: none is readable.

@@ -1,8 +1,8 @@
-"""Images that took long to compose, kept in the user's cache folder for other runs and processes.
+"""Disk cache of composed images in the user's cache folder, shared by runs and processes.
 
-A file holds the first GiB of one kind of images, all of one size: image k has its place, so that
-nobody waits for anybody, and a place that is not written takes no disk. Beside each image stands
-its checksum: what was half written, or damaged, is composed again.
+A file holds the first GiB of one kind of images, all of one size. Image k has a fixed offset, so
+that no process waits for another, and an unwritten record takes no disk space. Each image is
+followed by its checksum: a half-written or damaged image is composed again.
 """
 
 import functools
@@ -12,14 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-MOST_BYTES = 2**30  # Of a file.
+MOST_BYTES = 2**30  # Limit for a file.
 
 
 class KeptImages:
-    """The images of one file.
+    """Cached images of one file.
 
     Args:
-      name: of the file, which says what the images are and which code composed them.
+      name: of the file; it identifies the kind of images and the version of the code.
       size: height and width in pixels.
     """
 
@@ -31,10 +31,10 @@ class KeptImages:
             home.mkdir(parents=True, exist_ok=True)
             self.file = os.open(home / name, os.O_RDWR | os.O_CREAT, 0o600)
         except (OSError, RuntimeError):  # RuntimeError: the user has no home.
-            self.file = None  # Nothing is kept.
+            self.file = None  # Nothing is cached.
 
     def read(self, number: int) -> np.ndarray | None:
-        """Image `number`, uint8 `[size, size, 3]`, or None if it is not kept."""
+        """Returns image `number`, uint8 `[size, size, 3]`, or None if it is not cached."""
         if self.file is None or number >= self.most:
             return None
         try:
@@ -47,17 +47,17 @@ class KeptImages:
         return np.frombuffer(bytearray(pixels), np.uint8).reshape(self.size, self.size, 3)
 
     def write(self, number: int, image: np.ndarray) -> None:
-        """Keeps image `number`, if there is room."""
+        """Stores image `number`, if there is room."""
         if self.file is None or number >= self.most:
             return
         pixels = image.tobytes()
         try:
             os.pwrite(self.file, pixels + zlib.crc32(pixels).to_bytes(4), number * self.record)
-        except OSError:  # The disk is full: it is composed again.
+        except OSError:  # The disk is full: the image will be composed again.
             self.file = None
 
 
 @functools.cache
 def kept_images(name: str, size: int) -> KeptImages:
-    """The images of a file, which a process opens once."""
+    """Returns the cache with this file name; a process opens it once."""
     return KeptImages(name, size)

@@ -8,17 +8,16 @@ from vit_jax.errors import UserError
 
 
 def one_hot_width(counts: np.ndarray, values: np.ndarray, classes: int | None = None) -> int | None:
-    """Returns the width of one-hot or multi-hot labels, or None where labels are lists of class
-    indices.
+    """Returns the width of one-hot or multi-hot labels; None if labels are lists of class indices.
 
-    All rows of zeros and ones of one length are one-hot or multi-hot: an index list has no class
+    Rows of zeros and ones, all of one length, are one-hot or multi-hot: an index list has no class
     twice, so it has no three zeros and ones, and lists of two would give both classes to every
     image.
 
     Args:
       counts: length of each example's row, unlabelled examples excluded.
-      values: all rows, one after the other.
-      classes: number of classes, where it is known: a row has one entry for each.
+      values: all rows, concatenated.
+      classes: number of classes, if known: a row has one entry for each.
     """
     width = int(counts[0]) if len(counts) else 0
     if width < 2 or classes not in (None, width) or (counts != width).any():
@@ -27,21 +26,19 @@ def one_hot_width(counts: np.ndarray, values: np.ndarray, classes: int | None = 
 
 
 def from_one_hot(values: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Converts one-hot or multi-hot rows to index lists: their lengths, and all indices in
-    sequence.
-    """
+    """Converts one-hot or multi-hot rows to index lists; returns their lengths and all indices."""
     rows, indices = np.nonzero(values.reshape(-1, width))
     return np.bincount(rows, minlength=len(values) // width), indices
 
 
 def check_lists(counts: np.ndarray, values: np.ndarray, classes: int | None = None) -> None:
-    """Raises UserError where labels look like a table with a column for each class, not like index
-    lists.
+    """Raises UserError if labels look like a table with a column for each class.
 
-    Lists of one length have no class twice; in lists of many lengths an object may be named twice.
+    Index lists of one length have no class twice; in lists of many lengths an object may be named
+    twice.
 
     Args:
-      counts, values, classes: as of `one_hot_width`.
+      counts, values, classes: see `one_hot_width`.
     """
     if not len(counts) or counts[0] < 2 or (counts != counts[0]).any():
         return

@@ -1,10 +1,10 @@
-"""The order of a run: computes which example stands at a position, so that any is reached at once.
+"""Order of examples in training: maps a position to an example, so that any position is reachable.
 
-Position n is that of the n-th example since the start of training. An epoch is a permutation of
-the data set, another one each time. Mixtures with given shares interleave one such sequence for
-each part. With repeated augmentation (Hoffer et al., 2020; 1901.09335) each image takes several
-positions in a row, and an epoch of as many positions as before is of so many times fewer images, as
-in DeiT's code: the first of another permutation each time.
+Position n is the n-th example since the start of training. An epoch is a permutation of the data
+set, a new one each time. Mixtures with given shares interleave one such sequence for each part.
+With repeated augmentation (Hoffer et al., 2020; 1901.09335) each image takes several positions in a
+row. The number of positions in an epoch stays the same, so an epoch has fewer images: the first of
+a new permutation each time, as in DeiT's code.
 """
 
 import dataclasses
@@ -21,9 +21,10 @@ ODD = np.uint64(0xD6E8FEB86659FD93)
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """The order of a run over a source, or over several that are joined end to end.
+    """The order over a source, or over several that are joined end to end.
 
     Args:
+      seed: random seed of the permutations.
       sizes: examples of each part.
       weights: shares of the parts, of any sum; None for one permutation over all parts.
       repeats: positions in a row that each example takes.
@@ -35,14 +36,14 @@ class Order:
     repeats: int = 1
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Indices into the joined parts, of int64 positions from 0 up to 2^62."""
+        """Returns indices into the joined parts, for int64 positions from 0 up to 2^62."""
         turns = positions // self.repeats
         if self.weights is None:
             return self._epochs(turns, sum(self.sizes), 0)
         indices = np.empty_like(turns)
         waiting, left = np.arange(len(turns)), BLOCK
         for part, quota in enumerate(self._quotas()):
-            # Of the turns that earlier parts left, this one takes `quota` of `left`, evenly spread.
+            # This part takes `quota` of every `left` remaining turns, evenly spread.
             before, after = _scaled(turns, quota, left), _scaled(turns + 1, quota, left)
             mine = after > before
             start = sum(self.sizes[:part])
@@ -51,12 +52,12 @@ class Order:
         return indices
 
     def _epochs(self, turns: np.ndarray, size: int, part: int) -> np.ndarray:
-        """Indices into a part, at its own turns, each of which is `repeats` positions."""
+        """Returns indices into a part, for its own turns; a turn is `repeats` positions."""
         epoch, place = np.divmod(turns * self.repeats, size)
         return permute(place // self.repeats, size, self.seed, part, epoch)
 
     def _quotas(self) -> np.ndarray:
-        """Positions of each part in a block: its share, rounded so that the sum is a block."""
+        """Returns the positions of each part in a block, rounded so that their sum is a block."""
         ends = np.cumsum(self.weights) / np.sum(self.weights) * BLOCK
         quotas = np.diff(np.round(ends).astype(np.int64), prepend=0)
         if quotas.min() == 0:
@@ -68,12 +69,13 @@ class Order:
 
 @dataclasses.dataclass(frozen=True)
 class BalancedOrder:
-    """The order of a run that samples classes by quotas.
+    """Order that samples classes by quotas.
 
-    A round has `quotas[c]` turns of each class c, in a random order, another one each round. Within
-    its turns a class goes through epochs of its own images.
+    A round has `quotas[c]` turns of each class c, in a new random order each round. Within its
+    turns a class goes through epochs of its own images.
 
     Args:
+      seed: random seed of the permutations.
       members: indices of all examples, one class after the other.
       sizes: examples of each class, above 0.
       quotas: turns of each class in a round, above 0.
@@ -87,7 +89,7 @@ class BalancedOrder:
     repeats: int = 1
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Indices of examples, of int64 positions from 0 up to 2^62."""
+        """Returns indices of examples, for int64 positions from 0 up to 2^62."""
         classes, starts = len(self.sizes), np.cumsum(self.quotas) - self.quotas
         number, place = np.divmod(positions // self.repeats, int(self.quotas.sum()))
         slots = permute(place, int(self.quotas.sum()), self.seed, classes, number)
@@ -102,7 +104,7 @@ class BalancedOrder:
 
 
 def _scaled(numbers: np.ndarray, by: int, of: int) -> np.ndarray:
-    """`numbers * by // of`, which itself could overflow."""
+    """Returns `numbers * by // of` without overflow."""
     whole, rest = np.divmod(numbers, of)
     return whole * by + rest * by // of
 
@@ -110,13 +112,13 @@ def _scaled(numbers: np.ndarray, by: int, of: int) -> np.ndarray:
 def permute(places: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray:
     """Applies a permutation of `range(size)`, chosen by `key`, to each of `places` (int64).
 
-    A Feistel network over the next power of two; what falls outside is sent through it again until
-    it doesn't ("cycle walking"). The numbers of a key are ints or arrays like `places`.
+    It is a Feistel network over the next power of two; a value outside the range is passed through
+    it again until it is inside ("cycle walking"). The numbers of a key are ints or arrays like
+    `places`.
     """
-    bits = np.uint64(
-        max(6, (size - 1).bit_length())
-    )  # Six at least, or some orders of few examples are rare.
-    high, low = bits // 2, bits - bits // 2  # The halves, which change places each round.
+    # With less than six bits some orders of few examples are rare.
+    bits = np.uint64(max(6, (size - 1).bit_length()))
+    high, low = bits // 2, bits - bits // 2  # The halves, which are swapped each round.
     secret = np.zeros(len(places), np.uint64)
     for number in key:
         secret = _mix(secret ^ np.asarray(number).astype(np.uint64))
@@ -137,8 +139,9 @@ def permute(places: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """SplitMix64's step (Steele, Lea and Flood, 2014): every bit of the result depends on all of
-    `x`.
+    """Hashes by SplitMix64's step (Steele, Lea and Flood, 2014).
+
+    Every output bit depends on all bits of `x`.
     """
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,12 +1,12 @@
 """Batches for this process, a function of the seed and the step.
 
-Training reads position n of an endless sequence of epochs (`order.py`). Global batch k is positions
-[k B, (k + 1) B); a process reads the rows that its devices hold. So the k-th batch is the same for
-any number of processes, and resuming is reading from k. What is random about an image is drawn from
-(seed, n).
+Training reads position n of an endless sequence of epochs (`order.py`). Global batch k consists of
+positions [k B, (k + 1) B); a process reads the rows that its devices hold. So the k-th batch is the
+same for any number of processes, and a run resumes by reading from k. Random augmentations of an
+image are drawn from (seed, n).
 
-Work is handed out in chunks of a batch, so that a large batch is decoded by all workers at once and
-none of them holds more than its chunks.
+Work is split into chunks of a batch, so that all workers decode a large batch together and none of
+them holds more than its chunks.
 """
 
 import itertools
@@ -37,17 +37,16 @@ from vit_jax.errors import UserError
 Batch = dict[str, np.ndarray]
 
 MAX_CHUNK = 64  # Images.
-MAX_REPLACEMENTS = 100  # Neighbours tried in the place of an unreadable image.
-FEW_IMAGES = (
-    5000  # Fewer are read before worker processes, which take seconds to start, would be ready.
-)
+MAX_REPLACEMENTS = 100  # Neighbours tried in place of an unreadable image.
+# Fewer images are read before worker processes, which take seconds to start, would be ready.
+FEW_IMAGES = 5000
 
 
 def decoders(workers: int | None, threads: int | None, images: int) -> tuple[int, int]:
-    """Numbers of processes (0: this one) and of threads of each that decode so many images.
+    """Returns the numbers of decoding processes (0: this one) and of threads in each.
 
-    Where None is given they follow from the images and this machine's cores. The batches are the
-    same with any.
+    Arguments of None follow from the number of images and this machine's cores. The batches do not
+    depend on either number.
     """
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -78,24 +77,24 @@ def training_batches(
 
     Args:
       batch_size: images of all processes together.
-      workers: processes that decode; 0 decodes in this one, and None leaves it to `decoders`.
-      threads: threads of each process that decodes; None leaves it to `decoders`. Decoding leaves
+      workers: processes that decode; 0 decodes in this one, None is resolved by `decoders`.
+      threads: threads of each process that decodes; None is resolved by `decoders`. Decoding leaves
         the interpreter free nine tenths of its time, so a few threads are better than as many
         processes, whose batches must be copied.
       augment: applied to the crop, uint8 to uint8.
-      views: the pictures of each image, in place of one by `crop` and `augment`.
+      views: the views of each image, in place of one by `crop` and `augment`.
       repeats: positions in a row that an image takes, each with an augmentation of its own.
-      balance: how often each class is sampled, as `config.data.balance` has it.
+      balance: class balancing, a value of `config.data.balance`.
       rows: the rows of each batch that this process reads, in order; None for all.
 
     Yields:
       `image` uint8 `[local batch, size, size, 3]`, `labels` int32 `[local batch, max_labels]`
-      padded with -1, and `unreadable` int64 `[local batch]`: the index of an image that had to be
-      replaced by its next readable neighbour, else -1.
+        padded with -1, and `unreadable` int64 `[local batch]`: the index of an image that was
+        replaced by its next readable neighbour, else -1.
 
     Raises:
-      UserError: too many unreadable images in a row; an image without one label, where classes are
-        balanced.
+      UserError: too many unreadable images in a row; an image without exactly one label, where
+        classes are balanced.
     """
     if balance == "none":
         order = Order(seed, source.sizes, source.weights, repeats)
@@ -153,12 +152,12 @@ def evaluation_batches(
 
     Args:
       batch_size, workers, threads, rows: see `training_batches`.
-      views: the pictures of each image, in place of one by `crop`; drawn from the seed and its
+      views: the views of each image, in place of one by `crop`; drawn from the seed and the image's
         number.
 
     Yields:
-      What `training_batches` yields, and `mask` bool `[local batch]`: False for an unreadable image
-      and for the padding that fills the last batch.
+      The entries of `training_batches`, and `mask` bool `[local batch]`: False for an unreadable
+        image and for the padding that fills the last batch.
     """
     rows = np.arange(batch_size) if rows is None else rows
     chunks = -(-len(rows) // MAX_CHUNK)
@@ -192,14 +191,14 @@ def evaluation_batches(
 
 
 class SkipLog:
-    """Names and counts unreadable images of a source, up to a limit."""
+    """Logs and counts unreadable images of a source, up to a limit."""
 
     def __init__(self, source: Source, limit: int, say):
         self._source, self._limit, self._say = source, limit, say
         self._seen = set()
 
     def check(self, batch: Batch) -> Batch:
-        """Takes the `unreadable` column out of a batch.
+        """Removes the `unreadable` entry from a batch and logs the images that it lists.
 
         Raises:
           UserError: more different images than the limit.
@@ -222,9 +221,7 @@ class SkipLog:
 
 
 def _why(source: Source, index: int) -> str:
-    """Returns why an image is unreadable, from reading it once more: a worker process has only
-    marked it.
-    """
+    """Reads an image once more and returns why it is unreadable: worker processes only mark it."""
     try:
         decode(source[index].image)
     except (Unreadable, OSError) as error:
@@ -239,8 +236,7 @@ def _show(
     batch: Batch,
     row: int,
 ) -> None:
-    """Puts all pictures of an image, decoded once, into a row of a batch, each by a generator of
-    its own.
+    """Writes all views of an image, decoded once, into a row of a batch, each by its own generator.
 
     Raises:
       Unreadable: see `vit_jax.data.decode`.
@@ -264,10 +260,9 @@ def _show(
 def _generators(
     seed: int, positions: np.ndarray, streams: Sequence[int]
 ) -> Iterator[list[np.random.Generator]]:
-    """A generator of each stream for each position, good until the next are asked for: they are set
-    back.
+    """Yields the random generators of each position, one for each stream.
 
-    To make a new one takes ten times as long.
+    They are reset and reused for the next position: creating new ones takes ten times as long.
     """
     bits = [np.random.Philox(key=(seed, 0), counter=(0, 0, 0, stream)) for stream in streams]
     fresh, generators = [one.state for one in bits], [np.random.Generator(one) for one in bits]
@@ -279,7 +274,7 @@ def _generators(
 
 
 def _rows_of_chunk(rows: np.ndarray, chunk: int, chunks: int) -> np.ndarray:
-    """The rows of one of so many nearly equal chunks."""
+    """Returns the rows of one of `chunks` nearly equal chunks."""
     return rows[chunk * len(rows) // chunks : (chunk + 1) * len(rows) // chunks]
 
 
@@ -297,12 +292,11 @@ def _iterate(
     workers: int,
     threads: int,
 ) -> Iterator[Batch]:
-    """Batches of so many chunks each; to be closed."""
+    """Returns an iterator over batches of `chunks` chunks each; the caller must close it."""
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
     if not workers:
         return iter(_joined(numbers.map(load).to_iter_dataset(options), chunks))
-    # Python's resource tracker would print a warning about the leftovers of a dead worker after the
-    # error.
+    # After a worker's death Python's resource tracker would print a warning below the error.
     sys.warnoptions.append("ignore:resource_tracker")
     handed = _Handed(load)
     data = numbers.map(handed).to_iter_dataset(options)
@@ -319,7 +313,7 @@ class _Handed:
 
     Python sends the arguments of a new process through a pipe and keeps the pipe's reading end
     open. If they are larger than the pipe's buffer (64 KiB: a list of files, the images of a small
-    data set) and the process dies before it reads them, the write blocks for ever.
+    data set) and the process dies before it reads them, the write blocks forever.
     """
 
     def __init__(self, function: Callable):
@@ -335,7 +329,7 @@ class _Handed:
         return _read_handed, (self._file.name,)
 
     def remove(self) -> None:
-        """Removes the file, which no process reads any more."""
+        """Removes the file after all processes have read it."""
         self._file.close()
 
 
@@ -344,8 +338,7 @@ def _read_handed(file: str) -> Callable:
 
 
 class _OfWorkers(Iterator[Batch]):
-    """Batches from worker processes; the death of one ends the others and raises an error with its
-    cause.
+    """Batches from worker processes; if one dies, the others are killed and an error is raised.
 
     Args:
       handed: the function that the processes run.
@@ -359,15 +352,15 @@ class _OfWorkers(Iterator[Batch]):
     def __next__(self):
         try:
             batch = next(self._batches) if self._taken else self._first()
-        except (
-            RuntimeError
-        ) as error:  # Grain's own, and an exception in a worker: that one has no such text.
+        except RuntimeError as error:
+            # Grain raises it for a dead worker and for an exception in one; only the former has
+            # this text.
             if not (
                 code := re.search(r"terminated unexpectedly with exit code (-?\d+)", str(error))
             ):
                 raise
             for process in {*multiprocessing.active_children()} - self._others:
-                process.kill()  # Grain would give each 25 s to end.
+                process.kill()  # Grain would wait up to 25 s for each.
             raise UserError(
                 f"a decoding process died ({_cause(int(code[1]))}); use fewer of them "
                 "(data.workers, --workers) or more memory; the same command goes on from what "
@@ -379,13 +372,12 @@ class _OfWorkers(Iterator[Batch]):
         return batch
 
     def _first(self) -> Batch:
-        """Returns the first batch, for which all processes are started with SIGTERM and SIGINT
-        blocked.
+        """Returns the first batch; starts all processes with SIGTERM and SIGINT blocked.
 
         They inherit the blocked signals from the thread that starts them, until `_obey_parent`
         makes them ignore both.
         """
-        resource_tracker.ensure_running()  # To start it unblocks them in the thread that does.
+        resource_tracker.ensure_running()  # Its start would unblock the signals in the thread.
         with ThreadPoolExecutor(1, initializer=_block_signals) as thread:
             return thread.submit(self._batches.__next__).result()
 
@@ -407,11 +399,10 @@ def _cause(code: int) -> str:
 
 
 def _obey_parent(worker: int, workers: int) -> None:
-    """Makes a worker process end when the training process is gone, also after a SIGKILL, and not
-    before.
+    """Makes a worker process end when the training process is gone (even by SIGKILL), not before.
 
-    Ctrl-C in a terminal and a scheduler reach both, and the training process still takes batches
-    then.
+    Ctrl-C in a terminal and a scheduler's signal reach both processes, and the training process may
+    still need batches.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -1,8 +1,8 @@
-"""Crops: the rectangle of an image that is seen, and its pixels at the model's size.
+"""Crops: choose a rectangle of an image and resize it to the model's size.
 
-All of them keep to one form: a rectangle is chosen from the image's height and width alone, then
-decoded and resized. So the paper's "resize, then crop" costs no more than the crop. Interpolations
-and backgrounds are those of `vit_jax.data.decode`.
+The rectangle is chosen from the image's height and width alone, then decoded and resized. So the
+paper's "resize, then crop" costs no more than the crop. Interpolations and backgrounds are defined
+in `vit_jax.data.decode`.
 """
 
 import dataclasses
@@ -20,13 +20,17 @@ from vit_jax.options.data import BORDER
 class TrainCrop:
     """A random crop to `size`.
 
-    `inception`: a share `area` of the image of an aspect ratio `aspect` (width over height), as
-    TensorFlow draws it (the paper, appendix B.1; AugReg, BiT, big_vision). `random_resized`: as
-    torchvision does (MAE, DeiT). `square`: the image squeezed to `resize`, and `size` of it (BiT,
-    and the paper's fine-tuning: 448 and 384). `short_side`: the same with the aspect ratio kept.
-    `simple_random`: the short side resized to `size`, and that much of the image with four mirrored
-    pixels on each side (DeiT III's "simple random crop"). `none`: all of the image, squeezed (BiT's
-    where a crop changes the label).
+    Kinds:
+
+    - `inception`: a share `area` of the image with an aspect ratio `aspect` (width over height),
+      drawn as in TensorFlow (the paper, appendix B.1; AugReg, BiT, big_vision).
+    - `random_resized`: the same, drawn as in torchvision (MAE, DeiT).
+    - `square`: the image squeezed to `resize`, then a random crop to `size` (BiT, and the paper's
+      fine-tuning: 448 and 384).
+    - `short_side`: the same with the aspect ratio kept.
+    - `simple_random`: the short side resized to `size`, then a crop to `size` after padding each
+      side with four mirrored pixels (DeiT III's "simple random crop").
+    - `none`: the whole image, squeezed (BiT, for tasks where a crop changes the label).
     """
 
     size: int
@@ -41,7 +45,7 @@ class TrainCrop:
     def __call__(
         self, image: bytes | np.ndarray, rng: np.random.Generator, out: np.ndarray | None = None
     ) -> np.ndarray:
-        """The crop, uint8 `[size, size, 3]`, in `out` if given.
+        """Returns the crop, uint8 `[size, size, 3]`, in `out` if given.
 
         Raises:
           Unreadable: see `vit_jax.data.decode`.
@@ -72,9 +76,7 @@ class TrainCrop:
     def _crop_with_border(
         self, opened: Jpeg | Pixels, rng: np.random.Generator, out: np.ndarray
     ) -> None:
-        """Writes a part of the image with its short side at `size`, and pixels mirrored around
-        it.
-        """
+        """Writes a part of the image with its short side at `size`, with a mirrored border."""
         sides = resized_sides(opened.height, opened.width, "short_side", self.size, self.size)
         draws = rng.random(2).tolist()
         (top, bottom, *rows), (left, right, *columns) = (
@@ -95,9 +97,7 @@ class TrainCrop:
     def open(
         self, image: bytes | np.ndarray | Jpeg | Pixels, several: bool = False
     ) -> Jpeg | Pixels:
-        """The image as this crop takes it; opened once for `several` crops, it is decoded once for
-        all.
-        """
+        """Returns the opened image; with `several` it is decoded once for all crops."""
         return open_image(image, self.mode, self.background, several)
 
 
@@ -105,28 +105,26 @@ class TrainCrop:
 class TestCrop:
     """The centre of the image at `size`, after a resize to `resize`.
 
-    `short_side`: of its short side, the aspect ratio kept (pre-training; timm's `center`,
-    Transformers' `shortest_edge`). `square`: of both sides (few-shot evaluation: 256 and 224;
-    fine-tuning, where
-      `resize`
-    is `size`: all of the image; timm's `squash`). `size` may be a height and a width: their aspect
-    ratio is then the crop's (`short_side`), and `resize` is of their smaller one.
+    `short_side` resizes the short side and keeps the aspect ratio (pre-training; timm's `center`,
+    Transformers' `shortest_edge`). `square` resizes both sides (few-shot evaluation: 256 and 224;
+    fine-tuning, where `resize` is `size`: the whole image; timm's `squash`). `size` may be a height
+    and a width: the crop then has their aspect ratio (`short_side`), and `resize` applies to the
+    smaller one.
 
-    With Pillow's interpolations and the mode `exact` it gives what Pillow's resize of the whole
-    image and a
-    crop of the result give: the resized sides are torchvision's (timm's, where the crop is not
-    square).
+    With Pillow's interpolations and the mode `exact`, the result equals Pillow's resize of the
+    whole image followed by a crop. The resized sides are rounded as in torchvision (as in timm, if
+    the crop is not square).
 
     Attributes:
-      resize: a fraction, 224 / 0.9 say, is cut to whole pixels on each side, as timm does.
-      half: where half a pixel too much lies beside the crop, its place is the `even` one of both,
-        as torchvision's and timm's, or `down`, as Transformers'.
+      resize: a fraction, such as 224 / 0.9, is truncated to whole pixels on each side, as in timm.
+      half: rounding of a crop position that falls between two pixels: to the `even` one, as in
+        torchvision and timm, or `down`, as in Transformers.
 
     Raises:
       UserError: `resize` is less than `size`, so that the image would have to be padded.
     """
 
-    __test__ = False  # It crops test images, and is no test of pytest's.
+    __test__ = False  # Not a test class for pytest.
 
     size: int | tuple[int, int]
     kind: str = "short_side"
@@ -144,7 +142,7 @@ class TestCrop:
             )
 
     def __call__(self, image: bytes | np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """The crop, uint8 `[height, width, 3]`, in `out` if given; raises `Unreadable`."""
+        """Returns the crop, uint8 `[height, width, 3]`, in `out` if given; raises `Unreadable`."""
         opened = open_image(image, self.mode, self.background)
         height, width = opened.height, opened.width
         out = np.empty((*sides(self.size), 3), np.uint8) if out is None else out
@@ -167,36 +165,35 @@ class TestCrop:
 
 
 class FixedCrop(NamedTuple):
-    """A test crop in the place of a random one: it draws nothing."""
+    """An evaluation crop with the interface of a random one: it draws nothing."""
 
     crop: TestCrop
 
     def __call__(
         self, image: bytes | np.ndarray, rng: np.random.Generator, out: np.ndarray | None = None
     ) -> np.ndarray:
-        """The crop, uint8 `[height, width, 3]`, in `out` if given; raises `Unreadable`."""
+        """Returns the crop, uint8 `[height, width, 3]`, in `out` if given; raises `Unreadable`."""
         return self.crop(image, out)
 
     def open(
         self, image: bytes | np.ndarray | Jpeg | Pixels, several: bool = False
     ) -> Jpeg | Pixels:
-        """The image as this crop takes it; opened once for `several` crops, it is decoded once for
-        all.
-        """
+        """Returns the opened image; with `several` it is decoded once for all crops."""
         return open_image(image, self.crop.mode, self.crop.background, several)
 
 
 def sides(size: int | tuple[int, int]) -> tuple[int, int]:
-    """Height and width; one number is both."""
+    """Returns height and width; a single number is both."""
     return (size, size) if isinstance(size, int) else size
 
 
 def _bordered(side: int, size: int, draw: float) -> tuple[int, int, int, int]:
-    """Start and end of a part of a side with its border, cut off at the side, and what was cut off
-    at each.
+    """Returns a random part of a side with border: start, end, and border pixels before and after.
+
+    Start and end are clipped to the side.
 
     Args:
-      draw: where the part lies between the first place and the last, from 0 to below 1.
+      draw: relative position of the part, from 0 (first) to below 1 (last).
     """
     start = int(draw * (side + 2 * BORDER - size + 1)) - BORDER
     end = start + size
@@ -210,18 +207,18 @@ def inception_box(
     area: tuple[float, float] = (0.05, 1.0),
     aspect: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> Box:
-    """A random rectangle as TensorFlow's `sample_distorted_bounding_box` draws it without objects.
+    """Draws a random rectangle like TensorFlow's `sample_distorted_bounding_box` without objects.
 
-    The aspect ratio is uniform, then the height between those of the least and the largest area;
-    what rounding made too small or too large is mended by a row. The last row and column of an
-    image are seen only where a rectangle is as high or as wide. A hundred draws are tried for one
-    that fits; failing these, all of the image is taken.
+    The aspect ratio is uniform, then the height is uniform between the heights of the least and the
+    largest area. If rounding makes the area too small or too large, one row is added or removed.
+    The last row and column of an image are included only if the rectangle is as high or as wide. Up
+    to a hundred draws are tried; if none is valid, the whole image is taken.
 
     Source: tensorflow/core/kernels/image/sample_distorted_bounding_box_op.cc.
     """
     least, most = area[0] * height * width, area[1] * height * width
     for _ in range(100):
-        # One call for all four numbers: a call costs more than its numbers.
+        # One call for all four numbers: the call's overhead dominates.
         aspect_draw, height_draw, top_draw, left_draw = rng.random(4).tolist()
         ratio = aspect[0] + aspect_draw * (aspect[1] - aspect[0])
         highest = round(math.sqrt(most / ratio))
@@ -250,13 +247,13 @@ def random_resized_box(
     area: tuple[float, float] = (0.05, 1.0),
     aspect: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> Box:
-    """A random rectangle as torchvision's `RandomResizedCrop` draws it.
+    """Draws a random rectangle like torchvision's `RandomResizedCrop`.
 
-    The area is uniform, and so is the aspect ratio's logarithm. Ten draws are tried for one that
-    fits; failing these, the largest centred one of a legal aspect ratio is taken.
+    The area is uniform, and so is the logarithm of the aspect ratio. Up to ten draws are tried; if
+    none fits, the largest centred rectangle of an allowed aspect ratio is taken.
     """
     for _ in range(10):
-        # One call for all four numbers: a call costs more than its numbers.
+        # One call for all four numbers: the call's overhead dominates.
         area_draw, aspect_draw, left_draw, top_draw = rng.random(4).tolist()
         target = (area[0] + area_draw * (area[1] - area[0])) * height * width
         ratio = aspect[0] * (aspect[1] / aspect[0]) ** aspect_draw
@@ -273,11 +270,11 @@ def random_resized_box(
 def part_box(
     height: int, width: int, kind: str, resize: int, size: int | tuple[int, int], x: float, y: float
 ) -> Box:
-    """The rectangle that a crop to `size` sees of an image resized to `resize` (`square`,
-    `short_side`).
+    """Returns the rectangle of the original image that a crop to `size` after a resize covers.
 
     Args:
-      x, y: where the crop lies between left and right and between top and bottom, from 0 to 1.
+      kind: of the resize: `square` or `short_side`.
+      x, y: relative position of the crop from left to right and from top to bottom, from 0 to 1.
     """
     rows, columns = sides(size)
     share, w, h = min(rows, columns) / resize, width, height
@@ -291,11 +288,10 @@ def part_box(
 def resized_sides(
     height: int, width: int, kind: str, resize: float, size: int | tuple[int, int]
 ) -> tuple[int, int]:
-    """Height and width of the whole image after the resize (`square`, `short_side`) before a crop
-    to `size`.
+    """Returns the image's height and width after the resize (`square`, `short_side`) before a crop.
 
-    They are rounded as by torchvision's `Resize`, and as by timm's `ResizeKeepRatio` where the crop
-    is not square.
+    They are rounded as in torchvision's `Resize`, or as in timm's `ResizeKeepRatio` if the crop is
+    not square.
     """
     rows, columns = (int(resize * side / min(sides(size))) for side in sides(size))
     if kind == "square":

@@ -1,8 +1,7 @@
-"""Augmentations of the cropped uint8 image, by the processes that decode: RandAugment, colour
-jitter.
+"""Augmentations of the cropped uint8 image in the decoding processes: RandAugment, colour jitter.
 
-RandAugment is AugReg's here; timm's is in timm_augment.py, and DeiT III's 3-Augment in
-three_augment.py. What mixes images with each other is on the device (vit_jax/training/mixing.py).
+This is AugReg's RandAugment; timm's is in timm_augment.py, and DeiT III's 3-Augment in
+three_augment.py. Augmentations that mix images run on the device (vit_jax/training/mixing.py).
 """
 
 import dataclasses
@@ -16,18 +15,22 @@ from vit_jax.data.views import Augmentation
 from vit_jax.errors import UserError, nearest
 from vit_jax.options.data import LEVELS
 
-# "How to train your ViT?" (2106.10270), section 3.4: RandAugment's layers and magnitude, mixup's
-# alpha.
-
-GREY = 128  # The level of what a geometric operation leaves empty.
+GREY = 128  # Fill level of geometric operations.
 LUMINANCE = (0.299, 0.587, 0.114)
 
 
 def resolve(
     level: str, randaugment: tuple[int, float] | None = None, mixup: float | None = None
 ) -> tuple[tuple[int, float], float]:
-    """RandAugment's (layers, magnitude) and mixup's alpha: those given, else those of AugReg's
-    level.
+    """Returns RandAugment's (layers, magnitude) and mixup's alpha.
+
+    Args:
+      level: AugReg's level, which gives the default values (2106.10270, section 3.4).
+      randaugment: overrides the level's layers and magnitude.
+      mixup: overrides the level's alpha.
+
+    Raises:
+      UserError: there is no such level.
     """
     if level not in LEVELS:
         raise UserError(
@@ -45,12 +48,12 @@ def host_augmentation(
     color_jitter: tuple[float, float, float] = (0.0, 0.0, 0.0),
     policy: Augmentation | None = None,
 ) -> Augmentation | None:
-    """`(pixels, rng) -> pixels` for a pipeline, which can be pickled; None where nothing is to be
-    done.
+    """Returns a picklable augmentation `(pixels, rng) -> pixels`; None if it would do nothing.
 
     Args:
-      randaugment: layers and magnitude of AugReg's.
-      policy: another augmentation, done before: timm's RandAugment, or 3-Augment.
+      randaugment: layers and magnitude of AugReg's RandAugment.
+      color_jitter: strengths of brightness, contrast and saturation.
+      policy: another augmentation, applied before: timm's RandAugment, or 3-Augment.
     """
     if not randaugment[0] and not any(color_jitter):
         return policy
@@ -73,15 +76,15 @@ class _HostAugmentation:
 def randaugment(
     pixels: np.ndarray, rng: np.random.Generator, layers: int, magnitude: float
 ) -> np.ndarray:
-    """Applies as many random operations as `layers`, one after the other (RandAugment, 1909.13719).
+    """Applies `layers` random operations, one after the other (RandAugment, 1909.13719).
 
-    Operations, and what a magnitude means to each, are those of the TensorFlow code that AugReg
-    trained with. That has two faults, which are kept because its published models have seen them:
-    `solarize`'s threshold wraps at 256, and `contrast` is about 196, not the image's mean.
+    The operations and their magnitudes are from the TensorFlow code that trained AugReg. It has two
+    faults, which are kept because the published models were trained with them: `solarize`'s
+    threshold wraps at 256, and the grey of `contrast` is 196, not the image's mean.
 
     Args:
       pixels: uint8 `[height, width, 3]`; it is not written to.
-      magnitude: of 10, and may exceed it. The same for all operations.
+      magnitude: out of 10, and may exceed it. The same for all operations.
 
     Returns:
       uint8 `[height, width, 3]`.
@@ -99,12 +102,11 @@ def color_jitter(
     contrast: float,
     saturation: float,
 ) -> np.ndarray:
-    """Scales each property by a factor uniform in [1 - x, 1 + x], in random order, as torchvision
-    does.
+    """Scales each property by a uniform factor in [1 - x, 1 + x], in random order (torchvision).
 
     Args:
       pixels: uint8 `[height, width, 3]`; it is not written to.
-      brightness, contrast, saturation: x of each; 0 leaves it alone.
+      brightness, contrast, saturation: x of each; 0 disables it.
     """
     strengths = (brightness, contrast, saturation)
     if not any(strengths):
@@ -116,8 +118,8 @@ def color_jitter(
     return pixels
 
 
-# Each takes uint8 [height, width, 3] to a new array of the same kind. A factor of 1 changes
-# nothing.
+# The functions below map uint8 [height, width, 3] to a new array of the same kind. A factor of 1
+# changes nothing.
 
 
 def adjust_brightness(pixels: np.ndarray, factor: float) -> np.ndarray:
@@ -138,8 +140,9 @@ def adjust_saturation(pixels: np.ndarray, factor: float) -> np.ndarray:
 
 
 def adjust_sharpness(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Mixes the image with itself smoothed by [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13; its rim
-    stays.
+    """Mixes the image (factor 1) with its smoothed version (factor 0); the border stays.
+
+    The kernel is [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13.
     """
     # The kernel is 9/13 of a mean of 3 x 3 and 4/13 of the middle.
     sharp = cv2.addWeighted(
@@ -159,7 +162,7 @@ def autocontrast(pixels: np.ndarray) -> np.ndarray:
 
 
 def equalize(pixels: np.ndarray) -> np.ndarray:
-    """Makes each channel's histogram even, as Pillow does."""
+    """Equalizes each channel's histogram, as Pillow does."""
     tables = np.empty((1, 256, 3), np.uint8)
     for channel in range(3):
         counts = cv2.calcHist([pixels], [channel], None, [256], [0, 256]).ravel().astype(int)
@@ -172,29 +175,28 @@ def equalize(pixels: np.ndarray) -> np.ndarray:
 
 
 def posterize(pixels: np.ndarray, bits: int) -> np.ndarray:
-    """Keeps the highest bits of each value: at least one, as TensorFlow's code does, and at most
-    all 8.
-    """
+    """Keeps the highest bits of each value: at least 1, as in TensorFlow's code, and at most 8."""
     return pixels & np.uint8(256 - (1 << (8 - min(max(bits, 1), 8))))
 
 
 def solarize(pixels: np.ndarray, threshold: int) -> np.ndarray:
-    """Inverts values from the threshold (0..255) on."""
+    """Inverts values at or above the threshold (0..255)."""
     _, bright = cv2.threshold(pixels, threshold - 1, 255, cv2.THRESH_BINARY)
     bright ^= pixels
     return bright
 
 
 def solarize_add(pixels: np.ndarray, addition: int) -> np.ndarray:
-    """Raises values below 128."""
+    """Adds to values below 128."""
     _, dark = cv2.threshold(pixels, 127, 255, cv2.THRESH_BINARY_INV)
     dark &= np.uint8(min(addition, 255))
     return cv2.add(pixels, dark, dst=dark)
 
 
 def affine(pixels: np.ndarray, matrix: list[list[float]]) -> np.ndarray:
-    """Takes for output pixel (x, y) the input's nearest to `matrix @ (x, y, 1)`, or grey outside of
-    it.
+    """Warps the image: output pixel (x, y) is the input's pixel nearest to `matrix @ (x, y, 1)`.
+
+    Pixels from outside the image are grey.
     """
     height, width, _ = pixels.shape
     nearest_input = cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
@@ -208,7 +210,7 @@ def affine(pixels: np.ndarray, matrix: list[list[float]]) -> np.ndarray:
 
 
 def rotate(pixels: np.ndarray, degrees: float) -> np.ndarray:
-    """Turns about the middle, counter-clockwise."""
+    """Rotates around the centre, counter-clockwise."""
     height, width, _ = pixels.shape
     x, y = (width - 1) / 2, (height - 1) / 2
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
@@ -227,7 +229,7 @@ def translate(pixels: np.ndarray, right: int = 0, down: int = 0) -> np.ndarray:
 
 
 def cutout(pixels: np.ndarray, rng: np.random.Generator, radius: int) -> np.ndarray:
-    """A grey square of twice the radius about a random pixel, cut off at the image's edge."""
+    """Fills a square of twice the radius around a random pixel with grey, clipped to the image."""
     height, width, _ = pixels.shape
     y, x = int(rng.random() * height), int(rng.random() * width)
     cut = pixels.copy()
@@ -236,7 +238,7 @@ def cutout(pixels: np.ndarray, rng: np.random.Generator, radius: int) -> np.ndar
 
 
 def _linear(pixels: np.ndarray, matrix: np.ndarray, offset: np.ndarray | float) -> np.ndarray:
-    """`matrix @ rgb + offset`, rounded and clipped."""
+    """Returns `matrix @ rgb + offset`, rounded and clipped."""
     return cv2.transform(pixels, np.column_stack([matrix, np.broadcast_to(offset, 3)]))
 
 
@@ -245,7 +247,7 @@ def _sign(rng: np.random.Generator) -> int:
 
 
 def _pixels_of_224(side: int, pixels: float) -> int:
-    """AugReg's lengths are in pixels of its 224; here they are the same share of any size."""
+    """Scales AugReg's lengths, in pixels of its 224, to the same share of another size."""
     return round(pixels * side / 224)
 
 
@@ -256,10 +258,10 @@ OPERATIONS: dict[str, Callable[[np.ndarray, float, np.random.Generator], np.ndar
     "Invert": lambda x, level, rng: ~x,
     "Rotate": lambda x, level, rng: rotate(x, _sign(rng) * 30 * level),
     "Posterize": lambda x, level, rng: posterize(x, int(4 * level)),
-    # TensorFlow took the threshold as uint8: magnitude 10 is 0 again (big_vision, issue 110).
+    # TensorFlow's threshold is uint8: magnitude 10 wraps to 0 (big_vision, issue 110).
     "Solarize": lambda x, level, rng: solarize(x, int(256 * level) % 256),
     "Color": lambda x, level, rng: adjust_saturation(x, 1.8 * level + 0.1),
-    # It meant the mean, but divided the number of pixels, 224 x 224, by 256.
+    # The TensorFlow code intended the mean, but divided the number of pixels, 224 x 224, by 256.
     "Contrast": lambda x, level, rng: adjust_contrast(x, 1.8 * level + 0.1, grey=196),
     "Brightness": lambda x, level, rng: adjust_brightness(x, 1.8 * level + 0.1),
     "Sharpness": lambda x, level, rng: adjust_sharpness(x, 1.8 * level + 0.1),

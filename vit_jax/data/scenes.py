@@ -1,9 +1,8 @@
-"""Scenes: drawings of objects scattered on clutter, composed from random numbers and drawn at any
-size.
+"""Scenes: drawings of objects scattered on clutter, composed from random numbers, at any size.
 
-What a pixel is follows from integers alone: raw numbers of Philox (Salmon et al., 2011), whose
-stream NumPy keeps; sums, products, shifts and comparisons of integers; a table of rounded sines. So
-a scene is the same bytes on any machine. Lengths are in units of 1/65,536 of the image's side,
+Pixels are computed from integers alone: raw numbers of Philox (Salmon et al., 2011), whose stream
+NumPy keeps stable; sums, products, shifts and comparisons of integers; a table of rounded sines. So
+a scene has the same bytes on any machine. Lengths are in units of 1/65,536 of the image's side,
 positions in a drawing in 1/256 of its pixel.
 """
 
@@ -15,46 +14,44 @@ from typing import NamedTuple
 
 import numpy as np
 
-SIDE = 65536  # Of an image.
+SIDE = 65536  # Of an image, in units of length.
 CELL = 32  # Pixels of a drawing.
-STRIDE = CELL + 2  # With a border of nothing, so that what is read beside a drawing is nothing.
+STRIDE = CELL + 2  # With an empty border, so that reads next to a drawing return zero.
 LEVELS = 4  # A drawing at 32, 16, 8 and 4 pixels.
 LATTICE = 16  # Points of a texture, which repeats.
 SINES = [round(4096 * math.sin(2 * math.pi * step / 1024)) for step in range(1024 + 256)]
 SINE_TABLE = np.array(SINES)
 
-# The most items of a scene, from back to front; the main object comes last, or is moved behind
-# another.
+# Maximum numbers of items in a scene, from back to front. The main object comes last, or is moved
+# behind another.
 FRAGMENTS, BARS, SMALLER = 4, 3, 4
 ITEMS = FRAGMENTS + BARS + SMALLER + 1
 FRAGMENT, BAR, OBJECT, MAIN = range(4)
 KIND = np.array([FRAGMENT] * FRAGMENTS + [BAR] * BARS + [OBJECT] * SMALLER + [MAIN])
-FIELDS = 16  # Random numbers of an item.
+FIELDS = 16  # Random numbers for each item.
 WORDS = (ITEMS + 2) * FIELDS // 2  # Two numbers each.
 LATTICE_WORDS = LATTICE * LATTICE // 8  # Eight points each.
 
-SHARES = np.array(
-    [[180, 400], [130, 400], [60, 110], [256, 256]]
-)  # Lengths by kind, of 256 of that.
-SLIM = np.array(
-    [[190, 256], [14, 40], [190, 256], [190, 256]]
-)  # Its other side, of 256 of its length.
-TURN = np.array([512, 512, 50, 50])  # The most that it is turned, of 1,024 steps.
-LEAN = 50  # The most that it is sheared, of 256.
-GROUND = 10, 150  # A channel of the background.
-CONTRAST = 60, 150  # How much brighter than the background's middle an item is,
-SHIFT = 50  # and the most that a channel differs from that.
-FAINT = 40, 90  # Opacity of fragments and bars, of 256.
-TEXTURE = 60  # The most that the colours of a texture differ.
-NOISE = 2, 16  # The most that noise adds, and the most in the noisiest image.
+# Ranges of an item's length by kind, in 256ths of the main object's length.
+SHARES = np.array([[180, 400], [130, 400], [60, 110], [256, 256]])
+# Ranges of an item's other side by kind, in 256ths of its length.
+SLIM = np.array([[190, 256], [14, 40], [190, 256], [190, 256]])
+TURN = np.array([512, 512, 50, 50])  # Maximum rotation by kind, in 1,024ths of a turn.
+LEAN = 50  # Maximum shear, in 256ths.
+GROUND = 10, 150  # Range of a background channel.
+CONTRAST = 60, 150  # Range of an item's brightness above the background's mean.
+SHIFT = 50  # Maximum difference of an item's channel from that brightness.
+FAINT = 40, 90  # Range of the opacity of fragments and bars, in 256ths.
+TEXTURE = 60  # Maximum difference between the colours of a texture.
+NOISE = 2, 16  # Range of the noise amplitude.
 
 
 class Layout(NamedTuple):
-    """Size of a scene's main object, and the fewest and the most of the items beside it.
+    """Size of a scene's main object, and ranges for the numbers of other items.
 
     Attributes:
-      length: of the main object's longer side, from and to.
-      fragments, bars, smaller: of which there are at most `FRAGMENTS`, `BARS` and `SMALLER`.
+      length: range of the main object's longer side.
+      fragments, bars, smaller: ranges, at most `FRAGMENTS`, `BARS` and `SMALLER`.
     """
 
     length: tuple[int, int]
@@ -67,9 +64,9 @@ class Parts(NamedTuple):
     """Drawings that scenes are composed of.
 
     Attributes:
-      drawings: uint8 `[levels * drawings * 34 * 34]`, each within a border of nothing; of each
-        level the last one is solid, for bars.
-      first, count: of each class, its first drawing and how many it has, int64 `[classes]`.
+      drawings: uint8 `[levels * drawings * 34 * 34]`, each within an empty border; the last one of
+        each level is solid, for bars.
+      first, count: first drawing and number of drawings of each class, int64 `[classes]`.
     """
 
     drawings: np.ndarray
@@ -78,10 +75,10 @@ class Parts(NamedTuple):
 
 
 class Objects(NamedTuple):
-    """The objects of an image, and where each is seen.
+    """The objects of an image, and their visible pixels.
 
     Attributes:
-      seen: int8 `[size, size]`, the object that is seen at each pixel; -1 where none is.
+      seen: int8 `[size, size]`, the object visible at each pixel; -1 for none.
       labels: the class of each object.
       main: the object whose class is the image's.
     """
@@ -96,12 +93,12 @@ class Item:
     """A drawing in a scene: an object, a fragment of one, or a bar.
 
     Attributes:
-      drawing: its number among the parts'.
-      x, y: where its centre is.
+      drawing: its index in `Parts`.
+      x, y: position of its centre.
       length: its longer side.
-      matrix: takes a square of side 1 to the item, by rows.
-      cut: the first and last place of the drawing that is kept, of 256 in each direction; None
-        keeps all.
+      matrix: maps a square of side 1 to the item, row by row.
+      cut: the first and last kept position of the drawing, in 256ths in each direction; None keeps
+        all.
       label: its class; None for a fragment or a bar.
     """
 
@@ -121,12 +118,11 @@ class Scene:
     """Items from back to front on a texture.
 
     Attributes:
-      main: the place among the items of the one that gives the label.
+      main: index of the item that gives the label.
       lattice: shades of the texture, uint16 `[16 * 16]`.
-      steps: the places on the lattice that lie one side to the right and one side down, of 256 a
-        point.
-      colours: of its darkest and its brightest shade, int32 `[2, 3]`.
-      noise: the most that noise adds.
+      steps: lattice coordinates of the image's side to the right and down, in 256ths of a point.
+      colours: colours of the texture's darkest and brightest shade, int32 `[2, 3]`.
+      noise: amplitude of the noise.
     """
 
     items: tuple[Item, ...]
@@ -138,7 +134,7 @@ class Scene:
 
 
 def drawings_of(cells: np.ndarray) -> np.ndarray:
-    """The `drawings` of `Parts`, from uint8 `[drawings, 32, 32]`."""
+    """Returns the `drawings` of `Parts`, from uint8 `[drawings, 32, 32]`."""
     cells = np.concatenate([cells, np.full((1, CELL, CELL), 255, np.uint8)])
     result = np.zeros((LEVELS, len(cells), STRIDE, STRIDE), np.uint8)
     for level in range(LEVELS):
@@ -150,13 +146,13 @@ def drawings_of(cells: np.ndarray) -> np.ndarray:
 
 
 class _Box(NamedTuple):
-    """The pixels that an item may cover, and how its drawing is read there.
+    """The pixels that an item may cover, and their mapping to its drawing.
 
     Attributes:
-      place: where its drawing begins among the parts'.
+      place: offset of its drawing in `Parts.drawings`.
       side: pixels of the drawing at the level that is read.
-      across, down: the column and the row of the drawing that is read at the first pixel, and what
-        a step to the right and one down add to it; 2^20 is a pixel of the drawing.
+      across, down: column and row of the drawing at the first pixel, and their increments for a
+        step to the right and one down; 2^20 is a pixel of the drawing.
     """
 
     top: int
@@ -176,8 +172,10 @@ class _Box(NamedTuple):
 def compose(
     parts: Parts, layout: Layout, label: int, key: tuple[int, int]
 ) -> tuple[Scene, np.random.Philox]:
-    """A scene whose main object is of a class, drawn by a key, and a generator of its other
-    numbers.
+    """Returns a random scene with a main object of class `label`, and the generator for its noise.
+
+    Args:
+      key: key of the random generator.
     """
     generator = np.random.Philox(key=np.array(key, np.uint64))
     words = generator.random_raw(WORDS + LATTICE_WORDS)
@@ -211,14 +209,14 @@ def compose(
 
 
 def _within(number, low, high):
-    """A whole number from `low` to `high`, of one below 2^32; any of these may be arrays."""
+    """Scales a number below 2^32 to an integer from `low` to `high`; all may be arrays."""
     return low + (number * (high - low + 1) >> 32)
 
 
 def _items(
     parts: Parts, label: int, numbers: np.ndarray, main: int, ground: np.ndarray
 ) -> list[Item]:
-    """All items that a scene may have.
+    """Returns all items that a scene may have.
 
     Args:
       numbers: below 2^32, int64 `[fields, items]`.
@@ -242,9 +240,8 @@ def _items(
         sine * width >> 12,
         (sine * lean + 256 * cosine) * height >> 20,
     )
-    margin = np.where(
-        KIND == MAIN, length // 2 - 2000, 0
-    )  # The main object is within the image, or nearly.
+    # The main object is within the image, or nearly.
+    margin = np.where(KIND == MAIN, length // 2 - 2000, 0)
     x, y = _within(numbers[7:9], margin, SIDE - margin)
     opacity = np.where(KIND <= BAR, _within(numbers[9], *FAINT), 256)
     cuts = _cuts(_within(numbers[10], 0, 128), numbers[11] & 1)
@@ -269,22 +266,23 @@ def _items(
 
 
 def _cuts(start: np.ndarray, across: np.ndarray) -> np.ndarray:
-    """Halves of drawings that fragments keep, of columns or of rows, `[items, 4]`: `Item.cut`."""
+    """Returns the half of each drawing that a fragment keeps, `[items, 4]` as in `Item.cut`."""
     whole, half = np.array([[0, 256]]), np.stack([start, start + 128], axis=1)
     across = across[:, None].astype(bool)
     return np.concatenate([np.where(across, half, whole), np.where(across, whole, half)], axis=1)
 
 
 def _colours(numbers: np.ndarray, ground: np.ndarray) -> np.ndarray:
-    """Colours of items, `[items, 3]`, brighter than the background's: without that small
-    Transformers take many times as long to begin to learn.
+    """Returns colours of items, `[items, 3]`, brighter than the background.
+
+    With other colours small Transformers need many times as long before they start to learn.
     """
     brighter = _within(numbers[0], *CONTRAST)[:, None]
     return np.clip(ground + brighter + _within(numbers[1:4].T, -SHIFT, SHIFT), 0, 255)
 
 
 def draw(scene: Scene, parts: Parts, size: int, generator: np.random.Philox) -> np.ndarray:
-    """The image of a scene, uint8 `[size, size, 3]`; its noise is drawn by the generator."""
+    """Draws a scene with noise, uint8 `[size, size, 3]`."""
     image = _texture(scene, size)
     for item, (rows, columns), cover in _covers(scene, parts, size):
         part = image[:, rows, columns]
@@ -296,7 +294,7 @@ def draw(scene: Scene, parts: Parts, size: int, generator: np.random.Philox) -> 
 
 
 def objects(scene: Scene, parts: Parts, size: int) -> Objects:
-    """The objects of a scene, and the pixels of which each covers half or more and is in front."""
+    """Returns a scene's objects and the pixels where each is in front and covers half or more."""
     seen = np.full((size, size), -1, np.int8)
     whole = [item for item in scene.items if item.label is not None]
     for item, place, cover in _covers(scene, parts, size):
@@ -309,7 +307,7 @@ def objects(scene: Scene, parts: Parts, size: int) -> Objects:
 
 
 def _texture(scene: Scene, size: int) -> np.ndarray:
-    """The background, int32 `[3, size, size]`."""
+    """Returns the background, int32 `[3, size, size]`."""
     right, down = (np.arange(size) * step // size for step in scene.steps)
     x, y = right[None, :] - down[:, None], down[None, :] + right[:, None]
     column, row = (x >> 8) & (LATTICE - 1), ((y >> 8) & (LATTICE - 1)) * LATTICE
@@ -326,19 +324,16 @@ def _texture(scene: Scene, size: int) -> np.ndarray:
 
 
 def _between(one: np.ndarray, other: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """One shade and another, mixed by a share of 256; all uint16, of which nothing flows over."""
+    """Mixes two shades by a share in 256ths; all are uint16, without overflow."""
     return (one * (256 - share) + other * share) >> 8
 
 
 def _covers(
     scene: Scene, parts: Parts, size: int
 ) -> Iterator[tuple[Item, tuple[slice, slice], np.ndarray]]:
-    """Yields each item that is within the image, its rows and columns, and how far it covers them,
-    of 256.
-    """
+    """Yields each item in the image, its rows and columns, and its coverage of them in 256ths."""
     boxes = [(item, box) for item in scene.items if (box := _box(item, parts, size)).pixels]
-    # All items' pixels in one array, since at small sizes a call of NumPy's takes longer than its
-    # work.
+    # All items' pixels are in one array: at small sizes the overhead of NumPy's calls dominates.
     ends = list(itertools.accumulate(box.pixels for _, box in boxes))
     spans = [slice(end - box.pixels, end) for (_, box), end in zip(boxes, ends, strict=True)]
     x, y, places = np.empty((3, ends[-1]), np.int32)
@@ -357,9 +352,8 @@ def _covers(
     ink = _sample(parts.drawings, places, x, y)
     for (item, box), span in zip(boxes, spans, strict=True):
         cover = ink[span]
-        if (
-            sharper := item.length * size // (SIDE * box.side)
-        ) > 1:  # An enlarged edge, as narrow as it was.
+        # Sharpen the edges of an enlarged drawing, so that they stay narrow.
+        if (sharper := item.length * size // (SIDE * box.side)) > 1:
             cover = np.minimum(np.maximum((cover - 128) * sharper + 128, 0), 255)
         if item.cut:
             left, right, top, bottom = (256 + box.side * edge for edge in item.cut)
@@ -371,7 +365,7 @@ def _covers(
 
 
 def _sample(drawings: np.ndarray, places: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Ink between the pixels of drawings, bilinear, int32 of 255."""
+    """Returns ink interpolated bilinearly between pixels of drawings, int32 from 0 to 255."""
     x, y = (x & 255).astype(np.uint16), (y & 255).astype(np.uint16)
     upper = _between(drawings.take(places), drawings[1:].take(places), x)
     lower = _between(drawings[STRIDE:].take(places), drawings[STRIDE + 1 :].take(places), x)
@@ -379,7 +373,7 @@ def _sample(drawings: np.ndarray, places: np.ndarray, x: np.ndarray, y: np.ndarr
 
 
 def _box(item: Item, parts: Parts, size: int) -> _Box:
-    """Finds an item on the pixels of an image, and how its drawing is read there."""
+    """Computes an item's pixels in the image, and their mapping to its drawing."""
     pixels = item.length * size // SIDE
     level = next((level for level in range(LEVELS - 1) if CELL >> (level + 1) < pixels), LEVELS - 1)
     side = CELL >> level
@@ -388,7 +382,7 @@ def _box(item: Item, parts: Parts, size: int) -> _Box:
     wide, high = ((abs(one) + abs(two)) * (side + 1) // (2 * side) for one, two in ((a, b), (c, d)))
     left, right = _clipped(item.x - wide, size), _clipped(item.x + wide + SIDE // size, size)
     top, bottom = _clipped(item.y - high, size), _clipped(item.y + high + SIDE // size, size)
-    # The inverse of the matrix takes the middle of a pixel to a place in the drawing.
+    # The inverse of the matrix maps the centre of a pixel to a position in the drawing.
     determinant, scale = (a * d - b * c) * size, side << 20
     x, y = (2 * left + 1) * SIDE - 2 * size * item.x, (2 * top + 1) * SIDE - 2 * size * item.y
     middle = (128 + 128 * side) << 12  # The drawing's pixel 0 is its border.
@@ -415,5 +409,5 @@ def _box(item: Item, parts: Parts, size: int) -> _Box:
 
 
 def _clipped(length: int, size: int) -> int:
-    """The pixel at so far from an image's edge, from 0 to `size`."""
+    """Converts a distance from an image's edge to pixels, clipped to 0 to `size`."""
     return min(max(length * size // SIDE, 0), size)

@@ -1,7 +1,6 @@
-"""DeiT III's 3-Augment (2204.07118, section 4): one of grey, solarising and blur, then colour
-jitter.
+"""DeiT III's 3-Augment (2204.07118, section 4): grey, solarize or blur, then colour jitter.
 
-Pillow does them, so that the pixels are those of the authors' code to the bit.
+It runs in Pillow, so the pixels equal the authors' code bit by bit.
 """
 
 import dataclasses
@@ -14,22 +13,22 @@ from vit_jax.options.objective import THRESHOLD
 
 @dataclasses.dataclass(frozen=True)
 class ThreeAugment:
-    """`(pixels, rng) -> pixels`: grey, solarising or blur, with equal chances, then colour jitter.
+    """3-Augment, `(pixels, rng) -> pixels`.
+
+    Applies greyscale, solarization or blur, with equal probabilities, then colour jitter.
 
     Args:
-      jitter: strength x of brightness, contrast and saturation, each times a factor in 1 +- x,
-        whose order is random.
+      jitter: strength x of brightness, contrast and saturation; each is scaled by a factor in 1 +-
+        x, in random order.
     """
 
     jitter: float = 0.3
 
     def __call__(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Augments uint8 `[height, width, 3]`, which is not written to, into an array of the same
-        shape.
-        """
+        """Returns augmented pixels, uint8 `[height, width, 3]`; the input is unchanged."""
         return distorted(pixels, self.draw(rng))
 
     def draw(self, rng: np.random.Generator) -> list[tuple[str, float]]:
-        """Names and values of the operations to be done, in their order."""
+        """Draws the operations to apply; returns their names and values, in order."""
         choices = (("grey", 1.0), ("solarize", THRESHOLD), ("blur", rng.uniform(*RADII)))
         return [choices[rng.integers(3)], *draw_jitter((self.jitter,) * 3, rng)]

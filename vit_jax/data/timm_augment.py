@@ -1,8 +1,8 @@
-"""timm's RandAugment, `rand-m9-mstd0.5-inc1` and its like: that of DeiT's and MAE's fine-tuning.
+"""RandAugment as in timm, such as `rand-m9-mstd0.5-inc1` (fine-tuning of DeiT and MAE).
 
-It differs from AugReg's (randaugment.py) in its operations, in what a level means to them, and in
-that each operation is done with a probability. Pillow does them, so that the pixels are timm's to
-the bit.
+It differs from AugReg's (randaugment.py) in its operations, in their strength at a level, and in
+the probability with which each operation is applied. It runs in Pillow, so the pixels equal timm's
+bit by bit.
 """
 
 import dataclasses
@@ -17,17 +17,17 @@ HIGHEST = 10.0  # The highest level.
 
 @dataclasses.dataclass(frozen=True)
 class RandPolicy:
-    """`(pixels, rng) -> pixels`: some operations, each drawn from all and done with a probability.
+    """RandAugment policy, `(pixels, rng) -> pixels`: random operations, each with a probability.
 
     Args:
       magnitude: mean of the level, from 0 to 10.
-      layers: operations drawn for an image; the same one may come twice.
-      probability: of each to be done.
-      deviation: of the level, which is normal, then cut at 0 and 10.
-      increasing: a higher level changes more, whatever the operation; else of posterising and
-        solarising it changes less, and of colour, contrast, brightness and sharpness 5 is about no
-        change.
-      fill: colour of what a geometric operation leaves empty.
+      layers: operations drawn for an image; the same one may be drawn twice.
+      probability: of applying each operation.
+      deviation: std of the level, which is normal, then clipped to 0 and 10.
+      increasing: a higher level is a stronger change for all operations. Otherwise it is a weaker
+        one for posterize and solarize, and level 5 is about no change for colour, contrast,
+        brightness and sharpness.
+      fill: fill colour of geometric operations.
       resampling: of these operations, a key of `RESAMPLING`.
     """
 
@@ -40,9 +40,7 @@ class RandPolicy:
     resampling: str = "bicubic"
 
     def __call__(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Augments uint8 `[height, width, 3]`, which is not written to, into an array of the same
-        shape.
-        """
+        """Returns augmented pixels, uint8 `[height, width, 3]`; the input is unchanged."""
         chosen = [name for name in self.draw(rng) if rng.random() < self.probability]
         if not chosen:
             return pixels
@@ -56,18 +54,20 @@ class RandPolicy:
         return np.asarray(image)
 
     def draw(self, rng: np.random.Generator) -> list[str]:
-        """Names of operations of which each may be done."""
+        """Draws names of operations; each is then applied with a probability."""
         names = tuple(OPERATIONS)
         return [names[int(rng.random() * len(names))] for _ in range(self.layers)]
 
     def apply(self, name: str, image: Image.Image, level: float, sign: int) -> Image.Image:
-        """Applies an operation at a level from 0 to 10; `sign`, 1 or -1, is the side of those with
-        two.
+        """Applies an operation at a level from 0 to 10.
+
+        Args:
+          sign: direction of an operation that has two, 1 or -1.
         """
         return OPERATIONS[name](self, image, level / HIGHEST, sign)
 
     def _factor(self, strength: float, sign: int) -> float:
-        """The factor of an enhancement: 1 changes nothing."""
+        """Returns the factor of an enhancement; 1 changes nothing."""
         return max(0.1, 1 + sign * 0.9 * strength) if self.increasing else 0.1 + 1.8 * strength
 
     def _enhance(self, kind: type, image: Image.Image, strength: float, sign: int) -> Image.Image:
@@ -82,7 +82,7 @@ class RandPolicy:
         return ImageOps.solarize(image, 256 - threshold if self.increasing else threshold)
 
     def _affine(self, image: Image.Image, *matrix: float) -> Image.Image:
-        """Takes for output pixel (x, y) the input's at (a x + b y + c, d x + e y + f)."""
+        """Warps the image: output pixel (x, y) is the input at (a x + b y + c, d x + e y + f)."""
         return image.transform(
             image.size,
             Image.Transform.AFFINE,
@@ -92,7 +92,7 @@ class RandPolicy:
         )
 
     def _translate(self, image: Image.Image, left: float, up: float) -> Image.Image:
-        """Moves the image by shares of its sides."""
+        """Translates the image left and up by fractions of its sides."""
         return self._affine(image, 1, 0, left * image.width, 0, 1, up * image.height)
 
     def _rotate(self, image: Image.Image, degrees: float) -> Image.Image:
@@ -100,9 +100,7 @@ class RandPolicy:
 
 
 def _posterize(image: Image.Image, bits: int) -> Image.Image:
-    """Keeps the highest bits of each value; 0 makes a black image, as for MAE, where Pillow now
-    refuses.
-    """
+    """Keeps the highest bits of each value; 0 returns a black image (MAE), which Pillow rejects."""
     return image.point(3 * [value & 256 - (1 << 8 - bits) for value in range(256)])
 
 

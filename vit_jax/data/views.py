@@ -1,4 +1,4 @@
-"""The pictures that a run sees of one image: its views."""
+"""Views of an image: the crops and augmentations that a training step uses."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,20 +11,20 @@ Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
 class View(NamedTuple):
-    """One picture of an image, or several that are drawn alike; what is None is the run's own.
+    """One or several crops of an image, as an objective requests them.
+
+    Values of None are the run's.
 
     Attributes:
       name: of its entry in a batch, uint8 `[batch, size, size, 3]`; the first view's is `image`.
-      count: so many pictures: the entry is `[batch, count, size, size, 3]`.
+      count: number of crops: the entry is `[batch, count, size, size, 3]`.
       size: height and width in pixels.
-      crop: values of `TrainCrop` in which this view differs, such as `dict(area=(0.4, 1.0))`; how
-        an image is decoded (`mode`, `background`) is the same for all views, since it is decoded
-        once.
-      same_rectangle_as: name of an earlier view whose rectangles this one shows, at its own size.
-      augment: what is done to the crop on the host, `(pixels, rng) -> pixels`, or None; "config" is
-        what the config says.
-      distort: what is done after that, to each of its pictures another thing: so many
-        augmentations, each of which may be None; empty: nothing.
+      crop: values of `TrainCrop` that differ in this view, such as `dict(area=(0.4, 1.0))`. The
+        decoding (`mode`, `background`) is the same for all views, since an image is decoded once.
+      same_rectangle_as: name of an earlier view with the same rectangles, at another size.
+      augment: augmentation of the crop on the host, `(pixels, rng) -> pixels`, or None; "config"
+        takes the config's.
+      distort: augmentations after `augment`, one for each crop of the view, or None; empty: none.
     """
 
     name: str = "image"
@@ -36,19 +36,19 @@ class View(NamedTuple):
     distort: Sequence[Augmentation | None] = ()
 
     def shape(self, image_size: int) -> tuple[int, ...]:
-        """Shape of one image's entry, in a run of this `image_size`."""
+        """Returns the shape of one image's entry, in a run of this `image_size`."""
         size = self.size or image_size
         return (*(() if self.count is None else (self.count,)), size, size, 3)
 
 
 class Picture(NamedTuple):
-    """The way the pipeline makes a view: a `View` with nothing left open.
+    """A resolved `View`: all defaults are filled in.
 
     Attributes:
       crop: `(image, rng, out) -> pixels`.
-      stream: which of an image's random sequences the first picture draws from; views of one stream
-        see the same rectangles.
-      distort: what is done after `augment`, to each picture; empty: nothing.
+      stream: index of the image's random sequence for the first crop; views of one stream have the
+        same rectangles.
+      distort: augmentations after `augment`, one for each crop; empty: none.
     """
 
     name: str
@@ -66,19 +66,23 @@ class Picture(NamedTuple):
 
     @property
     def streams(self) -> range:
-        """The streams of all its pictures."""
+        """Streams of all its crops."""
         return range(self.stream, self.stream + (self.count or 1))
 
 
 def pictures_of(
     views: Sequence[View], crop: Callable[..., Any], size: int, augment: Augmentation | None
 ) -> tuple[Picture, ...]:
-    """The pictures that views ask for.
+    """Resolves views.
 
     Args:
-      crop: makes the crop of a size, and of values in which it differs from the run's.
-      size: the run's, in pixels.
-      augment: the run's.
+      views: the requested views.
+      crop: returns the crop of a size, with values that override the run's.
+      size: the run's size, in pixels.
+      augment: the run's augmentation.
+
+    Raises:
+      ValueError: a view overrides the decoding, or has a wrong number of distortions.
     """
     made, free = {}, 0
     for view in views:
@@ -101,7 +105,7 @@ def pictures_of(
 
 
 def flips_of(views: Sequence[View]) -> dict[str, str]:
-    """Names by which flips are drawn, by the views' names: views of one rectangle share theirs."""
+    """Returns the names of random flips by view; views with the same rectangles share a flip."""
     names = {}
     for view in views:
         own = f"flip {view.name}" if names else "flip"

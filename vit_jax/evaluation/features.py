@@ -1,4 +1,4 @@
-"""Features: what enters the head of a frozen model, for all images of a data set."""
+"""Features of a frozen model: the inputs of its head, for all images of a data set."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -30,37 +30,39 @@ from vit_jax.parallel.mesh import (
 from vit_jax.parallel.sharding import parameter_shardings, place_activation
 from vit_jax.progress import Progress
 
-LAYERS = 4  # Of which the class tokens are features together.
-# What a linear probe may read of a model with a class token, the narrowest first.
+LAYERS = 4  # Last layers whose class tokens are concatenated.
+# Features for a linear probe on a model with a class token, the narrowest first.
 CHOICES = (
     "class token",
     "class token and patches",
     f"{LAYERS} class tokens",
     f"{LAYERS} class tokens and patches",
 )
-POOLED = "pooled features"  # And of another.
+POOLED = "pooled features"  # The features of models without a class token.
 
 
 class Features(NamedTuple):
-    """A model's outputs for a source, on the host; unreadable images are left out."""
+    """Outputs of a model for the readable images of a source, on the host."""
 
     values: np.ndarray  # float32 [images, features]
     labels: np.ndarray  # int32 [images, max_labels], padded with -1
-    indices: np.ndarray  # int64 [images]: where each is in the source.
+    indices: np.ndarray  # int64 [images]: index of each in the source.
 
 
 class Extractor:
-    """Features by any parameters of one model, the same batch size for all sources: compiled once.
+    """Feature extraction by one model with any parameters; compiled once, for one batch size.
 
     Args:
       graphdef: of the model, with or without a head.
       shardings: of its parameters.
-      crop: what the model sees of an image.
-      batch_size: of all processes together; rounded up to what divides over the mesh.
-      workers, threads: as of `evaluation_batches`.
-      max_unreadable: images of a source that may be skipped.
-      compute: what of a model and its images, `[batch, ...]`, instead of `representation`.
-      say: is told of each that is, and how far it is where that takes long.
+      mesh: of the devices.
+      crop: the evaluation transform.
+      batch_size: of all processes together; rounded up to a multiple of the mesh's size.
+      workers, threads: as in `evaluation_batches`.
+      max_unreadable: maximum number of unreadable images of a source, which are skipped.
+      compute: the function of the model and its images, `[batch, ...]`; by default
+        `representation`.
+      say: logs skipped images, and the progress of long extractions.
     """
 
     def __init__(
@@ -90,13 +92,15 @@ class Extractor:
     def __call__(
         self, params: dict, source: Source, go_on: Callable[[], bool] = lambda: True
     ) -> Features | None:
-        """Features of every readable image, in the source's order.
+        """Returns the features of all readable images, in the source's order.
 
         Args:
-          go_on: asked after each batch; None is returned when it says no.
+          params: the model's parameters.
+          source: of the images.
+          go_on: called after each batch; if it returns False, the result is None.
 
         Raises:
-          UserError: no image is readable, or too many are not.
+          UserError: no image is readable, or more than `max_unreadable` are not.
         """
         parts, progress = [], Progress("features", len(source), "images", self._say)
         for part in self.stream(params, source):
@@ -114,8 +118,9 @@ class Extractor:
         return Features(values, labels, np.flatnonzero(mask))
 
     def stream(self, params: dict, source: Source) -> Iterator[dict[str, Any]]:
-        """Yields of each batch `values` (of `compute`), `labels` and `mask`, False where none was
-        read.
+        """Yields `values` (of `compute`), `labels` and `mask` of each batch.
+
+        The mask is False where no image could be read.
         """
         skipped = self._skipped.setdefault(id(source), self._skip_log(source))
         running = None
@@ -129,17 +134,16 @@ class Extractor:
 
 
 def representation(model: nnx.Module, images: jax.Array) -> jax.Array:
-    """The representation that enters the head, float32 `[batch, features]`."""
+    """Returns the representation that enters the head, float32 `[batch, features]`."""
     return model.features(images).astype(jnp.float32)
 
 
 def class_tokens_and_patches(model: TokenModel, images: jax.Array) -> jax.Array:
-    """The class token behind each of the last layers, the last one last, and the mean of the last's
-    patches.
+    """Returns the class tokens of the last layers and the mean of the last layer's patches.
 
-    All are normalised by the model's final norm, if it has one: float32 `[batch, (layers + 1) *
-    dim]`, of
-    `LAYERS` layers, or of one where the model has fewer than those.
+    The last layer's class token is the last one. All are normalised by the model's final norm, if
+    it has one. The result is float32 `[batch, (layers + 1) * dim]`, of `LAYERS` layers, or of one
+    layer if the model has fewer than `LAYERS`.
     """
     with model.capturing(("tokens",)) as found:
         model.encode(model.assemble(model.patches(images)))
@@ -152,12 +156,11 @@ def class_tokens_and_patches(model: TokenModel, images: jax.Array) -> jax.Array:
 
 
 def choices_of(model: ImageModel) -> tuple[Callable[[Any, jax.Array], jax.Array], dict[str, slice]]:
-    """The function that computes all features a linear probe may choose of, and each choice's
-    columns.
+    """Returns the function that computes all features of a linear probe, and each choice's columns.
 
-    They are DINOv2's of a model with a class token: that of the last layer or those of the last
-    four, each with the mean of the patches and without. Of other models they are the pooled
-    features alone.
+    For a model with a class token the choices are DINOv2's: the class token of the last layer, or
+    the class tokens of the last four layers, each with the mean of the patches and without it. For
+    other models the only choice is the pooled features.
     """
     if not isinstance(model, TokenModel) or "cls" not in model.prefix_tokens:
         return representation, {POOLED: slice(0, None)}
@@ -170,33 +173,35 @@ def choices_of(model: ImageModel) -> tuple[Callable[[Any, jax.Array], jax.Array]
 
 
 def first_five(model: nnx.Module, images: jax.Array) -> jax.Array:
-    """The five likeliest classes, the likeliest first, int32 `[batch, 5]`."""
+    """Returns the five most likely classes, the most likely first, int32 `[batch, 5]`."""
     return jax.lax.top_k(model(images), 5)[1]
 
 
 def likeliest(
     count: int, probabilities: str = "softmax"
 ) -> Callable[[nnx.Module, jax.Array], tuple[jax.Array, jax.Array]]:
-    """Makes the function that computes the `count` likeliest: probabilities and classes, `[batch,
-    count]`.
+    """Makes a function that returns the `count` most likely classes.
+
+    The function returns probabilities and classes, both `[batch, count]`.
 
     Args:
-      probabilities: of `PROBABILITIES`.
+      count: number of classes.
+      probabilities: a key of `PROBABILITIES`.
     """
 
     def compute(model, images):
         logits = model(images)
-        _, classes = jax.lax.top_k(
-            logits, count
-        )  # Probabilities may be rounded to the same number.
+        # By the logits: different ones may have the same rounded probability.
+        _, classes = jax.lax.top_k(logits, count)
         return jnp.take_along_axis(PROBABILITIES[probabilities](logits), classes, axis=-1), classes
 
     return compute
 
 
 def top_of(top: int | None, threshold: float | None, num_classes: int, default: int) -> int:
-    """The highest number of classes to name of an image: `top`, else `default`, or with a threshold
-    all.
+    """Returns the maximum number of classes to list for an image.
+
+    It is `top` if that is set, else all classes with a threshold, and `default` without one.
 
     Raises:
       UserError: `top` or the threshold is out of range.
@@ -211,8 +216,11 @@ def top_of(top: int | None, threshold: float | None, num_classes: int, default: 
 
 
 def reaching(threshold: float | None, probabilities: np.ndarray) -> int:
-    """The number of probabilities, the highest first, that reach the threshold; without one all of
-    them.
+    """Returns how many probabilities reach the threshold, all of them without a threshold.
+
+    Args:
+      threshold: the minimum probability; None: there is none.
+      probabilities: in descending order.
     """
     return len(probabilities) if threshold is None else int((probabilities >= threshold).sum())
 
@@ -223,7 +231,7 @@ def make_features(
     shardings: dict,
     compute: Callable[[nnx.Module, jax.Array], jax.Array],
 ) -> Callable[[dict, dict], dict[str, jax.Array]]:
-    """Compiles `(params, batch) -> {values, labels, mask}`, the same on every device."""
+    """Compiles `(params, batch) -> {values, labels, mask}`, replicated on all devices."""
 
     def features(params, batch):
         with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
@@ -239,11 +247,13 @@ def make_features(
 def extractor_of(
     model: nnx.Module, mesh: Mesh, crop: TestCrop | None = None, **options
 ) -> tuple[Extractor, dict]:
-    """An extractor of a loaded model's features, and its parameters on the devices of `mesh`.
+    """Returns an `Extractor` for a loaded model, and its parameters on the devices of `mesh`.
 
     Args:
-      crop: what the model sees of an image, `transfer_crop` by default.
-      **options: `batch_size` and others, as of `Extractor`.
+      model: a loaded model.
+      mesh: of the devices.
+      crop: the evaluation transform; `transfer_crop` by default.
+      **options: `batch_size` and other arguments of `Extractor`.
 
     Raises:
       UserError: the model's images are not square.
@@ -258,10 +268,10 @@ def extractor_of(
 
 
 def single_labels(labels: np.ndarray, name: str) -> np.ndarray:
-    """int32 `[images]` of `[images, max_labels]`, for what only images with one label can do.
+    """Returns labels int32 `[images]` from `[images, max_labels]`, if each image has exactly one.
 
     Raises:
-      UserError: an image has none or several.
+      UserError: an image has no label or several.
     """
     counts = (labels >= 0).sum(axis=1)
     if (wrong := np.flatnonzero(counts != 1)).size:
@@ -273,10 +283,12 @@ def single_labels(labels: np.ndarray, name: str) -> np.ndarray:
 
 
 def transfer_crop(image_size: int | tuple[int, int], **how: str) -> TestCrop:
-    """The few-shot protocol's: both sides to 256, and the central 224; other sizes in the same
-    ratio.
+    """Returns the few-shot protocol's transform: both sides to 256, then the central 224.
+
+    Other image sizes have the same ratio.
 
     Args:
+      image_size: of the model, in pixels.
       **how: `mode`, `interpolation` and `background` of the crop.
 
     Raises:

@@ -1,7 +1,7 @@
 """Few-shot linear evaluation (section 4.1 of the paper, big_vision's values).
 
-The network is frozen; a linear classifier is fitted by least squares to the features of a few
-training images of each class, and scored on the whole test split.
+The network is frozen. A linear classifier is fitted by least squares to the features of a few
+training images of each class, and evaluated on the whole test split.
 """
 
 import hashlib
@@ -24,14 +24,15 @@ from vit_jax.progress import Progress
 SHOTS = (1, 5, 10, 25)
 SEEDS = (0, 1, 2)
 PENALTY = 2.0**10
+# Training and test split of a folder that has classes but no splits.
 HALVES = (
     "all[:80%]",
     "all[80%:]",
-)  # To train and to test, of a folder that has classes but no splits.
-# What Scenic tries for each number of shots; `best_penalty` chooses.
+)
+# Scenic's search space for each number of shots; `best_penalty` selects one.
 PENALTY_GRID = tuple(2.0**power for power in range(-10, 20))
 
-# The suite, by TFDS's names. ImageNet's training images are big_vision's.
+# Data sets of the suite, by TFDS's names. ImageNet's training images are big_vision's.
 DATA_SETS = tuple(
     map(
         data_set,
@@ -51,7 +52,10 @@ DATA_SETS = tuple(
 
 
 class TooFewImages(UserError):
-    """A class has fewer training images than shots: `most`, which are there of all classes."""
+    """Error for a class with fewer training images than shots.
+
+    `most` is the largest number of shots that all classes allow.
+    """
 
     def __init__(self, name: str, class_name: str, most: int, shots: int):
         self.class_name, self.most = class_name, most
@@ -62,7 +66,7 @@ class TooFewImages(UserError):
 
 
 class Accuracy(NamedTuple):
-    """Test accuracy after so many shots, one for each seed."""
+    """Test accuracies for one number of shots and one penalty, by seed."""
 
     shots: int
     penalty: float
@@ -79,17 +83,19 @@ class Accuracy(NamedTuple):
 
 
 class FewShotTask:
-    """A data set with its training images chosen, of which only these are ever read.
+    """A data set with selected training images; the other training images are never read.
 
     Args:
-      name: for messages and metrics.
-      shots: training images of each class.
-      seeds: of the random order in which a class's images are taken; the first k are its k shots.
-      say: is told how far the reading of labels is, where it takes long.
+      name: of the data set, for messages and metrics.
+      train: all training images.
+      test: test images.
+      shots: numbers of training images per class.
+      seeds: seeds of a random order of each class's images; the first k are its k shots.
+      say: logs the progress of reading labels, if that takes long.
 
     Raises:
       TooFewImages: a class has fewer images than shots.
-      UserError: an image has not one label.
+      UserError: an image has no label or several.
     """
 
     def __init__(
@@ -109,7 +115,7 @@ class FewShotTask:
         self.train = Subset(train, indices)
 
     def fingerprint(self) -> dict[str, int | str]:
-        """Short values by which two hosts see whether they chose and read the same."""
+        """Returns short values that are equal on hosts that selected and read the same images."""
         chosen = np.concatenate([*self.chosen.values()]).tobytes()
         digest = hashlib.blake2b(chosen, digest_size=8).hexdigest()
         return fingerprints(self.train, self.test) | {"chosen images": digest}
@@ -122,10 +128,14 @@ class FewShotTask:
         go_on: Callable[[], bool] = lambda: True,
         say: Callable[[str], None] = print,
     ) -> list[Accuracy] | None:
-        """Accuracies of all shots with each penalty.
+        """Returns the accuracies for all shots with each penalty.
 
         Args:
-          go_on: asked before each batch and each fit; None is returned when it says no.
+          extractor: of the model's features.
+          params: the model's parameters.
+          penalties: of least squares.
+          go_on: called before each batch and each fit; if it returns False, the result is None.
+          say: logs notes on the fits.
         """
         train = extractor(params, self.train, go_on)
         test = train and extractor(params, self.test, go_on)
@@ -147,7 +157,7 @@ class FewShotTask:
         return [Accuracy(shots, penalty, by_seed) for (shots, penalty), by_seed in found.items()]
 
     def _pick(self, train: Features, shots: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Features and labels of the readable ones of a seed's first shots."""
+        """Returns features and labels of a seed's first shots, without unreadable images."""
         wanted = self.chosen[seed][:, :shots].ravel()
         rows = np.flatnonzero(np.isin(self.train.indices[train.indices], wanted))
         return train.values[rows], train.labels[rows].max(axis=1)
@@ -168,15 +178,21 @@ def few_shot(
     threads: int | None = None,
     say: Callable[[str], None] = print,
 ) -> list[Accuracy]:
-    """Few-shot accuracies of a loaded model; for several data sets use `FewShotTask` and one
-    `Extractor`.
+    """Returns few-shot accuracies of a loaded model on one data set.
+
+    For several data sets use `FewShotTask` and one `Extractor`.
 
     Args:
-      model: of `load_model`; its head is not used, its pre-logits layer is.
-      mesh: all devices, by default.
+      model: from `load_model`. Its head is not used, its pre-logits layer is.
+      train, test: images of the data set.
+      name, shots, seeds: as in `FewShotTask`.
+      penalties: of least squares.
+      mesh: by default of all devices.
+      batch_size, workers, threads: as in `Extractor`.
+      say: logs progress and notes.
 
     Raises:
-      UserError: as `FewShotTask`; the model's images are not square.
+      UserError: as in `FewShotTask`; the model's images are not square.
     """
     mesh = mesh or make_mesh(dict(data=None, fsdp=1, tensor=1))
     task = FewShotTask(name, train, test, shots, seeds, say)
@@ -186,11 +202,11 @@ def few_shot(
 
 
 def cut_in_two(described: DataSet, say: Callable[[str], None] = print) -> DataSet:
-    """The data set with splits that it has: a folder of classes has none of its own, and is cut in
-    two.
+    """Splits a folder of classes that has no splits; returns other data sets unchanged.
 
     Args:
-      say: is told of that.
+      described: the data set.
+      say: logs the split.
     """
     path, splits = described.path, (described.train_split, described.test_split)
     if splits != ("train", "test") or not SOURCES[described.kind].is_whole(path):
@@ -206,14 +222,15 @@ def cut_in_two(described: DataSet, say: Callable[[str], None] = print) -> DataSe
 def open_data_set(
     described: DataSet, image_size: int = 224, say: Callable[[str], None] = print
 ) -> tuple[Source, Source]:
-    """Training and test images, whose classes have the same numbers; `image_size` is of synthetic
-    ones.
+    """Opens training and test images with the same class numbers.
 
     Args:
-      say: is told of classes without an image.
+      described: the data set.
+      image_size: of synthetic images, in pixels.
+      say: logs classes without an image.
 
     Raises:
-      UserError: what does not exist, is empty or cannot be read.
+      UserError: the data set does not exist, is empty or cannot be read.
     """
     arguments = dict(path=described.path, image_size=image_size, each_labelled=True)
     train = open_source(described.kind, described.train_split, **arguments)
@@ -229,13 +246,17 @@ def open_data_set(
 def choose(
     labels: np.ndarray, class_names: Sequence[str], shots: int, seeds: Sequence[int], name: str
 ) -> dict[int, np.ndarray]:
-    """Draws by seed, int64 `[classes, shots]`: the first of a random order of each class's images.
+    """Draws by seed, int64 `[classes, shots]`: the first images of a random order of each class.
 
     Args:
       labels: `[images]`.
+      class_names: by number.
+      shots: number of images per class.
+      seeds: of the random orders.
+      name: of the data set, for messages.
 
     Raises:
-      TooFewImages: a class has fewer.
+      TooFewImages: a class has fewer images than shots.
     """
     counts = np.bincount(labels, minlength=len(class_names))
     least = counts.argmin()
@@ -254,12 +275,12 @@ def choose(
 
 
 def best_penalty(results: Mapping[str, Sequence[Accuracy]]) -> dict[int, float]:
-    """The penalty of the best mean rank over data sets, by number of shots (Scenic's rule).
+    """Returns the penalty with the best mean rank over data sets, by shots (Scenic's rule).
 
     Args:
       results: by data set, `accuracies` with the same penalties and shots.
     """
-    from scipy.stats import rankdata  # A second to import, which a training run would wait for.
+    from scipy.stats import rankdata  # Takes a second to import, which delays a training run.
 
     best = {}
     for shots in {one.shots: None for found in results.values() for one in found}:
@@ -270,7 +291,7 @@ def best_penalty(results: Mapping[str, Sequence[Accuracy]]) -> dict[int, float]:
 
 
 def fingerprints(train: Source, test: Source) -> dict[str, int | str]:
-    """Short values by which two hosts see whether they read the same training and test images."""
+    """Returns short values that are equal on hosts that read the same images."""
     of_both = {"training": fingerprint(train), "test": fingerprint(test)}
     return {
         f"{split} {key}": value for split, found in of_both.items() for key, value in found.items()
@@ -278,9 +299,9 @@ def fingerprints(train: Source, test: Source) -> dict[str, int | str]:
 
 
 def read_single_labels(name: str, source: Source, say: Callable[[str], None]) -> np.ndarray:
-    """The label of every image, int32 `[images]`; says how far it is.
+    """Returns the label of each image, int32 `[images]`, and logs progress.
 
     Raises:
-      UserError: an image has none or several.
+      UserError: an image has no label or several.
     """
     return single_labels(source.label_table(Progress(name, len(source), "labels", say)), name)

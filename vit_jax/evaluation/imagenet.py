@@ -1,8 +1,9 @@
 """ImageNet's test sets: its own validation images, ReaL's labels of them, ImageNet-v2, ObjectNet.
 
-All four are scored in one way: an image has a set of right classes, of ImageNet's 1,000, and counts
-as right where one of a model's first predictions is among them. An image with no right class is
-left out. ImageNet-v2 is a TFDS data set as any other (`IMAGENET_V2`); the others are opened here.
+All four have the same metric. An image has a set of correct classes among ImageNet's 1,000. It
+counts as correct if one of a model's top predictions is in the set. Images without a correct class
+are excluded. ImageNet-v2 is an ordinary TFDS data set (`IMAGENET_V2`); this module opens the
+others.
 """
 
 import contextlib
@@ -28,29 +29,30 @@ from vit_jax.data.sources.tfds import tfds_builder, tfds_feature, tfds_shards, t
 from vit_jax.errors import UserError
 
 CLASSES = 1000
-IMAGENET_V2 = "imagenet_v2/matched-frequency"  # Of TFDS; split test.
+IMAGENET_V2 = "imagenet_v2/matched-frequency"  # TFDS's name; split test.
 
 REAL_IMAGES = 50_000
 REAL_URL = "https://github.com/google-research/reassessed-imagenet/blob/master/real.json"
 VALIDATION_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.\w+")
 
-OBJECTNET_CLASSES = 113  # Of 313, that ImageNet has too.
+OBJECTNET_CLASSES = 113  # ImageNet has 113 of ObjectNet's 313 classes.
 OBJECTNET_URL = "https://objectnet.dev/download.html"
-OBJECTNET_BORDER = 1  # Red pixels around each image.
+OBJECTNET_BORDER = 1  # Width in pixels of the red border around each image.
 
-Classes = tuple[int, ...]  # Of ImageNet.
+Classes = tuple[int, ...]  # Numbers of ImageNet's classes.
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Counts how often a right class is the first prediction, and among the first five.
+    """Computes top-1 and top-5 accuracy for images with any number of correct classes.
 
     Args:
-      predictions: int `[images, 5]`: classes, the likeliest first. With fewer, there is no `top5`.
-      labels: int `[images, most]`: the right classes of each image, padded with -1.
+      predictions: int `[images, 5]`: classes, the most likely first. With fewer, there is no
+        `top5`.
+      labels: int `[images, most]`: the correct classes of each image, padded with -1.
 
     Returns:
-      `top1`, `top5` from 0 to 1, and `images`: how many have a right class, of which these are
-        means.
+      `top1`, `top5` from 0 to 1, means over the images that have a correct class, and the number of
+      these, `images`.
     """
     right = (predictions[:, :, None] == labels[:, None, :]) & (labels >= 0)[:, None, :]
     right = right.any(axis=-1)[(labels >= 0).any(axis=-1)]
@@ -66,8 +68,9 @@ def match_head(classes: int, class_names: Sequence[str], checkpoint: str) -> Mat
     """Matches the classes of a model with ImageNet's, by their names.
 
     Args:
-      classes: how many the model predicts.
-      class_names: their names; none where the checkpoint does not give them.
+      classes: number of classes that the model predicts.
+      class_names: their names; empty if the checkpoint has none.
+      checkpoint: its name, for messages.
 
     Raises:
       UserError: the model predicts other classes than ImageNet's.
@@ -87,7 +90,7 @@ def match_head(classes: int, class_names: Sequence[str], checkpoint: str) -> Mat
 
 @functools.cache
 def synsets() -> tuple[str, ...]:
-    """The names of ImageNet's classes by number, such as n01440764."""
+    """Returns the names of ImageNet's classes by number, such as n01440764."""
     import tensorflow_datasets as tfds
 
     return tuple(tfds.builder("imagenet2012", try_gcs=False).info.features["label"].names)
@@ -104,11 +107,13 @@ def check_classes(class_names: Sequence[str], what: str) -> None:
 
 
 def read_real(path: str) -> list[Classes]:
-    """ReaL's labels (Beyer et al., arXiv 2006.07159): the right classes of validation image 1, 2,
-    ...
+    """Reads ReaL's labels (Beyer et al., arXiv 2006.07159).
+
+    Returns:
+      The correct classes of validation image 1, 2, ...
 
     Raises:
-      UserError: the file is missing, or not that of ReaL.
+      UserError: the file is missing, or is not ReaL's.
     """
     labels = _read_json(path, list, f"ReaL's labels, which are at {REAL_URL}")
     if len(labels) != REAL_IMAGES:
@@ -130,16 +135,15 @@ def read_real(path: str) -> list[Classes]:
 def open_imagenet(
     kind: str, path: str, split: str, real: Sequence[Classes] | None = None
 ) -> Source:
-    """ImageNet's validation images; of an image's labels the first is its own, the others are
-    ReaL's.
+    """Opens ImageNet's validation images with their own label first and then ReaL's labels.
 
-    So one pass over the images gives both scores: `accuracy(predictions, labels[:, :1])` and
+    So one pass over the images results in both metrics: `accuracy(predictions, labels[:, :1])` and
     `accuracy(predictions, labels[:, 1:])`.
 
     Args:
       kind: `tfds`, or `folder`: a folder for each class, named by its synset.
-      path, split: as of `vit_jax.data.sources.open_source`.
-      real: of `read_real`; images are found in it by the numbers in their file names.
+      path, split: as in `vit_jax.data.sources.open_source`.
+      real: from `read_real`; the number in an image's file name selects its labels.
 
     Raises:
       UserError: the data are missing, are not ImageNet's, or an image's name has no number.
@@ -173,7 +177,7 @@ def _read_validation(features: Mapping, real: Sequence[Classes] | None) -> Examp
 
 
 def _real_classes(name: str, real: Sequence[Classes] | None) -> Classes:
-    """The right classes of the validation image in a file of that name."""
+    """Returns ReaL's correct classes of a validation image by its file name."""
     if real is None:
         return ()
     found = VALIDATION_NAME.fullmatch(name)
@@ -187,7 +191,7 @@ def _real_classes(name: str, real: Sequence[Classes] | None) -> Classes:
 
 @dataclasses.dataclass(frozen=True)
 class Relabelled(Source):
-    """Some images of another source, with labels of their own, less a border."""
+    """A selection of another source's images, with other labels and with their border removed."""
 
     source: Source
     indices: tuple[int, ...]
@@ -202,7 +206,7 @@ class Relabelled(Source):
     def __getitem__(self, index):
         image = self.source[self.indices[index]].image
         if self.border:
-            with contextlib.suppress(Unreadable):  # The pipeline finds out again, and counts it.
+            with contextlib.suppress(Unreadable):  # The pipeline decodes it again and counts it.
                 image = decode(image)[self.border : -self.border, self.border : -self.border]
         return Example(image, self.labels[index])
 
@@ -221,14 +225,13 @@ class Relabelled(Source):
 
 
 def read_objectnet_map(root: str) -> dict[str, Classes]:
-    """ObjectNet's folders whose class ImageNet has too, and ImageNet's classes that are right for
-    each.
+    """Reads the correct ImageNet classes of ObjectNet's folders, for the classes that both have.
 
     Args:
       root: the folder `objectnet-1.0` with `images` and `mappings`.
 
     Raises:
-      UserError: a file of the class map is missing, or they do not fit each other.
+      UserError: a file of the class map is missing, or the files contradict each other.
     """
     where = epath.Path(root) / "mappings"
     what = f"a part of ObjectNet's class map: unpack all of objectnet-1.0.zip ({OBJECTNET_URL})"
@@ -241,7 +244,7 @@ def read_objectnet_map(root: str) -> dict[str, Classes]:
         )
     )
     lines = _read_text(where / "imagenet_to_label_2012_v2", what).splitlines()
-    # Class (in the order of synsets) -> line of the list of labels -> label.
+    # From the class (in the order of synsets) to the line in the list of labels, to the label.
     if sorted(positions.values()) != list(range(CLASSES)) or len(lines) != CLASSES:
         raise UserError(
             f"{where}: pytorch_to_imagenet_2012_id.json must number the {CLASSES:,} lines of "
@@ -271,7 +274,7 @@ def read_objectnet_map(root: str) -> dict[str, Classes]:
 
 
 def open_objectnet(root: str) -> Relabelled:
-    """ObjectNet's images of the classes that ImageNet has too, without their border.
+    """Opens ObjectNet's images of the classes that ImageNet has, too, without their border.
 
     A prediction of any other class is wrong.
 
@@ -298,8 +301,9 @@ def open_objectnet(root: str) -> Relabelled:
 
 
 def objectnet_crop(size: int) -> TestCrop:
-    """Makes what a model of `size` pixels sees of an image: BiT's central 480 after its short side
-    is 512.
+    """Returns BiT's ObjectNet transform for models of `size` pixels.
+
+    The ratio is that of the central 480 pixels after the short side is resized to 512.
     """
     return TestCrop(size, "short_side", round(size * 512 / 480))
 

@@ -1,6 +1,4 @@
-"""Evaluation suites during a training run: `config.evaluate`, and those with a section of their
-own.
-"""
+"""Evaluation suites in a training run: `config.evaluate.suites`, and sections such as `fewshot`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,29 +14,30 @@ from vit_jax.evaluation.suite import Impossible, Measurement, Stopped, Subject, 
 from vit_jax.evaluation.suites import SUITES
 from vit_jax.parallel.peers import Peers
 
-OWN_SECTIONS = ("fewshot", "knn")  # Suites, and the sections of the config that are theirs alone.
+OWN_SECTIONS = ("fewshot", "knn")  # Suites with a section of the config of the same name.
 
 
 class Opened(NamedTuple):
-    """A measurement of a suite, its data opened."""
+    """A measurement of a suite, with opened data."""
 
     suite: Suite
     measurement: Measurement
     data: Any
-    every: int  # Steps; 0: at the end alone.
+    every: int  # Interval in steps; 0: only at the end.
 
 
 class TrainingSuites:
-    """The suites of a training run, whose data are opened before there is a model.
+    """Evaluation suites of a training run; their data are opened before the model exists.
 
     Attributes:
       fingerprints: fingerprints of the suites' data, by the suite's name.
 
     Args:
-      config: in which what a checkpoint says of images stands in the place of None.
-      test_crop: what evaluation shows the model of an image.
-      peers: the run's processes, which must read the same.
-      class_names: of the run's head, by number; none where the run learns no classes.
+      config: of the run, with the checkpoint's preprocessing in place of None.
+      mesh: of the devices.
+      test_crop: the evaluation transform.
+      peers: the run's processes, which must read the same data.
+      class_names: of the run's head, by number; empty if the run has no classes.
 
     Raises:
       UserError: there is no such suite or option; data cannot be opened, or differ between
@@ -98,8 +97,16 @@ class TrainingSuites:
         where: Sequence[tuple[str, str]] | None,
         peers: Peers,
     ) -> None:
-        """Opens a suite's data; `where` says for each measurement which key of the config asked for
-        what.
+        """Opens a suite's data.
+
+        Args:
+          name: of the suite.
+          options: of the suite, in addition to the defaults.
+          image_size: of the model, in pixels.
+          every: interval in steps; 0: only at the end.
+          where: for each measurement its key in the config and its text there; None: the suite's
+            name.
+          peers: the run's processes, which must read the same data.
         """
         suite = SUITES[name]
         values = {"image_size": image_size} | suite.defaults() | options
@@ -119,17 +126,21 @@ class TrainingSuites:
             self._opened.append(Opened(suite, measurement, opened, every))
 
     def attach(self, graphdef: nnx.GraphDef, shardings: dict, say: Callable[[str], None]) -> None:
-        """Says which model is trained, and who is told of images that cannot be read."""
+        """Sets the model in training, and the callback that logs unreadable images."""
         self._model, self._subject.say = (graphdef, {}, shardings), say
 
     def __call__(
         self, params: dict, step: int, last: bool, go_on: Callable[[], bool]
     ) -> dict[str, float] | None:
-        """The figures that are due after a step, as `SUITE/ROW`, such as `fewshot/cifar100/5`.
+        """Returns the metrics that are due after a step, such as `fewshot/cifar100/5`.
+
+        A metric's name is `SUITE/ROW`.
 
         Args:
-          last: whether it is the run's last step, after which all are due.
-          go_on: asked before each batch and each fit; None is returned when it says no.
+          params: the parameters to evaluate.
+          step: number of the step.
+          last: whether it is the run's last step, after which all suites are due.
+          go_on: called before each batch and each fit; if it returns False, the result is None.
         """
         self._subject.params, self._subject.go_on, figures = params, go_on, {}
         for suite, measurement, data, every in self._opened:
@@ -154,10 +165,10 @@ def check_suite(name: str) -> None:
 
 
 def parsed_options(texts: Sequence[str], suites: Sequence[str]) -> dict[str, Any]:
-    """The values of `config.evaluate.options`, such as `shots=1,5`, of the suites that are named.
+    """Parses `config.evaluate.options`, such as `shots=1,5`, for the selected suites.
 
     Raises:
-      UserError: no suite has this option, or it cannot have this value.
+      UserError: none of the suites has the option, or the value is invalid.
     """
     options = {key: option for name in suites for key, option in SUITES[name].options.items()}
     given: dict[str, list[str]] = {}
@@ -176,7 +187,7 @@ def parsed_options(texts: Sequence[str], suites: Sequence[str]) -> dict[str, Any
 
 
 def in_lines(figures: Mapping[str, float]) -> list[str]:
-    """The figures in words, a line for each suite and data set."""
+    """Formats metrics for the log, one line for each suite and data set."""
     lines: dict[str, list[str]] = {}
     for key, value in figures.items():
         name, _, rest = key.partition("/")

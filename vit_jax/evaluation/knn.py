@@ -1,4 +1,4 @@
-"""Nearest neighbours of frozen features, as DINO votes with them (Caron et al., 2021)."""
+"""Weighted k-NN classification on frozen features, as in DINO (Caron et al., 2021)."""
 
 import functools
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from vit_jax.evaluation.features import Features, single_labels
 from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_batch, whole_batch
 
 NEIGHBOURS = (10, 20, 100, 200)
-TRAIN_BLOCK, TEST_BLOCK = 4096, 2048  # Images whose similarities are held at once.
+TRAIN_BLOCK, TEST_BLOCK = 4096, 2048  # Images whose similarities are in memory at once.
 
 
 def knn_accuracies(
@@ -25,15 +25,15 @@ def knn_accuracies(
     *,
     temperature: float = 0.07,
 ) -> dict[int, float]:
-    """The share of test images of which the class with the most votes is a label's, for each of
-    `neighbours`.
+    """Returns the test accuracy of weighted k-NN for each number of neighbours.
 
     The nearest training images by cosine similarity vote for their class with the weight
-    exp(similarity / temperature). Of equally near ones the first are taken, of classes with as many
-    votes the first.
+    exp(similarity / temperature). Ties between images and between classes go to the first one. A
+    prediction is correct if it is one of the image's labels.
 
     Raises:
-      UserError: fewer training images than neighbours; a training image has not one label.
+      UserError: there are fewer training images than neighbours, or a training image has no label
+        or several.
     """
     most = max(neighbours)
     for count in neighbours:
@@ -68,15 +68,13 @@ def knn_accuracies(
 
 
 def unit(values: np.ndarray) -> np.ndarray:
-    """Rows scaled to length 1; one of zeros stays so."""
+    """Scales rows to length 1; rows of zeros remain zeros."""
     return values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
 
 
 @functools.cache
 def _closer(mesh: Mesh):
-    """Compiles the search of a block: the nearest so far, and those of the block, to the nearest of
-    both.
-    """
+    """Compiles an update of each query's nearest images so far by a block of training images."""
 
     def closer(queries, similarity, classes, rows, row_classes):
         found = jnp.matmul(queries, rows.T, precision="highest")
@@ -94,12 +92,13 @@ def _closer(mesh: Mesh):
 
 @functools.cache
 def _count_right(mesh: Mesh, num_classes: int, counts: tuple[int, ...]):
-    """Compiles the votes of the nearest, for each of the ascending `counts`, to how many images are
-    right.
+    """Compiles the votes of the nearest images.
+
+    The compiled function counts the correct images for each of the ascending `counts`.
     """
 
     def count(similarity, classes, labels, temperature):
-        # Less the largest, as the exponential of 1 / temperature could overflow.
+        # The largest is subtracted, since the exponential of 1 / temperature could overflow.
         weights = jnp.exp((similarity - similarity[:, :1]) / temperature)
         image = jnp.arange(len(classes))[:, None]
         votes = jnp.zeros((len(classes), num_classes))

@@ -1,15 +1,19 @@
-"""Regularised least squares in closed form: few-shot's linear classifier.
+"""Regularised least squares in closed form: the linear classifier of the few-shot evaluation.
 
-With the features of the training images standardised and the constant 100 appended, `A [n, D + 1]`,
-and targets `Y [n, K]` of +1 for an image's class and -1 for the others, the coefficients are
+The features of the training images are standardised and the constant 100 is appended:
+`A [n, D + 1]`. The targets `Y [n, K]` are +1 for an image's class and -1 for the others. The
+coefficients are
 
-    (A^T A + penalty I)^-1 A^T Y, or, where images are fewer than D + 1, A^T (A A^T + penalty I)^-1
-    Y.
+    (A^T A + penalty I)^-1 A^T Y
 
-Standardised features X sum to zero over the images that they were standardised by, so the
-constant's row of A^T A is zero off the diagonal: its coefficient is `100 sum(Y) / (100^2 n +
-penalty)`, and the others are those of X alone. All of it is in float64; the products of features
-are summed on the devices.
+or, for fewer images than D + 1,
+
+    A^T (A A^T + penalty I)^-1 Y
+
+Standardised features X sum to zero over the training images. So the constant's row of A^T A is zero
+off the diagonal, and the constant's coefficient is `100 sum(Y) / (100^2 n + penalty)`. The other
+coefficients follow from X alone. All is computed in float64; the products of features are summed on
+the devices.
 """
 
 import functools
@@ -24,16 +28,16 @@ from jax.sharding import Mesh
 from vit_jax.errors import UserError
 from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_batch, whole_batch
 
-CONSTANT = 100.0  # The feature of the bias: so large that the penalty hardly holds its coefficient.
-GUARD = 1e-5  # Added to the deviation of a feature.
-BLOCK = 2048  # Rows that are multiplied at once, so that few shapes are compiled.
+CONSTANT = 100.0  # Feature of the bias; so large that the penalty hardly shrinks its coefficient.
+GUARD = 1e-5  # Added to the std of a feature.
+BLOCK = 2048  # Rows per product; constant, so that few shapes are compiled.
 
 
 class Classifier(NamedTuple):
-    """A linear classifier and the statistics that its features are standardised by."""
+    """Linear classifier, and the mean and std that its features are standardised by."""
 
     mean: np.ndarray  # float64 [features]
-    deviation: np.ndarray  # float64 [features], the guard added.
+    deviation: np.ndarray  # float64 [features]: std plus `GUARD`.
     coefficients: np.ndarray  # float64 [features + 1, classes]; the last row is the constant's.
 
 
@@ -45,17 +49,21 @@ def fit(
     mesh: Mesh,
     say: Callable[[str], None] = print,
 ) -> list[Classifier]:
-    """A classifier for each penalty.
+    """Fits a classifier for each penalty.
 
-    Where a penalty is 0 and the images do not determine the coefficients, those of the least norm
-    are taken, and `say` is told.
+    If a penalty is 0 and the images do not determine the coefficients, the result is the least-norm
+    solution, and a note is logged.
 
     Args:
       features: `[images, features]`.
       labels: `[images]`.
+      num_classes: number of classes.
+      penalties: each at least 0.
+      mesh: of the devices.
+      say: logs the note.
 
     Raises:
-      UserError: a penalty below 0; features that are not finite.
+      UserError: a penalty is below 0; features are not finite.
     """
     if min(penalties) < 0:
         raise UserError(
@@ -78,7 +86,7 @@ def fit(
         solutions, rank = _solve(
             gram(standard, mesh), _class_sums(standard, labels, num_classes), penalties
         )
-    # The rows of standardised features sum to zero: one image's follow from the others'.
+    # Standardised features sum to zero over the images, so their rank is at most images - 1.
     if min(penalties) == 0 and rank < min(width, images - 1):
         what = "images" if dual else "features"
         say(
@@ -94,7 +102,7 @@ def fit(
 
 
 def gram(rows: np.ndarray, mesh: Mesh) -> np.ndarray:
-    """`rows^T rows` in float64, the rows divided over the devices."""
+    """Returns `rows^T rows` in float64, with the rows divided over the devices."""
     count, width = rows.shape
     padded = -(-width // 128) * 128  # Zeros change nothing.
     size = whole_batch(mesh, BLOCK)
@@ -107,12 +115,14 @@ def gram(rows: np.ndarray, mesh: Mesh) -> np.ndarray:
 
 
 def accuracy(classifier: Classifier, features: jax.Array, labels: jax.Array, mesh: Mesh) -> float:
-    """Share of images of which the highest score is a label's.
+    """Returns the share of images whose highest score is that of one of their labels.
 
     Args:
+      classifier: to evaluate.
       features: float32 `[images, features]`, divided over the devices.
-      labels: int32 `[images, max_labels]`, padded with -1; likewise, with rows of -1 where there is
-        no image.
+      labels: int32 `[images, max_labels]`, divided over the devices, padded with -1; rows without
+        an image are -1.
+      mesh: of the devices.
     """
     host = [*classifier[:2], classifier.coefficients[:-1], CONSTANT * classifier.coefficients[-1]]
     values = [everywhere(x.astype(np.float32), mesh) for x in host]
@@ -123,16 +133,14 @@ def accuracy(classifier: Classifier, features: jax.Array, labels: jax.Array, mes
 def _solve(
     matrix: np.ndarray, right: np.ndarray, penalties: Sequence[float]
 ) -> tuple[list[np.ndarray], int]:
-    """`(matrix + penalty I)^-1 right` for each penalty, and the rank of the matrix.
+    """Returns `(matrix + penalty I)^-1 right` for each penalty, and the rank of the matrix.
 
-    What lies where the matrix is zero but for rounding is left out: `right`, or what follows the
-    solution, has no part there, but 1 / penalty would enlarge its rounding.
+    Eigenvectors with an eigenvalue of zero up to rounding are excluded. `right`, or the product
+    that follows the solution, has no component along them, but 1 / penalty would amplify its
+    rounding error.
     """
-    from scipy.linalg import (
-        cho_factor,
-        cho_solve,
-        eigh,
-    )  # Not where a training run would wait for it.
+    # Imported here, since the import would delay training runs.
+    from scipy.linalg import cho_factor, cho_solve, eigh
 
     zero = 10 * np.finfo(np.float64).eps * np.trace(matrix)
     if len(penalties) == 1 and penalties[0] > zero:
@@ -169,7 +177,7 @@ def _count_right(mesh: Mesh):
 
 
 def _class_sums(standard: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """`X^T Y`: twice the sum of each class's rows, as the sum of all is zero."""
+    """Returns `X^T Y`: twice the sum of each class's rows, since the sum of all rows is zero."""
     order = np.argsort(labels, kind="stable")
     present, starts = np.unique(labels[order], return_index=True)
     sums = np.zeros((num_classes, standard.shape[1]))

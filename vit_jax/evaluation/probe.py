@@ -1,4 +1,4 @@
-"""The linear probe: multinomial logistic regression on frozen features, by L-BFGS."""
+"""Linear probe: multinomial logistic regression on frozen features, by L-BFGS."""
 
 import functools
 import math
@@ -17,17 +17,18 @@ from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_ba
 
 PENALTIES = tuple(10.0**power for power in range(2, -7, -1))
 FOLDS = 5
-# Penalties in a row with a higher loss, after which the search stops: smaller ones take longest.
+# The search stops after this many successive penalties with a higher loss, since smaller penalties
+# take longest.
 RISES = 2
-ONE_FOLD = 10_000  # Training images from which on a single tenth is held out.
+ONE_FOLD = 10_000  # Training images from which on validation is on a single tenth.
 
 
 class Probe(NamedTuple):
-    """The result of a linear probe."""
+    """Result of a linear probe."""
 
     accuracy: float  # On the test images.
     penalty: float
-    held_out: dict[float, float]  # By penalty, the accuracy on the training images that chose it.
+    held_out: dict[float, float]  # By penalty, the validation accuracy.
 
 
 def linear_probe(
@@ -40,19 +41,23 @@ def linear_probe(
     seed: int = 0,
     iterations: int = 300,
 ) -> Probe:
-    """Test accuracy with the penalty that is best on a tenth of the training images, held out.
+    """Returns the test accuracy with the penalty that is best on a validation set.
 
-    The features are standardised by the training images'. The loss is the mean cross-entropy and
-    half the penalty times the squared weights, without the biases; with the penalty chosen, all
-    training images are fitted. The test images are looked at once.
+    The validation set is a random tenth of the training images. The features are standardised by
+    the training images' statistics. The loss is the mean cross-entropy plus half the penalty times
+    the squared weights, without the biases. With the best penalty all training images are fitted.
+    The test images are evaluated once.
 
     Args:
-      penalties: tried from the largest on, each starting where the one before ended.
-      seed: of the choice of the tenth.
-      iterations: of L-BFGS, at most, for each fit.
+      train, test: features of the images.
+      num_classes: number of classes.
+      mesh: of the devices.
+      penalties: tried in descending order, each starting from the previous solution.
+      seed: of the validation set.
+      iterations: maximum number of L-BFGS iterations for each fit.
 
     Raises:
-      UserError: fewer than ten training images; one that has not one label.
+      UserError: there are fewer than ten training images, or one has no label or several.
     """
     labels = single_labels(train.labels, "the training images")
     held, kept = hold_out(len(labels), seed)
@@ -63,19 +68,19 @@ def linear_probe(
     for penalty in sorted(penalties, reverse=True):
         weights = fit(part, part_labels, weights, penalty, mesh, iterations)
         found[penalty], held_out[penalty] = weights, accuracy(weights, part, rest, mesh)
-    best = max(held_out, key=held_out.get)  # The largest of equals.
+    best = max(held_out, key=held_out.get)  # Of equally good penalties the largest.
     weights = fit(train.values, labels, found[best], best, mesh, iterations)
     return Probe(accuracy(weights, train.values, test, mesh), best, held_out)
 
 
 class LinearHead(NamedTuple):
-    """A linear classifier of features as they are.
+    """Linear classifier of features that are not standardised.
 
     Attributes:
       kernel: float32 `[features, classes]`.
       bias: float32 `[classes]`.
-      penalty: chosen on training images that are held out.
-      accuracy: on these, in cross-validation.
+      penalty: selected by cross-validation.
+      accuracy: in cross-validation.
     """
 
     kernel: np.ndarray
@@ -94,21 +99,23 @@ def linear_head(
     seed: int = 0,
     iterations: int = 300,
 ) -> LinearHead:
-    """Fits the linear probe on all training images, with the penalty of the lowest loss in
-    cross-validation.
+    """Fits the linear probe on all training images, with a penalty from cross-validation.
 
     Each feature is divided by its own std, or all by one; cross-validation selects this and the
-    penalty. Penalties are tried from the largest on, until `RISES` in a row have a higher loss.
-    The loss is that of `linear_probe`: of few images it chooses more steadily than the accuracy,
-    and the probabilities are not overconfident. From 10,000 images on, one tenth is held out in
-    place of five folds.
+    penalty. Penalties are tried in descending order, until `RISES` in a row have a higher loss. The
+    loss is the same as in `linear_probe`. With few images it selects more reliably than the
+    accuracy, and the probabilities are not overconfident. From 10,000 images on, validation on one
+    tenth replaces the five folds.
 
     Args:
+      train: features of the training images.
+      num_classes: number of classes.
+      mesh: of the devices.
       groups: the group of each image of the source; a fold has all images of a group or none.
-      penalties, seed, iterations: as of `linear_probe`.
+      penalties, seed, iterations: as in `linear_probe`.
 
     Raises:
-      UserError: an image that has not one label.
+      UserError: an image has no label or several.
     """
     labels = single_labels(train.labels, "the training images")
     folds = _folds(np.arange(len(labels)) if groups is None else groups[train.indices], seed)
@@ -132,7 +139,8 @@ def linear_head(
             lowest, rises = min(lowest, loss), rises + 1 if loss > lowest else 0
             if rises == RISES:
                 break
-    each, best = min(losses, key=lambda choice: losses[choice])  # The largest penalty of equals.
+    # Of equally good penalties the largest.
+    each, best = min(losses, key=lambda choice: losses[choice])
     weights = first
     for penalty in penalties[: penalties.index(best) + 1]:
         weights = fit(train.values, labels, weights, penalty, mesh, iterations, each)
@@ -144,7 +152,7 @@ def linear_head(
 
 
 def _folds(groups: np.ndarray, seed: int) -> list[np.ndarray]:
-    """The numbers of the images that are held out, of each fit; those of a group are in one."""
+    """Returns the numbers of each fold's validation images; groups are not split."""
     names, group = np.unique(groups, return_inverse=True)
     order = np.random.default_rng(seed).permutation(len(names))
     parts = [order[: len(order) // 10]] if len(groups) >= ONE_FOLD else np.array_split(order, FOLDS)
@@ -153,10 +161,13 @@ def _folds(groups: np.ndarray, seed: int) -> list[np.ndarray]:
 
 
 def hold_out(images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of a tenth of so many images, drawn by the seed, and those of the others.
+    """Draws a tenth of the images as the validation set.
+
+    Returns:
+      The numbers of the validation images, and the numbers of the other images.
 
     Raises:
-      UserError: there are fewer than ten.
+      UserError: there are fewer than ten images.
     """
     if images < 10:
         raise UserError(
@@ -175,10 +186,17 @@ def fit(
     iterations: int,
     each: bool = True,
 ) -> np.ndarray:
-    """Weights of standardised features and, in the last row, biases: float64 `[features + 1,
-    classes]`.
+    """Returns weights of standardised features and biases: float64 `[features + 1, classes]`.
+
+    The biases are the last row.
 
     Args:
+      values: features, `[images, features]`.
+      labels: `[images]`.
+      start: initial weights and biases.
+      penalty: weight of half the squared weights in the loss.
+      mesh: of the devices.
+      iterations: maximum number of L-BFGS iterations.
       each: divide every feature by its own std; otherwise all by one, which keeps their
         proportions.
     """
@@ -195,11 +213,10 @@ def fit(
         loss, gradient = jax.device_get(gradient_of(weights, rows, targets, np.float32(penalty)))
         return float(loss), gradient.astype(np.float64).ravel()
 
-    # The loss is in float32: below its rounding there is nothing to gain.
+    # The loss is in float32, so smaller tolerances would be below its rounding.
     options = dict(maxiter=iterations, ftol=1e-8, gtol=1e-6)
-    with threadpool_limits(
-        1, "blas"
-    ):  # Its products are small: several threads took 14 times as long.
+    # L-BFGS has small products: several threads took 14 times as long.
+    with threadpool_limits(1, "blas"):
         found = minimize(function, start.ravel(), jac=True, method="L-BFGS-B", options=options)
     return found.x.reshape(start.shape)
 
@@ -207,7 +224,7 @@ def fit(
 def accuracy(
     weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, each: bool = True
 ) -> float:
-    """Share of images of which the likeliest class is a label's; standardised as `fitted` is."""
+    """Returns the share of images whose most likely class is a label, standardised as `fitted`."""
     mean, deviation = _statistics(fitted, each)
     rows = over_devices((test.values - mean) / deviation, mesh)
     targets = over_devices(test.labels, mesh, fill=-1)
@@ -216,7 +233,7 @@ def accuracy(
 
 
 def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, each: bool) -> float:
-    """Mean cross-entropy of images with one label each; standardised as `fitted` is."""
+    """Returns the mean cross-entropy of images with one label each, standardised as `fitted`."""
     mean, deviation = _statistics(fitted, each)
     rows = over_devices((test.values - mean) / deviation, mesh)
     targets = over_devices(test.labels.max(axis=1), mesh, fill=-1)
@@ -224,9 +241,7 @@ def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, e
 
 
 def _statistics(values: np.ndarray, each: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean of each feature, and its std or the root mean square of all stds,
-    float32.
-    """
+    """Returns each feature's mean, and its std or the root mean square of all stds, float32."""
     mean, deviation = values.mean(axis=0, dtype=np.float64), values.std(axis=0, dtype=np.float64)
     if not each:
         deviation = np.full_like(deviation, np.sqrt(np.square(deviation).mean()))
@@ -234,12 +249,12 @@ def _statistics(values: np.ndarray, each: bool) -> tuple[np.ndarray, np.ndarray]
 
 
 def scores(weights: jax.Array, rows: jax.Array) -> jax.Array:
-    """Scores `[images, classes]` of features, by weights with the biases in their last row."""
+    """Returns scores `[images, classes]` of features; the weights' last row is the biases."""
     return jnp.matmul(rows, weights[:-1], precision="highest") + weights[-1]
 
 
 def cross_entropy(weights: jax.Array, rows: jax.Array, labels: jax.Array) -> jax.Array:
-    """The mean cross-entropy of images, `[images]` of which those labelled -1 are not there."""
+    """Returns the mean cross-entropy of labels `[images]`, without images with the label -1."""
     there = labels >= 0
     likely = jax.nn.log_softmax(scores(weights, rows))
     own = jnp.take_along_axis(likely, jnp.maximum(labels, 0)[:, None], axis=1)[:, 0]
@@ -247,9 +262,7 @@ def cross_entropy(weights: jax.Array, rows: jax.Array, labels: jax.Array) -> jax
 
 
 def count_right(weights: jax.Array, rows: jax.Array, labels: jax.Array) -> jax.Array:
-    """The number of images whose likeliest class is one of their labels, int32 `[images,
-    max_labels]`.
-    """
+    """Counts the images whose most likely class is a label, int32 `[images, max_labels]`."""
     return (scores(weights, rows).argmax(axis=1)[:, None] == labels).any(axis=1).sum()
 
 

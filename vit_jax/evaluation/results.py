@@ -1,4 +1,4 @@
-"""Keeps an evaluation's rows after each figure, and shows them as a table and in pictures."""
+"""Results of an evaluation: saved after each metric, and shown as a table and as plots."""
 
 import json
 from collections.abc import Mapping
@@ -16,16 +16,19 @@ Rows = Mapping[tuple[str, str], Row]  # By suite and name.
 
 
 class Results:
-    """The rows in a folder, of one checkpoint; `put` writes all of them.
+    """Rows of one checkpoint in a folder; `put` writes all of them.
 
     Args:
-      version: step and content of the checkpoint; rows of another one are dropped.
+      folder: of the results.
+      checkpoint: its name.
+      description: of the model.
+      version: step and content of the checkpoint; rows of another version are removed.
 
     Attributes:
-      outdated: the figures that were dropped, in words.
+      outdated: message that lists the removed metrics.
 
     Raises:
-      UserError: the folder holds another checkpoint's, or other files.
+      UserError: the folder has results of another checkpoint, or other files.
     """
 
     def __init__(
@@ -61,13 +64,13 @@ class Results:
         elif folder.exists() and (not folder.is_dir() or {*folder.iterdir()} - {self._temporary}):
             raise UserError(f"{folder} holds files but no results; give a new or empty --out")
         folder.mkdir(parents=True, exist_ok=True)
-        self.put()  # From here on the folder is ours, whatever a suite writes into it first.
+        self.put()  # Marks the folder as ours before a suite writes other files into it.
 
     def begin(self, suite: str, settings: dict) -> None:
-        """Takes down what a suite's figures depend on.
+        """Records the settings that a suite's metrics depend on.
 
         Raises:
-          UserError: there are figures that other settings gave.
+          UserError: there are metrics from other settings.
         """
         saved = self._about["settings"].get(suite, settings)
         if saved != settings and any(
@@ -86,18 +89,19 @@ class Results:
         self.put()
 
     def has(self, suite: str, *names: str) -> bool:
-        """Tells whether the figures are all there."""
+        """Returns True if all of these rows have a metric."""
         rows = [self.rows.get((suite, name)) for name in names]
         return all(row is not None and row.accuracy is not None for row in rows)
 
     def data_of(self, suite: str, name: str) -> str | None:
-        """The digest of the data that a row's figure is of; None where it is not known."""
+        """Returns the digest of the data of a row; None if it is unknown."""
         return self._about["data"].get(suite, {}).get(name)
 
     def put(self, *rows: Row, data: Mapping[str, str | None] = MappingProxyType({})) -> None:
-        """Adds rows in the place of older ones.
+        """Adds rows, or replaces rows of the same name, and saves all.
 
         Args:
+          *rows: of suites.
           data: digests of their data, by the rows' names.
         """
         self.rows |= {(row.suite, row.name): row for row in rows}
@@ -110,7 +114,7 @@ class Results:
         self._temporary.replace(self._file)
 
     def markdown(self) -> str:
-        """Returns a table for each suite, the paper's figures next to ours."""
+        """Returns a table for each suite, with the paper's figures next to ours."""
         step = self._about["version"].get("step")
         parts = [f"# {self._about['model']}" + (f", step {step:,}" if step else "")]
         for suite in SUITES.values():
@@ -127,7 +131,7 @@ def _suite_table(suite: Suite, rows: list[Row]) -> str:
     for name, members in suite.means(ours).items():
         rows = [*rows, Row(suite.name, f"**{name}**", mean(ours, members))]
         for figures in columns.values():
-            # Halves go up.
+            # Rounds halves up.
             figures[f"**{name}**"] = round(mean(figures, members) + 1e-9, 2)
     header = ["", "ours, %", "images", *(f"{column}, paper" for column in columns), "note"]
     cells = [
@@ -147,7 +151,7 @@ def _suite_table(suite: Suite, rows: list[Row]) -> str:
 
 
 def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) -> str:
-    """Words on figures of another step or content of the checkpoint; empty where there are none."""
+    """Returns a message about metrics of another version of the checkpoint, empty without any."""
     figures = [f"{row.suite} {row.name}" for row in rows.values() if row.accuracy is not None]
     of = (
         f"step {step:,} of the checkpoint"
@@ -160,7 +164,7 @@ def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) 
 
 
 def in_per_cent(row: Row) -> str:
-    """Accuracy and deviation."""
+    """Formats accuracy and std in per cent."""
     if row.accuracy is None:
         return ""
     return f"{100 * row.accuracy:.2f}" + (
@@ -169,7 +173,7 @@ def in_per_cent(row: Row) -> str:
 
 
 def published_figures(suite: Suite) -> dict[str, dict[str, float]]:
-    """The paper's figures for a suite, in per cent, by model and row."""
+    """Returns the paper's figures for a suite, in per cent, by model and row."""
     columns = {}
     for name in suite.published:
         for model, figures in published.table(name).by_model().items():
@@ -178,7 +182,7 @@ def published_figures(suite: Suite) -> dict[str, dict[str, float]]:
 
 
 def draw(path: Path, rows: Rows) -> bool:
-    """A panel for each suite that draws and has figures; whether there are any."""
+    """Draws a panel for each suite with plots and metrics; returns False if there is none."""
     from matplotlib.figure import Figure
 
     panels = []

@@ -1,8 +1,7 @@
-"""DINOv2's linear probe: by SGD on frozen features, a classifier for each rate and choice of
-features.
+"""DINOv2's linear probe: SGD on frozen features, for a grid of learning rates and feature sets.
 
-All are trained in one step on the same batches (Caron et al., 2021; Oquab et al., 2023, appendix
-B.3).
+All classifiers are trained in one step on the same batches (Caron et al., 2021; Oquab et al., 2023,
+appendix B.3).
 """
 
 import functools
@@ -23,32 +22,32 @@ from vit_jax.progress import Progress
 RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1)
 BATCH_SIZE, STEPS = 1024, 12_500
 MOMENTUM = 0.9
-AHEAD = 16  # Steps whose batches may wait on the devices.
+AHEAD = 16  # Steps between synchronisations, which bound the batches on the devices.
 
-Weights = dict[
-    str, jax.Array
-]  # By choice, float32 [rates, features + 1, classes]: biases in the last row.
+# By feature set, float32 [learning rates, features + 1, classes]: biases in the last row.
+Weights = dict[str, jax.Array]
 
 
 class Fitted(NamedTuple):
-    """The classifier of one choice of features, with the best rate."""
+    """Classifier of one feature set, with the best learning rate."""
 
     accuracy: float  # On the test images.
-    rate: float  # For 256 images.
-    held_out: dict[float, float]  # By rate, the accuracy on the training images that chose it.
+    rate: float  # Learning rate for 256 images.
+    held_out: dict[float, float]  # By learning rate, the validation accuracy.
 
 
 class SgdProbe:
-    """Linear classifiers by SGD with momentum, without weight decay, whose rate falls as a cosine
-    to 0.
+    """Linear classifiers by SGD with momentum and cosine decay to 0, without weight decay.
 
     Args:
-      choices: by name, the columns of the features that a classifier reads.
-      rates: learning rates for 256 images; they grow with the batch.
-      batch_size: images in a step; all, where there are fewer.
-      seed: of the held-out tenth, the initial weights and the batches.
-      go_on: is asked now and then; a fit that is told not to returns None.
-      say: is told how far it is, where that takes long.
+      choices: by name, the columns of a feature set.
+      mesh: of the devices.
+      rates: learning rates for 256 images, scaled linearly with the batch size.
+      batch_size: images in a step; at most all images.
+      steps: number of steps.
+      seed: of the validation set, the initial weights and the batches.
+      go_on: called every few steps; if it returns False, the fit returns None.
+      say: logs the progress of long fits.
     """
 
     def __init__(
@@ -72,15 +71,16 @@ class SgdProbe:
     def __call__(
         self, train: Features, test: Features, num_classes: int
     ) -> dict[str, Fitted] | None:
-        """Test accuracies of all choices, each with the rate that is best on held-out training
-        images.
+        """Returns test accuracies of all feature sets, each with its best learning rate.
 
-        With each choice's rate found, all training images are fitted. Of equally good rates the
-        lowest is taken. The test images are looked at once.
+        The best learning rate has the highest accuracy on a validation set, a tenth of the training
+        images; of equally good ones it is the lowest. With it all training images are fitted. The
+        test images are evaluated once.
 
         Raises:
-          UserError: fewer than ten training images, or than two classes; a training image has not
-            one label; no class of the held-out images is one of the others'.
+          UserError: there are fewer than ten training images or two classes; a training image has
+            no label or several; no class of the validation set is in the rest of the training
+            images.
         """
         labels = single_labels(train.labels, "the training images")
         if num_classes < 2:
@@ -116,13 +116,16 @@ class SgdProbe:
         rates: Mapping[str, Sequence[float]],
         rows: np.ndarray | None = None,
     ) -> Weights | None:
-        """Classifiers of each choice by its rates, which all start from the same weights.
+        """Fits one linear classifier per feature set and learning rate.
+
+        The classifiers of a feature set start from the same weights.
 
         Args:
           values: float32 `[images, features]`.
           labels: int `[images]`.
-          rates: by choice, for 256 images.
-          rows: the numbers of the images that are fitted; all by default.
+          num_classes: number of classes.
+          rates: by feature set, learning rates for 256 images.
+          rows: numbers of the images that are fitted; all by default.
         """
         rows = np.arange(len(values)) if rows is None else rows
         size = min(self.batch_size, len(rows))
@@ -148,8 +151,9 @@ class SgdProbe:
         return weights
 
     def starts(self, features: int, num_classes: int) -> dict[str, np.ndarray]:
-        """Initial weights by choice, float32 `[features + 1, classes]`: of deviation 0.01, the
-        biases 0.
+        """Returns initial weights (std 0.01) and biases (0) by feature set.
+
+        They are float32 `[features + 1, classes]`.
         """
         rng, starts = np.random.default_rng((self.seed, 1)), {}
         for name, columns in self.choices.items():
@@ -161,10 +165,14 @@ class SgdProbe:
     def accuracies(
         self, weights: Weights, of: Features, rows: np.ndarray | None = None
     ) -> dict[str, list[float]]:
-        """Shares of images of which the likeliest class is a label's, by choice one for each rate.
+        """Returns accuracies by feature set, one for each learning rate.
+
+        A prediction is correct if it is one of the image's labels.
 
         Args:
-          rows: the numbers of the images; all by default.
+          weights: from `fit`.
+          of: features of the images.
+          rows: numbers of the images; all by default.
         """
         rows = np.arange(len(of.values)) if rows is None else rows
         right = {name: 0 for name in weights}
@@ -183,9 +191,7 @@ class SgdProbe:
 
 
 def batches(rows: np.ndarray, size: int, steps: int, seed: int) -> Iterator[np.ndarray]:
-    """Yields the rows of each step's batch, int `[size]`: of seeded permutations, each of whole
-    batches.
-    """
+    """Yields each step's rows, int `[size]`, from seeded permutations of whole batches."""
     rng, order = np.random.default_rng((seed, 2)), []
     for _ in range(steps):
         if len(order) < size:
@@ -196,7 +202,7 @@ def batches(rows: np.ndarray, size: int, steps: int, seed: int) -> Iterator[np.n
 
 @functools.cache
 def _make_step(mesh: Mesh, columns: tuple[tuple[str, int, int | None], ...]):
-    """Compiles a step of SGD for all classifiers, which have no part in each other's loss."""
+    """Compiles a step of SGD for all classifiers, whose losses are independent."""
 
     def loss(weights, values, labels):
         return sum(

@@ -1,9 +1,8 @@
-"""An evaluation suite: a value that says its rows, and how each gets its figures from a model.
+"""Evaluation suites: a `Suite` defines the rows of a table and how to compute them for a model.
 
-A suite's module makes one `Suite` and has a line in `vit_jax/evaluation/suites.py`. The same value
-is run by
-`python -m vit_jax.evaluate --suite=NAME`, by `vit_jax.run_suites.run_suites`, and during training
-where `config.evaluate.suites` names it.
+A suite's module makes one `Suite` and has a line in `vit_jax/evaluation/suites.py`. The same suite
+is run by `python -m vit_jax.evaluate --suite=NAME`, by `vit_jax.run_suites.run_suites`, and during
+training if `config.evaluate.suites` has its name.
 """
 
 import functools
@@ -30,13 +29,13 @@ Options = Mapping[str, Any]  # A suite's options by name, each with a value.
 
 
 class Row(NamedTuple):
-    """A figure, or why there is none."""
+    """A metric, or a note on why there is none."""
 
     suite: str
     name: str
-    accuracy: float | None = None  # From 0 to 1; of a suite that measures something else, that.
+    accuracy: float | None = None  # From 0 to 1, or the suite's metric.
     deviation: float | None = None  # Standard deviation over seeds (n - 1).
-    images: int | None = None  # That were scored.
+    images: int | None = None  # Number of evaluated images.
     note: str = ""
 
 
@@ -45,14 +44,13 @@ class SuiteOption(NamedTuple):
 
     default: Any
     meaning: str
-    parse: Callable[[Any], Any] = (
-        str  # Its text (all its texts, of an option that is repeated) to its value.
-    )
+    # Converts the text, or all texts of a repeated option, to the value.
+    parse: Callable[[Any], Any] = str
     repeated: bool = False
 
     @property
     def in_words(self) -> str:
-        """The meaning with the default, where that is a number or several."""
+        """The help text, with the default if that is a number or several numbers."""
         numbers = self.default if isinstance(self.default, list) else [self.default]
         if not numbers or not all(isinstance(x, int | float) for x in numbers):
             return self.meaning
@@ -60,11 +58,11 @@ class SuiteOption(NamedTuple):
 
 
 class Stopped(Exception):
-    """The evaluation was told not to go on."""
+    """Raised if `go_on` returned False and the evaluation stopped."""
 
 
 class Impossible(UserError):
-    """Some of the rows cannot be had of this data: `names`."""
+    """Error for data that cannot provide some of the rows, `names`."""
 
     def __init__(self, why: str, names: Sequence[str]):
         self.names = tuple(names)
@@ -72,22 +70,24 @@ class Impossible(UserError):
 
 
 class Subject:
-    """A model that suites evaluate, with parameters that may change from one evaluation to the
-    next.
+    """A model to evaluate, with parameters that may change between evaluations.
 
     Args:
-      name: the checkpoint, as messages call it.
-      transfer_crop, test_crop: make what the model sees of an image, in evaluations of frozen
-        features and of predictions. They may raise UserError, and are only called by suites that
-        look at images.
-      load: makes the model's graph, parameters and shardings; called once, when a suite first needs
-        it.
-      options: `batch_size` and others of `Extractor`.
-      go_on: is asked between batches.
-      finetune: trains this checkpoint by a config into a workdir and returns the last evaluation's
-        figures; None during training.
+      name: the checkpoint's name in messages.
+      mesh: of the devices.
+      load: returns the model's graph, parameters and shardings; called once, when a suite first
+        needs it.
+      transfer_crop, test_crop: return the evaluation transform for frozen features and for
+        predictions. They may raise UserError, and are only called by suites that read images.
+      say: logs messages.
+      finetune: trains this checkpoint by a config into a workdir and returns the metrics of the
+        last evaluation; None during training.
       num_classes: width of the model's head; 0: it has none.
-      class_names: of the head, by number; none where they are not known.
+      class_names: of the head, by number; empty if they are unknown.
+      options: `batch_size` and other arguments of `Extractor`.
+
+    Attributes:
+      go_on: called between batches; the evaluation stops if it returns False.
     """
 
     def __init__(
@@ -113,12 +113,12 @@ class Subject:
 
     @functools.cached_property
     def transfer_crop(self) -> TestCrop:
-        """Makes what the frozen network sees of an image, for its features."""
+        """Evaluation transform for the features of the frozen network."""
         return self._transfer_crop()
 
     @functools.cached_property
     def test_crop(self) -> TestCrop:
-        """Makes what the model sees of an image whose class it predicts."""
+        """Evaluation transform for predictions."""
         return self._test_crop()
 
     @functools.cached_property
@@ -127,12 +127,12 @@ class Subject:
 
     @property
     def model(self) -> ImageModel:
-        """The model with the parameters that are evaluated."""
+        """The model with the parameters to evaluate."""
         return nnx.merge(self._loaded[0], self.params)
 
     @property
     def params(self) -> dict:
-        """The parameters that are evaluated."""
+        """The parameters to evaluate."""
         return self._loaded[1] if self._params is None else self._params
 
     @params.setter
@@ -142,10 +142,10 @@ class Subject:
     def extractor(
         self, compute: Compute = representation, crop: TestCrop | None = None
     ) -> Extractor:
-        """Computes something of each image, by default its features; compiled once for each
-        `compute`.
+        """Returns an extractor for `compute`, by default of features; compiled once for each.
 
         Args:
+          compute: function of the model and its images.
           crop: `transfer_crop` by default.
         """
         key = compute, crop or self.transfer_crop
@@ -161,7 +161,7 @@ class Subject:
         """Applies `compute` to every readable image of a source.
 
         Raises:
-          Stopped: it was told not to go on.
+          Stopped: `go_on` returned False.
           UserError: no image is readable, or too many are not.
         """
         seen = self.extractor(compute, crop)(self.params, source, self.go_on)
@@ -172,16 +172,16 @@ class Subject:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A look at one data set: the names of its rows, and what finds their figures.
+    """Evaluation on one data set: the names of its rows, and the functions that compute them.
 
     Args:
       names: of the rows.
-      open: opens the data for those rows whose names it gets, before the model is needed; a
-        UserError says why they cannot be had.
-      measure: makes the rows of the model and what was opened.
-      fingerprint: short values by which two hosts see whether they opened the same.
-      identify: fingerprints the data of a row, by its name, without reading all labels. It raises
-        UserError where they cannot be had.
+      open: opens the data for rows by their names, before the model is needed; raises UserError if
+        the data cannot be opened.
+      measure: computes the rows from the model and the opened data.
+      fingerprint: short values that are equal on two hosts that opened the same data.
+      identify: fingerprints the data of a row, by its name, without reading all labels; raises
+        UserError if the data cannot be opened.
     """
 
     names: tuple[str, ...]
@@ -193,21 +193,21 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Suite:
-    """An evaluation with a name.
+    """A named evaluation.
 
     Args:
+      name: of the suite.
       title: heading of its table.
-      needs: the data that it needs and where they come from.
-      measurements: all its looks at data, with nothing opened yet.
+      needs: the required data and their source.
+      measurements: returns all its measurements, with nothing opened yet.
       options: its flags.
-      settings: what its figures depend on besides the data; figures of other settings are not mixed
-        in.
-      published: tables of `vit_jax.published` whose figures stand beside its own.
-      means: rows that are means of others: the names of these by the mean's, of those that there
-        are.
-      draw: a panel on Matplotlib's axes of rows that have figures, and the published figures.
-      spoken: how lines of a training run begin.
-      short: the name of a row among a training run's metrics, `SUITE/SHORT`.
+      settings: settings that its metrics depend on, in addition to the data; metrics of other
+        settings are not mixed in.
+      published: tables of `vit_jax.published` with values for comparison.
+      means: rows that are means: their names, each with the names of the available rows to average.
+      draw: draws rows with metrics, and the published values, on Matplotlib's axes.
+      spoken: start of its log lines in a training run.
+      short: name of a row among a training run's metrics, `SUITE/SHORT`.
       in_training: whether it can be run during training.
     """
 
@@ -225,17 +225,17 @@ class Suite:
     in_training: bool = True
 
     def defaults(self) -> dict[str, Any]:
-        """The values of options that nobody gave."""
+        """Returns the default values of all options."""
         return {name: option.default for name, option in self.options.items()}
 
 
 def text_option(meaning: str) -> SuiteOption:
-    """A path or a word; empty by default."""
+    """Returns an option for a path or a word; empty by default."""
     return SuiteOption("", meaning)
 
 
 def whole_numbers_option(default: Sequence[int], meaning: str, least: int) -> SuiteOption:
-    """Whole numbers with commas, each taken once."""
+    """Returns an option for comma-separated whole numbers, without duplicates."""
 
     def parse(text: str) -> list[int]:
         values = text.split(",")
@@ -247,7 +247,7 @@ def whole_numbers_option(default: Sequence[int], meaning: str, least: int) -> Su
 
 
 def in_data_dir(path: str, data_dir: str) -> str:
-    """The name of a TFDS data set with the folder where it is, unless it says that itself."""
+    """Adds the data folder to the name of a TFDS data set that has none."""
     named_only = re.fullmatch(r"[\w/-]+(:[\d.*]+)?", path) and not path.startswith("/")
     return f"{path}:{data_dir}" if data_dir and named_only else path
 
@@ -256,10 +256,10 @@ DATA_DIR = text_option("Where TFDS's data sets are, if not in ~/tensorflow_datas
 
 
 def digest_of(values: Mapping[str, Any]) -> str:
-    """A short name of some values, for the same ones and no others."""
+    """Returns a short hash of some values, the same for equal ones."""
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def mean(figures: Mapping[str, float], names: Collection[str]) -> float:
-    """The mean of some of the figures."""
+    """Returns the mean of the named values."""
     return math.fsum(figures[name] for name in names) / len(names)

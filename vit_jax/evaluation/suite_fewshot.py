@@ -34,7 +34,7 @@ from vit_jax.evaluation.suite import (
 
 
 def parse_sets(texts: Sequence[str]) -> list[DataSet]:
-    """Data sets of their descriptions, whose names must differ, since rows are by them."""
+    """Parses descriptions of data sets; their names must differ, since they name the rows."""
     described = [data_set(text) for text in texts]
     if len({one.name for one in described}) < len(described):
         names = ", ".join(one.name for one in described)
@@ -52,9 +52,7 @@ SETS = SuiteOption(
 
 
 def chosen_sets(subject: Subject, options: Options) -> list[DataSet]:
-    """The data sets of `--set`, or the usual ones, with the folders and splits where their images
-    are.
-    """
+    """Returns the data sets of `--set`, or the default ones, with their folders and splits."""
     return [
         described._replace(path=in_data_dir(described.path, options["data_dir"]))
         if described.kind == "tfds"
@@ -64,25 +62,23 @@ def chosen_sets(subject: Subject, options: Options) -> list[DataSet]:
 
 
 def split_note(described: DataSet) -> str:
-    """Says which images train and test, where these are not splits of their own."""
+    """Returns a note on the training and test images if the data set has no splits of its own."""
     train, test = described.train_split, described.test_split
     return f"; {train} to train, {test} to test" if train.startswith("all") else ""
 
 
 def name_of_shots(name: str, shots: int) -> str:
-    """The name of a data set's row."""
+    """Returns the name of a data set's row."""
     return f"{name}, {shots} shot{'s' if shots > 1 else ''}"
 
 
 def shots_of(name: str) -> int:
-    """The number of shots in a row's name."""
+    """Returns the number of shots in a row's name."""
     return int(name.rsplit(", ", 1)[1].split()[0])
 
 
 def opener(subject: Subject, options: Options) -> Callable[[DataSet], tuple[Source, Source]]:
-    """Returns a function that opens the training and test images of a data set, each data set
-    once.
-    """
+    """Returns a cached function that opens the training and test images of a data set."""
 
     @functools.cache
     def sources_of(described: DataSet) -> tuple[Source, Source]:
@@ -94,14 +90,12 @@ def opener(subject: Subject, options: Options) -> Callable[[DataSet], tuple[Sour
 def identify(
     sources_of: Callable[[DataSet], tuple[Source, Source]], described: DataSet, name: str
 ) -> dict[str, int | str]:
-    """Returns the fingerprint of a data set, for `Measurement.identify`; it is the same for all
-    rows.
-    """
+    """Returns the fingerprint of a data set, the same for all rows, for `Measurement.identify`."""
     return fingerprints(*sources_of(described))
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """One look at each data set, for all shots."""
+    """Returns a measurement for each data set, for all shots."""
     seeds, penalty = options["seeds"], options["penalty"]
 
     sources_of = opener(subject, options)
@@ -150,10 +144,13 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def draw_lines(axes, rows: Sequence[Row], number: Callable[[str], int], label: str) -> None:
-    """Accuracy and its deviation over the number in a row's name, a line for each data set.
+    """Draws accuracy and its std over the number in a row's name, a line for each data set.
 
     Args:
-      label: what the number is.
+      axes: of Matplotlib.
+      rows: with metrics.
+      number: returns the number in a row's name.
+      label: of the x-axis.
     """
     lines = {}
     for row in rows:

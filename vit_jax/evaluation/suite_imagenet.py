@@ -1,5 +1,6 @@
-"""The suite `imagenet`: ImageNet's validation images, ReaL's labels of them, ImageNet-v2 and
-ObjectNet.
+"""The suite `imagenet`: ImageNet's validation images, also with ReaL's labels, and other test sets.
+
+The other test sets are ImageNet-v2 and ObjectNet.
 """
 
 import dataclasses
@@ -30,47 +31,50 @@ from vit_jax.evaluation.suite import (
 
 
 def parse_pixels(text: str) -> int:
-    """A whole number above 0."""
+    """Parses a whole number above 0."""
     if not text.isdecimal() or int(text) < 1:
         raise UserError("give a whole number, 1 or above")
     return int(text)
 
 
 def crop_of(subject: Subject, options: Options) -> TestCrop:
-    """Makes what the model sees of an image: as --test_resize says, else as the checkpoint does."""
+    """Returns the evaluation transform: that of --test_resize, else the checkpoint's."""
     if options["test_resize"] is None:
         return subject.test_crop
     return dataclasses.replace(subject.test_crop, kind="short_side", resize=options["test_resize"])
 
 
 def head(subject: Subject) -> Match:
-    """ImageNet's classes among those of the model's head."""
+    """Matches the classes of the model's head with ImageNet's."""
     return sets.match_head(subject.num_classes, subject.class_names, subject.name)
 
 
 def read_real(path: str) -> list:
-    """ReaL's labels, as of `imagenet.read_real`; raises UserError where no file is given."""
+    """Reads ReaL's labels with `imagenet.read_real`; raises UserError if there is no file."""
     if not path:
         raise UserError(f"give --real=real.json, from {sets.REAL_URL}")
     return sets.read_real(path)
 
 
 def refuse(error: UserError, names: Sequence[str] | str) -> None:
-    """Raises the error, in the place of opening data."""
+    """Raises the error, in place of opening data."""
     raise error
 
 
 def predict(subject: Subject, source: Source, crop: TestCrop) -> Features:
-    """The five likeliest classes of each image, as ImageNet numbers them."""
+    """Returns the five most likely classes of each image, by ImageNet's numbers."""
     seen = subject.see(source, first_five, crop)
     return seen._replace(values=np.argsort(head(subject).order)[seen.values])
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """One look at each set of images; with ReaL's labels the validation images have three rows."""
+    """Returns a measurement for each set of images.
+
+    With ReaL's labels the validation images have three rows.
+    """
 
     def rows(names: Sequence[str], predictions, labels, crop: TestCrop) -> list[Row]:
-        """Top-1, and top-5 if there are two names."""
+        """Returns the top-1 row, and the top-5 row if there are two names."""
         scored = sets.accuracy(predictions, labels)
         note = "; ".join(filter(None, (str(crop), head(subject).note)))
         return [
@@ -86,7 +90,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         )
 
     def of_validation(subject: Subject, source: Source) -> list[Row]:
-        """The first label is ImageNet's own, the others are ReaL's."""
+        """Returns the rows of ImageNet's own label, the first, and of ReaL's, the others."""
         seen = predict(subject, source, crop)
         reals = rows(["ReaL"], seen.values, seen.labels[:, 1:], crop) if real else []
         return rows(OWN, seen.values, seen.labels[:, :1], crop) + reals
@@ -119,7 +123,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         )
 
     def checked(open_set: Callable[[Sequence[str]], Source]) -> Callable[[Sequence[str]], Source]:
-        """Sees first whether the model predicts ImageNet's classes."""
+        """Adds a check that the model predicts ImageNet's classes before data are opened."""
 
         def opened(names: Sequence[str]) -> Source:
             head(subject)

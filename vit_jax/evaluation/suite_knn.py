@@ -1,6 +1,4 @@
-"""The suite `knn`: the nearest training images of frozen features vote for the class of a test
-image.
-"""
+"""The suite `knn`: the nearest training images of frozen features vote for a test image's class."""
 
 import functools
 import re
@@ -32,7 +30,7 @@ from vit_jax.evaluation.suite_fewshot import (
 
 
 class Opened(NamedTuple):
-    """The images of a data set, and the numbers of neighbours that are asked for."""
+    """Images of a data set, and the numbers of neighbours of the rows."""
 
     train: Source
     test: Source
@@ -40,8 +38,7 @@ class Opened(NamedTuple):
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """One look at each data set, for all numbers of neighbours."""
-
+    """Returns a measurement for each data set, for all numbers of neighbours."""
     sources_of = opener(subject, options)
 
     def open_both(described: DataSet, names: Sequence[str]) -> Opened:
@@ -79,12 +76,12 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def name_of(described: DataSet, neighbours: int) -> str:
-    """The name of a data set's row."""
+    """Returns the name of a data set's row."""
     return f"{described.name}, {neighbours}-NN"
 
 
 def neighbours_of(name: str) -> int:
-    """The number of neighbours in a row's name."""
+    """Returns the number of neighbours in a row's name."""
     return int(name.rsplit(", ", 1)[1].removesuffix("-NN"))
 
 

@@ -1,6 +1,4 @@
-"""The suite `sgd_probe`: DINOv2's linear probe, by SGD over a grid of rates and choices of
-features.
-"""
+"""The suite `sgd_probe`: DINOv2's linear probe by SGD over learning rates and feature sets."""
 
 import functools
 import re
@@ -29,7 +27,7 @@ BEST = "best features"
 
 
 class Opened(NamedTuple):
-    """The images of a data set, and the choices of features that are asked for."""
+    """Images of a data set, and the feature sets of the rows."""
 
     train: Source
     test: Source
@@ -37,8 +35,7 @@ class Opened(NamedTuple):
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """One look at each data set, for all choices of features."""
-
+    """Returns a measurement for each data set, for all feature sets."""
     sources_of = opener(subject, options)
 
     def open_both(described: DataSet, names: Sequence[str]) -> Opened:
@@ -87,7 +84,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 def row(
     described: DataSet, choice: str, found: Mapping[str, Fitted], images: int, split: str
 ) -> Row:
-    """The row of a choice, or of the one that is best on the held-out training images."""
+    """Returns the row of a feature set, or of the one with the best validation accuracy."""
 
     def on_held_out(name: str) -> float:
         return max(found[name].held_out.values())
@@ -99,12 +96,12 @@ def row(
 
 
 def name_of(described: DataSet, choice: str) -> str:
-    """The name of a data set's row."""
+    """Returns the name of a data set's row."""
     return f"{described.name}, SGD on {choice}"
 
 
 def parse_steps(text: str | int) -> int:
-    """The number of steps of its text."""
+    """Parses the number of steps."""
     if not re.fullmatch("[1-9][0-9]*", str(text)):
         raise UserError("give a whole number, 1 or above")
     return int(text)

@@ -1,4 +1,4 @@
-"""The suite `vtab`: fine-tuning on the 19 tasks of VTAB-1k, as configs/finetune.py does it."""
+"""The suite `vtab`: fine-tuning on the 19 tasks of VTAB-1k by the recipe of configs/finetune.py."""
 
 import ast
 import contextlib
@@ -26,7 +26,7 @@ from vit_jax.recipes import finetune
 
 
 def set_value(config, text: str) -> None:
-    """Sets `batch_size=128` in a config."""
+    """Sets a value of a config from text such as `batch_size=128`."""
     key, _, value = text.partition("=")
     with contextlib.suppress(ValueError, SyntaxError):  # A word, such as float32.
         value = ast.literal_eval(value)
@@ -37,14 +37,14 @@ def set_value(config, text: str) -> None:
 
 
 def parse_values(texts: Sequence[str]) -> list[str]:
-    """Values of a config, which must be such."""
+    """Checks values of a config and returns them as texts."""
     for text in texts:
         set_value(base_config(), text)
     return list(texts)
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """A run on each task, in this process: it has the devices."""
+    """Returns a measurement for each task: a training run in this process, on its devices."""
 
     def path_of(key: str) -> str:
         return f"{key}:{options['data_dir']}" if options["data_dir"] else key
@@ -81,7 +81,10 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def groups(there: Collection[str]) -> dict[str, list[str]]:
-    """The tasks that are there, of all and of each group; the key says how many lack."""
+    """Returns the available tasks, of all and of each group.
+
+    If some tasks are missing, the key counts the available ones.
+    """
     all_groups = {"VTAB-19": [task.name for task in TASKS.values()]}
     all_groups |= {
         group: [task.name for task in TASKS.values() if task.group == group] for group in GROUPS
@@ -95,8 +98,9 @@ def groups(there: Collection[str]) -> dict[str, list[str]]:
 
 
 def draw(axes, rows: Sequence[Row], printed: Mapping[str, Mapping[str, float]]) -> None:
-    """Bars of each group as in the paper's figure 2, side by side for each model: means over our
-    tasks.
+    """Draws bars of each group next to each other for each model, as in the paper's figure 2.
+
+    Means are over the tasks that we have.
     """
     figures = {"ours": {row.name: 100 * row.accuracy for row in rows}} | printed
     by_group = groups(figures["ours"])
@@ -126,7 +130,7 @@ SUITE = Suite(
         ),
         "data_dir": DATA_DIR,
     },
-    # What the figures depend on, besides the data.
+    # Metrics depend on these values, in addition to the data.
     settings=lambda subject, options: {
         "value": sorted(
             value for value in options["value"] if value.partition("=")[0] not in OPERATIONAL

@@ -1,7 +1,7 @@
 """Attention rollout and attention distance of a model (paper, section 4.5 and appendix D.7, D.8).
 
-Attention weights are those that `model(images, capture=("attention",))` returns: for each layer
-`[batch, heads, tokens, tokens]`, whose rows sum to 1.
+Attention weights come from `model(images, capture=("attention",))`: for each layer `[batch, heads,
+tokens, tokens]`, whose rows sum to 1.
 """
 
 from collections.abc import Sequence
@@ -29,8 +29,7 @@ def check_attends(model: ImageModel) -> None:
 
 
 def rollout(attention: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Attention rollout (Abnar & Zuidema, 2020): how much of each input token is in each token of a
-    layer.
+    """Returns the attention rollout (Abnar & Zuidema, 2020): shares of input tokens in each token.
 
     Heads are averaged, the identity is added for the residual connection, rows are normalised to 1,
     and the layers' matrices are multiplied.
@@ -49,10 +48,12 @@ def rollout(attention: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def of_patches(model: TokenModel, rolled: np.ndarray) -> np.ndarray:
-    """The share of each patch in the head's token, as images `[batch, rows, columns]` that sum to
-    1.
+    """Returns each patch's share in the head's token, as images that sum to 1.
 
-    It is the class token; where the head averages the patches, it is their average.
+    The head's token is the class token, or the average of the patches if the head averages them.
+
+    Returns:
+      `[batch, rows, columns]`.
     """
     patches = model.patch_tokens
     seen = (
@@ -65,11 +66,10 @@ def of_patches(model: TokenModel, rolled: np.ndarray) -> np.ndarray:
 
 
 def attention_distance(model: TokenModel, attention: Sequence[np.ndarray]) -> np.ndarray:
-    """Mean attention distance: pixels between a patch and those it attends to, weighted by the
-    attention.
+    """Returns the mean distance in pixels between patches, weighted by the attention.
 
-    It is averaged over patches and images. Neither rows nor columns of the other tokens count; rows
-    are normalised anew.
+    It is averaged over patches and images. Rows and columns of other tokens are excluded, and rows
+    are renormalised.
 
     Returns:
       float64 `[layers, heads]`.

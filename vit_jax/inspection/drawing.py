@@ -1,4 +1,4 @@
-"""Draws all figures of a model into a folder, and a page that shows them."""
+"""Drawing of all figures of a model into a folder, with a page that shows them."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ def draw_all(
 
     Args:
       images: uint8 `[images, height, width, channels]`.
-      source: stands below the title, such as where the model came from.
+      source: text below the title, such as the source of the model.
       layers, heads: draw also rollout after each layer, and each head of the last.
     """
     seen = look(model, images, batch_size)
@@ -43,7 +43,7 @@ def draw_all(
         raise UserError(f"cannot make the folder {out}: {error.strerror}") from error
 
     def draw(name: str, caption: str, make: Callable[[], tuple[dict, object]]) -> None:
-        """Writes a figure into the folder and puts its arrays among the others."""
+        """Writes a figure into the folder and adds its arrays to the others."""
         try:
             values, figure = make()
         except UserError as error:
@@ -79,7 +79,7 @@ def draw_all(
         return lambda: ({name: coloured}, figures.pairs(images, list(coloured), names))
 
     def draw_each(kind: str, caption: str, title: str, maps: np.ndarray) -> None:
-        """Draws a figure for each image: its maps."""
+        """Draws a figure of maps for each image."""
         for number, (name, image, weights) in enumerate(zip(names, images, maps, strict=True)):
             overlays = [figures.heat_map(image, each) for each in weights]
             titles = [f"{title} {index + 1}" for index in range(len(weights))]
@@ -116,9 +116,7 @@ def draw_all(
 def _viewer(
     model, images: np.ndarray, names: Sequence[str], maps: list[LayerMaps], colours: dict
 ) -> str:
-    """Returns the photographs under their attention maps, and a paragraph that explains the
-    colours.
-    """
+    """Returns the photographs under their attention maps, and a note on the colours."""
     sheets = map_sheets(maps) if maps else None
     return viewer(images, names, sheets, colours) + _about(model, sheets)
 
@@ -143,7 +141,7 @@ def _about(model, sheets: MapSheets | None) -> str:
 
 
 def _pictures(out: Path, drawn: dict[str, str], arrays: dict[str, np.ndarray]) -> str:
-    """The figures that the viewer does not show."""
+    """Returns the figures that the viewer does not show."""
 
     def distances(axes):
         figures.draw_distances(axes, arrays["distance"])
@@ -159,9 +157,7 @@ def _pictures(out: Path, drawn: dict[str, str], arrays: dict[str, np.ndarray]) -
 
 
 def _layer_maps(seen: dict) -> list[LayerMaps]:
-    """Returns the attention maps of all heads, and rollout, by layer; none where they are not
-    defined.
-    """
+    """Returns the attention maps of all heads, and rollout, by layer; empty if undefined."""
     if "attention" in seen:
         pairs = zip(
             np.moveaxis(seen["attention"], 1, 0), np.moveaxis(seen["rollout"], 1, 0), strict=True
@@ -172,9 +168,7 @@ def _layer_maps(seen: dict) -> list[LayerMaps]:
 
 
 def _colours(arrays: dict[str, np.ndarray], seen: dict) -> dict[str, np.ndarray]:
-    """Returns principal components as colours: of the last tokens, or of each stage, the last one
-    first.
-    """
+    """Returns principal components as colours: of the last tokens, or of stages, last first."""
     if "token_colours" in arrays:
         return {"tokens as colours": arrays["token_colours"]}
     stages = range(len(seen.get("stages", ())), 0, -1)
@@ -182,12 +176,12 @@ def _colours(arrays: dict[str, np.ndarray], seen: dict) -> dict[str, np.ndarray]
 
 
 def look(model, images: np.ndarray, batch_size: int) -> dict:
-    """Captures what a model computes on the way, over all images.
+    """Captures the intermediate results of a model over all images.
 
     Returns:
-      As `look_at_tokens`; of a model of stages `stages`, a list of each one's features
-      `[images, rows, columns, channels]`, and where it attends within windows `attended`, a list of
-      each block's `[images, rows, columns, heads]`.
+      For a model of tokens, see `look_at_tokens`. For a model of stages: `stages`, a list of each
+      stage's features `[images, rows, columns, channels]`; and, if it attends within windows,
+      `attended`, a list of each block's attention `[images, rows, columns, heads]`.
     """
     if isinstance(model, TokenModel):
         return look_at_tokens(model, images, batch_size)
@@ -209,7 +203,7 @@ def look(model, images: np.ndarray, batch_size: int) -> dict:
 
 
 def _say_progress(done: int, count: int) -> None:
-    """Says how many images are done, where somebody looks on."""
+    """Prints the number of finished images if standard error is a terminal."""
     if sys.stderr.isatty():
         done = min(done, count)
         print(
@@ -221,12 +215,12 @@ def _say_progress(done: int, count: int) -> None:
 
 
 def look_at_tokens(model: TokenModel, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
-    """Captures what a model of tokens computes on the way, over all images.
+    """Captures the intermediate results of a model of tokens over all images.
 
     Returns:
       `tokens` of the last layer, `[images, tokens, dim]`. With full attention also `distance`
-      `[layers, heads]`, `rollout` `[images, layers, rows, columns]`, and what each head sees,
-      `attention` `[images, layers, heads, rows, columns]`.
+      `[layers, heads]`, `rollout` `[images, layers, rows, columns]`, and each head's `attention`
+      `[images, layers, heads, rows, columns]`.
     """
     graphdef, params = nnx.split(model)
     capture = ("attention", "tokens") if model.attends_fully else ("tokens",)

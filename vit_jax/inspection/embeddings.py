@@ -1,4 +1,4 @@
-"""Filters, position embeddings and tokens that a model has learned (paper, figure 7)."""
+"""Learned filters, position embeddings and tokens of a model (paper, figure 7)."""
 
 import numpy as np
 
@@ -7,8 +7,10 @@ from vit_jax.models.image_model import ImageModel, TokenModel
 
 
 def position_similarity(model: TokenModel) -> np.ndarray:
-    """Cosine similarity of each patch's position embedding to all others', `[rows, columns, rows,
-    columns]`.
+    """Returns the cosine similarity of each patch's position embedding to all others'.
+
+    Returns:
+      float64 `[rows, columns, rows, columns]`.
 
     Raises:
       UserError: the model has no embedding for each place, or only one place.
@@ -28,10 +30,13 @@ def position_similarity(model: TokenModel) -> np.ndarray:
 
 
 def filters(model: ImageModel, count: int = 28) -> np.ndarray:
-    """Principal components of the first layer's filters, `[count, height, width, channels]`.
+    """Returns principal components of the first layer's filters.
 
-    The strongest comes first, and they are those of the kernel as it is, not centred. Each is
-    scaled to 0 ... 1; a component's sign is such that its largest value is positive.
+    The strongest comes first; the kernel is not centred. Each component is scaled to 0 ... 1, and
+    its sign makes the value of largest magnitude positive.
+
+    Returns:
+      float64 `[count, height, width, channels]`.
     """
     kernel = np.asarray(model.pixel_kernel, np.float64)
     *shape, dim = kernel.shape
@@ -44,7 +49,7 @@ def filters(model: ImageModel, count: int = 28) -> np.ndarray:
 
 
 def token_colours(model: TokenModel, tokens: np.ndarray) -> np.ndarray:
-    """The three principal components of the patches' tokens over all images, as RGB in 0 ... 1.
+    """Returns the three principal components of patch tokens over all images, as RGB in 0 ... 1.
 
     Args:
       tokens: `[batch, tokens, dim]`, as `capture=("tokens",)` returns for each layer.
@@ -57,7 +62,7 @@ def token_colours(model: TokenModel, tokens: np.ndarray) -> np.ndarray:
 
 
 def colours(features: np.ndarray) -> np.ndarray:
-    """The three principal components of places' features over all images, as RGB in 0 ... 1.
+    """Returns the three principal components of features over all images, as RGB in 0 ... 1.
 
     Args:
       features: `[batch, rows, columns, dim]`.

@@ -1,4 +1,4 @@
-"""The paper's pictures of a model, drawn (figures 6, 7, 11 and 14)."""
+"""Figures of a model, as in the paper (figures 6, 7, 11 and 14)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,15 +9,15 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 TILE, TITLE = 1.5, 0.2  # Inches.
-HEAT = 0.55  # Of a heat map's colours over an image.
+HEAT = 0.55  # Opacity of a heat map's colours over an image.
 
 
 def overlay(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The image as bright as it is looked at, as in the paper: uint8 `[height, width, 3]`.
+    """Returns the image with attention as brightness, as in the paper: uint8 `[height, width, 3]`.
 
     Args:
       image: uint8 `[height, width, 3]`.
-      weights: `[rows, columns]` of patches; the largest is shown as it is.
+      weights: `[rows, columns]` of patches; the largest has the image's own brightness.
     """
     return (image * _shares(image, weights)[..., None]).round().astype(np.uint8)
 
@@ -25,7 +25,7 @@ def overlay(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def heat_map(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Returns the image with its attention as a colour overlay: uint8 `[height, width, 3]`.
 
-    Heat is seen on dark images too.
+    Heat is visible on dark images, too.
 
     Args:
       image: uint8 `[height, width, 3]`.
@@ -37,14 +37,14 @@ def heat_map(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _shares(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Weights of patches at an image's size, as shares of the largest."""
+    """Returns the weights of patches at an image's size, as shares of the largest."""
     height, width = image.shape[:2]
     large = cv2.resize(weights.astype(np.float32), (width, height), interpolation=cv2.INTER_LINEAR)
     return np.clip(large / max(float(large.max()), 1e-12), 0, 1)
 
 
 def pairs(left: Sequence[np.ndarray], right: Sequence[np.ndarray], names: Sequence[str]) -> Figure:
-    """Images beside what was made of them, one pair a row."""
+    """Returns a figure of image pairs, one pair a row."""
     width, height = _tile(left[0], 2 * TILE)
     figure = Figure(figsize=(2 * width, (height + TITLE) * len(left)), layout="constrained")
     grid = figure.subplots(len(left), 2, squeeze=False)
@@ -57,10 +57,10 @@ def pairs(left: Sequence[np.ndarray], right: Sequence[np.ndarray], names: Sequen
 
 
 def tiles(images: Sequence[np.ndarray], columns: int, titles: Sequence[str] = (), **show) -> Figure:
-    """Images of one size in rows.
+    """Returns a figure of images of one size in rows.
 
     Args:
-      columns: at most.
+      columns: largest number of columns.
       **show: arguments of `imshow`.
     """
     columns = min(columns, len(images))
@@ -78,14 +78,15 @@ def tiles(images: Sequence[np.ndarray], columns: int, titles: Sequence[str] = ()
 
 
 def _tile(image: np.ndarray, side: float) -> tuple[float, float]:
-    """Width and height of an image whose longer one is `side`."""
+    """Returns the width and height of an image whose longer side is `side`."""
     height, width = image.shape[:2]
     return side * width / max(height, width), side * height / max(height, width)
 
 
 def mosaic(tiles: np.ndarray, gap: int = 1, fill: float = np.nan) -> np.ndarray:
-    """One image of tiles `[rows, columns, height, width, ...]`: hundreds of axes would take a
-    minute.
+    """Returns one image of tiles `[rows, columns, height, width, ...]`.
+
+    This is faster than a figure with hundreds of axes, which would take a minute.
 
     Args:
       gap: pixels between the tiles, of the value `fill`.
@@ -99,7 +100,7 @@ def mosaic(tiles: np.ndarray, gap: int = 1, fill: float = np.nan) -> np.ndarray:
 
 
 def similarity_tiles(similarity: np.ndarray) -> Figure:
-    """A tile for each patch, of its similarity to all others (figure 7, centre)."""
+    """Returns a figure with a tile per patch: its similarity to all others (figure 7, centre)."""
     rows, columns = similarity.shape[:2]
     width, height = 5 * columns / max(rows, columns), 5 * rows / max(rows, columns)
     figure = Figure(figsize=(max(width, 1) + 1.4, max(height, 1) + 0.6), layout="constrained")
@@ -111,7 +112,7 @@ def similarity_tiles(similarity: np.ndarray) -> Figure:
 
 
 def similarity_panels(similarities: Mapping[str, np.ndarray]) -> Figure:
-    """The tiles of several models side by side, by their names (figure 10)."""
+    """Returns a figure of several models' tiles side by side, by name (figure 10)."""
     figure = Figure(figsize=(4.6 * len(similarities) + 1, 5), layout="constrained")
     panels = figure.subplots(1, len(similarities), squeeze=False)[0]
     for axes, (name, similarity) in zip(panels, similarities.items(), strict=True):
@@ -137,7 +138,7 @@ def draw_similarity(axes: Axes, similarity: np.ndarray) -> AxesImage:
 
 
 def distance_dots(distances: np.ndarray) -> Figure:
-    """Mean attention distance of each head over the layers (figure 7, right)."""
+    """Returns a figure of each head's mean attention distance over the layers (figure 7, right)."""
     figure = Figure(figsize=(5, 4), layout="constrained")
     draw_distances(figure.subplots(), distances)
     return figure

@@ -1,4 +1,4 @@
-"""The one writer of HTML: a page that needs nothing from outside, with sections of figures."""
+"""Writer of self-contained HTML pages with sections of figures."""
 
 import base64
 import hashlib
@@ -68,21 +68,19 @@ details { margin: 1rem 0; } summary { cursor: pointer; } details > :not(summary)
 
 
 class Section(NamedTuple):
-    """A part of a page; one without content is left out."""
+    """Part of a page; empty sections are skipped."""
 
     heading: str  # As text; empty: none.
     content: str  # HTML.
-    kind: str = (
-        "curves"  # Figures side by side, larger ones as `pictures`, or `samples`: small ones.
-    )
+    # CSS class: `curves` for figures side by side, `pictures` for larger, `samples` for small ones.
+    kind: str = "curves"
 
 
 def policy(script: str = "") -> str:
-    """The Content-Security-Policy of a page: it shows its own images, loads nothing and runs no
-    script.
+    """Returns the Content-Security-Policy of a page: its own images only, no loads, no scripts.
 
     Args:
-      script: one that it runs, and that may send requests to the page's own server.
+      script: the script that the page may run; it may send requests to the page's own server.
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     runs = f"script-src 'sha256-{digest}'; connect-src 'self'; " if script else ""
@@ -91,18 +89,18 @@ def policy(script: str = "") -> str:
 
 
 def policy_tag(script: str = "") -> str:
-    """The tag that gives a page its `policy`, before all else that the page loads."""
+    """Returns the tag with a page's `policy`, which must precede all content."""
     return f'<meta http-equiv="Content-Security-Policy" content="{policy(script)}">'
 
 
 def page(
     title: str, sections: Iterable[Section], refresh: int | None = None, script: str = ""
 ) -> str:
-    """A page as HTML.
+    """Returns a page as HTML.
 
     Args:
-      refresh: seconds after which it loads itself anew; None: it stays.
-      script: JavaScript that runs when the page is there.
+      refresh: seconds after which the page reloads itself; None: never.
+      script: JavaScript that runs at the end of the page.
     """
     title = html.escape(title)
     body = "\n".join(
@@ -135,7 +133,7 @@ def write_page(
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Writes a file in one stroke, so that nobody reads half of it; returns `path`."""
+    """Writes a file atomically, so that no reader receives half of it; returns `path`."""
     # Several processes may write the page of one folder.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
@@ -143,24 +141,24 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def is_page(path: Path) -> bool:
-    """Is true of a page of ours, which a newer one may replace."""
+    """Returns True for a page that vit_jax wrote, which a newer one may replace."""
     with path.open("rb") as file:
         return MARK.encode() in file.read(1000)
 
 
 def table(rows: Mapping[str, str], kind: str = "") -> str:
-    """A table of names and what belongs to each."""
+    """Returns a table with two columns: names and values."""
     lines = "".join(f"<tr><td>{html.escape(k)}<td>{html.escape(v)}</tr>" for k, v in rows.items())
     return f'<table class="{kind}">{lines}</table>' if kind else f"<table>{lines}</table>"
 
 
 def breakable(text: str) -> str:
-    """Returns text as HTML that may break behind underscores and slashes, as between words."""
+    """Returns text as HTML with optional line breaks after underscores and slashes."""
     return re.sub("([_/])", r"\1<wbr>", html.escape(text, quote=True))
 
 
 def bar(name: str, figures: str, share: float | None = None) -> str:
-    """Returns a name with its figures, over a bar of a share in 0 ... 1 if there is one."""
+    """Returns a name and its figures, above a bar of `share` in 0 ... 1 if it is not None."""
     drawn = "" if share is None else f'<meter min="0" max="1" value="{share:.4f}"></meter>'
     title = html.escape(name, quote=True)
     return (
@@ -170,25 +168,23 @@ def bar(name: str, figures: str, share: float | None = None) -> str:
 
 
 def card_width(names: Iterable[str]) -> str:
-    """Returns a style for `samples` in which cards are as wide as the longest word, within
-    bounds.
-    """
+    """Returns a style for `samples` with cards as wide as the longest word, within bounds."""
     longest = max((len(word) for name in names for word in re.split(r"[\s_/]+", name)), default=0)
     return f"--card: {min(max(5.2, 0.52 * longest + 0.6), 10):.1f}rem"
 
 
 def note(text: str) -> str:
-    """A paragraph of words."""
+    """Returns a paragraph of text."""
     return f'<p class="muted">{html.escape(text)}</p>'
 
 
 def folded(summary: str, content: str) -> str:
-    """HTML that is shown when its summary is clicked."""
+    """Returns HTML that is shown when its summary is clicked."""
     return f"<details><summary>{html.escape(summary)}</summary>{content}</details>"
 
 
 def picture(caption: str, source: str) -> str:
-    """A figure of the image at `source`, an address relative to the page or `inline`'s."""
+    """Returns a figure of the image at `source`, a relative URL or a data URL of `inline`."""
     caption = html.escape(caption, quote=True)
     return (
         f'<figure><img src="{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>\n'
@@ -196,10 +192,10 @@ def picture(caption: str, source: str) -> str:
 
 
 def remark(text: str) -> str:
-    """A figure's place with words in it."""
+    """Returns text in the place of a figure."""
     return f"<figure><figcaption>{html.escape(text)}</figcaption></figure>\n"
 
 
 def inline(encoded: bytes, kind: str = "png") -> str:
-    """The address of an image that the page itself contains."""
+    """Returns the data URL of an image."""
     return f"data:image/{kind};base64,{base64.b64encode(encoded).decode()}"

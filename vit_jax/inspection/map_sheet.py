@@ -1,4 +1,4 @@
-"""All attention maps of an image as tiles of one picture, small enough for a page."""
+"""Sheet of an image's attention maps: tiles of one picture, small enough for a page."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,7 +8,8 @@ import numpy as np
 
 from vit_jax.inspection.page_images import levels
 
-MOST_PIXELS = 10_000_000  # Of all maps on a page: about as many bytes, a third more in base64.
+# Of all maps on a page: about the same number of bytes, a third more in base64.
+MOST_PIXELS = 10_000_000
 MOST_SIDE = 64  # Patches of a map's side; larger maps are averaged.
 
 
@@ -16,7 +17,7 @@ class LayerMaps(NamedTuple):
     """Attention maps of a layer.
 
     Attributes:
-      number: of the layer, from 1.
+      number: number of the layer, from 1.
       heads: `[images, heads, rows, columns]`.
       rollout: `[images, rows, columns]`, attention rollout up to this layer; None: it is not
         defined.
@@ -28,12 +29,12 @@ class LayerMaps(NamedTuple):
 
 
 class SheetRow(NamedTuple):
-    """The tiles of a layer on a sheet: its heads, their mean, and rollout where it is defined.
+    """The tiles of a layer on a sheet: its heads, their mean, and rollout if it is defined.
 
     Attributes:
-      number: of the layer, from 1.
-      heads: their count.
-      rows, columns: of a tile.
+      number: number of the layer, from 1.
+      heads: number of heads.
+      rows, columns: size of a tile.
       top: the first line of pixels.
       first: the first tile's place in `MapSheets.peaks`.
     """
@@ -47,13 +48,13 @@ class SheetRow(NamedTuple):
 
 
 class MapSheets(NamedTuple):
-    """The maps of all images.
+    """The sheets of all images.
 
     Attributes:
-      rows: from top to bottom.
+      rows: layout of the layers, from top to bottom.
       pixels: uint8 `[images, height, width]`, the `levels` of each tile.
       peaks: `[images, tiles]`, the largest value of each tile relative to its mean.
-      rollout: each row ends with a tile of rollout.
+      rollout: True if each row ends with a tile of rollout.
     """
 
     rows: list[SheetRow]
@@ -62,16 +63,14 @@ class MapSheets(NamedTuple):
     rollout: bool
 
     def last_map(self, image: int) -> np.ndarray:
-        """Returns the `levels` of an image's last tile: the last layer's rollout, or its heads'
-        mean.
-        """
+        """Returns the `levels` of an image's last tile: the last rollout, or its heads' mean."""
         row = self.rows[-1]
         left = (self.peaks.shape[1] - row.first - 1) * row.columns
         return self.pixels[image, row.top :, left : left + row.columns]
 
 
 def map_sheets(layers: Sequence[LayerMaps]) -> MapSheets:
-    """Lays the maps of each image out as tiles, a row for each layer.
+    """Arranges the maps of each image as tiles, a row for each layer.
 
     If all of them have more than `MOST_PIXELS`, only every second (or third, ...) layer is kept,
     counted from the last.
@@ -103,8 +102,10 @@ def _count_pixels(layer: LayerMaps) -> int:
 
 
 def _tiles(layer: LayerMaps) -> np.ndarray:
-    """Returns the maps of a layer's heads, their mean and rollout, `[images, tiles, rows,
-    columns]`.
+    """Returns the maps of a layer's heads, their mean and rollout.
+
+    Returns:
+      float32 `[images, tiles, rows, columns]`.
     """
     maps = [layer.heads, layer.heads.mean(axis=1, keepdims=True)]
     if layer.rollout is not None:

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from vit_jax.errors import as_text
 
-INK = "#010203"  # Stands for the colour of the page's text.
+INK = "#010203"  # Placeholder for the colour of the page's text.
 COLOURS = ("#4c8dd6", "#f08c2e", "#3fa66b", "#d65f5f", "#9a7fd1", "#a9805b", "#d982c0", "#8c9196")
 
 
 def draw(title: str, paint: Callable, about: str, width: float = 4.6, height: float = 2.6) -> str:
-    """An SVG of what `paint(axes)` draws.
+    """Returns an SVG that `paint(axes)` draws.
 
     Args:
-      title: stands above it; empty: nothing does.
-      about: what it shows, for those who do not see it.
+      title: title above the chart; empty: none.
+      about: text alternative for screen readers.
     """
     from matplotlib import cycler, rc_context
     from matplotlib.figure import Figure
@@ -35,7 +35,7 @@ def draw(title: str, paint: Callable, about: str, width: float = 4.6, height: fl
         "font.size": 9,
         "font.family": "sans-serif",
     }
-    settings["text.parse_math"] = False  # A run or a class may have dollars in its name.
+    settings["text.parse_math"] = False  # The name of a run or a class may contain dollar signs.
     with rc_context(settings):
         figure = Figure(figsize=(width, height), layout="constrained", facecolor="none")
         axes = figure.add_subplot(facecolor="none")
@@ -60,10 +60,10 @@ def draw(title: str, paint: Callable, about: str, width: float = 4.6, height: fl
 def curve(
     title: str, lines: Mapping[str, Sequence[tuple[float, float]]], dotted: Sequence[str] = ()
 ) -> str:
-    """An SVG of lines over the steps, named where their names are not empty.
+    """Returns an SVG of lines over the steps; lines with empty names have no label.
 
     Args:
-      lines: points of each, by name; one without points has no place in the legend.
+      lines: points of each line, by name; a line without points is not in the legend.
       dotted: lines whose points are marked; lines of one or two points always are.
     """
 
@@ -85,8 +85,7 @@ def curve(
         axes.xaxis.get_major_locator().set_params(integer=True)
         bottom, top = axes.get_ylim()
         if not _below_zero(lines):
-            # From 0, and still room above where all points are near each other, so that none is
-            # cut.
+            # From 0, with room above, so that no point is cut if all are close together.
             bottom, top = 0, top + 0.05 * abs(top)
         axes.set_ylim(min(0, bottom), top)
 
@@ -98,11 +97,11 @@ def _below_zero(lines: Mapping[str, Sequence[tuple[float, float]]]) -> bool:
 
 
 def reliability(bins: Sequence[tuple[float, float, float]]) -> str:
-    """An SVG of how often answers of a probability are right.
+    """Returns an SVG of accuracy by predicted probability.
 
     Args:
-      bins: mean probability, share that is right and number of images of each; those without are
-        left out.
+      bins: mean probability, share of right predictions and number of images of each; bins without
+        images are skipped.
     """
     bins = [row for row in bins if row[2]]
     most = max((row[2] for row in bins), default=1)
@@ -124,7 +123,7 @@ def reliability(bins: Sequence[tuple[float, float, float]]) -> str:
 
 
 def certainty(probabilities: Mapping[str, Sequence[float]], bins: int) -> str:
-    """An SVG of how many answers have which probability, the groups upon each other."""
+    """Returns an SVG with a stacked histogram of the predicted probabilities of groups."""
 
     def paint(axes):
         values = [[100 * x for x in each] for each in probabilities.values()]

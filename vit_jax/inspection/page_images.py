@@ -1,4 +1,4 @@
-"""Images and maps as `data:` addresses, which a page contains."""
+"""Images and maps as data URLs, which a page contains."""
 
 import io
 
@@ -7,13 +7,12 @@ import numpy as np
 
 from vit_jax.inspection.html_page import inline
 
-SMALL = 64  # Pixels: an image of at most these sides is stored exactly, and drawn in squares.
+# Pixels: an image with sides of at most this size is stored losslessly and drawn unsmoothed.
+SMALL = 64
 
 
 def image_address(pixels: np.ndarray, most_side: int = 320) -> str:
-    """Returns the address of an image, `[height, width, 3]`, made smaller to at most `most_side`
-    pixels.
-    """
+    """Returns the data URL of an image `[height, width, 3]`, reduced to `most_side` pixels."""
     from PIL import Image
 
     if max(pixels.shape) <= SMALL:
@@ -25,30 +24,28 @@ def image_address(pixels: np.ndarray, most_side: int = 320) -> str:
 
 
 def colours_address(colours: np.ndarray) -> str:
-    """Returns the address of a picture of colours in 0 ... 1, `[rows, columns, 3]`."""
+    """Returns the data URL of a picture of colours in 0 ... 1, `[rows, columns, 3]`."""
     from PIL import Image
 
     return inline(_png(Image.fromarray((255 * colours).round().astype(np.uint8))))
 
 
 def heat_address(weights: np.ndarray) -> str:
-    """Returns the address of a heat map of `[rows, columns]`, relative to its largest value.
+    """Returns the data URL of a heat map of `[rows, columns]`, relative to its largest value.
 
-    It has a pixel for each patch; the browser draws them larger, and smoothly.
+    It has a pixel for each patch; the browser enlarges and smooths them.
     """
     return levels_address(levels(weights))
 
 
 def levels(weights: np.ndarray) -> np.ndarray:
-    """Quantizes maps `[..., rows, columns]` to uint8: 255 is the largest value of each map, 0 is
-    zero.
-    """
+    """Quantizes maps `[..., rows, columns]` to uint8: 255 is each map's largest value."""
     largest = np.maximum(weights.max(axis=(-2, -1), keepdims=True), 1e-12)
     return (255 * np.clip(weights / largest, 0, 1)).round().astype(np.uint8)
 
 
 def levels_address(pixels: np.ndarray) -> str:
-    """Returns the address of a PNG whose palette draws the `levels` 0 ... 255 as heat.
+    """Returns the data URL of a PNG whose palette draws the `levels` 0 ... 255 as heat.
 
     The palette is matplotlib's inferno; its opacity is the square root of the level's share.
     """

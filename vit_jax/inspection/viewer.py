@@ -1,6 +1,7 @@
-"""Photographs under attention maps, which sliders choose by layer and head, as HTML with a script.
+"""Viewer of photographs under attention maps, as HTML with a script.
 
-A reader without scripts sees the first view over each photograph.
+Sliders choose the layer and the head. A reader without scripts sees the first view over each
+photograph.
 """
 
 import html
@@ -13,8 +14,8 @@ from vit_jax.inspection.html_page import breakable
 from vit_jax.inspection.map_sheet import MapSheets
 from vit_jax.inspection.page_images import SMALL, colours_address, image_address, levels_address
 
-PHOTOGRAPH = 640  # Pixels of its longer side on the page, at most.
-STRENGTH = 60  # Percent, at first.
+PHOTOGRAPH = 640  # Longest side on the page, in pixels.
+STRENGTH = 60  # Initial value in percent.
 
 STYLE = """<style>
 .attention { display: grid; gap: 1rem 1.6rem; margin: 1rem 0; }
@@ -147,8 +148,7 @@ def viewer(
     Args:
       images: uint8 `[images, height, width, 3]`.
       sheets: the attention maps; None: the model has none.
-      colours: pictures over the photographs, `[images, rows, columns, 3]` in 0 ... 1, by their
-        captions.
+      colours: pictures over the photographs, `[images, rows, columns, 3]` in 0 ... 1, by caption.
     """
     cards = "".join(
         _card(
@@ -196,7 +196,7 @@ def _sliders(sheets: MapSheets | None) -> str:
 
 
 def strength_slider() -> str:
-    """Returns the slider whose value in percent, as a share, is for `fade`."""
+    """Returns the slider for the argument of `fade`, in percent."""
     return _slider("Strength", 0, 100, STRENGTH)
 
 
@@ -210,12 +210,12 @@ def _slider(name: str, low: int, high: int, value: int) -> str:
 def _card(
     number: int, image: np.ndarray, name: str, sheets: MapSheets | None, colours: Sequence[str]
 ) -> str:
-    """Returns a photograph to choose, its sheet of maps and its colours.
+    """Returns a selectable photograph with its sheet of maps and its colours.
 
-    Without scripts it is seen under the last map, or else under the first colours.
+    Without scripts it is shown under the last map, or else under the first colours.
 
     Args:
-      colours: addresses of pictures.
+      colours: data URLs of pictures.
     """
     over, sheet, peaks = "", "", []
     if sheets:

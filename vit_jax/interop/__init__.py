@@ -1,3 +1,1 @@
-"""Checkpoints of other libraries, in and out: Google's npz, timm's and Transformers'
-safetensors.
-"""
+"""Reads and writes other libraries' checkpoints: Google's npz, timm's and others' safetensors."""

@@ -1,8 +1,7 @@
-"""Adapts the parameters of a checkpoint to a model with other arguments: image size, head,
-channels.
+"""Adapts a checkpoint's parameters to a model with other arguments: image size, head, channels.
 
-Each family supplies its rules (`Family.adaptation`). All families share the head, and the kernel
-that reads pixels.
+Each family supplies its rules (`Family.adaptation`). All families share the code for the head and
+for the kernel that reads pixels.
 """
 
 from collections.abc import Callable
@@ -27,7 +26,7 @@ Read = Callable[[], np.ndarray]
 
 
 class Fit(NamedTuple):
-    """A report on the adaptation of a checkpoint's parameters, by their paths."""
+    """Report on the adaptation of a checkpoint's parameters, by their paths."""
 
     resized: list[str]
     fresh: list[str]
@@ -53,19 +52,18 @@ def fit(
 ) -> tuple[ImageOptions, dict[str, Read], Fit]:
     """Adapts a checkpoint's parameters to its model with some arguments changed.
 
-    A head for another number of classes starts at zero, or at normal values if `head_std` is
-    given, and without the pre-logits layer unless `pre_logits` is. Kernels that read pixels get
-    other channels by timm's rule. The family's rules do the rest, such as resizing position
-    embeddings; parameters that the model does not have are dropped.
+    A head for another number of classes starts at zero, or at normal values if `head_std` is given,
+    and without the pre-logits layer unless `pre_logits` is given. Kernels that read pixels are
+    converted to another number of channels by timm's rule. The family's rules do the rest, such as
+    resizing position embeddings. Parameters that the model lacks are removed.
 
     Args:
       changes: arguments of the model, in place of the checkpoint's.
       new_head: create a new head even for the same number of classes.
-      seed: seed of a new head's values.
+      seed: random seed of a new head's values.
 
     Returns:
-      The model's options, a function that returns each of its parameters by path, and a
-      report.
+      The model's options, a function that returns each of its parameters by path, and a report.
 
     Raises:
       UserError: the model has no such argument, or the checkpoint lacks a parameter.
@@ -78,7 +76,7 @@ def fit(
 
 
 class _Adapter:
-    """The state of one adaptation; arguments as of `fit`."""
+    """The state of one adaptation; see `fit` for the arguments."""
 
     def __init__(self, checkpoint: Checkpoint, changes: dict[str, Any], new_head: bool, seed: int):
         known = checkpoint.arguments
@@ -124,18 +122,14 @@ class _Adapter:
         raise UserError(f"{place} has no {path} {list(shape)}, which the requested model has")
 
     def report_unused(self, paths: Any) -> None:
-        """Adds the checkpoint's parameters that are dropped, or copied to several paths, to the
-        report.
-        """
+        """Adds the checkpoint's unused or repeatedly used parameters to the report."""
         stored = self.checkpoint.shapes
         used = {self.rules.source_of(path, stored) for path in paths}
         self.report.dropped.extend(path for path in stored if path not in used)
         self.report.copied.extend(sorted((used - paths) & stored.keys()))
 
     def _stored(self, path: str, shape: tuple[int, ...]) -> _Stored | None:
-        """Returns the checkpoint's parameter for a path, with the adapted model's number of
-        channels.
-        """
+        """Returns the checkpoint's parameter for a path, with the new number of channels."""
         source = self.rules.source_of(path, self.checkpoint.shapes)
         if path in self.computed:
             stored = _Stored(self.computed[path].shape, lambda: self.computed[path])
@@ -159,9 +153,7 @@ class _Adapter:
         )
 
     def _resized(self, path: str, shape: tuple[int, ...], stored: _Stored) -> Read | None:
-        """Returns the source of a parameter that one of the family's rules resizes; None: no rule
-        applies.
-        """
+        """Returns the function that returns a resized parameter; None: no rule applies."""
         rule = self.rules.resize_of(path)
         if rule is None or stored.shape[-1] != shape[-1]:
             return None
@@ -188,7 +180,7 @@ class _Adapter:
 
 
 def _implied(known: dict[str, Any], changes: dict[str, Any], new_head: bool) -> dict[str, Any]:
-    """Returns arguments that change with others in all families that have them."""
+    """Returns arguments that change together with others, in all families that have them."""
     implied = {}
     if new_head and known.get("pre_logits"):
         implied["pre_logits"] = False
@@ -201,10 +193,10 @@ def _implied(known: dict[str, Any], changes: dict[str, Any], new_head: bool) -> 
 
 
 def _other_channels(read: Read, channels: int) -> np.ndarray:
-    """Returns a kernel for images of another number of channels, by timm's rule.
+    """Returns a kernel for images with another number of channels, by timm's rule.
 
-    One channel gets the sum over all. More get the kernel's channels cyclically, scaled by the
-    ratio of the numbers of channels.
+    For one channel the kernel is summed over all. For more channels the kernel's channels are
+    repeated cyclically, and scaled by the ratio of the numbers of channels.
     """
     kernel = np.asarray(read())
     if channels == 1:

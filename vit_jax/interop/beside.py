@@ -19,10 +19,10 @@ from vit_jax.interop.tensor_files import Tensor, check_float, open_tensors, writ
 from vit_jax.small_files import read_small
 
 WORDS, TENSORS = "objective.json", "objective.safetensors"
-MASK = "mask"  # Name of an objective of which only the mask token is stored.
+MASK = "mask"  # Name of an objective if only its mask token is stored.
 _MEMORY = "memory/"
 
-Shapes = dict[str, tuple[int, ...]]  # By our path.
+Shapes = dict[str, tuple[int, ...]]  # Shapes by our paths.
 
 
 class ObjectiveParams(NamedTuple):
@@ -31,8 +31,8 @@ class ObjectiveParams(NamedTuple):
     Attributes:
       name: name of the objective, or `MASK`.
       values: values of `config.objective`, as far as the checkpoint contains them.
-      sources: returns for the expected shapes by our path the functions that read the parameters.
-        It raises UserError where the checkpoint's shapes differ.
+      sources: returns, for the expected shapes by our path, the functions that read the parameters.
+        It raises UserError if the checkpoint's shapes differ.
       shapes: returns the shapes of all parameters; None: the values determine them.
       memory: the objective's state by name, such as a codebook.
     """
@@ -45,7 +45,7 @@ class ObjectiveParams(NamedTuple):
 
     @property
     def words(self) -> str:
-        """A description of the parameters."""
+        """Description of the parameters."""
         return (
             "the token of masked patches" if self.name == MASK else f"{self.name}'s own parameters"
         )
@@ -57,7 +57,7 @@ class ObjectiveParams(NamedTuple):
 
 
 def check_shapes(place: str, name: str, own: Shapes, wanted: Shapes) -> None:
-    """Raises UserError unless an objective's parameters are there in the expected shapes."""
+    """Raises UserError unless an objective's parameters exist with the expected shapes."""
     for path, shape in wanted.items():
         if own.get(path) != tuple(shape):
             was = (
@@ -74,8 +74,8 @@ def open_beside(
     """Opens the parameters of an objective in a folder; returns None if it has none.
 
     Args:
-      finite: returns the values; raises UserError, which starts with a name, if they are not
-        finite.
+      finite: function that returns the values, or raises UserError with the given name if they are
+        not finite.
 
     Raises:
       UserError: the files are damaged.

@@ -1,4 +1,4 @@
-"""A checkpoint of any kind, and the models that parameters by path make."""
+"""A checkpoint of any kind, and functions that build models from parameters by path."""
 
 import functools
 import os
@@ -30,12 +30,12 @@ class Checkpoint(NamedTuple):
       options: the arguments of the model.
       shapes: shape of each parameter by path.
       read: returns the parameter of a path, in our layout.
-      mapped: the correspondence to the library's tensors; empty for a run.
-      assumed: properties of the model that the files do not contain, in words.
+      mapped: the mapping to the library's tensors; empty for a training run's checkpoint.
+      assumed: description of model properties that the files do not contain.
       preprocessing: preprocessing of images; None: the files do not contain it.
       class_names: names of all classes, or none.
       objective: parameters of a training objective that are stored with the model.
-      step: training step of a run.
+      step: training step; None: not a checkpoint of a training run.
       probabilities: a key of `PROBABILITIES`.
     """
 
@@ -63,7 +63,7 @@ class Checkpoint(NamedTuple):
         return asdict(self.options)
 
     def describe(self) -> str:
-        """Returns a description in one line."""
+        """Returns a one-line description."""
         parameters = sum(int(np.prod(shape)) for shape in self.shapes.values())
         height, width = height_and_width(self.options.image_size)
         head = f"{n:,} classes" if (n := self.options.num_classes) else "no head"
@@ -78,9 +78,7 @@ class Checkpoint(NamedTuple):
         )
 
     def _statistics(self) -> str:
-        """Returns mean and standard deviation of the pixels in words; empty: the default, 0.5 and
-        0.5.
-        """
+        """Returns mean and std of the pixels as text; empty: the default, 0.5 and 0.5."""
         mean, std = self.options.mean, self.options.std
         if mean == std == 0.5:
             return ""
@@ -93,17 +91,16 @@ def _numbers(value: Statistic) -> str:
 
 
 def all_names(names: Sequence, classes: int) -> tuple[str, ...]:
-    """Completes class names with numbers; returns none where there are none or more than
-    classes.
-    """
+    """Completes class names with numbers; empty if there are none or more than classes."""
     if not 0 < len(names) <= classes:
         return ()
     return (*map(str, names), *map(str, range(len(names), classes)))
 
 
 def skeleton(options: ImageOptions) -> tuple[nnx.GraphDef, dict[str, tuple[int, ...]]]:
-    """Returns a model's graph and the shapes of its parameters by path, such as
-    `blocks/00/norm1/scale`.
+    """Returns a model's graph and the shapes of its parameters by path.
+
+    A path is, for example, `blocks/00/norm1/scale`.
     """
     graphdef, params = nnx.split(sketch(options))
     return graphdef, {
@@ -123,7 +120,7 @@ def model_name(options: ImageOptions) -> str:
 
 
 def build(options: ImageOptions, sources: dict[str, Callable[[], np.ndarray]]) -> ImageModel:
-    """Builds the model with its parameters on the first device, read by a thread for each core."""
+    """Builds the model with its parameters on the first device, read by one thread per core."""
     graphdef, shapes = skeleton(options)
     device = jax.local_devices()[0]
     with ThreadPoolExecutor(max_workers=max(2, os.cpu_count() or 1)) as pool:
@@ -148,10 +145,13 @@ def read_finite(checkpoint: Checkpoint, path: str) -> np.ndarray:
 
 
 def check_finite(values: np.ndarray, name: str) -> np.ndarray:
-    """Returns the values; raises UserError, which starts with `name`, where one is a NaN or an
-    infinity.
+    """Returns the values; raises UserError if one is NaN or infinite.
+
+    Args:
+      name: name of the values, the start of the error message.
     """
-    library = np if isinstance(values, np.ndarray) else jnp  # Arrays on a device are checked there.
+    # Arrays on a device are checked there.
+    library = np if isinstance(values, np.ndarray) else jnp
     flat = values.reshape(-1)
     # The product is one pass without temporary arrays. It can overflow for finite values.
     with np.errstate(over="ignore", invalid="ignore"):

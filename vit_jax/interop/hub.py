@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: models are fetched from it and sent to it."""
+"""Download from and upload to the Hugging Face Hub."""
 
 import contextlib
 import json
@@ -16,23 +16,23 @@ _FILES = [
 ]
 _FILES += ["objective.json", "objective.safetensors"]
 
-# Raised by huggingface_hub on an answer that is not the Hub's, such as a page in HTML, or half of
-# one.
+# Errors that huggingface_hub raises for malformed responses, such as an HTML page or a truncated
+# answer.
 _OTHERS = (LookupError, TypeError, AttributeError, AssertionError)
 _MALFORMED = (ValueError, *_OTHERS)
 
 
 def download(address: str) -> Path:
-    """The folder with a model's files, from the Hub or from its cache on this machine.
+    """Returns the folder with a model's files, downloaded from the Hub or from the local cache.
 
     Args:
-      address: `hf://owner/name`, with `@revision` for another than the newest.
+      address: `hf://owner/name`, with `@revision` for another revision than the newest.
 
     Raises:
-      UserError: it is not on the Hub, or the Hub cannot be reached.
+      UserError: the model is not on the Hub, or the Hub cannot be reached.
     """
-    # Not where a training run would wait for them.
-    from httpx2 import HTTPError  # huggingface_hub speaks by it.
+    # Imported here, because these imports are slow and training runs do not need them.
+    from httpx2 import HTTPError  # The HTTP client of huggingface_hub.
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -82,14 +82,14 @@ def download(address: str) -> Path:
 
 
 def check_upload(name: str, replace: bool) -> None:
-    """Looks whether a model may be sent to the Hub under a name, before the work and not after it.
+    """Checks before the work starts that a model can be uploaded to the Hub under a name.
 
     Args:
       name: `owner/name`.
-      replace: it may be there already.
+      replace: the repository may exist already.
 
     Raises:
-      UserError: there is no token, or one that may not write; the name is none, or is taken.
+      UserError: the token is missing or has no write access, or the name is invalid or taken.
     """
     from huggingface_hub import HfApi, constants, get_token
 
@@ -111,16 +111,16 @@ def check_upload(name: str, replace: bool) -> None:
 
 
 def upload(folder: Path, name: str, public: bool, replace: bool) -> str:
-    """Sends a folder to the Hub as a model, in one commit, and returns in words where it is and who
-    sees it.
+    """Uploads a folder to the Hub as a model, in one commit; returns its URL and visibility.
 
     Args:
       name: `owner/name`.
-      public: a new one is seen by everybody, else by its owner alone.
-      replace: it may be there already: its files of a model are replaced, and who sees it stays.
+      public: a new repository is public; otherwise private.
+      replace: the repository may exist already: its model files are replaced, and its visibility is
+        kept.
 
     Raises:
-      UserError: the Hub does not take it.
+      UserError: the Hub rejects the upload.
     """
     from huggingface_hub import HfApi, ModelCard
 
@@ -140,7 +140,7 @@ def upload(folder: Path, name: str, public: bool, replace: bool) -> str:
 
 @contextlib.contextmanager
 def _mistakes(name: str) -> Iterator[None]:
-    """Makes what the Hub refuses a UserError that names the remedy."""
+    """Converts errors of the Hub to a UserError with the remedy."""
     from httpx2 import HTTPError
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -165,14 +165,14 @@ def _mistakes(name: str) -> Iterator[None]:
         raise UserError(f"cannot send {name}: {_unreachable()} ({_first_line(error)})") from error
     except (json.JSONDecodeError, *_OTHERS) as error:
         raise UserError(f"cannot send {name}: {_not_the_hub()}") from error
-    except ValueError as error:  # Of the card's data, as the Hub's answer says.
+    except ValueError as error:  # Invalid card data, according to the Hub's response.
         raise UserError(
             f"the Hub does not take the card's data: {_card_errors(str(error))}"
         ) from error
 
 
 def _card_errors(answer: str) -> str:
-    """The errors of a card's data in the Hub's answer, in words."""
+    """Returns the errors of a card's data in the Hub's response as text."""
     try:
         found = "; ".join(one["message"] for one in json.loads(answer)["errors"])
     except (ValueError, LookupError, TypeError):
@@ -194,7 +194,7 @@ def _tokens() -> str:
 
 
 def _not_the_hub() -> str:
-    """Returns an error message for an answer that is not the Hub's, with the likely causes."""
+    """Returns an error message for a response that is not the Hub's, with the likely causes."""
     from huggingface_hub import constants
 
     return (
@@ -204,7 +204,7 @@ def _not_the_hub() -> str:
 
 
 def _unreachable() -> str:
-    """Says that the Hub is not reached, and why that may be."""
+    """Returns an error message for an unreachable Hub, with the likely cause."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

@@ -1,8 +1,8 @@
 """Names and layouts of our parameters in other libraries.
 
-A format is a list of rules, one for each kind of parameter. A rule turns our path into their names
-and gives the layout that takes our array there and back; a path without a rule is one that the
-format cannot hold.
+A format is a list of rules, one for each kind of parameter. A rule maps our path to the library's
+names, and contains the layout that converts the array in both directions. A format cannot store a
+path without a rule.
 """
 
 import re
@@ -16,14 +16,14 @@ from vit_jax.interop.tensor_files import aligned_empty, transpose_into
 
 
 class Layout(NamedTuple):
-    """A change of layout that loses nothing."""
+    """A reversible change of layout."""
 
-    there: Callable[[np.ndarray], np.ndarray]  # Our array to theirs.
-    back: Callable[[np.ndarray, np.ndarray], None]  # Their array into ours.
+    there: Callable[[np.ndarray], np.ndarray]  # Converts our array to theirs.
+    back: Callable[[np.ndarray, np.ndarray], None]  # Writes their array into ours.
 
 
 def _layout(there: Callable, view: Callable) -> Layout:
-    """Makes a layout of a function that views their array in the shape of ours."""
+    """Returns a layout from a function that views their array in the shape of ours."""
 
     def back(theirs, ours):
         ours[...] = view(theirs, ours.shape)
@@ -32,12 +32,12 @@ def _layout(there: Callable, view: Callable) -> Layout:
 
 
 SAME = _layout(lambda x: x, lambda y, shape: y)
-# PyTorch's [out, in]: of ours the last axis is out, or all but the first.
+# PyTorch's [out, in]: in our array the last axis is out, or all axes but the first.
 LINEAR = Layout(
     lambda x: x.reshape(len(x), -1).T,
     lambda y, ours: transpose_into(ours.reshape(len(ours), -1), y),
 )
-# Attention's [heads, head_dim, dim], whose inputs are the first two axes.
+# Attention's [heads, head_dim, dim]; the first two axes are the inputs.
 LINEAR_OUT = Layout(
     lambda x: x.reshape(-1, x.shape[-1]).T,
     lambda y, ours: transpose_into(ours.reshape(-1, ours.shape[-1]), y),
@@ -47,29 +47,31 @@ CONV = _layout(lambda x: x.transpose(3, 2, 0, 1), lambda y, shape: y.transpose(2
 # A dense layer as a 1x1 convolution, [out, in, 1, 1] or [1, 1, in, out].
 LINEAR_CONV = _layout(lambda x: x.T[:, :, None, None], lambda y, shape: y[:, :, 0, 0].T)
 DENSE_CONV = _layout(lambda x: x[None, None], lambda y, shape: y[0, 0])
-# A table by row and column, with its rows and columns in one axis.
+# A table by row and column, with rows and columns flattened to one axis.
 TABLE = _layout(lambda x: x.reshape(-1, x.shape[-1]), lambda y, shape: y.reshape(shape))
-# One vector with two axes of length one before it, of which they have one.
+# One vector with two leading axes of length one, where the library has one axis.
 MATRIX = _layout(lambda x: x[0], lambda y, shape: y[None])
-# One number for each head, in front of the axes of its scores.
+# One number for each head, before the axes of its scores.
 HEADS = _layout(lambda x: x[:, None, None], lambda y, shape: y.reshape(shape))
 # Google's group norms.
 CHANNELS = _layout(lambda x: x[None, None, None], lambda y, shape: y.reshape(shape))
 
 
-BLOCK = r"blocks/(\d+)/"  # Starts of our paths: of a layer,
-UNIT = r"resnet/stages/(\d+)/(\d+)/"  # of a ResNet's unit,
-STAGED = r"stages/(\d+)/(\d+)/"  # and of a block in a model of several stages.
+# Starts of our paths.
+BLOCK = r"blocks/(\d+)/"  # A layer.
+UNIT = r"resnet/stages/(\d+)/(\d+)/"  # A ResNet's unit.
+STAGED = r"stages/(\d+)/(\d+)/"  # A block in a model with several stages.
 
 
 class Rule(NamedTuple):
-    """One kind of parameter.
+    """The name and layout of one kind of parameter.
 
     Attributes:
-      path: regular expression of ours; its groups fill the names, `{0}` as they are, `{m[0]}` as
-        numbers less one.
-      names: theirs; several if they keep apart what lies along `axis` of ours.
-      layout: of each part.
+      path: regular expression of our path; its groups fill the names, `{0}` unchanged, `{m[0]}` as
+        a number minus one.
+      names: the library's name, or several names if it stores the parts along `axis` of our array
+        separately.
+      layout: layout of each part.
     """
 
     path: str
@@ -81,19 +83,19 @@ class Rule(NamedTuple):
 def torch_dense(
     ours: str, theirs: str, kernel: Layout = LINEAR, bias: Layout = FLAT
 ) -> tuple[Rule, Rule]:
-    """Kernel and bias of a layer of PyTorch's."""
+    """Returns the rules for kernel and bias of a PyTorch layer."""
     return Rule(f"{ours}/kernel", f"{theirs}.weight", kernel), Rule(
         f"{ours}/bias", f"{theirs}.bias", bias
     )
 
 
 def torch_norm(ours: str, theirs: str) -> tuple[Rule, Rule]:
-    """Scale and bias of a norm of PyTorch's."""
+    """Returns the rules for scale and bias of a PyTorch norm."""
     return Rule(f"{ours}/scale", f"{theirs}.weight"), Rule(f"{ours}/bias", f"{theirs}.bias")
 
 
 def moved(rules: Iterable[Rule], start: str, other: str) -> tuple[Rule, ...]:
-    """The rules whose names begin with `start`, these beginning with another start instead."""
+    """Returns the rules whose names begin with `start`, with that prefix replaced by `other`."""
     found = []
     for rule in rules:
         names = (rule.names,) if isinstance(rule.names, str) else rule.names
@@ -105,8 +107,11 @@ def moved(rules: Iterable[Rule], start: str, other: str) -> tuple[Rule, ...]:
 
 
 def count_units(names: Iterable[str], pattern: str, first: int) -> tuple[int, ...]:
-    """Units in each stage of a model; `pattern` finds stage and unit, counted from `first`, in a
-    name.
+    """Returns the number of units in each stage of a model.
+
+    Args:
+      pattern: regular expression of a name, with groups for the stage and the unit.
+      first: number of the first unit of a stage.
     """
     units = {}
     for name in names:
@@ -117,13 +122,12 @@ def count_units(names: Iterable[str], pattern: str, first: int) -> tuple[int, ..
 
 
 def resnet_width(channels: int) -> float:
-    """The factor on a ResNet's channels, by the channels of its first layer."""
+    """Returns the width factor of a ResNet from the channels of its first layer."""
     return channels // 64 if channels % 64 == 0 else channels / 64
 
 
 def resnet_root(side: int, channels: int) -> dict:
-    """The arguments of a ResNet that its first kernel tells, by the kernel's side and output
-    channels.
+    """Returns a ResNet's arguments from the side and output channels of its first kernel.
 
     Raises:
       UserError: no model has such a first layer.
@@ -137,7 +141,7 @@ def resnet_root(side: int, channels: int) -> dict:
 
 
 class Entry(NamedTuple):
-    """One parameter of a model, in a format."""
+    """One parameter of a model in a format."""
 
     path: str
     shape: tuple[int, ...]
@@ -146,7 +150,7 @@ class Entry(NamedTuple):
     axis: int | None
 
     def split(self, array: np.ndarray) -> dict[str, np.ndarray]:
-        """Our array as theirs."""
+        """Converts our array to their tensors."""
         if self.axis is None:
             return {self.names[0]: self.layout.there(array)}
         parts = np.split(array, len(self.names), self.axis)
@@ -156,9 +160,9 @@ class Entry(NamedTuple):
         }
 
     def join(self, arrays: list[np.ndarray]) -> np.ndarray:
-        """Theirs as ours."""
+        """Converts their tensors to our array."""
         if self.layout is SAME and self.axis is None and arrays[0].flags.writeable:
-            return arrays[0]  # Read into memory of its own already.
+            return arrays[0]  # Already in its own writable memory.
         joined = aligned_empty(self.shape, np.float32)
         if self.axis is None:
             self.layout.back(arrays[0], joined)
@@ -168,7 +172,7 @@ class Entry(NamedTuple):
         return joined
 
     def their_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes that `split` would give, from our shape alone."""
+        """Returns the shapes that `split` would return, from our shape only."""
         return {
             name: x.shape
             for name, x in self.split(np.broadcast_to(np.float32(0), self.shape)).items()
@@ -176,10 +180,10 @@ class Entry(NamedTuple):
 
 
 def entries(rules: Iterable[Rule], shapes: dict[str, tuple[int, ...]], library: str) -> list[Entry]:
-    """The entry of each parameter.
+    """Returns the entry of each parameter.
 
     Raises:
-      UserError: the format has no place for one.
+      UserError: the format cannot store one of them.
     """
     found = []
     for path, shape in shapes.items():

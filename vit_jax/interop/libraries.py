@@ -2,7 +2,7 @@
 
 from vit_jax.interop import google, open_clip, openai, timm, transformers
 
-# In the order in which they are asked whether files are theirs: timm claims all that are left.
+# Files belong to the first library that claims them; timm claims all that remain.
 LIBRARIES = {
     "google": google.LIBRARY,
     "transformers": transformers.LIBRARY,

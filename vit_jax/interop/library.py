@@ -1,4 +1,4 @@
-"""A library as a value: how it stores the models of each family."""
+"""A library as a value: its formats for the models of each family."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ Tensors = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
 Values = dict[str, Any]  # Arguments of a model.
 
-# Arguments of the training run, which another run does not take over from a checkpoint.
+# Arguments of the training run, which a new run does not inherit from a checkpoint.
 REGULARISATION = {"dropout", "attention_dropout", "stochastic_depth", "uniform_depth", "depth_by"}
 REGULARISATION |= {"rope_rescale"}
 # Arguments that do not change the output of a trained model for images of its size.
@@ -32,16 +32,17 @@ TRAINING_ONLY = REGULARISATION | {
 TRAINING_ONLY |= {"layer_scale", "remat", "scan", "dtype"}
 
 
-# The kinds of probabilities by the names that Transformers' configs have for the problem.
+# Kinds of probabilities, and their `problem_type` in Transformers' configs.
 PROBLEM_TYPES = {"softmax": "single_label_classification", "sigmoid": "multi_label_classification"}
 
 
 def read_problem_type(config: dict, num_classes: int) -> str:
-    """The kind of probabilities by a config's `problem_type`; without one as Transformers' pipeline
-    has it.
+    """Returns the kind of probabilities from a config's `problem_type`.
+
+    The default is that of Transformers' pipeline: a sigmoid for one class, else a softmax.
 
     Raises:
-      UserError: the outputs are no probabilities.
+      UserError: the outputs are not probabilities.
     """
     if (said := config.get("problem_type")) is None:
         return "sigmoid" if num_classes == 1 else "softmax"
@@ -69,8 +70,8 @@ class ObjectiveFormat(NamedTuple):
         which the objective would compute something else.
       rules: returns the names of its parameters, from the model's arguments.
       describe: returns the content of `config.json` for a model with such parameters, from the
-        model's arguments and the values of `config.objective`. It raises UserError where the
-        library has no such model. None: the format is not written.
+        model's arguments and the values of `config.objective`. It raises UserError if the library
+        has no such model. None: the format is not written.
       finish: returns additional tensors to write, from the same arguments.
       prefix: prefix of the model's names in files with an objective.
       shapes: returns the shapes of its parameters by our path, from the model's arguments; None:
@@ -94,13 +95,13 @@ class Format(NamedTuple):
     Attributes:
       model: the family's class.
       claims: returns True if a `config.json` (or {}) and tensors belong to such a model.
-      arguments: returns the model's arguments, and in words the assumptions made, from renamed
-        tensors, a
-        `config.json` and the size of the images that the model is loaded for, or None.
+      arguments: returns the model's arguments and a description of the assumptions made, from
+        renamed tensors, a `config.json` and the size of the images that the model is loaded for, or
+        None.
       rules: returns the names of a model's parameters, from its arguments.
       describe: returns the content of the library's `config.json` for a model. It raises UserError
         for a model that the library does not have.
-      rename: renames and reshapes tensors as in `rules`, whatever version wrote them.
+      rename: renames and reshapes tensors as in `rules`, for all versions of the files.
       number: changes the names of the entries to write.
       finish: changes the arrays to write.
       holds: returns True if a model of the family, by its arguments, belongs in this format rather
@@ -129,9 +130,9 @@ class Library(NamedTuple):
       suffix: suffix of its files; empty: a folder.
       claims: returns True for the library's files, from their path, `config.json` (or {}) and
         tensors.
-      prepare: returns tensors and config, changed as all formats of the library need it.
+      prepare: returns tensors and config, with the changes that all formats of the library need.
       unknown: returns the error message for tensors of no known format, from config and tensors.
-      preprocessing: returns mean and std of the pixels, the preprocessing, and in words the
+      preprocessing: returns mean and std of the pixels, the preprocessing, and a description of the
         assumptions made, from `config.json`, `preprocessor_config.json` and the number of channels.
       class_names: returns the class names in a `config.json`, or none.
       probabilities: returns the kind of probabilities, `softmax` or `sigmoid`, from a `config.json`
@@ -158,7 +159,7 @@ class Library(NamedTuple):
         """Returns the format of tensors.
 
         Raises:
-          UserError: it is none of the library's.
+          UserError: the format is not one of the library's.
         """
         for known in self.formats:
             if known.claims(config, tensors):
@@ -187,10 +188,11 @@ class Library(NamedTuple):
     def writes_objective(
         self, model: type[ImageModel], values: Values, name: str, said: Values
     ) -> bool:
-        """Returns True if the library's files of such a model can contain an objective's
-        parameters.
+        """Returns True if the library's files can contain an objective's parameters.
 
         Args:
+          model: class of the model.
+          values: arguments of the model.
           name: name of the objective.
           said: values of `config.objective`.
         """
@@ -207,15 +209,14 @@ class Library(NamedTuple):
 def refuse_unsaid(
     title: str, model: type[ImageModel], values: Values, *said: str, **only: Any
 ) -> None:
-    """Raises UserError for an argument that a library cannot store and that differs from its fixed
-    value.
+    """Raises UserError for an argument that a library cannot store, unless it has the fixed value.
 
     Args:
       title: the library's name for such models.
       values: complete arguments.
       said: names of the arguments that the library stores, in addition to sizes and pixel
         statistics.
-      only: the library's values of other arguments, where they differ from our defaults.
+      only: the library's values of other arguments, if they differ from our defaults.
     """
     for field in dataclasses.fields(model.options_type):
         name, always = field.name, only.get(field.name, field.default)

@@ -1,9 +1,9 @@
-"""A JAX function as an ONNX model: `convert` traces it and writes each operation of the trace.
+"""Converts a JAX function to an ONNX model: traces it, and writes each operation of the trace.
 
-What follows from constants alone (parameters cast to a type, standardised kernels, tables of
-positions) is computed here, by JAX, and written as a number. Of the rest there are the operations
-that the models have, each as ONNX's of the same meaning; another is refused. One dimension may be
-symbolic: the batch.
+Values that depend on constants only (cast parameters, standardized kernels, position tables) are
+computed here by JAX and written as constants. All other operations of the models are mapped to ONNX
+operations with the same meaning; unknown operations are rejected. One dimension, the batch, may be
+symbolic.
 """
 
 import functools
@@ -33,7 +33,7 @@ TYPES = {
     np.dtype(bool): TensorProto.BOOL,
 }
 
-# Operations of JAX that ONNX has, element by element.
+# Elementwise operations of JAX, and their names in ONNX.
 SAME = {
     "abs": "Abs",
     "add": "Add",
@@ -57,7 +57,7 @@ SAME = {
     "sub": "Sub",
     "tanh": "Tanh",
 }
-# What changes nothing in what is computed, and what holds a trace of its own.
+# Operations without an effect on the values, and operations that contain a nested trace.
 NOTHING = {"copy", "copy_p", "name", "optimization_barrier", "stop_gradient"}
 CALLS = {
     "jit",
@@ -75,15 +75,15 @@ CALLS = {
 def convert(
     function: Callable, argument: jax.ShapeDtypeStruct, names: tuple[str, str], most_bytes: int
 ) -> onnx.ModelProto:
-    """The ONNX model of a function of one array to one array.
+    """Returns the ONNX model of a function from one array to one array.
 
     Args:
-      argument: its shape, whose first dimension may be symbolic.
-      names: of the model's input and output.
-      most_bytes: of all constants together.
+      argument: shape of the argument; its first dimension may be symbolic.
+      names: names of the model's input and output.
+      most_bytes: maximum size of all constants together.
 
     Raises:
-      UserError: the function has an operation that is not written, or larger constants.
+      UserError: the function has an unsupported operation, or larger constants.
     """
     traced = jax.jit(function).trace(argument).jaxpr
     graph = _Graph(names[0], argument, most_bytes)
@@ -110,11 +110,17 @@ def convert(
 
 
 class _Value(NamedTuple):
-    """An array in the making: a constant, or what a node of the graph gives."""
+    """A traced array: a constant, or the output of a node of the graph.
+
+    Attributes:
+      held: the constant, or the output's name.
+      shape: the array's shape in JAX; the batch is symbolic.
+      narrow: the stored shape, with 1 for axes of repeated values, which ONNX broadcasts.
+      dtype: the array's dtype.
+    """
 
     held: np.ndarray | str
-    shape: tuple  # That it stands for, as JAX says; the batch is symbolic.
-    # That is held: 1 where it would repeat itself. ONNX's operations on elements repeat it.
+    shape: tuple
     narrow: tuple
     dtype: np.dtype
 
@@ -124,7 +130,7 @@ class _Value(NamedTuple):
 
 
 def _is_constant(equation, inputs: list[_Value]) -> bool:
-    """Returns True if an equation's outputs follow from parameters alone, whatever the batch."""
+    """Returns True if an equation's outputs depend on parameters only, not on the batch."""
     return all(value.known for value in inputs) and all(
         _is_static(variable.aval.shape) for variable in equation.outvars
     )
@@ -144,13 +150,12 @@ class _Graph:
         self.images, self.batch = images, argument.shape[0]
         self.nodes: list[onnx.NodeProto] = []
         self.tensors: dict[str, TensorProto] = {}
-        self.written: dict[
-            int, tuple[str, np.ndarray]
-        ] = {}  # The array too, so that its id stays its own.
+        # The array is stored, too, so that its id stays unique.
+        self.written: dict[int, tuple[str, np.ndarray]] = {}
         self.room = self.most_bytes = most_bytes
 
     def run(self, closed: ClosedJaxpr, arguments: list[_Value]) -> list[_Value]:
-        """Adds what a trace computes; returns its results."""
+        """Adds the operations of a trace, and returns its results."""
         jaxpr = closed.jaxpr
         values = dict(zip(jaxpr.constvars, map(_constant, closed.consts), strict=True))
         values |= dict(zip(jaxpr.invars, arguments, strict=True))
@@ -177,7 +182,7 @@ class _Graph:
         if _is_constant(equation, inputs):
             return _computed(equation, inputs)
         if name == "cond" and params["branches_platforms"]:
-            # Ways to compute the same on one kind of device each; the last is for any device.
+            # The branches compute the same for different devices; the last one supports any device.
             return self.run(params["branches"][-1], inputs[1:])
         if name in NOTHING:
             return inputs
@@ -195,13 +200,13 @@ class _Graph:
     def add(
         self, operation: str, inputs: Sequence[str], output: str | None = None, **attributes
     ) -> str:
-        """A node more; returns the name of its output."""
+        """Adds a node, and returns the name of its output."""
         output = output or f"{operation}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(operation, inputs, [output], **attributes))
         return output
 
     def name(self, array: np.ndarray) -> str:
-        """The name of a constant, which is written once however often it is used."""
+        """Returns the name of a constant, which is written only once for all of its uses."""
         if id(array) not in self.written:
             self.room -= array.nbytes
             if self.room < 0:
@@ -220,16 +225,16 @@ class _Graph:
         return self.name(_shared(tuple(map(int, numbers))))
 
     def held(self, value: _Value) -> str:
-        """The name of what is held."""
+        """Returns the name of the stored array."""
         return self.name(value.held) if value.known else value.held
 
     def whole(self, value: _Value) -> str:
-        """The name of the array in its own shape."""
+        """Returns the name of the array in its full shape."""
         if value.narrow == value.shape:
             return self.held(value)
         if value.known and _is_static(value.shape):
             return self.name(np.ascontiguousarray(np.broadcast_to(value.held, value.shape)))
-        # A 1 leaves a dimension as it is: the batch need not be known where it is there already.
+        # A 1 keeps a dimension: an existing batch dimension need not be known.
         missing = [
             1 if old == new else new for old, new in zip(value.narrow, value.shape, strict=True)
         ]
@@ -239,7 +244,7 @@ class _Graph:
         return self.add("Expand", [self.held(value), self.add("Concat", parts, axis=0)])
 
     def size(self, dimension) -> str:
-        """A multiple of the batch, as the images have it."""
+        """Returns the name of a multiple of the batch size, which is read from the images."""
         batch = self.add("Shape", [self.images], start=0, end=1)
         times = dimension // self.batch
         if not isinstance(times, int) or times * self.batch != dimension:
@@ -258,7 +263,7 @@ class _Graph:
         return _Value(name, out.shape, out.shape, out.dtype)
 
     def reshape(self, name: str, shape: Sequence) -> str:
-        """One dimension may be symbolic, and is what is left."""
+        """Adds a reshape; one dimension may be symbolic and is inferred."""
         return self.add(
             "Reshape", [name, self.integers([d if isinstance(d, int) else -1 for d in shape])]
         )
@@ -274,7 +279,7 @@ class _Graph:
         return name if old == new else self.add("Cast", [name], to=TYPES[np.dtype(new)])
 
     def broadcast(self, value: _Value, out, places: Sequence[int]) -> _Value:
-        """Held as it was, with axes of 1; it is repeated only where it must be."""
+        """Broadcasts a value lazily: new axes have size 1 until `whole` expands them."""
         narrow = [1] * out.ndim
         for place, size in zip(places, value.narrow, strict=True):
             narrow[place] = size
@@ -354,7 +359,7 @@ class _Graph:
         return self.full(self.slice(value, start_indices, limit_indices, strides), out)
 
     def slice(self, value: _Value, starts, limits, strides) -> str:
-        """Axes that are taken whole are left out, and so is the batch."""
+        """Adds a slice, without the axes that are complete and without the batch."""
         axes = [
             axis
             for axis, cut in enumerate(zip(starts, limits, strides, value.shape, strict=True))
@@ -365,7 +370,7 @@ class _Graph:
         return self.add("Slice", [self.whole(value), *bounds, self.integers(axes), steps])
 
     def _gather(self, inputs, out, dimension_numbers, slice_sizes, **_) -> _Value:
-        """A slice at one place that is known: `x[:, 0]`, `x[..., :2]`."""
+        """Converts a slice at one constant place: `x[:, 0]`, `x[..., :2]`."""
         value, place = inputs
         if not place.known or place.narrow != (len(dimension_numbers.start_index_map),):
             raise UserError(
@@ -390,8 +395,10 @@ class _Graph:
         return self.full(self.add("Pad", [self.whole(value), pads, self.held(filling)]), out)
 
     def _reduce_sum(self, inputs, out, axes, **_) -> _Value:
-        """One axis after the other, since ONNX Runtime adds the numbers of several axes in a row:
-        after a BiT's group norms the logits would be 1e-4 from those of float64 sums, and are 7e-6.
+        """Sums over one axis at a time: ONNX Runtime is less exact for several axes at once.
+
+        It adds their numbers in a row: after a BiT's group norms the logits would differ by 1e-4
+        from float64 sums, instead of by 7e-6.
         """
         name = self.whole(inputs[0])
         for axis in sorted(axes, reverse=True):
@@ -404,13 +411,13 @@ class _Graph:
         )
 
     def _dot_general(self, inputs, out, dimension_numbers, preferred_element_type, **_) -> _Value:
-        """MatMul of `[batch axes..., free, contracted]` and `[batch axes..., contracted, free]`."""
+        """Multiplies `[batch axes..., free, contracted]` by `[batch axes..., contracted, free]`."""
         contracted, batch = dimension_numbers
         free = [
             [axis for axis in range(len(value.shape)) if axis not in (*bound, *shared)]
             for value, bound, shared in zip(inputs, contracted, batch, strict=True)
         ]
-        # Free axes of the first need not be merged where the second has no batch axes.
+        # Free axes of the first operand need not be merged if the second has no batch axes.
         keeps_free = not batch[0] and bool(free[0])
         first = self._operand(inputs[0], out.dtype, batch[0], free[0], contracted[0], keeps_free)
         second = self._operand(inputs[1], out.dtype, batch[1], contracted[1], free[1], False)
@@ -427,10 +434,10 @@ class _Graph:
 
         Args:
           value: the operand before its axes are moved and merged.
-          dtype: type of the result.
+          dtype: dtype of the result.
           batch: axes of the batch.
-          rows: axes that are merged to the rows; none are a row of length 1.
-          columns: axes that are merged to the columns; none are a column of length 1.
+          rows: axes that are merged to the rows; none: one row.
+          columns: axes that are merged to the columns; none: one column.
           keeps_rows: axes of the rows are moved, but not merged.
         """
         order = [*batch, *rows, *columns]
@@ -507,7 +514,7 @@ class _Graph:
         window_dilation,
         **attributes,
     ) -> _Value:
-        """ONNX pools the axes from the third on."""
+        """Adds a pooling; ONNX pools the axes from the third on."""
         if set(base_dilation) | set(window_dilation) != {1}:
             raise UserError("the model pools with gaps, which is not written to ONNX")
         steps = list(zip(window_dimensions, window_strides, padding, strict=True))
@@ -528,7 +535,7 @@ class _Graph:
         return self.full(self.transpose(name, np.argsort(order).tolist()), out)
 
     def reached_from(self, output: str) -> list[onnx.NodeProto]:
-        """The nodes that an output needs, in order."""
+        """Returns the nodes that an output needs, in order."""
         needed, nodes = {output}, []
         for node in reversed(self.nodes):
             if needed.intersection(node.output):
@@ -556,6 +563,6 @@ def _dimension(dimension) -> int | str:
 
 
 def _together(shapes: Sequence[tuple], ndim: int) -> tuple:
-    """The shape that NumPy's rules give; a symbolic dimension is like any other."""
+    """Returns the broadcast shape by NumPy's rules; a symbolic dimension is like any other."""
     padded = [(1,) * (ndim - len(shape)) + shape for shape in shapes]
     return tuple(next((d for d in sizes if d != 1), 1) for sizes in zip(*padded, strict=True))

@@ -1,6 +1,4 @@
-"""Opens a checkpoint at any source: a file or folder of another library, the Hub, or a run's
-workdir.
-"""
+"""Opens a checkpoint from any source: another library's files, the Hub, or a workdir."""
 
 from importlib import import_module
 from pathlib import Path
@@ -13,22 +11,22 @@ from vit_jax.paths import check_path, is_url, is_workdir, split_checkpoint
 from vit_jax.published.unheld import refuse_unheld
 from vit_jax.published.weights import all_weights
 
-# Its `open_workdir` reads workdirs. It depends on Orbax and on the training side, so it is imported
-# only for a source that is a workdir.
+# Its `open_workdir` reads workdirs. It depends on Orbax and on the training code, so it is imported
+# only if the source is a workdir.
 WORKDIR_READER = "vit_jax.runs.workdir_reader"
 
 
 def open_checkpoint(
     source: str | Path, image_size: int | tuple[int, int] | None = None
 ) -> Checkpoint:
-    """Opens the checkpoint at any source that `vit_jax.load_model` takes.
+    """Opens the checkpoint at any source that `vit_jax.load_model` accepts.
 
     Args:
       source: a file, a folder, `hf://owner/name`, a workdir or `WORKDIR@best`.
       image_size: size of the images that the model is loaded for; see `open_files`.
 
     Raises:
-      UserError: there is no such checkpoint, it is damaged, or its model is not supported.
+      UserError: the checkpoint does not exist or is damaged, or its model is unsupported.
     """
     check_path(source, "the checkpoint", "a workdir, a file or a folder, or hf://owner/name")
     if str(source).startswith("hf://"):
@@ -42,11 +40,10 @@ def open_checkpoint(
 
 
 def _missing(source: str, path: str) -> UserError:
-    """Returns the error for a source that does not exist, with advice where it is the name of a
-    model.
+    """Returns the error for a missing source, with advice if it is the name of a model.
 
     Raises:
-      UserError: the source is the name of a published model that is not supported.
+      UserError: the source is the name of an unsupported published model.
     """
     refuse_unheld(source)
     if any(weights.model == source for weights in all_weights()):

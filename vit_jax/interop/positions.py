@@ -1,6 +1,4 @@
-"""Position tables in the files of other libraries: fixed ones, and the size of the images of
-learned ones.
-"""
+"""Position tables in other libraries' files: fixed tables, and image sizes of learned tables."""
 
 import math
 
@@ -13,9 +11,9 @@ from vit_jax.models.resnet import resnet_stride
 
 
 def fixed_table(grid: tuple[int, int], dim: int) -> np.ndarray:
-    """Returns the position table of masked autoencoders' files, `[1, 1 + rows * columns, dim]`.
+    """Returns the position table in masked autoencoders' files, `[1, 1 + rows * columns, dim]`.
 
-    The class token's row comes first, and is zero.
+    The class token's row comes first and is zero.
     """
     return np.pad(sincos2d(grid, dim, "sincos2d_mae"), ((1, 0), (0, 0)))[None]
 
@@ -42,11 +40,10 @@ def image_size_of(
     stated: tuple[int, int] | None,
     wanted: int | tuple[int, int] | None,
 ) -> tuple[int, int]:
-    """Returns the size of the images that a position table was learned for, (height, width) in
-    pixels.
+    """Returns the image size that a position table was learned for, (height, width) in pixels.
 
-    Not every file contains it. The first of these sizes is taken that matches the table's rows: the
-    file's own, a square, the size of the images that the model is loaded for.
+    Not every file contains it. The result is the first of these sizes that matches the table's
+    rows: the file's own, a square, the size of the images that the model is loaded for.
 
     Args:
       values: the other arguments of the `ViT`.

@@ -1,7 +1,6 @@
-"""The preprocessing of images that libraries' files name, read and written.
+"""Reads and writes the preprocessing of images in other libraries' files.
 
-Mean and std are arguments of the model, which normalises by them; the rest is
-`Preprocessing`.
+Mean and std are arguments of the model, which normalizes by them; the rest is `Preprocessing`.
 """
 
 import math
@@ -13,7 +12,8 @@ import numpy as np
 
 from vit_jax.errors import UserError
 
-# Interpolations by their names here; all but `bilinear` and `area` smooth as Pillow's resize does.
+# Interpolations by our names; all except `bilinear` and `area` use antialiasing like Pillow's
+# resize.
 _TIMM = {"bilinear": "bilinear_antialias", "bicubic": "bicubic", "lanczos": "lanczos"}
 _PILLOW = {1: "lanczos", 2: "bilinear_antialias", 3: "bicubic"}
 _PILLOW_NAMES = {0: "nearest", 4: "box", 5: "hamming"}
@@ -24,7 +24,7 @@ CLIP = {
     "std": (0.26862954, 0.26130258, 0.27577711),
 }
 
-# What Transformers' image processors do where their file does not say.
+# Defaults of Transformers' image processors.
 _PROCESSORS = {
     "ViT": dict(size={"height": 224, "width": 224}, resample=2),
     "DeiT": dict(
@@ -66,39 +66,43 @@ _PROCESSORS = {
 
 
 class Preprocessing(NamedTuple):
-    """The way of an image to a model's size. A value that is not known here is kept as it was
-    said.
+    """Preprocessing from an image to a model's input size; unknown values are kept as text.
+
+    Attributes:
+      kind: `short_side` or `square`: which sides are resized before the central crop.
+      share: side of the crop relative to the resized image; a fraction if both are integers.
+      interpolation: interpolation of the resize.
+      half: rounding of a crop position between two pixels; see `TestCrop`.
+      background: background color of transparent images.
+      mode: decoding mode of images.
     """
 
-    kind: str  # `short_side` or `square`: which sides are resized before the central crop.
-    share: (
-        float | Fraction
-    )  # Side of the crop over that of the resized image; a fraction where both are whole.
+    kind: str
+    share: float | Fraction
     interpolation: str
-    half: str = "even"  # Where half a pixel too much lies beside the crop: see `TestCrop`.
+    half: str = "even"
     background: str = "white"
-    mode: str = "fast"  # How images are decoded.
+    mode: str = "fast"
 
     def resize(self, size: tuple[int, int]) -> float:
-        """Length of the shorter side before a crop to `size`."""
+        """Returns the length of the shorter side before a crop to `size`."""
         return float(min(size) / self.share)
 
 
-# Of a checkpoint that does not say it: the paper's pre-training, 256 and 224 pixels.
+# Default of checkpoints without preprocessing: the paper's pre-training, 256 and 224 pixels.
 UNSAID = Preprocessing("short_side", Fraction(7, 8), "bilinear")
 
 
 def per_channel(value: float | tuple[float, ...], channels: int) -> list[float]:
-    """A mean or std as libraries write it."""
+    """Returns a mean or std as a list of one value per channel."""
     return list(value) if isinstance(value, tuple) else [value] * channels
 
 
 def of_timm(config: dict, channels: int) -> tuple[dict[str, Any], Preprocessing]:
-    """Mean and std, and the rest, by a `config.json` of timm's; what it does not say is
-    timm's default.
+    """Returns mean and std, and the preprocessing, from timm's `config.json` with its defaults.
 
     Raises:
-      UserError: a mean, std or crop share that is none.
+      UserError: a mean, std or crop share is invalid.
     """
     said = config.get("pretrained_cfg", config) or {}
     found = {
@@ -107,7 +111,7 @@ def of_timm(config: dict, channels: int) -> tuple[dict[str, Any], Preprocessing]
     }
     for name, value in found.items():
         if isinstance(value, list | tuple) and len(value) != channels:
-            found[name] = float(np.mean(value))  # As timm's loader does.
+            found[name] = float(np.mean(value))  # As in timm's loader.
     interpolation, mode = said.get("interpolation") or "bicubic", said.get("crop_mode") or "center"
     return found, Preprocessing(
         {"center": "short_side", "squash": "square"}.get(mode, f"crop_mode={mode}"),
@@ -117,10 +121,12 @@ def of_timm(config: dict, channels: int) -> tuple[dict[str, Any], Preprocessing]
 
 
 def of_transformers(said: dict) -> tuple[dict[str, Any], Preprocessing]:
-    """Mean, std and, of a crop, `image_size`; and the rest, by a `preprocessor_config.json`.
+    """Returns mean, std and the preprocessing from a `preprocessor_config.json`.
+
+    The first dict also contains `image_size` if the images are resized to a known size.
 
     Raises:
-      UserError: a processor whose defaults are not known does not say all; values that are none.
+      UserError: values are invalid, or missing for a processor with unknown defaults.
     """
     said = _with_defaults(said)
     found = _statistics(said)
@@ -153,7 +159,7 @@ def of_transformers(said: dict) -> tuple[dict[str, Any], Preprocessing]:
 
 
 def _with_defaults(said: dict) -> dict:
-    """A `preprocessor_config.json` with what its class does where it does not say."""
+    """Completes a `preprocessor_config.json` with the defaults of its class."""
     kind = _kind(said) or "ViTImageProcessor"
     bare = re.sub("(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", kind)
     if bare in _PROCESSORS:
@@ -169,9 +175,7 @@ def _with_defaults(said: dict) -> dict:
 
 
 def _of_convnext(said: dict) -> dict:
-    """ConvNeXt's processor in the words of the others: a square of 384 pixels and more, else a
-    crop.
-    """
+    """Converts ConvNeXt's processor: a resize to a square from 384 pixels on, else a crop."""
     side = min(_sides(said["size"]).values(), default=384)
     square = {"height": side, "width": side}
     if side >= 384:
@@ -184,7 +188,7 @@ def _of_convnext(said: dict) -> dict:
 
 
 def _statistics(said: dict) -> dict[str, Any]:
-    """Mean and std of pixels in [0, 1] to which rescaling and normalising come together."""
+    """Returns mean and std of pixels in [0, 1] equivalent to the rescaling and normalization."""
     scale = 255 * said.get("rescale_factor", 1 / 255) if said.get("do_rescale", True) else 255.0
     if not (isinstance(scale, int | float) and math.isfinite(scale) and scale > 0):
         raise UserError(f"rescale_factor is {said['rescale_factor']!r} and must be above 0")
@@ -193,7 +197,7 @@ def _statistics(said: dict) -> dict[str, Any]:
         mean, std = said.get("image_mean", 0.5), said.get("image_std", 0.5)
 
     def scaled(value):
-        if abs(scale - 1) < 1e-9:  # Else 0.5 would not stay what it is.
+        if abs(scale - 1) < 1e-9:  # Avoids rounding errors: 0.5 stays 0.5.
             return value
         return [x / scale for x in value] if isinstance(value, list | tuple) else value / scale
 
@@ -201,7 +205,7 @@ def _statistics(said: dict) -> dict[str, Any]:
 
 
 def _kind(said: dict) -> str:
-    """The class of a processor, or nothing."""
+    """Returns the class of a processor, or an empty string."""
     return said.get("image_processor_type") or said.get("feature_extractor_type") or ""
 
 
@@ -244,7 +248,7 @@ def _share(value: Any) -> float:
 
 
 def to_timm(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
-    """The values of timm's `pretrained_cfg`, but for mean and std; see `lost`.
+    """Returns the values of timm's `pretrained_cfg` except mean and std; see `lost`.
 
     Raises:
       UserError: timm has no such crop.
@@ -262,8 +266,7 @@ def to_timm(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
 
 
 def to_transformers(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
-    """The values of Transformers' `preprocessor_config.json`, but for mean and std; see
-    `lost`.
+    """Returns the values of `preprocessor_config.json` except mean and std; see `lost`.
 
     Raises:
       UserError: Transformers has no such crop.
@@ -293,9 +296,7 @@ def to_transformers(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any
 def lost(
     seen: Preprocessing | None, probabilities: str, size: tuple[int, int], library: str
 ) -> list[str]:
-    """Lists in lines the preprocessing and the kind of probabilities that a library's files cannot
-    hold.
-    """
+    """Returns lines on preprocessing and probabilities that a library's files cannot store."""
     if library == "google":
         found = ["Google's npz holds no crop, no interpolation and no names of classes"]
         if probabilities == "sigmoid":

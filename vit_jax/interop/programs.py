@@ -1,6 +1,4 @@
-"""A model as a program in one file, of images alone: StableHLO and ONNX, and whether it computes
-the same.
-"""
+"""Exports a model as a program in one file, StableHLO or ONNX, and checks its outputs."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -16,15 +14,12 @@ from vit_jax.interop.preprocessing import UNSAID, Preprocessing, per_channel
 from vit_jax.models.layers import placing
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-MOST_BYTES = (
-    2**31 - 2**20
-)  # Of parameters in a file: protocol buffers and flatbuffers end at 2 GiB.
+# Maximum size of parameters in a file: protocol buffers and flatbuffers are limited to 2 GiB.
+MOST_BYTES = 2**31 - 2**20
 
 
 def as_served(model):
-    """The model without what helps training alone: its layers one after the other, computed
-    once.
-    """
+    """Returns the model without scan and remat, which are useful for training only."""
     for _, part in nnx.iter_modules(model):
         for name, value in dict(scan=False, remat="none").items():
             if hasattr(part, name):
@@ -33,11 +28,10 @@ def as_served(model):
 
 
 def function_of(model) -> Callable:
-    """The model as a function of images alone, to float32: features come in the type that is
-    computed in.
+    """Returns the model as a function of images with a float32 output.
 
-    It is traced as for a CPU, whose operations every platform has; cuDNN's attention is a GPU's
-    alone.
+    It is traced for a CPU, whose operations every platform supports; cuDNN's attention would run on
+    a GPU only.
     """
     graphdef, params = nnx.split(model)
 
@@ -49,17 +43,17 @@ def function_of(model) -> Callable:
 
 
 def any_batch(images: tuple[int, ...], dtype: np.dtype):
-    """The shape of any number of images."""
+    """Returns the shape of a batch of images with a symbolic batch size."""
     (batch,) = jax.export.symbolic_shape("batch")
     return jax.ShapeDtypeStruct((batch, *images), dtype)
 
 
 def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> dict[str, Any]:
-    """Returns the facts that a server needs: how images are prepared, and the classes' names.
+    """Returns the facts that a server needs: the preprocessing of images, and class names.
 
     Args:
-      dtype: of the program's images.
-      preprocessing: the checkpoint's; None: unknown.
+      dtype: dtype of the program's images.
+      preprocessing: the checkpoint's preprocessing; None: unknown.
     """
     seen, size = preprocessing or UNSAID, model.image_size
     smoothed = seen.interpolation not in ("bilinear", "area")
@@ -80,7 +74,8 @@ def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> 
         "normalization": "in the program, whose input is pixels in input_range; mean and std are "
         "of [0, 1]",
     }
-    if seen.kind == "square":  # Both sides are resized, each in this proportion to the crop.
+    # Both sides are resized, each in this proportion to the crop.
+    if seen.kind == "square":
         facts["resize_to"] = [int(side / seen.share) for side in size]
     if model.num_classes:
         about = model.about
@@ -96,11 +91,11 @@ def write_stablehlo(
     dtype: np.dtype,
     metadata: Mapping[str, Any] | None = None,
 ) -> Callable:
-    """Writes a model by jax.export and returns what runs the file.
+    """Writes a model with jax.export, and returns a function that runs the file.
 
     The format has no place for metadata: they are written to `metadata_file(file)`.
     """
-    # Checked first: JAX writes for minutes before it finds out.
+    # Checked first: JAX would write for minutes before it raises.
     if (size := sum(array.nbytes for array in jax.tree.leaves(nnx.state(model)))) > MOST_BYTES:
         raise UserError(
             f"its parameters take {size / 1e9:.1f} GB, and StableHLO holds {MOST_BYTES / 1e9:.1f}; "
@@ -128,10 +123,10 @@ def write_onnx(
     dtype: np.dtype,
     metadata: Mapping[str, Any] | None = None,
 ) -> Callable:
-    """Writes a model by `vit_jax.interop.onnx` and returns what runs the file.
+    """Writes a model with `vit_jax.interop.onnx`, and returns a function that runs the file.
 
-    Metadata are its `metadata_props`, texts as they are and other values as JSON, with ONNX's own
-    names for the pixels of images added.
+    Metadata are written to its `metadata_props`, strings unchanged and other values as JSON. ONNX's
+    standard metadata of image pixels are added.
     """
     try:
         import onnx
@@ -158,7 +153,7 @@ def write_onnx(
 
 
 def _onnx_pixels(channels: int, dtype: np.dtype) -> dict[str, str]:
-    """ONNX's standard metadata of images; empty for images that it has no name for."""
+    """Returns ONNX's standard metadata of images; empty for an unsupported number of channels."""
     formats = {1: "Gray8", 3: "Rgb8"}
     if channels not in formats:
         return {}
@@ -170,8 +165,9 @@ def _onnx_pixels(channels: int, dtype: np.dtype) -> dict[str, str]:
 
 
 def difference(model, run: Callable, images: tuple[int, ...], dtype: np.dtype, batch: int) -> float:
-    """The largest between the logits of the model and of the program over random images, as a share
-    of the largest logit.
+    """Returns the largest difference between the logits of model and program on random images.
+
+    The difference is relative to the largest logit.
     """
     rng = np.random.default_rng(batch)
     shape = (batch, *images)

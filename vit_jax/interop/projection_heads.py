@@ -1,9 +1,10 @@
-"""The heads of DINO, iBOT and DINOv2 as their authors' training saves them, in our names.
+"""Converts the projection heads in the authors' checkpoints of DINO, iBOT and DINOv2.
 
-An MLP of three layers, `head.mlp.{0,2,4}`, and prototypes, `head.last_layer`, whose weight has its
-lengths apart (`weight_g`, `weight_v`: PyTorch's weight_norm) or is plain, as in DINOv3. DINOv2 has
-`dino_head` and, where patches have their own, `ibot_head`; iBOT's has a second last layer behind
-the same MLP. What they remember is the teacher's mean, `dino_loss.center` and the like.
+A head is an MLP of three layers, `head.mlp.{0,2,4}`, and prototypes, `head.last_layer`. The
+prototypes' weight has separate lengths (`weight_g`, `weight_v`: PyTorch's weight_norm), or is plain
+as in DINOv3. DINOv2 has `dino_head` and, for separate patch heads, `ibot_head`; iBOT has a second
+last layer on the same MLP. The state contains running means of the teacher's outputs, such as
+`dino_loss.center`.
 """
 
 import re
@@ -28,10 +29,10 @@ class Heads(NamedTuple):
     """The heads of a file.
 
     Attributes:
-      values: of `config.objective` that they are made by.
+      values: values of `config.objective` that create such heads.
       own: parameters by our paths.
-      memory: what the objective remembers.
-      notes: what became of them, in lines.
+      memory: the objective's state.
+      notes: lines on the conversion.
     """
 
     values: dict[str, Any]
@@ -44,7 +45,7 @@ def read_heads(tensors: Arrays) -> Heads | None:
     """Converts the heads among tensors whose names match `OWNS`; returns None if there are none.
 
     Raises:
-      UserError: the heads differ from those that are supported.
+      UserError: the heads are unsupported.
     """
     tensors = {_old_name(name): array for name, array in tensors.items()}
     prefix = next((p for p in ("dino_head", "head") if f"{p}.mlp.0.weight" in tensors), None)
@@ -66,7 +67,7 @@ def read_heads(tensors: Arrays) -> Heads | None:
 
 
 def _patch_head(tensors: Arrays, head: Arrays) -> tuple[Arrays | None, list[str]]:
-    """Returns the patches' own head, None where they share `head`, and notes on it."""
+    """Returns the separate patch head, or None if patches share `head`, and notes on it."""
     if "ibot_head.mlp.0.weight" in tensors:
         return _head(tensors, "ibot_head", "last_layer"), []
     if not any(name.startswith("head.last_layer2.") for name in tensors):
@@ -82,7 +83,7 @@ def _options(heads: dict[str, Arrays]) -> dict[str, Any]:
     """Returns the objective's options for the heads, and deletes gains that are all one.
 
     Raises:
-      UserError: the heads differ in MLP width or in how prototypes are normalized.
+      UserError: the heads differ in MLP width or in the normalization of prototypes.
     """
     lengths = _prototype_lengths(heads)
     if lengths == "one":
@@ -101,7 +102,7 @@ def _options(heads: dict[str, Arrays]) -> dict[str, Any]:
 
 
 def _prototype_lengths(heads: dict[str, Arrays]) -> str:
-    """Returns the option `prototype_lengths`: `free`, `learned`, or `one`, where all gains are 1.
+    """Returns the option `prototype_lengths`: `free`, `learned`, or `one` if all gains are 1.
 
     Raises:
       UserError: only one of the heads has gains.
@@ -125,16 +126,16 @@ def _centres(tensors: Arrays) -> Arrays:
 
 
 def _old_name(name: str) -> str:
-    """The name that a weight with its length apart has in either of PyTorch's ways to write it."""
+    """Converts the newer names of PyTorch's weight normalization to the older ones."""
     name = name.replace(".parametrizations.weight.original0", ".weight_g")
     return name.replace(".parametrizations.weight.original1", ".weight_v")
 
 
 def _head(tensors: Arrays, start: str, last: str) -> Arrays:
-    """One head by the paths within ours.
+    """Returns one head by our paths within a head.
 
     Raises:
-      UserError: it is not an MLP of three layers with biases, and prototypes without.
+      UserError: the head is not an MLP of three layers with biases and prototypes without biases.
     """
     taken = {f"{start}.mlp.{index}.{part}" for index in (0, 2, 4) for part in ("weight", "bias")}
     plain, apart = f"{start}.{last}.weight", [f"{start}.{last}.weight_{part}" for part in "gv"]

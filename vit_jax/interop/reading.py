@@ -32,7 +32,7 @@ from vit_jax.small_files import read_small
 
 PREPROCESSOR = "preprocessor_config.json"
 
-# Raised where names, shapes or values in files are of an unexpected kind.
+# Errors caused by names, shapes or values of an unexpected kind in files.
 _MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
@@ -45,7 +45,7 @@ def open_files(path: str | Path, image_size: int | tuple[int, int] | None = None
         ones.
 
     Raises:
-      UserError: the files cannot be read, or their model is not supported.
+      UserError: the files cannot be read, or their model is unsupported.
     """
     path = Path(path)
     config, tensors = _read_files(path)
@@ -115,16 +115,13 @@ def _options(
     tensors: Tensors,
     image_size: int | tuple[int, int] | None,
 ) -> tuple[ImageOptions, Preprocessing | None, str]:
-    """Returns the model's options, its preprocessing, and in words the assumptions
-    made.
-    """
+    """Returns the model's options, its preprocessing, and the assumptions made as text."""
     values, assumed = form.arguments(tensors, config, image_size)
     statistics, preprocessing, unknown = library.preprocessing(
         config, _read_json(path, PREPROCESSOR), values["channels"]
     )
-    if (
-        not family_of(form.model).any_size or image_size is not None
-    ):  # Else the tensors fit any size.
+    # A model for any image size has no size of its own.
+    if not family_of(form.model).any_size or image_size is not None:
         statistics.pop("image_size", None)
     assumed = " and ".join(part for part in (assumed, unknown) if part)
     options = make_options(form.model.options_type, values | statistics)
@@ -132,9 +129,7 @@ def _options(
 
 
 def _check_depth(path: Path, values: Values, tensors: Tensors) -> None:
-    """Raises UserError for a model with more layers than tensors, before it costs time and
-    memory.
-    """
+    """Raises UserError for more layers than tensors, before the model costs time and memory."""
     layers = values.get("depth", 0)
     layers += sum(values.get("resnet_blocks") or ()) + sum(values.get("blocks") or ())
     if layers > len(tensors):
@@ -142,7 +137,7 @@ def _check_depth(path: Path, values: Values, tensors: Tensors) -> None:
 
 
 def _split(form: ObjectiveFormat | None, tensors: Tensors) -> tuple[Tensors, Tensors]:
-    """Splits the tensors into those of the model and those of an objective."""
+    """Splits the tensors into the model's and an objective's."""
     own = {name: x for name, x in tensors.items() if form and re.match(form.owns, name)}
     return {name: x for name, x in tensors.items() if name not in own}, own
 
@@ -183,7 +178,8 @@ def _read_files(path: Path) -> tuple[dict, Tensors]:
             "AutoModel.from_pretrained(FOLDER).save_pretrained(NEW) writes safetensors."
         )
     pickles = [name for name in os.listdir(path) if name.endswith(TORCH_SUFFIXES)]
-    if pickles:  # `open_tensors` raises with the remedy; the model's file comes before a trainer's.
+    # `open_tensors` raises with the remedy. The model's file comes before a trainer's.
+    if pickles:
         open_tensors(path / min(pickles, key=lambda name: (name != TORCH_MODEL, name)))
     raise UserError(
         f"there is no model.safetensors in {path}: give a folder of timm or Transformers, a run's "
@@ -192,9 +188,7 @@ def _read_files(path: Path) -> tuple[dict, Tensors]:
 
 
 def _read_json(path: Path, name: str) -> dict:
-    """Returns the content of a JSON file in a folder, or in the folder of a file; {} if there is
-    none.
-    """
+    """Returns the content of a JSON file in a folder or next to a file; {} if there is none."""
     file = (path if path.is_dir() else path.parent) / name
     if path.suffix == ".npz" or not file.is_file():
         return {}
@@ -210,7 +204,7 @@ def _read_json(path: Path, name: str) -> dict:
 
 
 def _check(path: Path, mapped: list[Entry], tensors: Tensors) -> None:
-    """Raises UserError unless the tensors have the names and shapes of the model's."""
+    """Raises UserError unless the tensors have the names and shapes of the model's parameters."""
     expected = {}
     for entry in mapped:
         expected |= entry.their_shapes()

@@ -23,10 +23,9 @@ from safetensors.numpy import save_file
 from vit_jax.errors import UserError
 from vit_jax.small_files import check_small, read_small
 
-# Every one of them fits into float32 without loss.
+# Dtypes that float32 represents exactly.
 _FLOATS = ("float32", "float16", "bfloat16")
-# PyTorch's files, which only `vit_jax.convert` reads, and the name under which libraries have a
-# model's.
+# PyTorch's files, which only `vit_jax.convert` reads, and the usual name of a model's file.
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".tar")
 TORCH_MODEL = "pytorch_model.bin"
 _DAMAGE = (
@@ -44,24 +43,29 @@ _DAMAGE = (
 
 
 class Tensor(NamedTuple):
-    """A tensor that has not been read yet."""
+    """A tensor that is read on demand.
+
+    Attributes:
+      shape: its shape.
+      dtype: name of its dtype in the file.
+      read: returns its values as float32, possibly a view of the file. It raises UserError if they
+        cannot be read.
+    """
 
     shape: tuple[int, ...]
     dtype: str
-    read: Callable[
-        [], np.ndarray
-    ]  # Float32, of that shape; perhaps a view of the file. Or a UserError.
+    read: Callable[[], np.ndarray]
 
     def reshaped(self, shape: tuple[int, ...]) -> "Tensor":
-        """The same numbers in another shape of as many."""
+        """Returns the tensor in another shape of the same size."""
         return self._replace(shape=shape, read=lambda: self.read().reshape(shape))
 
 
 def open_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name; their values stay on disk.
+    """Opens the tensors of a file by name, without reading their values.
 
     Raises:
-      UserError: the file is missing, damaged, or of a kind that is not read, such as a pickle.
+      UserError: the file is missing, damaged, or of an unsupported kind such as a pickle.
     """
     try:
         check_small(path, most=None)
@@ -85,7 +89,7 @@ def _what(path: Path, start: bytes) -> str:
 
 
 def _pickled(path: Path) -> str:
-    """The reason why a pickle is not read, and the command that reads the tensors of PyTorch's."""
+    """Returns why a pickle is not read, and the command that converts PyTorch's files."""
     named = (
         path if path.suffix in TORCH_SUFFIXES else f"{path.with_suffix('.pth').name} (so renamed)"
     )
@@ -131,7 +135,8 @@ def _open_npz(path: Path) -> dict[str, Tensor]:
                     _read_member(path, info, skip, array.reshape(-1).view(np.uint8))
                 if fortran:
                     array = array.reshape(shape[::-1]).T
-                if dtype == np.dtype("V2"):  # NumPy writes bfloat16 as two bytes without a meaning.
+                # NumPy writes bfloat16 as two bytes without a dtype.
+                if dtype == np.dtype("V2"):
                     array = array.view(ml_dtypes.bfloat16)
                 return np.asarray(array, np.float32)
 
@@ -147,9 +152,9 @@ def _npy_header(file) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 
 def _read_member(path: Path, info: zipfile.ZipInfo, skip: int, out: np.ndarray) -> None:
-    """A member's bytes after the first `skip`, into `out`; the checksum is of all of them.
+    """Reads a member's bytes after the first `skip` into `out`, and checks the checksum of all.
 
-    What is not compressed is read straight to its place, which takes half of zipfile's time.
+    Uncompressed members are read directly into `out`, which takes half of zipfile's time.
     """
     with path.open("rb") as file:
         if info.compress_type == zipfile.ZIP_STORED:
@@ -172,7 +177,8 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
     names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
     tensors = {}
     with _damaged(path, "its header"):
-        with safe_open(path, "np"):  # The library checks that the header is sound.
+        # The library checks the header.
+        with safe_open(path, "np"):
             content = np.memmap(path, np.uint8, "r")
         start = 8 + int.from_bytes(content[:8].tobytes(), "little")
         header = json.loads(content[8:start].tobytes())
@@ -183,7 +189,7 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
 
             def read(name=name, kind=kind, shape=shape, part=content[begin:end]):
                 check_float(path, name, kind)
-                # A view of the file, which costs nothing until something is made of it.
+                # A view of the file, which is read only when the values are used.
                 return np.asarray(part.view(np.dtype(kind)).reshape(shape), np.float32)
 
             tensors[name] = Tensor(shape, kind, read)
@@ -191,7 +197,7 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def open_sharded(index: Path) -> dict[str, Tensor]:
-    """The tensors of all files that a `model.safetensors.index.json` names, which lie beside it."""
+    """Opens the tensors of all files that a `model.safetensors.index.json` lists in its folder."""
     try:
         shards = json.loads(read_small(index))["weight_map"]
         files = set(shards.values())
@@ -209,7 +215,7 @@ def open_sharded(index: Path) -> dict[str, Tensor]:
 
 
 def check_float(path: Path, name: str, kind: str) -> None:
-    """Raises UserError unless a tensor is of a type that float32 holds exactly."""
+    """Raises UserError unless float32 represents the tensor's dtype exactly."""
     if kind not in _FLOATS:
         raise UserError(
             f"{path}: {name} is of type {kind}; read are {', '.join(_FLOATS)}, which float32 "
@@ -219,15 +225,14 @@ def check_float(path: Path, name: str, kind: str) -> None:
 
 @contextlib.contextmanager
 def _damaged(path: Path, part: str) -> Iterator[None]:
-    """Turns what the readers raise on damaged files into one line."""
+    """Converts errors of the readers on damaged files to a one-line UserError."""
     try:
         yield
     except UserError:
         raise
     except _DAMAGE as error:
-        if (
-            isinstance(error, OSError) and error.errno
-        ):  # The system's, which says nothing of what is in it.
+        # The system's error, unrelated to the file's content.
+        if isinstance(error, OSError) and error.errno:
             raise UserError(f"cannot read {path}: {error.strerror}") from error
         detail = str(error).strip().split("\n")[0] or type(error).__name__
         raise UserError(
@@ -236,13 +241,13 @@ def _damaged(path: Path, part: str) -> Iterator[None]:
 
 
 def write_npz(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """An uncompressed npz file, as NumPy writes it."""
+    """Writes an uncompressed npz file, as NumPy does."""
     with path.open("wb") as file:
         np.savez(file, **tensors)
 
 
 def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """One safetensors file that PyTorch libraries take as theirs."""
+    """Writes one safetensors file that PyTorch libraries can load."""
     straight = {}
     for name, x in tensors.items():
         straight[name] = np.empty(x.shape, np.float32)
@@ -254,9 +259,7 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 def save_safetensors(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
-    """Does what safetensors' `save_file` does, with the mode that the umask gives: others may read
-    it.
-    """
+    """Writes with safetensors' `save_file`, with the file mode that the umask gives."""
     path.touch()
     mode = stat.S_IMODE(path.stat().st_mode)
     save_file(tensors, path, metadata=metadata)
@@ -264,10 +267,10 @@ def save_safetensors(path: Path, tensors: dict[str, np.ndarray], metadata: dict[
 
 
 def aligned_empty(shape: tuple[int, ...], dtype) -> np.ndarray:
-    """An array that JAX on a CPU takes over without a copy, for which it must start at 64 bytes.
+    """Returns an array at a 64-byte boundary, which JAX on a CPU uses without a copy.
 
-    Fresh pages from the system; NumPy asks for huge ones, which can wait long for others to be
-    moved.
+    The memory consists of fresh pages from the system. NumPy requests huge pages, and can wait long
+    until the system has moved others.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -275,14 +278,14 @@ def aligned_empty(shape: tuple[int, ...], dtype) -> np.ndarray:
 
 
 def transpose_into(out: np.ndarray, x: np.ndarray) -> None:
-    """`out[...] = x.T`, strip by strip, which a cache likes five times better than all at once."""
+    """Assigns `out[...] = x.T` in strips, which is five times as fast due to the cache."""
     for start in range(0, len(x), 16):
         out[:, start : start + 16] = x[start : start + 16].T
 
 
 @contextlib.contextmanager
 def whole(destination: Path) -> Iterator[Path]:
-    """A path to write to, which becomes `destination` at the end, or leaves nothing behind.
+    """Yields a temporary path that is renamed to `destination` at the end, or removed on an error.
 
     Raises:
       UserError: the destination exists, or its folder does not.

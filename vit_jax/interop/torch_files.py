@@ -1,9 +1,8 @@
-"""PyTorch's own files, such as `.pth`, in which authors publish weights: read by PyTorch, and
-nowhere else.
+"""Reads PyTorch's own files, such as `.pth`, in which authors publish weights.
 
-`torch.load(weights_only=True)` runs in a process of its own, where torch is installed; it takes
-tensors and plain values and refuses every other object, so that no code of the file is run. Only
-`vit_jax.convert` reads such files: all else refuses pickles.
+`torch.load(weights_only=True)` runs in a separate process, and requires torch. It accepts tensors
+and plain values and rejects every other object, so no code of the file is run. Only
+`vit_jax.convert` reads such files; all other commands reject pickles.
 """
 
 import json
@@ -24,11 +23,11 @@ from vit_jax.interop.tensor_files import TORCH_MODEL
 from vit_jax.interop.tensor_files import TORCH_SUFFIXES as SUFFIXES
 from vit_jax.interop.timm.authors import PIXELS, as_timm
 
-OLDEST_TORCH = (2, 6)  # Before, weights_only=True could be made to run code (CVE-2025-32434).
+OLDEST_TORCH = (2, 6)  # Older versions run code in spite of weights_only=True (CVE-2025-32434).
 
-# Finds the tensors, by the key that is asked for or the only one that holds some, and saves them
-# with what the losses of training remember. An `argparse.Namespace` holds the training's arguments
-# and is no more than its values, which are read by the same rule.
+# Finds the tensors, by the given key or the only key that contains tensors, and saves them together
+# with the state of the training losses. An `argparse.Namespace` contains the training's arguments
+# as plain values, which are read by the same rule.
 _READ = f"""
 import argparse, re, sys
 import torch
@@ -70,35 +69,33 @@ floats = {{name: x.detach().clone().contiguous() for name, x in content.items() 
 save_file(floats, destination)
 """
 
-# Prefixes that wrappers put before names (`model` and `net`: Lightning), and names that authors
-# have where timm has others.
+# Prefixes that wrappers put before names (`model` and `net`: Lightning), and authors' names that
+# differ from timm's.
 _PREFIXES = r"^(module\.|model\.|net\.|backbone\.|encoder\.|_orig_mod\.)+"
 _RENAMED = {
     "register_tokens": "reg_token",
     r"\.mlp\.w12\.": ".mlp.fc1.",
     r"\.mlp\.w3\.": ".mlp.fc2.",
 }
-_RENAMED[r"^blocks\.\d+\.(?=\d+\.)"] = (
-    "blocks."  # Blocks in chunks, which count through all of them.
-)
-# What belongs to pre-training and not to the model: tokens that mask, decoders, projection heads.
-# What an objective starts from is kept.
+# Blocks in chunks, which are numbered across all chunks.
+_RENAMED[r"^blocks\.\d+\.(?=\d+\.)"] = "blocks."
+# Parameters of pre-training that are not part of the model: mask tokens, decoders, projection
+# heads. Parameters that an objective can start from are kept.
 _LEFT_OUT = (
     r"^(mask_token|masked_embed|decoder|head\.(mlp|last_layer)|dino_head|ibot_head|\w+_loss\.)"
 )
 _LEFT_OUT += r"|^(projectors?|predictor|lm_head|cls_pt_layers|local_cls_norm)\b"
-_LEFT_OUT_OF_CONVNEXT = (
-    _LEFT_OUT + r"|^(proj|pred)\b"
-)  # FCMAE's decoder; elsewhere they may be the model's.
+# FCMAE's decoder; in other files these names can belong to the model.
+_LEFT_OUT_OF_CONVNEXT = _LEFT_OUT + r"|^(proj|pred)\b"
 
 
 def is_torch_file(source: str) -> bool:
-    """True for a path of one of PyTorch's files, with or without `@KEY`."""
+    """Returns True for a path of a PyTorch file, with or without `@KEY`."""
     return source.rpartition("@")[0].endswith(SUFFIXES) or source.endswith(SUFFIXES)
 
 
 def refuse_module(source: str) -> None:
-    """Raises UserError for a path of a whole pickled module, with the way to its tensors."""
+    """Raises UserError for a path of a pickled module, with instructions to extract its tensors."""
     if source.endswith(".pkl"):
         raise UserError(
             f"{source} is a pickle, which can run any code and is never read: where you trust it, "
@@ -109,22 +106,22 @@ def refuse_module(source: str) -> None:
 
 
 def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, list[str]]:
-    """Converts a PyTorch file to a timm checkpoint; DINO's heads go to files next to it.
+    """Converts a PyTorch file to a timm checkpoint; DINO's heads are written to files next to it.
 
     Tensors of a `pytorch_model.bin` with a `config.json` in the same folder keep their names, and
-    the library's files are copied too. Tensors of float64 are rounded to float32.
+    the library's JSON files are copied. Tensors of float64 are rounded to float32.
 
     Args:
-      source: the path; `FILE@KEY` where the file holds several dicts of tensors, such as `teacher`.
+      source: the path; `FILE@KEY` if the file contains several dicts of tensors, such as `teacher`.
       folder: an empty folder for the converted files.
       pixels: mean and std of the preprocessing, a name of `PIXELS`; None: the authors' own.
 
     Returns:
-      The folder, and notes on what was skipped or assumed.
+      The folder, and notes on skipped tensors and assumptions.
 
     Raises:
-      UserError: there is no such file, or no torch of 2.6 or later; the file holds more than
-        tensors, or several dicts of them and no key; see also `as_timm`.
+      UserError: the file does not exist, torch 2.6 or later is not installed, or the file contains
+        more than tensors, or several dicts of them and no key is given; see also `as_timm`.
     """
     path, _, key = (source, "", "") if source.endswith(SUFFIXES) else source.rpartition("@")
     if not Path(path).is_file():
@@ -176,13 +173,13 @@ def _convert_to_timm(named: list[tuple[str, Any]], folder: Path, pixels: str | N
 def _model_tensors(
     named: list[tuple[str, Any]],
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Separates the model's tensors from those that only pre-training uses.
+    """Separates the model's tensors from those used only in pre-training.
 
     Args:
       named: pairs of timm's name and the tensor, except the heads that `read_heads` has read.
 
     Returns:
-      The tensors by name, and the names of those that are skipped.
+      The tensors by name, and the names of the skipped ones.
 
     Raises:
       UserError: two tensors have the same name.
@@ -203,7 +200,7 @@ def _model_tensors(
 
 
 def _with_register_positions(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Adds zeros for the registers to the positions: the authors' have none, timm's have."""
+    """Adds zero positions for the registers, which timm's position table has."""
     if "reg_token" not in tensors or "pos_embed" not in tensors:
         return tensors
     positions, zeros = tensors["pos_embed"], np.zeros_like(tensors["reg_token"])
@@ -232,11 +229,10 @@ def _preprocessing_note(preprocessing: dict) -> str:
 
 
 def _read(path: str, key: str, destination: Path) -> None:
-    """Writes the tensors that PyTorch reads of a file, in a process of its own, to a safetensors
-    file.
+    """Runs PyTorch in a separate process, which writes a file's tensors to a safetensors file.
 
     Raises:
-      UserError: as of `unpack`.
+      UserError: as in `unpack`.
     """
     done = subprocess.run(
         [sys.executable, "-I", "-c", _READ, path, str(destination), key],
@@ -253,9 +249,7 @@ def _read(path: str, key: str, destination: Path) -> None:
 
 
 def _load(file: Path) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Returns the tensors of a safetensors file, float64 rounded to float32, and a note on the
-    rounding.
-    """
+    """Returns the tensors of a safetensors file, and a note if float64 was rounded to float32."""
     from safetensors.numpy import load_file
 
     loaded = load_file(file)
@@ -271,8 +265,7 @@ def _load(file: Path) -> tuple[dict[str, np.ndarray], list[str]]:
 def _with_files_beside(
     tensors: dict[str, np.ndarray], folder: Path, described: Path, pixels: str | None
 ) -> Path:
-    """Writes tensors into a folder under their own names, with the `config.json` that describes
-    them.
+    """Writes tensors under their own names to a folder, with the original `config.json`.
 
     Raises:
       UserError: `pixels` is given, but the folder's files define the normalization.
@@ -294,10 +287,10 @@ def _with_files_beside(
 def _of_openai(
     tensors: dict[str, np.ndarray], read: Path, pixels: str | None
 ) -> tuple[Path, list[str]]:
-    """Leaves the tensors of DALL-E's encoder in their folder by its names, as `unpack` returns.
+    """Writes the tensors of DALL-E's encoder under its own names; returns the same as `unpack`.
 
     Raises:
-      UserError: its pixels are said to be others than the published ones.
+      UserError: `pixels` is given, but this encoder has its own normalization.
     """
     from safetensors.numpy import save_file
 
@@ -313,7 +306,7 @@ def _of_openai(
 
 
 def _short(name: str) -> str:
-    """The name that timm has for a tensor of the authors'."""
+    """Converts an authors' tensor name to timm's."""
     name = re.sub(_PREFIXES, "", name)
     for pattern, other in _RENAMED.items():
         name = re.sub(pattern, other, name)

@@ -21,14 +21,12 @@ from vit_jax.models import family_of
 from vit_jax.models.image_model import ImageModel
 from vit_jax.options.model import ImageOptions
 
-# Arguments that `convert` has flags for, so that a user can choose the value that a format implies.
+# Arguments for which `convert` has flags, so that users can choose the value that a format implies.
 _FLAGS = {"gelu", "norm_epsilon", "resnet_epsilons", "image_size"}
 
 
 class _Content(NamedTuple):
-    """The content of a library's files: the entries of the model, the library's description, and
-    tensors.
-    """
+    """The content of a library's files: the model's entries, the description, and tensors."""
 
     mapped: list[Entry]
     described: dict
@@ -36,7 +34,7 @@ class _Content(NamedTuple):
 
 
 class _Objective(NamedTuple):
-    """The parameters of an objective, in memory: by our path, and its carried state by name."""
+    """The parameters of an objective in memory, by our path, and its state by name."""
 
     name: str
     values: Values
@@ -65,8 +63,8 @@ def save(
       preprocessing: preprocessing of images; None: 7/8 of the short side, bilinear. Google's format
         cannot store it, nor class names.
       class_names: names of all classes, or none.
-      objective: parameters of an objective to write with the model: in the library's format where
-        it has one, else in additional files. Google's format cannot store them.
+      objective: parameters of an objective to write with the model: in the library's format if it
+        has one, else in additional files. Google's format cannot store them.
       objective_shapes: their shapes by our path.
       probabilities: a key of `PROBABILITIES`. Google's format cannot store it.
 
@@ -121,7 +119,8 @@ def _with_objective(
 ) -> _Content:
     """Adds an objective's parameters in the library's own format."""
     known = form.objective
-    assert known is not None and known.describe is not None  # `Library.writes_objective` checks it.
+    # `Library.writes_objective` checks this.
+    assert known is not None and known.describe is not None
     mapped = [
         entry._replace(names=tuple(known.prefix + name for name in entry.names))
         for entry in content.mapped
@@ -161,24 +160,25 @@ def _compare_arguments(
 
 
 def _without_effect(model: type[ImageModel], values: Values) -> set[str]:
-    """Returns the names of arguments that do not change what the trained model computes."""
+    """Returns the names of arguments that do not change the trained model's outputs."""
     names = set(TRAINING_ONLY)
     if family_of(model).any_size:
         names.add("image_size")
-    if values.get("mlp") == "swiglu" and values["pooling"] != "map":  # No layer has a GELU.
+    # No layer has a GELU.
+    if values.get("mlp") == "swiglu" and values["pooling"] != "map":
         names.add("gelu")
     return names
 
 
 def _compare_parameters(written: Checkpoint, title: str, read: Callable[[str], Any]) -> None:
-    """Raises UserError unless the files have the model's parameters, bit for bit."""
+    """Raises UserError unless the parameters in the files are bit-exact."""
     for path in written.shapes:
         if not np.array_equal(written.read(path), np.asarray(read(path)), equal_nan=True):
             raise UserError(f"{title} does not store {path} exactly")
 
 
 def _compare_objective(written: ObjectiveParams | None, title: str, own: _Objective) -> None:
-    """Raises UserError unless the files have an objective's parameters, bit for bit."""
+    """Raises UserError unless an objective's parameters in the files are bit-exact."""
     if written is None:
         raise UserError(f"{title} cannot store {own.name}'s parameters")
     for name, value in written.values.items():

@@ -1,4 +1,4 @@
-"""Pictures of figures: lines over a factor, with the deviation of seeds."""
+"""Charts of metrics: lines over a factor, with the std over seeds."""
 
 import itertools
 import statistics
@@ -7,7 +7,7 @@ from typing import Any
 
 from vit_jax.ledger.tables import Points, short
 
-MARKS = {"ViT": "o", "BiT": "s", "hybrid": "^"}  # By family, where points have one.
+MARKS = {"ViT": "o", "BiT": "s", "hybrid": "^"}  # By family, if the points have one.
 
 
 def lines(
@@ -16,10 +16,10 @@ def lines(
     """Draws a line for each combination of factors: mean and standard deviation over seeds.
 
     Args:
-      points: each has the factors and, by its name, a list of the figure's values, which are shares
+      points: each has the factors and, by its name, a list of the metric's values, which are shares
         of 1.
-      x: a factor, or a figure such as exaflops, whose mean is taken.
-      y: the figure.
+      x: a factor, or a metric such as exaflops, whose mean is taken.
+      y: the metric.
       by: factors that distinguish the lines.
       log: use a logarithmic x-axis, except for an axis of words.
       **labels: `xlabel`, `ylabel`, `title`.
@@ -42,7 +42,7 @@ def lines(
     axes.grid(alpha=0.3)
     if by and points:
         legend = dict(frameon=False, fontsize="small")
-        # Many lines leave no room among them.
+        # A legend of many lines would cover the lines.
         axes.legend(**legend) if len(series) <= 4 else figure.legend(
             loc="outside right upper", **legend
         )
@@ -55,7 +55,7 @@ def _draw_line(axes, points: Sequence[Mapping[str, Any]], x: str, y: str, label:
         points = sorted(points, key=lambda point: at(point, x))
     means = [100 * statistics.mean(point[y]) for point in points]
     stds = [100 * statistics.stdev(point[y]) if len(point[y]) > 1 else 0.0 for point in points]
-    # A share is from 0 to 100 %, and so are its bars.
+    # Error bars stay within 0 to 100 %.
     below = [min(mean, std) for mean, std in zip(means, stds, strict=True)]
     above = [min(100 - mean, std) for mean, std in zip(means, stds, strict=True)]
     mark = MARKS.get(str(points[0].get("family")), "o")
@@ -66,10 +66,14 @@ def _draw_line(axes, points: Sequence[Mapping[str, Any]], x: str, y: str, label:
 
 
 def with_laws(figure, laws: Mapping[str, Mapping[str, float]], points: Points, x: str, by: str):
-    """A chart of `lines` with the power law of each group, dashed, over the places of its points.
+    """Adds the power law of each group to a chart of `lines`, dashed, over the range of its points.
 
     Args:
+      figure: of `lines`.
       laws: of `power_law.laws`, by the values of the factor `by`.
+      points: of the chart.
+      x: the factor or metric of the x-axis.
+      by: the factor that groups the points.
     """
     import numpy as np
 
@@ -96,18 +100,20 @@ def with_laws(figure, laws: Mapping[str, Mapping[str, float]], points: Points, x
 
 
 def at(point: Mapping[str, Any], name: str) -> Any:
-    """The value of a factor, or the mean of a figure."""
+    """Returns the value of a factor, or the mean of a metric."""
     value = point[name]
     return statistics.mean(value) if isinstance(value, (list, tuple)) else value
 
 
 def panels(rows: Points, x: str, xlabel: str, figures: Mapping[str, str], by: str):
-    """A panel for each figure, a line in it for each value of the factor `by`; axes are
-    logarithmic.
+    """Draws a panel with logarithmic axes for each metric, with a line for each value of `by`.
 
     Args:
-      rows: with a number for each figure.
-      figures: labels by the figures' names.
+      rows: with a number for each metric.
+      x: the factor of the x-axis.
+      xlabel: its label.
+      figures: labels by the metrics' names.
+      by: the factor that distinguishes the lines.
     """
     from matplotlib.figure import Figure
 

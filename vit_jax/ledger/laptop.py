@@ -1,10 +1,9 @@
-"""Laptop scale: small models of three families on images of 16 pixels that the package composes.
+"""Laptop scale: small models of three families on images of 16 pixels that the package draws.
 
-At 16 pixels a step costs a quarter of one at 32, and an object is still larger than a handwritten
-digit of scikit-learn's. Objects fill the image (`centred`), since small ViTs need thousands of
-steps to find scattered ones. Pre-training is on images of `letters`, of which any number may be
-taken; what was learnt is tried on alphabets that are not among them. `configs/composed.py` is the
-recipe.
+At 16 pixels a step costs a quarter of one at 32, and an object is still larger than a digit of
+scikit-learn's data set. Objects fill the image (`centred`), since small ViTs need thousands of
+steps to find scattered ones. Pre-training is on any number of images of `letters`. Few-shot
+evaluation is on alphabets that pre-training does not contain. `configs/composed.py` is the recipe.
 """
 
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from vit_jax.command import read_config
 from vit_jax.shipped import CONFIGS
 
 UPSTREAM, DOWNSTREAM = "letters", ("greek", "cyrillic", "armenian", "georgian")
-# Three sizes of three families, by rising compute.
+# Three sizes of three families, in the order of their compute.
 MODELS = {
     "ViT": ("ViT-32x4/4", "ViT-64x4/4", "ViT-96x4/4"),
     "BiT": ("BiT-R14x1/8", "BiT-R14x1/4", "BiT-R26x1/4"),
@@ -23,7 +22,7 @@ MODELS = {
 
 
 def family_of(model: str) -> str:
-    """The family of a model's name: `ViT`, `BiT` or `hybrid`."""
+    """Returns the family of a model by its name: `ViT`, `BiT` or `hybrid`."""
     return "hybrid" if "+" in model else model.partition("-")[0]
 
 
@@ -35,22 +34,29 @@ def config(
     size: int = 16,
     source: str = "centred",
 ) -> str:
-    """The config of a run on the first images of a collection, of `size` pixels, in batches of
-    128.
+    """Returns the config of a run on a collection's first images, in batches of 128.
+
+    Args:
+      model: its name.
+      collection: of the images.
+      images: number of training images.
+      steps: of the run.
+      size: of the images, in pixels.
+      source: `centred` or `scattered` objects.
     """
     images_of = f"source={source},collection={collection},images={images},size={size}"
     return f"composed:model={model},{images_of},steps={steps}"
 
 
 def short_run(steps: int, **values: Any) -> tuple[str, Mapping[str, Any]]:
-    """A run of the quickstart's model on scikit-learn's digits, which a ViT has learnt in half a
-    minute.
+    """Returns a run of the quickstart's model on scikit-learn's digits, of half a minute for a ViT.
 
-    It sees the digits from 0 to 6; few-shot, `fewshot/digits/10`, is on all ten. On scattered
-    objects a ViT needs thousands of steps to be better than chance.
+    It trains on the digits from 0 to 6; few-shot evaluation, `fewshot/digits/10`, is on all ten. On
+    scattered objects a ViT needs thousands of steps to be better than chance.
 
     Args:
-      **values: of the config, that it changes.
+      steps: of the run.
+      **values: overrides of the config.
     """
     last = {
         key: steps for key in ("steps", "evaluate_every", "checkpoint__every", "fewshot__every")
@@ -67,11 +73,15 @@ def short_run(steps: int, **values: Any) -> tuple[str, Mapping[str, Any]]:
 def fewshot(
     steps: int, *collections: str, shots: int = 10, images: int = 2000, source: str = "centred"
 ) -> Mapping[str, Any]:
-    """Values that evaluate few-shot on collections at the end of a run, or more often.
+    """Returns overrides for few-shot evaluation on collections, at the end of a run or more often.
 
     Args:
-      steps: between evaluations, a multiple of the run's `evaluate_every`. Their figures are
+      steps: between evaluations, a multiple of the run's `evaluate_every`. The metrics are
         `fewshot/greek/10` and so on.
+      *collections: by default `DOWNSTREAM`.
+      shots: training images per class.
+      images: number of images that the shots are drawn from.
+      source: `centred` or `scattered` objects.
     """
     sets = tuple(
         f"{source}:{name}@train[:{images}],test[:2000]" for name in collections or DOWNSTREAM
@@ -80,10 +90,12 @@ def fewshot(
 
 
 def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -> int:
-    """The steps in which a run with some values has the compute of so many without them.
+    """Returns the steps for which a config with overrides has the compute of `steps` without them.
 
     Args:
-      values: of the config, a dot written as two underscores.
+      config: its name, with its argument after a colon.
+      values: overrides, with two underscores for a dot.
+      steps: of the run without the overrides.
     """
     from vit_jax.planning.estimate import make_workload
 
@@ -97,9 +109,7 @@ def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -
 
 
 def shorter(steps: int) -> Mapping[str, Any]:
-    """Values that compare choices by runs of fewer steps, on images of `dev` in place of the test
-    images.
-    """
+    """Returns overrides for shorter runs that compare choices on `dev`, not on the test images."""
     return {
         "data__test_split": "dev[:5000]",
         "steps": steps,
@@ -111,10 +121,12 @@ def shorter(steps: int) -> Mapping[str, Any]:
 
 
 def mean_fewshot(point: Mapping[str, Any], prefix: str = "", shots: int = 10) -> list[float]:
-    """The mean over the downstream collections, for each seed, of a point that has their figures.
+    """Returns a point's mean few-shot accuracy over the downstream collections, for each seed.
 
     Args:
+      point: has the metrics of all downstream collections.
       prefix: `best ` for the best of all evaluations.
+      shots: training images per class.
     """
     names = [f"{prefix}fewshot/{name}/{shots}" for name in DOWNSTREAM]
     return [

@@ -63,9 +63,7 @@ def summary(
     experiments: Mapping[str, Experiment],
     records: Mapping[str, Mapping[str, Any]],
 ) -> str:
-    """Returns a table with a line for each record: link, claim, scale, verdict and first
-    figures.
-    """
+    """Returns a table with a line for each record: link, claim, scale, verdict, first metrics."""
     lines = []
     for name in names:
         for key in (name, f"{name}-paper"):
@@ -84,13 +82,14 @@ def anchor(title: str) -> str:
 
 
 def heading(name: str, experiment: Experiment) -> str:
-    """A place in the paper and a name."""
+    """Returns a heading: the experiment's place in the paper and its name."""
     return f"{experiment.place}: {name}" if experiment.place else name
 
 
 def order(place: str, name: str) -> tuple:
-    """The order of the ledger: tables, figures, sections, appendices, our own; each by its
-    number.
+    """Returns the sort key of the ledger.
+
+    The order is tables, figures, sections, appendices, our own experiments; each by number.
     """
     kinds = ("Table", "Figure", "Section", "Appendix", "")
     kind, _, rest = place.partition(" ")
@@ -99,7 +98,7 @@ def order(place: str, name: str) -> tuple:
 
 
 def needs(experiment: Experiment) -> str:
-    """The time that it takes and what must be here, in words."""
+    """Describes the time that an experiment takes and its requirements."""
     if experiment.read is None:
         return " has the paper's scale alone" + (
             f"; needs {experiment.needs}" if experiment.needs else ""
@@ -109,9 +108,7 @@ def needs(experiment: Experiment) -> str:
 
 
 def block(experiment: Experiment, record: Mapping[str, Any]) -> str:
-    """A record as Markdown: how far it is, table, finding and verdict and, of laptop scale, its
-    pictures.
-    """
+    """Returns a record as Markdown: state, table, finding and verdict; pictures at laptop scale."""
     scaled = experiment.at(record["scale"])
     spent = f", {duration(record['seconds'])} of runs" if record["seconds"] else ""
     seeds = len(record["seeds"])
@@ -135,7 +132,7 @@ def block(experiment: Experiment, record: Mapping[str, Any]) -> str:
 
 
 def against_published(scaled: Experiment, record: Mapping[str, Any]) -> str:
-    """A sentence on the published figures: how far ours are from them, or why there are none."""
+    """Describes the difference between our values and the published ones, or why there is none."""
     if not record["difference"]:
         return f"Published: {record['published']}."
     apart = [abs(number) for cells in record["difference"].values() for number in cells.values()]
@@ -156,7 +153,7 @@ def against_published(scaled: Experiment, record: Mapping[str, Any]) -> str:
 
 
 def verdict_in_words(record: Mapping[str, Any]) -> str:
-    """A record's verdict as a paragraph: **Contradicts the claim.** BiTs lead throughout."""
+    """Formats a verdict as a paragraph, such as **Contradicts the claim.** BiTs lead throughout."""
     word, reason = verdict_of(record)
     return f"**{word[0].upper()}{word[1:]}.** {reason}"
 
@@ -164,10 +161,10 @@ def verdict_in_words(record: Mapping[str, Any]) -> str:
 def with_records(
     text: str, experiments: Mapping[str, Experiment], records: Mapping[str, Mapping[str, Any]]
 ) -> str:
-    """A page in which each block `<!-- record NAME -->` ... `<!-- end of record -->` has the
-    record's table.
+    """Inserts records' tables and verdicts into the marked blocks of a page.
 
-    One that begins with `<!-- verdict NAME -->` has the record's verdict.
+    A block `<!-- record NAME -->` ... `<!-- end of record -->` contains the record's table. A block
+    that starts with `<!-- verdict NAME -->` contains the record's verdict.
 
     Raises:
       UserError: there is no such record.

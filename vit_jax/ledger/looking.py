@@ -1,6 +1,6 @@
-"""Figures 6, 7, 11 and 14 look at trained models: of runs, or checkpoints and a folder of images.
+"""Inspection of trained models for figures 6, 7, 11 and 14, by runs or by checkpoints and images.
 
-Attention, filters and positions are those of `vit_jax.inspection`.
+`vit_jax.inspection` computes attention, filters and positions.
 """
 
 import functools
@@ -23,7 +23,7 @@ FLAGS = {
     "images": dict(help="for --scale=paper: a folder of images"),
 }
 NEEDS = "for --scale=paper alone: --checkpoint=ViT-L_16.npz R50+ViT-L_16.npz and --images=FOLDER"
-IMAGES = 128  # As many as the paper averages distances over.
+IMAGES = 128  # The paper averages distances over 128 images, too.
 
 
 def of_models(
@@ -35,9 +35,7 @@ def of_models(
     finding: Callable[[Figures], str],
     runs_of: str = "figure7",
 ) -> Experiment:
-    """An experiment on a ViT and a hybrid: those of figure 7's runs, or checkpoints that are
-    given.
-    """
+    """Returns an experiment on a ViT and a hybrid, from figure 7's runs or given checkpoints."""
     shared = dict(read=read, table=table, draw=draw, finding=finding)
     own = {} if runs_of else dict(stages=(TRAINED,), options=FLAGS, minutes=35)
     return Experiment(
@@ -52,7 +50,7 @@ def of_models(
 
 
 def trained(study: Study, model: str, seed: int) -> tuple[str, Mapping[str, Any]]:
-    """A run on scattered digits, of which each labelled object is known."""
+    """Returns a run on scattered digits, with a known mask of each labelled object."""
     return config(model, "digits", 100_000, STEPS, size=32, source="scattered"), RECIPE
 
 
@@ -60,13 +58,12 @@ TRAINED = grid("trained", {"model": MODELS}, trained)
 
 
 class Seen(NamedTuple):
-    """A model and what it looks at.
+    """A model with its attention on some images.
 
     Attributes:
       model: a TokenModel.
       images: uint8 `[images, height, width, 3]`.
-      masks: bool `[images, height, width]`, where the labelled object is; None where it is not
-        known.
+      masks: bool `[images, height, width]`, True on the labelled object; None if unknown.
       rollout: `[images, rows, columns]`, the patches' shares in the output; they sum to 1.
       distance: `[layers, heads]`, mean attention distance in pixels.
     """
@@ -79,13 +76,12 @@ class Seen(NamedTuple):
 
 
 def seen_in(study: Study) -> dict[str, Seen]:
-    """The sights of each finished run of the stage `trained` on its test images, by its model's
-    name.
+    """Returns the attention of each finished run of `trained` on its test images, by model.
 
-    At the paper's scale it is each checkpoint, by its file's name, and the folder's images.
+    At the paper's scale it is that of each checkpoint, by its file's name, on the folder's images.
 
     Raises:
-      UserError: there is no checkpoint or folder given; a model has no attention that can be shown.
+      UserError: the checkpoints or the folder are missing; a model has no attention to show.
     """
     if study.scale == "laptop":
         return {t.factors["model"]: seen_by(str(t.job.workdir)) for t in study.finished("trained")}
@@ -97,11 +93,10 @@ def seen_in(study: Study) -> dict[str, Seen]:
 
 @functools.cache
 def seen_by(checkpoint: str, folder: str = "") -> Seen:
-    """The sights of a checkpoint's model on a folder's images, or of the first test images of its
-    run.
+    """Returns a checkpoint's attention on a folder's images, or on its run's first test images.
 
     Raises:
-      UserError: the model has no attention that can be shown; no image can be read.
+      UserError: the model has no attention to show; no image can be read.
     """
     from vit_jax.checkpoint_crop import checkpoint_crop
     from vit_jax.inspection.attention_maps import check_attends
@@ -122,13 +117,11 @@ def seen_by(checkpoint: str, folder: str = "") -> Seen:
 
 @functools.cache
 def attention_jaccard(workdir: Path, share: float = 0.6) -> float:
-    """Jaccard's index of the class token's attention with the labelled objects of a run's test
-    images.
+    """Returns the Jaccard index of a run's class-token attention with the labelled test objects.
 
-    Of each head of the last layer the patches that have most of its attention, `share` of it in
-    all, are compared with the object by Jaccard's index; of each image the best head counts (DINO,
-    2104.14294, section
-    4.2.2). The mean over the images.
+    For each head of the last layer, the patches with the highest attention, `share` of it in total,
+    are compared with the object's mask. The best head of each image counts (DINO, 2104.14294,
+    section 4.2.2). The result is the mean over the images.
     """
     from vit_jax.checkpoint_crop import checkpoint_crop
     from vit_jax.inspection.drawing import look
@@ -143,12 +136,12 @@ def attention_jaccard(workdir: Path, share: float = 0.6) -> float:
 
 
 def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarray:
-    """Jaccard's index of the best head of each image with its mask, `[images]`.
+    """Returns the Jaccard index of each image's best head with its mask, `[images]`.
 
     Args:
-      heads: attention, `[images, heads, rows, columns]`, of which each sums to 1.
+      heads: attention, `[images, heads, rows, columns]`; each head's sums to 1.
       masks: bool `[images, height, width]`, multiples of rows and columns.
-      share: of the attention that a head's patches have, the largest first.
+      share: of the attention that a head's selected patches have, the highest first.
     """
     flat = heads.reshape(*heads.shape[:2], -1)
     order = np.argsort(-flat, axis=-1, kind="stable")
@@ -165,15 +158,16 @@ def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarr
 
 
 def images_of_folder(folder: str, crop) -> tuple[np.ndarray, None]:
-    """Images of a folder, of which no masks are known."""
+    """Reads images of a folder, without masks."""
     from vit_jax.data.image_files import find_images, read_images
 
     return read_images(find_images([folder]), crop, IMAGES)[1], None
 
 
 def test_images(workdir: Path, crop) -> tuple[np.ndarray, np.ndarray]:
-    """The first test images of a run on composed images, and where the labelled object of each
-    is.
+    """Returns the first test images of a run on composed images, and the masks of their objects.
+
+    An image's mask is that of its labelled object.
     """
     from vit_jax.runs.splits import open_splits
     from vit_jax.runs.workdir import saved_run
@@ -186,20 +180,18 @@ def test_images(workdir: Path, crop) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def positions_of(workdir: Path) -> np.ndarray:
-    """Cosine similarity of a run's position embeddings, `[rows, columns, rows, columns]`."""
+    """Returns the cosine similarity of position embeddings, `[rows, columns, rows, columns]`."""
     import vit_jax
     from vit_jax.inspection.embeddings import position_similarity
 
     return position_similarity(vit_jax.load_model(workdir, say=str))
 
 
-# Figures.
+# Metrics of the experiments.
 
 
 def distances(study: Study) -> dict[str, Any]:
-    """Mean attention distance of models, `[layers][heads]` in pixels, and of a head that sees all
-    alike.
-    """
+    """Returns mean attention distances, `[layers][heads]` in pixels, and uniform attention's."""
     seen = seen_in(study)
     return {
         "distance": {name: one.distance.tolist() for name, one in seen.items()},
@@ -208,7 +200,7 @@ def distances(study: Study) -> dict[str, Any]:
 
 
 def distance_table(figures: Figures) -> str:
-    """The nearest and the farthest looking head of each layer, by model."""
+    """Returns a table of the shortest and longest attention distance in each layer, by model."""
     layers = max((len(layers) for layers in figures["distance"].values()), default=0)
     lines = [
         [name, *(span(heads) for heads in distance), *[""] * (layers - len(distance))]
@@ -222,13 +214,14 @@ def distance_table(figures: Figures) -> str:
 
 
 def span(heads: list[float]) -> str:
-    """The least and the greatest of some values."""
+    """Formats the minimum and the maximum of some values."""
     return f"{min(heads):.1f} to {max(heads):.1f}"
 
 
 def nearness(similarity: np.ndarray) -> dict[str, float]:
-    """The mean similarity of position embeddings: of neighbours, of one row or column, of all
-    others.
+    """Returns the mean similarity of position embeddings by their relative position.
+
+    The groups are neighbours, other positions of the same row or column, and all others.
 
     Args:
       similarity: `[rows, columns, rows, columns]`.
@@ -246,10 +239,9 @@ def nearness(similarity: np.ndarray) -> dict[str, float]:
 
 
 def on_objects(seen: Seen) -> dict[str, list[float]] | None:
-    """The rollout's weight on the labelled object of each image, and the object's share of the
-    image.
+    """Returns the rollout's weight on the labelled objects, and the objects' share of the images.
 
-    A patch's weight is spread evenly over it. None where masks are not known.
+    A patch's weight is spread evenly over its pixels. The result is None if masks are unknown.
     """
     if seen.masks is None:
         return None
@@ -261,7 +253,7 @@ def on_objects(seen: Seen) -> dict[str, list[float]] | None:
 
 
 def even_distance(model) -> float:
-    """The attention distance in pixels of a head that attends to all patches alike."""
+    """Returns the attention distance in pixels of a head that attends uniformly to all patches."""
     from vit_jax.inspection.attention_maps import attention_distance
 
     tokens = model.patch_tokens.stop

@@ -1,4 +1,4 @@
-"""Other data in the place of those that an experiment's runs name: --data=jft=folder:/data/mine."""
+"""Replacement data for the data sets of an experiment's runs: --data=jft=folder:/data/mine."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from vit_jax.runs.splits import open_splits
 
 FORM = "NAME=KIND:PATH@TRAIN,TEST"
 SUITES = ("fewshot", "knn")  # Sections of a config that name data sets to evaluate on.
-# What TFDS cannot say of sets that it does not know.
+# How to get data sets that TFDS does not have.
 TO_GET = {
     "jft": "JFT-300M was never published: any large set of labelled images may stand for it",
     "imagenet21k": "get ImageNet-21k from https://image-net.org, and python -m vit_jax.prepare "
@@ -22,12 +22,12 @@ KEYS = tuple(f"data.{key}" for key in ("train_split", "dev_split", "test_split")
 
 
 class OtherData(NamedTuple):
-    """Data that stand in another set's place.
+    """A data set that replaces another one.
 
     Attributes:
       kind, path: as `data.source` and `data.path`.
-      splits: in the place of the training and the test split; None: of the same names.
-      label_key, num_classes: as of the config.
+      splits: replacements of the training and the test split; None: the same names.
+      label_key, num_classes: as in the config.
     """
 
     kind: str
@@ -38,16 +38,17 @@ class OtherData(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name in figures of a suite, as `fewshot/mine/5`."""
+        """Its name in a suite's metrics, such as `fewshot/mine/5`."""
         return SOURCES[self.kind].name_of(self.path)
 
 
 def read_data(texts: Sequence[str]) -> dict[str, OtherData]:
-    """Reads values of `--data`, such as
-    `jft=tfds:/data/mine@train,val,label_key=labels,num_classes=90`.
+    """Parses values of `--data`.
+
+    A value is such as `jft=tfds:/data/mine@train,val,label_key=labels,num_classes=90`.
 
     Raises:
-      UserError: one is not written so, or a name is there twice.
+      UserError: a value has another form, or a name occurs twice.
     """
     found: dict[str, OtherData] = {}
     kinds = [kind.name for kind in SOURCES.values() if kind.path]
@@ -72,9 +73,7 @@ def read_data(texts: Sequence[str]) -> dict[str, OtherData]:
 
 
 def names_of(config: ConfigDict) -> list[str]:
-    """The names of the data sets that a run of a config reads, as `--data` takes them: `jft`,
-    `vtab/dtd`.
-    """
+    """Returns the names of the data sets that a config reads, as in `--data`: `jft`, `vtab/dtd`."""
     read = [
         (config.data.source, config.data.path),
         *((each.kind, each.path) for each in _sets(config)),
@@ -83,7 +82,7 @@ def names_of(config: ConfigDict) -> list[str]:
 
 
 def _sets(config: ConfigDict) -> list[DataSet]:
-    """The data sets on which a run is evaluated by frozen features."""
+    """Returns the data sets for a config's evaluations of frozen features."""
     return [
         data_set(text) for suite in SUITES if config[suite].every for text in config[suite].sets
     ]
@@ -93,10 +92,11 @@ def open_all(config: ConfigDict, given: Sequence[str] = ()) -> None:
     """Opens all data that a run of a config reads.
 
     Args:
-      given: names of those that stand in others' places.
+      config: of the run.
+      given: names of replacement data sets.
 
     Raises:
-      UserError: some cannot be opened, with how to get them and how to take others.
+      UserError: data cannot be opened; the message describes how to get or replace them.
     """
     name = _name(config.data.source, config.data.path)
     try:
@@ -119,10 +119,9 @@ def _name(kind: str, path: str) -> str:
 
 
 def replaced(config: ConfigDict, data: Mapping[str, OtherData]) -> dict[str, Any]:
-    """The values of a config, by dotted keys, that change where other data stand in its sets'
-    places.
+    """Returns the values of a config, by dotted keys, that change with replacement data.
 
-    The splits keep their slices: `train[:99%]` of data with the splits `all` and `val` is
+    The splits keep their slices: for data with the splits `all` and `val`, `train[:99%]` becomes
     `all[:99%]`.
     """
     values: dict[str, Any] = {}
@@ -138,20 +137,20 @@ def replaced(config: ConfigDict, data: Mapping[str, OtherData]) -> dict[str, Any
 
 
 def _split_names(other: OtherData, train: str, test: str) -> dict[str, str]:
-    """The names of splits of other data, by those of the set in whose place they stand."""
+    """Returns the names of the replacement's splits by the names of the original splits."""
     if not other.splits:
         return {}
     return {test.partition("[")[0]: other.splits[1]} | {train.partition("[")[0]: other.splits[0]}
 
 
 def _renamed(split: str, names: Mapping[str, str]) -> str:
-    """A split, or several as `train[:90%]+test`, with other names before the slices."""
+    """Renames a split, or several such as `train[:90%]+test`, and keeps the slices."""
     parts = (part.partition("[") for part in split.split("+"))
     return "+".join(names.get(name, name) + bracket + rest for name, bracket, rest in parts)
 
 
 def _suite_set(text: str, data: Mapping[str, OtherData]) -> str:
-    """A data set of a suite as `kind:path@train,test`, or that in its place."""
+    """Returns a suite's data set as `kind:path@train,test`, or its replacement."""
     given = data_set(text)
     if (other := data.get(_name(given.kind, given.path))) is None:
         return text
@@ -161,14 +160,14 @@ def _suite_set(text: str, data: Mapping[str, OtherData]) -> str:
 
 
 def check_names(data: Mapping[str, OtherData], used: Sequence[str]) -> None:
-    """Raises UserError where a name is of no data set that the runs read."""
+    """Raises UserError for a name of a data set that none of the runs reads."""
     for name in data:
         if name not in used:
             raise UserError(f"--data={name}=...: no run reads {name!r}; they read {in_words(used)}")
 
 
 def in_words(names: Sequence[str]) -> str:
-    """Names of data sets in a line, those of VTAB as their number."""
+    """Formats names of data sets in one line; VTAB's are counted."""
     tasks = [name for name in names if name.startswith("vtab/")]
     rest = [name for name in names if name not in tasks]
     return ", ".join([*rest, *([f"vtab/TASK ({len(tasks)} tasks)"] if tasks else [])])

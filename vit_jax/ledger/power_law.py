@@ -11,16 +11,17 @@ RESAMPLED = 2000
 def laws(
     points: Sequence[Mapping[str, Any]], x: str, y: str, by: str
 ) -> dict[str, dict[str, float]]:
-    """The power law of 1 - y over x of each group of points.
+    """Fits the power law of 1 - y over x to each group of points.
 
     Args:
       points: each has lists of x and of y, shares of 1.
+      x: name of the compute.
+      y: name of the accuracy.
       by: the factor that groups them.
 
     Returns:
-      For each group of three points or more `factor` and `exponent`; `low` and `high`, between
-      which 90 % of the exponents of fits to resampled points are (a bootstrap); and `points`, their
-      number.
+      For each group of at least three points: `factor` and `exponent`; `low` and `high`, the bounds
+      of 90 % of the exponents in a bootstrap over the points; and `points`, the number of points.
     """
     groups: dict[str, list[tuple[float, float]]] = {}
     for point in points:
@@ -31,7 +32,7 @@ def laws(
 
 
 def law(compute: np.ndarray, error: np.ndarray) -> dict[str, float]:
-    """A least-squares fit of the logarithms, and the bootstrap's interval of its exponent."""
+    """Fits the logarithms by least squares, with a bootstrap interval of the exponent."""
     x, y = np.log(compute), np.log(np.maximum(error, 1e-6))
     slope, intercept = np.polyfit(x, y, 1)
     random, exponents = np.random.default_rng(0), []
@@ -45,7 +46,7 @@ def law(compute: np.ndarray, error: np.ndarray) -> dict[str, float]:
 
 
 def laws_in_words(laws: Mapping[str, Mapping[str, float]]) -> str:
-    """A clause for each group: the exponent and its interval."""
+    """Formats the exponent and its interval for each group."""
     return "; ".join(
         f"{name}: error falls as compute to the power of -{law['exponent']:.3f} "
         f"({law['low']:.3f} to {law['high']:.3f}, {law['points']:.0f} points)"

@@ -1,4 +1,4 @@
-"""Device-days of pre-training at the paper's scale, as the TPU compiler estimates them."""
+"""Device-days of pre-training at the paper's scale, estimated by the TPU compiler."""
 
 import json
 import sys
@@ -20,8 +20,9 @@ KEPT = "mfu.json"
 
 
 def pretraining_jobs(experiment: Experiment) -> dict[str, Job]:
-    """The runs of the first stage at the paper's scale by what they run; none without that
-    scale.
+    """Returns the runs of the first stage at the paper's scale, by their flags.
+
+    Without that scale the result is empty.
     """
     if experiment.paper is None or not experiment.paper.stages:
         return {}
@@ -30,11 +31,13 @@ def pretraining_jobs(experiment: Experiment) -> dict[str, Job]:
 
 
 def said(job: Job, *left_out: str) -> str:
-    """The flags of a run in short, without folders, seed and evaluation: `vit_b16_jft
-    model.pooling=gap`.
+    """Returns a run's flags in short, such as `vit_b16_jft model.pooling=gap`.
+
+    Folders, seed and evaluation are excluded.
 
     Args:
-      left_out: how other keys begin that are not wanted.
+      job: the run.
+      left_out: prefixes of other keys to exclude.
     """
     config, *values = (flag.removeprefix("--config") for flag in job.flags)
     name = Path(config.removeprefix("=")).name.replace(".py", "", 1)
@@ -42,21 +45,21 @@ def said(job: Job, *left_out: str) -> str:
     return " ".join([name, *(value[1:] for value in values if not value.startswith(others))])
 
 
-# Values on which a step's MFU depends: those that a compiled step is known by.
+# Values that a step's MFU depends on; they are the key of a compiled step.
 TELLING = ("model.name", "model.dropout", "model.dtype", "objective.name", "batch_size")
 
 
 def device_days(job: Job, chip: str, folder: Path) -> float | None:
-    """The estimated days of one device, a core of v3 or a chip of v5e; None: it fits the slice in
-    no way.
+    """Returns the estimated device-days of a run, or None if it does not fit the slice.
 
-    They are the run's compute at the MFU of a compiled step. One is compiled for runs that are
-    alike in
-    `TELLING`; those that differ in length, data, positions, pooling or a layer's width are taken to
-    have its MFU.
+    A device is a core of v3 or a chip of v5e. The estimate is the run's compute at the MFU of a
+    compiled step. Runs with the same values of `TELLING` share a compiled step. Differences in
+    length, data, positions, pooling or a layer's width are assumed not to change the MFU.
 
     Args:
-      folder: keeps the MFUs that were found, so that each is found once.
+      job: the run.
+      chip: a key of `SLICES`.
+      folder: stores the computed MFUs, so that each is computed once.
 
     Raises:
       UserError: the compiler is not installed.
@@ -77,13 +80,13 @@ def device_days(job: Job, chip: str, folder: Path) -> float | None:
 
 
 def known_mfus(folder: Path) -> dict[str, float | None]:
-    """The MFUs that were found so far, by chip and step; None for those that fit in no way."""
+    """Returns the stored MFUs, by chip and step; None for steps that do not fit."""
     file = folder / KEPT
     return json.loads(file.read_text()) if file.exists() else {}
 
 
 def step_of(config: ConfigDict) -> str:
-    """The values of `TELLING`, as flags say them: `ViT-B/16 model.dropout=0.1 batch_size=4096`."""
+    """Returns the values of `TELLING` as flags: `ViT-B/16 model.dropout=0.1 batch_size=4096`."""
     values = dict(leaves(config))
     others = (f"{key}={values[key]}" for key in TELLING[1:] if values.get(key))
     return " ".join([values[TELLING[0]], *others])
@@ -92,8 +95,9 @@ def step_of(config: ConfigDict) -> str:
 def first_that_fits(
     config: ConfigDict, where: Slice, prices: dict[str, dict]
 ) -> tuple[str, Estimate]:
-    """The change that a run needs to fit a slice, in words, and its plan, which may still not
-    fit.
+    """Returns the change that makes a run fit a slice, in words, and its plan.
+
+    The plan may still not fit.
     """
     job = make_workload(config, None)
     plan = estimate(config, job, where, prices)

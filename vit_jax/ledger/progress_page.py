@@ -1,4 +1,4 @@
-"""The page of a study that is being conducted: how far it is, and its pictures so far."""
+"""Progress page of a running study: the states of its runs, and its pictures so far."""
 
 import html
 from collections.abc import Sequence
@@ -15,10 +15,13 @@ REFRESH_SECONDS = 20
 
 
 def write_progress(path: Path, title: str, study: "Study", pictures: Sequence[str]) -> None:
-    """Writes the page, which loads itself anew.
+    """Writes the page, which reloads itself.
 
     Args:
-      pictures: names of files beside the page.
+      path: of the page.
+      title: of the page.
+      study: the running study.
+      pictures: names of files in the page's folder.
     """
     rows = "".join(
         f"<tr><td>{html.escape(cell)}</td>" + f"<td>{html.escape(state_of(study, trial))}</td></tr>"
@@ -48,7 +51,7 @@ def write_progress(path: Path, title: str, study: "Study", pictures: Sequence[st
 
 
 def state_of(study: "Study", trial: "Trial") -> str:
-    """The accuracy or loss of a finished run, or what is known of another."""
+    """Returns the accuracy or loss of a finished run, or the state of another run."""
     found = study.outcome(trial)
     if found.figures is None:
         return f"failed: {found.failure}" if found.failure else "to come"

@@ -1,9 +1,8 @@
-"""Records of experiments: what came out, by which command, commit, versions and machine, one JSON
-file each.
+"""Records of experiments, a JSON file each: results, command, commit, versions and machine.
 
-They lie in experiments/records and are committed. A record may be made of a part of the runs, and
-of runs that were made anywhere, such as on a pod. Whether its figures bear the claim out is not
-computed: who makes the record says it, with what differs, as its verdict.
+They are in experiments/records and are committed. A record may contain a part of the runs, and runs
+from anywhere, such as from a pod. The verdict, whether the results support the claim and how they
+differ, is not computed; the author of the record writes it.
 """
 
 import datetime
@@ -23,7 +22,7 @@ from vit_jax.shipped import EXPERIMENTS, PACKAGE
 
 ROOT = PACKAGE.parent
 RECORDS, PICTURES = EXPERIMENTS / "records", ROOT / "docs" / "images" / "ledger"
-# What figures may be to the claim, as a verdict begins, and in words.
+# First words of a verdict on the claim, and their descriptions.
 VERDICTS = {
     "agrees": "agrees with the claim",
     "agrees in part": "agrees with the claim in part",
@@ -31,18 +30,21 @@ VERDICTS = {
     "not seen at this scale": "not seen at this scale",
     "cannot tell": "cannot tell whether the claim holds",
 }
-SCALE = re.compile(r"(At [^:]+): (?=\S)")  # How a verdict's reason starts.
+SCALE = re.compile(r"(At [^:]+): (?=\S)")  # Start of a verdict's reason.
 
 
 def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> dict[str, Any]:
-    """The record of an experiment's runs that are finished.
+    """Makes the record of an experiment's finished runs.
 
     Args:
-      folders: the study's, or folders in which its runs lie under their names, or which are its
-        runs.
+      name: of the experiment.
+      experiment: of that name.
+      folders: the study's folder, or folders that contain its runs by their names, or the runs' own
+        folders.
 
     Raises:
-      UserError: no run of it is finished there; a run's commit is not known.
+      UserError: none of the experiment's runs is finished there; a run's commit is unknown; the
+        study is a trial of a few steps.
     """
     about = read_study(folders)
     if about.get("steps"):
@@ -81,14 +83,16 @@ def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> d
 def beside_published(
     experiment: Experiment, scaled: Experiment, figures: Figures
 ) -> dict[str, Any]:
-    """Published figures that ours can be set against, and ours less them, as a record has them.
+    """Returns published values with comparable ones of ours, and the difference, for a record.
 
     Args:
+      experiment: of the record.
       scaled: the experiment at the record's scale.
+      figures: ours.
 
     Returns:
-      `published` and `difference`, both by row and column; where nothing can be compared,
-      `published` is the reason and `difference` is empty.
+      `published` and `difference` (ours minus published), both by row and column. If nothing is
+      comparable, `published` is the reason and `difference` is empty.
     """
     pairs = {row: cells for row, cells in scaled.pairs(figures).items() if cells}
     if not pairs:
@@ -109,7 +113,7 @@ def beside_published(
 
 
 def why_apart(experiment: Experiment) -> str:
-    """The reason why no published figure stands beside an experiment's."""
+    """Returns the reason why an experiment has no comparable published values."""
     if not experiment.place:
         return "nothing: the experiment is our own"
     if experiment.place.startswith("Figure"):
@@ -120,8 +124,9 @@ def why_apart(experiment: Experiment) -> str:
 
 
 def read_study(folders: Sequence[Path]) -> dict[str, Any]:
-    """The scale and the flags of the study that the first folder is of; of other folders the
-    paper's scale.
+    """Returns the scale and the flags of the first folder's study.
+
+    For a folder without a study the scale is the paper's.
 
     Raises:
       UserError: a folder does not exist.
@@ -134,22 +139,22 @@ def read_study(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def command_of(name: str, study: Study) -> str:
-    """The command that makes these figures."""
+    """Returns the command that reproduces the results."""
     scale = "" if study.scale == "laptop" else f" --scale={study.scale}"
     flags = "".join(f" --{key} {as_words(value)}" for key, value in study.options.items() if value)
     return f"python -m vit_jax.experiment {name}{flags}{scale} --out=DIR"
 
 
 def as_words(value: Any) -> str:
-    """A flag's value or values as on the command line."""
+    """Formats a flag's value or values for the command line."""
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def commits(manifests: Sequence[Mapping], names: Sequence[str]) -> str:
-    """The commit that the runs were made with; several are separated by commas.
+    """Returns the commit of the runs; several commits are separated by commas.
 
     Raises:
-      UserError: one is not known.
+      UserError: a commit is unknown.
     """
     found = [manifest.get("commit", "") for manifest in manifests] or [commit_of_package()]
     for commit, name in zip(found, [*names, "this"], strict=False):
@@ -162,7 +167,7 @@ def commits(manifests: Sequence[Mapping], names: Sequence[str]) -> str:
 
 
 def machine(manifests: Sequence[Mapping]) -> str:
-    """The devices that the runs were made on, in words."""
+    """Describes the devices of the runs."""
     if not manifests:
         return f"{os.cpu_count()} cores"
     devices = dict.fromkeys(f"{m['devices']}, {m.get('cores', '?')} cores" for m in manifests)
@@ -172,15 +177,16 @@ def machine(manifests: Sequence[Mapping]) -> str:
 def with_verdict(
     record: Mapping[str, Any], verdict: str = "", folder: Path = RECORDS
 ) -> dict[str, Any]:
-    """The record with a verdict: the given one, or that of the record which is there, of the same
-    figures.
+    """Returns the record with the given verdict, or an earlier one on the same results.
 
     Args:
-      verdict: a word of `VERDICTS`, the scale, and a sentence or two, separated by colons:
+      record: without a verdict.
+      verdict: a key of `VERDICTS`, the scale, and a sentence or two, separated by colons:
         `not seen at this scale: At 16 pixels, 1,200 steps: BiTs lead throughout.`
+      folder: of the earlier records.
 
     Raises:
-      UserError: none is given and the figures are new; it begins otherwise, or says nothing.
+      UserError: there is no verdict and the results are new, or the verdict has another form.
     """
     path = path_of(record, folder)
     if not verdict and path.exists():
@@ -196,7 +202,7 @@ def with_verdict(
 
 
 def verdict_of(record: Mapping[str, Any]) -> tuple[str, str]:
-    """The bearing of a record's figures on the claim, in words, and the reason."""
+    """Returns the description of a record's verdict, and its reason."""
     word, _, reason = record["verdict"].partition(": ")
     return VERDICTS[word], reason
 
@@ -208,17 +214,16 @@ def result_of(record: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def path_of(record: Mapping[str, Any], folder: Path) -> Path:
-    """The file of a record: NAME.json, or NAME-paper.json."""
+    """Returns the file of a record: NAME.json, or NAME-paper.json."""
     scale = "" if record["scale"] == "laptop" else f"-{record['scale']}"
     return folder / f"{record['experiment']}{scale}.json"
 
 
 def write_record(record: Mapping[str, Any], folder: Path = RECORDS) -> Path:
-    """Writes a record into the folder of records and returns its path; a smaller one never replaces
-    it.
+    """Writes a record and returns its path; does not replace a record of more runs.
 
     Raises:
-      UserError: the record that is there is of more runs.
+      UserError: the existing record has more runs.
     """
     path = path_of(record, folder)
     if path.exists():
@@ -234,9 +239,9 @@ def write_record(record: Mapping[str, Any], folder: Path = RECORDS) -> Path:
 
 
 def keep_pictures(record: Mapping[str, Any], study: Path, folder: Path = PICTURES) -> list[Path]:
-    """Copies a study's pictures, NAME.png and NAME-OTHER.png, to the docs' and returns their paths.
+    """Copies a study's pictures, NAME.png and NAME-OTHER.png, to the docs and returns their paths.
 
-    The docs' are of laptop scale: of a record of the paper's scale none is kept.
+    The pictures in the docs are of laptop scale; none are copied at the paper's scale.
     """
     name, kept = record["experiment"], []
     if record["scale"] != "laptop":
@@ -248,12 +253,12 @@ def keep_pictures(record: Mapping[str, Any], study: Path, folder: Path = PICTURE
 
 
 def records(folder: Path = RECORDS) -> dict[str, dict[str, Any]]:
-    """All records, by their files' names: an experiment's, or NAME-paper."""
+    """Reads all records, by their files' names: an experiment's, or NAME-paper."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
 def how_far(record: Mapping[str, Any]) -> str:
-    """The words for what was recorded and when."""
+    """Describes the recorded runs, the date and the commit."""
     runs = record["runs"]
     part = "recorded" if runs["finished"] >= runs["known"] else "partly recorded"
     count = f": {runs['finished']} of {runs['known']} runs" if runs["known"] else ""

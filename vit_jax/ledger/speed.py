@@ -1,6 +1,4 @@
-"""Speed and memory of inference: by the clock here, and by the TPU compiler's estimate (figure
-12).
-"""
+"""Speed and memory of inference (figure 12): measured here, and estimated by the TPU compiler."""
 
 import json
 import statistics
@@ -9,16 +7,19 @@ from typing import Any
 
 from vit_jax.ledger.study import Study
 
-IMAGES = 8  # On a device at once.
+IMAGES = 8  # Batch size per device.
 
 
 def kept(
     study: Study, how: Callable[..., dict[str, float]], models: Sequence[str], sizes: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """The figures of each model and image size; those in the study's folder are not measured again.
+    """Returns the measurements of each model and image size; stored ones are not repeated.
 
     Args:
-      how: `timed` or `on_tpu`; called with the model, the size and the turns.
+      study: its folder stores the measurements.
+      how: `timed` or `on_tpu`; called with the model, the size and the number of turns.
+      models: names of models.
+      sizes: of the images, in pixels.
     """
     file = study.out / "measured.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
@@ -36,13 +37,13 @@ def kept(
 
 
 def fits(model: str, size: int) -> bool:
-    """True where the patches divide the image."""
+    """Returns True if the patch size divides the image size."""
     _, _, patch = model.partition("/")
     return not patch or size % int(patch) == 0
 
 
 def timed(model: str, size: int, turns: int) -> dict[str, float]:
-    """Images/s here, the median of turns of a second, and MB that an image more takes."""
+    """Measures images/s here, the median over turns of a second, and MB per additional image."""
     from vit_jax.benchmarks.bench_inference import compile_ours, make_ours
     from vit_jax.benchmarks.bench_train import fast_dtype, take_turns
     from vit_jax.runs.memory_check import program_memory
@@ -50,15 +51,13 @@ def timed(model: str, size: int, turns: int) -> dict[str, float]:
     dtype = fast_dtype()
     runner = make_ours(model, IMAGES, size, dtype)
     seconds = statistics.median(take_turns([runner], turns, 1.0 if turns > 1 else 0.0)[runner.name])
-    # Some memory does not grow with the images, such as standardised kernels.
+    # The difference excludes memory that is independent of the batch, such as standardised kernels.
     more = (runner.memory - program_memory(compile_ours(model, 1, size, dtype))) / (IMAGES - 1)
     return {"speed": IMAGES / seconds, "memory": more / 1e6}
 
 
 def on_tpu(model: str, size: int, turns: int) -> dict[str, float]:
-    """The TPU compiler's estimate for a core of TPU v3: images/s, and MB that an image more
-    takes.
-    """
+    """Estimates images/s and MB per additional image for a core of TPU v3, by the TPU compiler."""
     import jax
 
     from vit_jax.benchmarks.bench_inference import lower_ours

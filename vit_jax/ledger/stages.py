@@ -1,7 +1,6 @@
-"""Stages of experiments: a run for each combination of factors, at the best of some values, over
-seeds.
+"""Stages of experiments: grids of runs over factors and seeds, with tuned values.
 
-Values of the config are written with two underscores for a dot, as `Study.job` takes them.
+Keys of the config have two underscores for a dot, as in `Study.job`.
 """
 
 import functools
@@ -22,21 +21,23 @@ from vit_jax.runs.jobs import job_of
 from vit_jax.runs.rate_search import held_out_splits
 from vit_jax.runs.warm_start import has_resnet
 
-HYPERRULE_RATE = bit_hyperrule("imagenet2012").optimizer.learning_rate  # Of all data sets.
+HYPERRULE_RATE = bit_hyperrule("imagenet2012").optimizer.learning_rate  # For all data sets.
 Stage = Callable[[Study], list[Trial]]
-# Makes a run's config and the values that it changes, of a study and the run's factors; None: there
-# is none.
+# Function of a study and a run's factors that returns the run's config and overrides; None: there
+# is no such run.
 Make = Callable[..., tuple[str, Mapping[str, Any]] | None]
 
 
 def grid(
     name: str, factors: Mapping[str, Sequence], make: Make, seeds: Sequence[int] = (0,)
 ) -> Stage:
-    """A stage with a run for each combination of the factors and each seed.
+    """Returns a stage with a run for each combination of the factors and each seed.
 
     Args:
-      name: of the stage, and of the folder that its runs are in.
+      name: of the stage, and of the folder that contains its runs.
+      factors: values by name.
       make: called as `make(study, **factors, seed=seed)`.
+      seeds: of the runs.
     """
 
     def stage(study: Study) -> list[Trial]:
@@ -57,19 +58,18 @@ def at_best(
     seeds: Sequence[int] = (0, 1, 2),
     alike: Callable[[dict[str, Any]], dict[str, Any]] = lambda cell: cell,
 ) -> tuple[Stage, Stage]:
-    """Two stages: all choices, compared on held-out images; then each combination at its best, over
-    seeds.
+    """Returns two stages: tuning of the choices on validation images, then runs over seeds.
 
-    A combination that has one choice is not compared.
+    The second stage has each combination with its best choices. A combination with one choice is
+    not tuned.
 
     Args:
-      name, factors, make: as of `grid`; `make` is given the choices too.
+      name, factors, make: as in `grid`; `make` also gets the choices.
       choices: values of the config by their keys, such as `optimizer__learning_rate`, or other
         factors.
-      held_out: the splits on which the choices are trained and compared: the test images are not
-        seen.
-      seeds: the first of them compares the choices.
-      alike: turns a combination of factors into that whose choice it takes over, such as a smaller
+      held_out: the splits for tuning, without the test images.
+      seeds: of the runs; tuning uses the first.
+      alike: returns the combination whose tuned values a combination uses, such as a smaller
         model's.
     """
     comparison = f"{name}-choices"
@@ -102,8 +102,9 @@ def at_best(
 
 
 def best(points: Sequence[Mapping[str, Any]], choices: Mapping[str, Sequence]) -> dict[str, Any]:
-    """The choices of the point with the highest mean accuracy, of equals the first; nothing of no
-    points.
+    """Returns the choices of the point with the highest mean accuracy, of equals the first.
+
+    Without points the result is empty.
     """
     if not points:
         return {}
@@ -112,7 +113,7 @@ def best(points: Sequence[Mapping[str, Any]], choices: Mapping[str, Sequence]) -
 
 
 def combinations(factors: Mapping[str, Sequence]) -> Iterator[dict[str, Any]]:
-    """All combinations of the factors' values."""
+    """Yields all combinations of the factors' values."""
     for values in itertools.product(*factors.values()):
         yield dict(zip(factors, values, strict=True))
 
@@ -124,8 +125,9 @@ def trial_of(
     make: Make,
     more: Mapping[str, Any] | None = None,
 ) -> Trial | None:
-    """The run of one combination of factors; None where there is none, or what it starts from is
-    missing.
+    """Returns the run of one combination of factors; None if `make` returns None.
+
+    `make` does so if there is no such run or its checkpoint is missing.
     """
     made = make(study, **cell)
     if made is None:
@@ -138,7 +140,7 @@ def trial_of(
 
 
 def slug(cell: Mapping[str, Any]) -> str:
-    """A folder's name: the values of the factors, a number with the last word of its name."""
+    """Returns a folder's name: the factors' values, numbers after the last word of their name."""
     parts = [
         str(value)
         if isinstance(value, str)
@@ -157,15 +159,13 @@ def transfer(
     table: str,
     high_resolution: Mapping[str, int] | None = None,
 ) -> Experiment:
-    """Pre-training and fine-tuning as the paper's, its accuracies beside those of a published
-    table.
+    """Returns the paper's pre-training and fine-tuning, compared with a published table.
 
     Args:
-      models: by the columns of the table as `Table.by_model` names them: a config and values that
-        it changes.
-      data_sets: as of `fine_tuning`, by the table's rows.
+      models: by the columns of the table as in `Table.by_model`: a config and its overrides.
+      data_sets: as in `fine_tuning`, by the table's rows.
       table: of `vit_jax.published`.
-      high_resolution: as of `fine_tuning`.
+      high_resolution: as in `fine_tuning`.
     """
     return Experiment(
         claim="",
@@ -179,10 +179,10 @@ def transfer(
 
 
 def pretraining(models: Mapping[str, tuple]) -> Stage:
-    """A stage of pre-training runs.
+    """Returns a stage of pre-training runs.
 
     Args:
-      models: for each name a config in configs/ and the values that it changes.
+      models: for each name a config in configs/ and its overrides.
     """
 
     def make(study, model, seed):
@@ -198,18 +198,18 @@ def fine_tuning(
     seeds: Sequence[int] = (0, 1, 2),
     high_resolution: Mapping[str, int] = {},
 ) -> list[Stage]:
-    """Stages of fine-tuning from the runs of `pretraining`, as table 4: rates on held-out images
-    first.
+    """Returns stages that tune learning rates and fine-tune `pretraining`'s runs as in table 4.
 
-    The rates and the held-out images are those of `python -m vit_jax.sweep`; some are for ResNets
-    alone. BiTs are fine-tuned by BiT-HyperRule too: the paper reports the better of the two. Here
-    held-out images say which that is.
+    The learning rates and the validation images are from `python -m vit_jax.sweep`; some learning
+    rates are only for ResNets. BiTs are also fine-tuned by BiT-HyperRule: the paper reports the
+    better of the two. Here the validation images select one.
 
     Args:
-      models: as of `pretraining`.
-      data_sets: names in `TRANSFER`, or `vtab/NAME` of one of VTAB-1k's tasks.
-      high_resolution: pixels of ImageNet's images by model, where they are not 384; with them the
-        parameters are averaged (table 2).
+      models: as in `pretraining`.
+      data_sets: names in `TRANSFER`, or `vtab/NAME` for one of VTAB-1k's tasks.
+      seeds: of the runs.
+      high_resolution: sizes of ImageNet's images in pixels by model, if they are not 384; with them
+        the parameters are averaged (table 2).
     """
     stages = []
     for data_set in data_sets:
@@ -221,14 +221,14 @@ def fine_tuning(
             checkpoint = study.workdir("pretrained", model=model)
             name = named_config(models[model][0]).model.name
             rates = (*sweep.rates, *(sweep.resnet_rates if is_resnet(models[model][0]) else ()))
-            if recipe == "bit_hyperrule":  # Of models that are convolutional all through.
+            if recipe == "bit_hyperrule":  # Only for fully convolutional models.
                 rates = (HYPERRULE_RATE,) if parse_name(name)[0].any_size else ()
             if not checkpoint or optimizer__learning_rate not in rates:
                 return None
             values = dict(
                 finetune__checkpoint=checkpoint, optimizer__learning_rate=optimizer__learning_rate
             )
-            if recipe == "bit_hyperrule":  # Whose size of image is the model's.
+            if recipe == "bit_hyperrule":  # The model sets the image size.
                 return f"bit_hyperrule:dataset={data_set},model={name}", values
             size = high_resolution.get(model, 0) if data_set == "imagenet2012" else 0
             values |= {"optimizer__average": 0.9999} if size else {}
@@ -247,17 +247,17 @@ def fine_tuning(
 
 @functools.cache
 def is_resnet(config: str) -> bool:
-    """True for a config in configs/ whose model is a BiT or a hybrid."""
+    """Returns True for a config in configs/ whose model is a BiT or a hybrid."""
     return has_resnet(named_config(config))
 
 
 @functools.cache
 def named_config(config: str) -> ConfigDict:
-    """The config of a name in configs/, perhaps with its argument: `bit_i1k:model=BiT-R50x1`."""
+    """Reads a config in configs/ by name, with an optional argument: `bit_i1k:model=BiT-R50x1`."""
     return config_of(job_of(Path(), config, {}))
 
 
 def by_model(study: Study, stage: str, figure: str = "accuracy") -> dict[str, float]:
-    """The mean of a figure, in per cent, of a stage's finished runs, by the factor `model`."""
+    """Returns a metric's mean over a stage's finished runs, in per cent, by the factor `model`."""
     points = study.points(stage, figure)
     return {point["model"]: 100 * statistics.mean(point[figure]) for point in points}

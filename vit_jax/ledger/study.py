@@ -1,9 +1,8 @@
-"""Experiments as values, and what conducts one: runs in stages, figures read from them, a table and
-pictures.
+"""Experiments and studies: runs in stages, metrics computed from them, a table and pictures.
 
-An experiment is a file in experiments/ that makes one `Experiment`, and is run by
-`python -m vit_jax.experiment NAME --out=DIR`; the same command again goes on where it was stopped,
-and on several machines that see one DIR they share the runs.
+An experiment is a file in experiments/ that makes one `Experiment`. The command is
+`python -m vit_jax.experiment NAME --out=DIR`. The same command resumes an interrupted study.
+Several machines with access to the same DIR share the runs.
 """
 
 import ast
@@ -28,17 +27,18 @@ from vit_jax.options.objective import OBJECTIVES
 from vit_jax.runs.jobs import Job, Outcome, job_of, outcome, run_jobs
 from vit_jax.runs.workdir import saved_run
 
-Figures = Mapping[str, Any]  # What an experiment found, as JSON can hold it.
-# The experiment, its scale and its flags, so that another's runs are not mixed in.
+Figures = Mapping[str, Any]  # Results of an experiment, which JSON can represent.
+# Stores the experiment, its scale and its flags, so that other runs are not mixed in.
 STUDY = "study.json"
 
 
 class Trial(NamedTuple):
-    """A run of a study, and the values of what is varied in it.
+    """A run of a study with its factors.
 
     Attributes:
-      stage: the runs that it is one of, such as `pretrained`.
-      factors: by name, `seed` among them.
+      stage: name of its stage, such as `pretrained`.
+      factors: values by name, including `seed`.
+      job: of the run.
     """
 
     stage: str
@@ -46,20 +46,24 @@ class Trial(NamedTuple):
     job: Job
 
     def has(self, factors: Mapping[str, Any]) -> bool:
-        """True for a run with these factors among its own."""
+        """Returns True if the run has these factors."""
         return factors.items() <= self.factors.items()
 
 
 class Study:
-    """An experiment in a folder: its flags, its runs so far and what came out of them.
+    """An experiment in a folder: its flags, its runs and their results so far.
 
     Args:
-      out: the folder for all of it.
-      options: values of the experiment's own flags; and `data`, other data in the place of those
-        that its runs name, as `read_data` takes them.
+      out: the folder.
+      options: values of the experiment's own flags; and `data`, replacements of its data sets in
+        the format of `read_data`.
+      say: logs messages.
       scale: `laptop` or `paper`.
       places: folders in which a run may also lie, under its name.
-      steps: of each run, to try the experiment; None: those that it asks for.
+      steps: of each run, to try the experiment; None: the experiment's own.
+
+    Attributes:
+      left: estimated seconds for the stage's other runs; None until one is finished.
     """
 
     def __init__(
@@ -80,17 +84,16 @@ class Study:
         )
         self.trials: list[Trial] = []
         self.data = read_data(options.get("data") or ())
-        self.left: float | None = (
-            None  # Seconds that the stage's other runs will take, once one is done.
-        )
+        self.left: float | None = None
         self._places, self._outcomes = places, {}
 
     def job(self, name: str, config: str = "quickstart", **values: Any) -> Job:
-        """A run of `vit_jax.main` in the folder `name`.
+        """Returns a run of `vit_jax.main` in the folder `name`.
 
         Args:
-          config: as of `job_of`.
-          **values: of the config, a dot written as two underscores: `data__path`.
+          name: of the run's folder.
+          config: as in `job_of`.
+          **values: overrides of the config, with two underscores for a dot: `data__path`.
         """
         found = [place / name for place in self._places if (place / name).is_dir()]
         found += [
@@ -109,14 +112,14 @@ class Study:
         return job_of(job.workdir, config, changed | others)
 
     def outcome(self, trial: Trial) -> Outcome:
-        """The figures of a run, or why there are none; those of a finished run are read once."""
+        """Returns the metrics of a run, or why there are none; caches finished runs."""
         known = self._outcomes.get(trial.job.workdir)
         if known is None or known.figures is None:
             known = self._outcomes[trial.job.workdir] = outcome(trial.job)
         return known
 
     def finished(self, stage: str = "", **factors: Any) -> list[Trial]:
-        """The finished runs of a stage, or of all, with these factors."""
+        """Returns the finished runs of a stage, or of all, with these factors."""
         return [
             trial
             for trial in self.trials
@@ -126,22 +129,24 @@ class Study:
         ]
 
     def workdir(self, stage: str, **factors: Any) -> Path | None:
-        """The folder of the one finished run with these factors; None where it is not finished."""
+        """Returns the folder of the one run with these factors; None if it is not finished."""
         trials = self.finished(stage, **factors)
         if len(trials) > 1:
             raise ValueError(f"{len(trials)} runs of {stage} have {factors}")
         return trials[0].job.workdir if trials else None
 
     def points(self, stage: str, *figures: str, **factors: Any) -> list[dict[str, Any]]:
-        """The finished runs of a stage, those that differ in their seeds alone together.
+        """Returns the finished runs of a stage, grouped over seeds.
 
         Args:
-          *figures: names, such as `accuracy`, `fewshot/glyphs/5`, `seconds`; `best` before one asks
-            for the highest value of all evaluations (early stopping); `exaflops` is the compute of
-            the run.
+          stage: its name.
+          *figures: metrics, such as `accuracy`, `fewshot/glyphs/5`, `seconds`; the prefix `best `
+            selects the highest value of all evaluations (early stopping); `exaflops` is the compute
+            of the run.
+          **factors: of the runs.
 
         Returns:
-          For each the factors, the seeds as `seeds`, and a list of each figure.
+          For each group the factors, the seeds as `seeds`, and a list of each metric.
         """
         points: dict[str, dict[str, Any]] = {}
         for trial in self.finished(stage, **factors):
@@ -153,20 +158,21 @@ class Study:
         return list(points.values())
 
     def figure(self, trial: Trial, name: str) -> float:
-        """A figure of a finished run, by the names that `points` takes."""
+        """Returns a metric of a finished run, by the names of `points`."""
         if name == "exaflops":
             return exaflops_of(trial.job.workdir)
         found = self.outcome(trial)
         best, of_set = name.startswith("best "), name.removeprefix("best ").split("/")
-        if len(of_set) == 3 and of_set[1] in self.data:  # Of a suite, which calls it by its path.
+        if len(of_set) == 3 and of_set[1] in self.data:  # A suite's metric has the path's name.
             of_set[1] = self.data[of_set[1]].name
         name = "/".join(of_set)
         return max(found.history[name]) if best else found.figures[name]
 
     def run(self, trials: Sequence[Trial], shown: Callable[[], None]) -> None:
-        """Runs those that are not finished; one that fails does not stop the others.
+        """Runs unfinished trials; a failed run does not stop the others.
 
         Args:
+          trials: of a stage.
           shown: called after each run.
         """
         self.trials += [trial for trial in trials if trial not in self.trials]
@@ -180,20 +186,18 @@ class Study:
         run_jobs([trial.job for trial in trials], self.say, after_each)
 
     def pending(self, trials: Sequence[Trial]) -> int:
-        """The number of runs that have neither finished nor failed, here or elsewhere."""
+        """Returns the number of runs that have neither finished nor failed, here or elsewhere."""
         return sum(self.outcome(trial).pending for trial in trials)
 
     @property
     def failures(self) -> dict[str, str]:
-        """The reasons why runs failed, by the run's name."""
+        """Reasons of failed runs, by the run's name."""
         reasons = {trial.job.name: self.outcome(trial).failure for trial in self.trials}
         return {name: reason for name, reason in reasons.items() if reason}
 
 
 class Rehearsal(Study):
-    """A study in which runs are finished as soon as they are named, and the first choices are the
-    best.
-    """
+    """A study whose runs count as finished at once, so that the first choices are the best."""
 
     def outcome(self, trial: Trial) -> Outcome:
         return Outcome({"accuracy": 0.0})
@@ -202,9 +206,9 @@ class Rehearsal(Study):
         return 0.0
 
 
-@functools.cache  # It is asked for after each run of a study, and traces the model.
+@functools.cache  # Called after each run of a study; traces the model.
 def exaflops_of(workdir: Path) -> float:
-    """The compute of a run, as table 6 counts it."""
+    """Returns the compute of a run, counted as in table 6."""
     from vit_jax.planning.estimate import make_workload
 
     saved = saved_run(workdir)
@@ -213,26 +217,25 @@ def exaflops_of(workdir: Path) -> float:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A value that says what to run, and how to read it.
+    """Definition of an experiment: its runs, and how to compute and show its results.
 
     Args:
-      claim: what it shows or whether it holds, in a sentence.
-      read: makes the figures of the runs that are finished; it is called after each run, so that
-        what takes long in it is to be kept. None: it has no laptop scale.
-      place: where it stands in the paper: `Table 8`, `Figure 5`, `Section 4.6`; empty: it is our
-        own.
-      stages: each makes runs; a later one sees the figures of those before it.
-      paper: the same at the paper's own scale; None: there is none.
-      table: the figures in Markdown; by default they stand beside those of `published`.
-      draw: pictures by their names, without ending.
-      finding: what came out, in a sentence made of the figures.
-      published: a table of `vit_jax.published`, of whose rows and columns the figures are.
-      compared: the published figure and ours, by row and column, where both measure the same; by
-        default those of `published`.
-      options: its own flags: what `add_argument` takes.
-      needs: what must be here, in words; empty: nothing.
-      minutes: at laptop scale, of two processes with an idle core each.
-      runs_of: the experiment whose stages and flags it has, and may share the folder of.
+      claim: its claim or question, in a sentence.
+      read: computes the results from the finished runs. It is called after each run, so slow parts
+        should be cached. None: there is no laptop scale.
+      place: in the paper: `Table 8`, `Figure 5`, `Section 4.6`; empty: the experiment is our own.
+      stages: each returns runs; a later stage can use the metrics of earlier ones.
+      paper: the experiment at the paper's own scale; None: there is none.
+      table: formats the results in Markdown; by default next to `published`.
+      draw: returns pictures by their names, without extension.
+      finding: describes the results in a sentence.
+      published: a table of `vit_jax.published` with the rows and columns of the results.
+      compared: returns comparable pairs of a published value and ours, by row and column; by
+        default from `published`.
+      options: its own flags, with the arguments of `add_argument`.
+      needs: its requirements, in words; empty: none.
+      minutes: duration at laptop scale, with two processes on an idle core each.
+      runs_of: an experiment with the same stages and flags, whose folder it may share.
     """
 
     claim: str
@@ -252,28 +255,26 @@ class Experiment:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The values of its own flags where none are given."""
+        """Default values of its own flags."""
         return {name: values.get("default") for name, values in self.options.items()}
 
     def markdown(self, figures: Figures) -> str:
-        """The figures as a table."""
+        """Returns the results as a table."""
         return (
             self.table(figures) if self.table else beside(published.table(self.published), figures)
         )
 
     def pairs(self, figures: Figures) -> Pairs:
-        """The published figures and ours, by row and column; none where nothing published is
-        comparable.
-        """
+        """Returns published values and ours, by row and column; empty if nothing is comparable."""
         if self.compared:
             return self.compared(figures)
         return matched(published.table(self.published), figures) if self.published else {}
 
     def at(self, scale: str) -> "Experiment":
-        """The experiment at a scale, `laptop` or `paper`.
+        """Returns the experiment at a scale, `laptop` or `paper`.
 
         Raises:
-          UserError: it has none.
+          UserError: the experiment does not have this scale.
         """
         found = self if scale == "laptop" else self.paper
         if found is None or found.read is None:
@@ -286,14 +287,13 @@ def conduct(name: str, experiment: Experiment, study: Study) -> Figures:
     """Runs all stages at the study's scale, and writes NAME.md, NAME.json and the pictures.
 
     Raises:
-      UserError: the folder is another study's; data are missing; runs failed, but for which all was
-        done.
+      UserError: the folder belongs to another study; data are missing; runs failed (raised after
+        everything else is done).
     """
     scaled = experiment.at(study.scale)
     first = scaled.stages[0](study) if study.scale == "paper" and scaled.stages else ()
-    if any(
-        study.outcome(trial).pending for trial in first
-    ):  # Fine-tuning's too, before the pre-training.
+    # Before pre-training starts, fine-tuning's data are checked, too.
+    if any(study.outcome(trial).pending for trial in first):
         check_data(rehearsed(scaled, study.out, study.options, study.scale), study)
     claim(name, experiment, study)
     begun = time.monotonic()
@@ -320,11 +320,10 @@ def conduct(name: str, experiment: Experiment, study: Study) -> Figures:
 
 
 def check_data(trials: Sequence[Trial], study: Study) -> None:
-    """Opens each data set of runs that are to come once, so that what is missing is said before all
-    of them.
+    """Opens each data set of unfinished runs once, to report missing data before the runs.
 
     Raises:
-      UserError: one cannot be opened.
+      UserError: a data set cannot be opened.
     """
     pending = [trial for trial in trials if study.outcome(trial).figures is None]
     for trial in {_of_data(trial.job): trial for trial in pending}.values():
@@ -334,12 +333,11 @@ def check_data(trials: Sequence[Trial], study: Study) -> None:
 def rehearsed(
     experiment: Experiment, out: Path, options: Mapping[str, Any], scale: str
 ) -> list[Trial]:
-    """All runs of a study, none of which is made or looked at; where a choice is to come, by the
-    first.
+    """Returns all runs of a study without starting any; the first choice stands in for the best.
 
     Args:
       experiment: at that scale.
-      out, options, scale: as of `Study`.
+      out, options, scale: as in `Study`.
     """
     study = Rehearsal(out, options, scale=scale)
     for stage in experiment.stages:
@@ -348,25 +346,25 @@ def rehearsed(
 
 
 def data_sets_of(trials: Sequence[Trial]) -> list[str]:
-    """The names of the data sets that runs read, in the order in which they are first read."""
+    """Returns the names of the data sets that runs read, in the order of their first use."""
     return list(dict.fromkeys(name for trial in trials for name in _read_by(_of_data(trial.job))))
 
 
 def _of_data(job: Job) -> tuple[str, ...]:
-    """The flags of a run that say what it reads."""
+    """Returns the flags of a run that determine its data."""
     kept = tuple(
         f"--config.{section}." for section in ("data", "fewshot", "knn", "objective", *OBJECTIVES)
     )
     return tuple(flag for flag in job.flags if flag.startswith(("--config=", *kept)))
 
 
-@functools.cache  # Thousands of runs read a few dozen configs.
+@functools.cache  # Thousands of runs have a few dozen configs.
 def _read_by(flags: tuple[str, ...]) -> list[str]:
     return names_of(config_of(Job(Path(), flags)))
 
 
 def config_of(job: Job) -> ConfigDict:
-    """The config of a run."""
+    """Returns the config of a run."""
     config = read_config(job.flags[0].removeprefix("--config="))
     values = {}
     for flag in job.flags[1:]:
@@ -379,10 +377,10 @@ def config_of(job: Job) -> ConfigDict:
 
 
 def claim(name: str, experiment: Experiment, study: Study) -> None:
-    """Makes the folder this study's, or sees that it is.
+    """Writes `STUDY` to the folder, or checks that the folder belongs to this study.
 
     Raises:
-      UserError: it is another's, or holds other files.
+      UserError: the folder belongs to another study, or has other files.
     """
     file = study.out / STUDY
     ours = {"experiment": experiment.runs_of or name, "scale": study.scale, "steps": study.steps}
@@ -403,7 +401,7 @@ def claim(name: str, experiment: Experiment, study: Study) -> None:
 
 
 def count_seconds(study: Study, seconds: float) -> None:
-    """Adds to the time that a study without runs took, which nothing else in its folder tells."""
+    """Adds to the stored duration of a study without runs, which is stored nowhere else."""
     file = study.out / STUDY
     about = json.loads(file.read_text())
     file.write_text(
@@ -412,7 +410,7 @@ def count_seconds(study: Study, seconds: float) -> None:
 
 
 def write(name: str, experiment: Experiment, study: Study, figures: Figures) -> None:
-    """The table, printed and as NAME.md, the figures as NAME.json, and the pictures."""
+    """Writes and prints the table, NAME.md, and writes the results, NAME.json, and the pictures."""
     text = experiment.markdown(figures)
     if experiment.finding:
         text += f"\n\n{experiment.finding(figures)}"
@@ -423,9 +421,7 @@ def write(name: str, experiment: Experiment, study: Study, figures: Figures) -> 
 
 
 def draw(name: str, experiment: Experiment, study: Study, figures: Figures) -> list[str]:
-    """Draws the pictures into the folder and returns their files' names: NAME.png,
-    NAME-OTHER.png.
-    """
+    """Draws the pictures into the folder and returns the files' names: NAME.png or NAME-X.png."""
     files = []
     for picture, figure in (experiment.draw(study, figures) if experiment.draw else {}).items():
         files.append(f"{name}-{picture}.png" if picture != name else f"{name}.png")
@@ -434,11 +430,11 @@ def draw(name: str, experiment: Experiment, study: Study, figures: Figures) -> l
 
 
 def known_trials(experiment: Experiment, study: Study) -> list[Trial]:
-    """The runs that can be named without running any: up to the first stage of which a run is to
-    come.
+    """Returns the runs up to the first unfinished stage, without starting any.
 
     Args:
       experiment: at the study's scale.
+      study: to which the runs are added.
     """
     for stage in experiment.stages:
         trials = stage(study)

@@ -1,4 +1,4 @@
-"""Figures as Markdown tables."""
+"""Results as Markdown tables and sentences."""
 
 import math
 import statistics
@@ -7,29 +7,27 @@ from typing import Any
 
 from vit_jax import published
 
-Points = Sequence[
-    Mapping[str, Any]
-]  # Factors and figures of runs that differ in their seeds alone.
-Pairs = Mapping[
-    str, Mapping[str, tuple[float, float]]
-]  # A published figure and ours, by row and column.
+# Factors and metrics of runs, grouped over seeds.
+Points = Sequence[Mapping[str, Any]]
+# A published value and ours, by row and column.
+Pairs = Mapping[str, Mapping[str, tuple[float, float]]]
 
 
 def markdown_table(header: Sequence[Any], lines: Iterable[Sequence[Any]]) -> str:
-    """Rows of cells as Markdown."""
+    """Formats rows of cells as a Markdown table."""
     rows = [header, ["---"] * len(header), *lines]
     return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in rows)
 
 
 def spread(values: Iterable[float]) -> str:
-    """Mean and standard deviation (n - 1; none of one value) of shares, in per cent."""
+    """Formats mean and std (n - 1; none for one value) of shares, in per cent."""
     values = [100 * value for value in values]
     deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.2f}{deviation}" if values else ""
 
 
 def written(figure: float | None) -> str:
-    """A figure in four digits or more, a whole number as one; nothing, if there is none."""
+    """Formats a number with at least four digits, integers without decimals; empty for None."""
     if figure is None:
         return ""
     if figure == int(figure):
@@ -38,9 +36,7 @@ def written(figure: float | None) -> str:
 
 
 def short(value: Any) -> str:
-    """A factor's value in a heading or a folder's name: 10000 as `10,000`, a rate without
-    noughts.
-    """
+    """Formats a factor's value: 10000 as `10,000`, floats without trailing zeros."""
     return (
         f"{value:,}"
         if isinstance(value, int)
@@ -51,14 +47,12 @@ def short(value: Any) -> str:
 
 
 def in_words(factor: str) -> str:
-    """A factor's name as a heading: `optimizer__learning_rate` as `learning rate`."""
+    """Returns a factor's name as a heading: `optimizer__learning_rate` as `learning rate`."""
     return factor.rpartition("__")[2].replace("_", " ")
 
 
 def means(points: Points, *factors: str, figure: str = "accuracy") -> dict[str, float]:
-    """The mean of a figure, in per cent, by the values of the factors as words: `BiT-R14x1/8,
-    adam`.
-    """
+    """Returns a metric's mean in per cent by the factors' values, such as `BiT-R14x1/8, adam`."""
     return {
         ", ".join(short(point[factor]) for factor in factors): 100 * statistics.mean(point[figure])
         for point in points
@@ -66,19 +60,19 @@ def means(points: Points, *factors: str, figure: str = "accuracy") -> dict[str, 
 
 
 def ranking(means: Mapping[str, float]) -> str:
-    """The figures in words, the highest first."""
+    """Formats values in per cent in descending order."""
     return "; ".join(
         f"{name}: {means[name]:.1f} %" for name in sorted(means, key=means.get, reverse=True)
     )
 
 
 def pivot(points: Points, rows: str, columns: str, figure: str = "accuracy") -> str:
-    """A figure's mean and deviation, in per cent, by two factors; empty where there is no run.
+    """Returns a table of a metric's mean and std, in per cent, by two factors; empty without runs.
 
     Args:
-      points: the figures of runs; each has the factors and, by its name, a list of the figure's
-        values.
+      points: of runs; each has the factors and, by its name, a list of the metric's values.
       rows, columns: names of factors.
+      figure: the metric.
     """
     heads = list(dict.fromkeys(point[columns] for point in points))
     cells = {(point[rows], point[columns]): spread(point[figure]) for point in points}
@@ -92,13 +86,14 @@ def pivot(points: Points, rows: str, columns: str, figure: str = "accuracy") -> 
 
 
 def written_factor(value: Any) -> str:
-    """A factor's value, or the mean of a figure's."""
+    """Formats a factor's value, or the mean of a metric."""
     return written(statistics.mean(value)) if isinstance(value, list) else short(value)
 
 
 def listing(points: Points, factors: Sequence[str], figures: Sequence[str] = ("accuracy",)) -> str:
-    """A line for each point: factors, or means of figures; then mean and deviation of shares, in
-    per cent.
+    """Returns a table with a line for each point.
+
+    A line has factors or means of metrics, then mean and std of shares, in per cent.
     """
     lines = [
         [
@@ -113,10 +108,13 @@ def listing(points: Points, factors: Sequence[str], figures: Sequence[str] = ("a
 
 
 def crossings(points: Points, x: str, models: Sequence[str], figure: str = "accuracy") -> str:
-    """A sentence for each value of the factor x: which model has the highest mean, and by how much.
+    """Names the model with the highest mean, and its lead, for each value of the factor x.
 
     Args:
-      models: those that are compared.
+      points: of runs.
+      x: the factor.
+      models: to compare.
+      figure: the metric.
     """
     sentences = []
     for value in sorted({point[x] for point in points}):
@@ -133,12 +131,12 @@ def crossings(points: Points, x: str, models: Sequence[str], figure: str = "accu
 
 
 def beside(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -> str:
-    """Returns a table of the paper's figures and ours, a line for each column that we have.
+    """Returns a table of the paper's values and ours, a line for each column that we have.
 
     Args:
       table: the published table.
-      figures: ours, by the table's rows and its columns as `Table.by_model` names them; other
-        columns, which are not printed, have ours alone.
+      figures: ours, by the table's rows and its columns as in `Table.by_model`; columns that the
+        table does not have are only ours.
     """
     printed = table.by_model(baselines=True)
     columns = dict.fromkeys([*printed, *(column for each in figures.values() for column in each)])
@@ -156,10 +154,11 @@ def beside(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -
 
 
 def matched(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -> Pairs:
-    """The published figures that we have figures of, with ours.
+    """Returns the published values that have a counterpart in ours, with ours.
 
     Args:
-      figures: as of `beside`.
+      table: the published table.
+      figures: as in `beside`.
     """
     printed = table.by_model()
     return {
@@ -173,9 +172,7 @@ def matched(table: published.Table, figures: Mapping[str, Mapping[str, float]]) 
 
 
 def gains(published: Mapping[str, float], ours: Mapping[str, float], base: str) -> Pairs:
-    """The published points and ours that each name of both has over a base; nothing without the
-    base.
-    """
+    """Returns published and our gains over a base for each common name; empty without the base."""
     return {
         f"points over {base}": {
             name: (published[name] - published[base], ours[name] - ours[base])
@@ -186,7 +183,7 @@ def gains(published: Mapping[str, float], ours: Mapping[str, float], base: str) 
 
 
 def pairs_in_words(published: Mapping, difference: Mapping) -> str:
-    """A clause for each row: our figures, and in brackets the published."""
+    """Formats our values, with the published ones in brackets, in a clause for each row."""
     rows = []
     for row, cells in difference.items():
         figures = [
@@ -198,10 +195,10 @@ def pairs_in_words(published: Mapping, difference: Mapping) -> str:
 
 
 def agreement(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """A line for each recipe: the paper's values, and ours in bold where none of these is ours.
+    """Returns a table of the paper's values by recipe, with ours in bold if they differ.
 
     Args:
-      figures: by recipe `paper`, a list of values by name, of which one must be ours, and `ours`.
+      figures: by recipe `paper`, a list of allowed values by name, and `ours`.
     """
     names = list(next(iter(figures.values()))["paper"])
     lines = []
@@ -217,7 +214,7 @@ def agreement(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 
 
 def agreeing(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Pairs:
-    """The numbers of `agreement`: of the paper's values that which is ours, else the first."""
+    """Returns the numbers of `agreement`: the published value that matches ours, else the first."""
     return {
         recipe: {
             name: (ours if ours in values else values[0], ours)
@@ -229,7 +226,7 @@ def agreeing(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Pairs:
 
 
 def differences(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """A sentence on the values of `agreement` that are not the paper's."""
+    """Lists the values of `agreement` that differ from the paper's."""
     other = [
         f"{name} of {recipe} is {entry['ours'][name]}, not {' or '.join(map(str, values))}"
         for recipe, entry in figures.items()
@@ -241,16 +238,14 @@ def differences(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 
 
 def by_name(figures: Mapping[str, Mapping[str, float]]) -> str:
-    """A line for each name: its figures in four digits."""
+    """Returns a table with a line for each name: its values with four digits."""
     names = list(next(iter(figures.values()), {}))
     lines = [[name, *(written(found[each]) for each in names)] for name, found in figures.items()]
     return markdown_table(["", *names], lines)
 
 
 def against(points: Points, factor: str, one: str, figures: Sequence[str]) -> str:
-    """A sentence on each figure: its mean where the factor has the value `one`, and the others'
-    range.
-    """
+    """Compares the mean of each metric at the factor's value `one` with the range of the others."""
     sentences = []
     for figure in figures:
         means = [(point[factor], 100 * statistics.mean(point[figure])) for point in points]
@@ -263,12 +258,13 @@ def against(points: Points, factor: str, one: str, figures: Sequence[str]) -> st
 
 
 def slopes(points: Points, x: str, y: str, by: str) -> str:
-    """A sentence: the points of y that a doubling of x brings, by least squares, for each value of
-    a factor.
+    """Describes the points of y that a doubling of x brings, by least squares, for each group.
 
     Args:
-      x: a figure of each point, one number.
-      y: a figure with a list of shares of 1.
+      points: of runs.
+      x: a metric of each point, one number.
+      y: a metric with a list of shares of 1.
+      by: the factor that groups the points.
     """
     found = {}
     for value in dict.fromkeys(point[by] for point in points):

@@ -1,6 +1,4 @@
-"""Stages that pre-train a small ViT without labels, and fine-tune it on a tenth of the images with
-them.
-"""
+"""Stages that pre-train a small ViT without labels, and fine-tune it on a tenth of the images."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,8 +8,8 @@ from vit_jax.ledger.stages import Stage, at_best, grid
 
 MODEL, COLLECTION, IMAGES, LABELLED = "ViT-32x4/4", "digits", 20_000, 2000
 RATES = (1e-3, 3e-3)
-# Models of other families by the values of their runs: of the ViT's patches, width and compute
-# (0.93 million multiply-adds an image; theirs are 0.87 and 0.86), but 2.7 times its 53,000
+# Models of other families by the overrides of their runs. They have the ViT's patches, width and
+# compute (0.93 million multiply-adds an image; theirs are 0.87 and 0.86), but 2.7 times its 53,000
 # parameters, since half of their blocks are twice as wide.
 OTHERS = {
     "ConvNeXt": {"model__name": "ConvNeXt-T", "model__blocks": (3, 3), "model__widths": (32, 64)},
@@ -23,10 +21,10 @@ OTHERS = {
         "model__window": 2,
     },
 }
-# One stage of as many places as the ViT has patches, and as wide: 0.86 million, and 64,000
-# parameters.
+# One stage with as many positions as the ViT has patches, and as wide: 0.86 million multiply-adds
+# and 64,000 parameters.
 CONVNEXT_V2 = {"model__name": "ConvNeXtV2-T", "model__blocks": (6,), "model__widths": (32,)}
-# Runs that make tokenisers of 64 codes, the second with a teacher.
+# Overrides of runs that train tokenisers of 64 codes, the second with a teacher.
 TOKENISERS = {
     "dVAE": {
         "model__name": "DVAE",
@@ -50,8 +48,7 @@ TOKENISERS = {
         "steps": 1500,
     },
 }
-# Objectives without labels by the values of their runs, for small models on images of 64 pixels.
-# DINO's options for views without distortions, as suit drawings.
+# DINO's options for views without colour distortions, which are not useful for drawings.
 PLAIN_VIEWS = {"jitter": (0.0,) * 4, "grey": 0.0, "blur": (0.0,) * 3, "solarize": (0.0,) * 3}
 DINO = PLAIN_VIEWS | {
     "head_hidden": 256,
@@ -64,11 +61,12 @@ PATCHES = {"patch_weight": 1.0, "patch_prototypes": 1024, "centring": "sinkhorn"
 
 
 def objective_values(name: str, teacher: str | None = None, **options: Any) -> dict[str, Any]:
-    """Returns the values of a run with an objective, its teacher and its options."""
+    """Returns the overrides for a run with an objective, its teacher and its options."""
     values = {"objective__name": name} | {f"{name}__{key}": x for key, x in options.items()}
     return values | ({"objective__teacher": teacher} if teacher else {})
 
 
+# Objectives without labels by the overrides of their runs, for small models on images of 64 pixels.
 OBJECTIVES = {
     "masked patches": objective_values("masked_patch"),
     "MAE": objective_values("mae", decoder_dim=64, decoder_depth=2, decoder_heads=4),
@@ -84,17 +82,17 @@ def few_labels(
     seeds: Sequence[int] = (0, 1, 2),
     only_teach: Sequence[str] = (),
 ) -> list[Stage]:
-    """Stages: `pretrained`, then `finetuned` at the rate that held-out images choose for each
-    start.
+    """Returns the stages `pretrained` and `finetuned`, with a tuned learning rate for each start.
 
     Args:
-      starts: by name the values of a pre-training run, such as those of its objective; none (`{}`)
-        trains on the labels of all images; None, or values with 0 steps, starts fine-tuning from
-        random parameters. Those of a model, as in `OTHERS`, are fine-tuning's too. An
-        `objective__teacher` is the name of a start, whose run it is.
-      steps: of a pre-training run, if its values do not say.
+      starts: by name the overrides of a pre-training run, such as its objective's. Empty ones
+        (`{}`) train on the labels of all images. None, or overrides with 0 steps, start fine-tuning
+        from random parameters. Overrides of a model, as in `OTHERS`, also apply to fine-tuning. An
+        `objective__teacher` is the name of another start, whose run is the teacher.
+      steps: of a pre-training run, if its overrides have none.
+      tuning_steps: of a fine-tuning run.
       seeds: of pre-training and of the fine-tuning that follows it, and of a teacher and its
-        pupils.
+        students.
       only_teach: names of starts that are not fine-tuned, such as tokenisers.
     """
 

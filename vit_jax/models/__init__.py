@@ -1,7 +1,7 @@
-"""Models by their papers' names: `ViT-B/16` is size B with patches of 16 pixels.
+"""Models by their names in the papers: `ViT-B/16` is size B with patches of 16 pixels.
 
-`MODELS` lists the names; `list_models("*ViT-L/16")` shows some with their sizes. `FAMILIES` lists
-the families that the names are of.
+`MODELS` lists the names; `list_models("*ViT-L/16")` returns the matching ones with their sizes.
+`FAMILIES` lists the model families.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from vit_jax.published.cards import all_figures
 from vit_jax.published.unheld import refuse_unheld
 from vit_jax.published.weights import Weights, all_weights
 
-# The modules of this folder that hold a `FAMILY`, in the order in which their models are listed.
+# The modules of this folder that define a `FAMILY`, in the order in which their models are listed.
 FAMILIES: tuple[Family, ...] = tuple(
     import_module(f"{__name__}.{module}").FAMILY
     for module in (
@@ -47,11 +47,11 @@ def family_of(model: ImageModel | type[ImageModel] | ImageOptions) -> Family:
 
 
 def parse_name(name: str) -> tuple[Family, dict]:
-    """The family that a name is of, and the arguments that it stands for.
+    """Returns the family of a model name, and the arguments that the name stands for.
 
     Raises:
-      UserError: no family has such a name; of published models that are not read it says what they
-        have.
+      UserError: no family has such a name. For an unsupported published model the message lists the
+        features that are missing.
     """
     for family in FAMILIES:
         if (values := family.parse(name)) is not None:
@@ -61,7 +61,7 @@ def parse_name(name: str) -> tuple[Family, dict]:
 
 
 def takes(name: str, argument: str) -> bool:
-    """Returns True where the named model has such an argument."""
+    """Returns True if the named model has this argument."""
     return argument in known_arguments(parse_name(name)[0].model)
 
 
@@ -71,15 +71,16 @@ def known_arguments(model: type[ImageModel]) -> set[str]:
 
 
 def logical_axes(path: str, rank: int) -> Axes | None:
-    """The logical axes of a parameter of so many axes, by the end of its path, or None.
+    """Returns the logical axes of a parameter from the end of its path and its rank, or None.
 
-    An end of a path means the same in all families, so that an objective's layers have them too.
+    The end of a path has the same meaning in all families, so the layers of objectives have logical
+    axes, too.
     """
     return match_axes((entry for family in FAMILIES for entry in family.axes), path, rank)
 
 
 def is_undecayed(path: str) -> bool:
-    """True for a parameter that its family keeps out of weight decay, by the end of its path."""
+    """Returns True if the parameter's family excludes it from weight decay (by its path's end)."""
     return any(re.search(rf"(^|/){end}$", path) for family in FAMILIES for end in family.undecayed)
 
 
@@ -89,14 +90,14 @@ def model_options(
     """Returns the options of the named model.
 
     Args:
-      name: one of `MODELS`, or another of their pattern: any size with any patch size, any hybrid
-        with any size, any BiT width.
+      name: one of `MODELS`, or another name of the same pattern: any size with any patch size, any
+        hybrid with any size, any BiT width.
       num_classes: width of the head; 0 for no head.
       image_size: pixels, or (height, width).
       **overrides: other fields of the family's options, in place of the name's values.
 
     Raises:
-      UserError: the name is unknown, or the model has no such argument, or not with this value.
+      UserError: the name is unknown, the model has no such argument, or the value is invalid.
     """
     family, values = parse_name(name)
     known = known_arguments(family.model)
@@ -108,12 +109,12 @@ def model_options(
 
 
 def stored_options(options: ImageOptions) -> dict[str, Any]:
-    """Returns a model's options as manifests contain them: the family's name, `class`, and all."""
+    """Returns a model's options for a manifest: the family's name as `class`, and all fields."""
     return {"class": family_of(options).name} | dataclasses.asdict(options)
 
 
 def read_options(stored: Mapping[str, Any]) -> ImageOptions:
-    """Returns the options that `stored_options` returned; missing ones get their defaults.
+    """Returns the options from the output of `stored_options`; missing fields get their defaults.
 
     Raises:
       UserError: there is no such family, or an option is unknown or invalid.
@@ -131,7 +132,7 @@ def model_factory(
 ) -> Callable[..., ImageModel]:
     """Returns the function that builds the named model from `rngs=nnx.Rngs(...)`.
 
-    Arguments as for `model_options`.
+    See `model_options` for the arguments.
     """
     options = model_options(name, num_classes=num_classes, image_size=image_size, **overrides)
     return partial(family_of(options).model, options)
@@ -145,7 +146,7 @@ def create_model(
     seed: int = 0,
     **overrides: Any,
 ) -> ImageModel:
-    """Returns the named model with random parameters; arguments as for `model_options`."""
+    """Returns the named model with random parameters; see `model_options` for the arguments."""
     build = model_factory(name, num_classes=num_classes, image_size=image_size, **overrides)
     model = build(rngs=nnx.Rngs(seed))
     model.about = About(name)
@@ -153,7 +154,7 @@ def create_model(
 
 
 class Names(tuple[str, ...]):
-    """Names of models that print as their cards, one line each."""
+    """Model names that print as model cards, one line each."""
 
     def __repr__(self):
         return "\n".join(str(_card_of(name)) for name in self)
@@ -175,18 +176,17 @@ def list_models(pattern: str = "*", *, pretrained: Literal[True]) -> Listed: ...
 
 
 def list_models(pattern: str = "*", *, pretrained: bool = False) -> Names | Listed:
-    """The names that match, such as `*ViT-L/16`; shown, they are cards with sizes, costs and
-    sources.
+    """Returns the model names that match a pattern such as `*ViT-L/16`; prints as model cards.
 
-    A name without `*`, `?` or `[` may be any that `create_model` takes, as `ViT-b/16` is.
+    A name without `*`, `?` or `[` may be any name that `create_model` accepts, such as `ViT-b/16`.
 
     Args:
-      pretrained: in place of names the `Weights` that are published for them, which
-        `load_model(name, pretrained=tag)` loads; the pattern may match the tag or the repository
-        too, as `*deit*` does.
+      pretrained: return the published `Weights` of these models in place of names;
+        `load_model(name, pretrained=tag)` loads them. The pattern may also match the tag or the
+        repository, as `*deit*` does.
 
     Raises:
-      UserError: such a name is of no model.
+      UserError: a name without wildcards is unknown.
     """
     if pretrained:
         return Listed(
@@ -205,7 +205,7 @@ def list_models(pattern: str = "*", *, pretrained: bool = False) -> Names | List
 
 
 def _card_of(name: str) -> ModelCard:
-    """The same as `model_card(name)`, which is not computed for the listed models."""
+    """Returns the same as `model_card(name)`, without computing it for the listed models."""
     if (figures := all_figures().get(name)) is None:
         return model_card(name)
     source = parse_name(name)[0].source(name)
@@ -215,11 +215,13 @@ def _card_of(name: str) -> ModelCard:
 def model_card(
     name: str, *, num_classes: int = 1000, image_size: int | tuple[int, int] = 224, **overrides: Any
 ) -> ModelCard:
-    """Parameters, cost and source of a model; arguments as for `model_options`. Nothing is
-    allocated.
+    """Returns a model's parameter count, cost and source, without allocating its parameters.
+
+    See `model_options` for the arguments.
     """
     if takes(name, "scan"):
-        overrides = dict(scan=True) | overrides  # One layer is traced for all.
+        # A scan traces one layer only.
+        overrides = dict(scan=True) | overrides
     model = abstract(
         model_factory(name, num_classes=num_classes, image_size=image_size, **overrides)
     )

@@ -1,24 +1,22 @@
-"""Softmax attention, softmax(q k / sqrt(head_dim)) v (paper, appendix A), as each device does it
-best.
+"""Softmax attention, softmax(q k / sqrt(head_dim)) v (paper, appendix A), tuned for each device.
 
-On TPUs the products of 64-wide heads and some hundred tokens keep the matrix units waiting: what
-costs is each pass over the `[tokens, tokens]` scores. So there
+TPU: with 64-wide heads and some hundred tokens the matrix units wait for memory; the cost is in
+each pass over the `[tokens, tokens]` scores. Therefore
 
-- scores are computed twice rather than kept: once for each row's maximum, once for its
-  exponentials, which alone are kept for the backward pass, in the model's dtype;
+- scores are computed twice and not stored: once for each row's maximum, once for its exponentials.
+  Only the exponentials are stored for the backward pass, in the model's dtype;
 - the exponentials are divided by their sum after the product with the values, on `[tokens,
   head_dim]`;
-- the backward pass takes sum(dout * out) for the softmax's sum (as FlashAttention does; Dao et al.,
+- the backward pass uses sum(dout * out) for the softmax's sum (as FlashAttention does; Dao et al.,
   2022) and computes the scores' gradient within the two products that use it.
 
-On a CPU heads come before tokens, so that each head's product reads memory in order, and division
-comes after the product with the values.
+CPU: the heads axis comes before the tokens axis, so that each head's product reads memory in order.
+The division follows the product with the values.
 
-On NVIDIA's GPUs cuDNN's fused attention computes in bfloat16 and float16, and keeps no scores in
-memory.
+NVIDIA GPU: cuDNN's fused attention computes in bfloat16 and float16, and stores no scores.
 
-It is the same function, term by term; a test holds that. docs/measurements.md has what each step
-gave.
+All variants compute the same function, term by term; a test checks this. docs/measurements.md has
+the effect of each step.
 """
 
 import functools
@@ -32,14 +30,13 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from vit_jax.models.dropout import drop
 from vit_jax.models.layers import capture, platform
 
-LANES = 128  # Tokens in a row of a TPU's registers; fewer tokens leave most of them empty.
+LANES = 128  # Tokens in a row of a TPU's registers; with fewer tokens the row is mostly empty.
 
-SCORES, VALUES = (
-    "attention_scores",
-    "attention_values",
-)  # In traces, and in what is said of a program.
+# Scope names in traces and profiles.
+SCORES, VALUES = "attention_scores", "attention_values"
 
-_compute_once = jax.lax.optimization_barrier  # What is behind it is not computed anew for each use.
+# XLA does not recompute a value behind this barrier for each of its uses.
+_compute_once = jax.lax.optimization_barrier
 
 
 def attend(
@@ -51,15 +48,16 @@ def attend(
     rngs: nnx.Rngs | None = None,
     attended: int | None = None,
 ) -> jax.Array:
-    """`[batch, tokens, heads, head_dim]` each; keys and values may be more or fewer than queries.
-
-    The softmax is taken in float32.
+    """Returns attention outputs `[batch, queries, heads, head_dim]`; the softmax is in float32.
 
     Args:
+      query: `[batch, queries, heads, head_dim]`.
+      key: `[batch, keys, heads, head_dim]`; the number of keys may differ from that of queries.
+      value: `[batch, keys, heads, head_dim]`.
       bias: `[batch or 1, heads, queries, keys]`, added to the scores.
-      dropout: rate of dropped attention weights, where `rngs` are given.
-      attended: number of keys that are attended to; later ones are padding and are masked. There is
-        neither bias nor dropout then. None: all keys.
+      dropout: dropout rate of the attention weights, applied only with `rngs`.
+      attended: number of keys to attend to; later keys are padding and are masked. Bias and dropout
+        are ignored then. None: all keys.
     """
     if attended is not None:
         return _attend_to_first(query, key, value, attended)
@@ -78,10 +76,9 @@ def attend(
 
 
 def cudnn_takes(dtype: jnp.dtype, head_dim: int) -> bool:
-    """Returns True where a model is traced for this machine's GPU, and cuDNN has a fused attention
-    for it.
+    """Returns True if cuDNN has a fused attention for these sizes and this machine's GPU is used.
 
-    A program that is traced here for a GPU elsewhere takes XLA's.
+    A program that is traced here for a GPU of another machine uses XLA's attention.
     """
     sixteen_bits = dtype in (jnp.bfloat16, jnp.float16)
     return (
@@ -95,7 +92,7 @@ def cudnn_takes(dtype: jnp.dtype, head_dim: int) -> bool:
 
 @functools.cache
 def _has_cudnn() -> bool:
-    """True where JAX finds cuDNN, and its device is a GPU of NVIDIA's since Ampere."""
+    """Returns True if JAX finds cuDNN and the device is an NVIDIA GPU (Ampere or later)."""
 
     def loss(x: jax.Array) -> jax.Array:
         return (
@@ -103,20 +100,19 @@ def _has_cudnn() -> bool:
         )
 
     device = jax.devices()[0]
-    major = str(getattr(device, "compute_capability", "")).partition(".")[
-        0
-    ]  # AMD's is a name, as gfx942.
+    # For AMD GPUs this is a name such as gfx942.
+    major = str(getattr(device, "compute_capability", "")).partition(".")[0]
     if device.platform != "gpu" or not major.isdecimal() or int(major) < 8:
         return False
     try:
         jax.eval_shape(jax.grad(loss), jax.ShapeDtypeStruct((1, 2, 1, 64), jnp.bfloat16))
-    except (NotImplementedError, RuntimeError):  # There is no cuDNN, or one that is too old.
+    except (NotImplementedError, RuntimeError):  # cuDNN is missing or too old.
         return False
     return True
 
 
 def _attend_by_cudnn(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """Attention by cuDNN; odd numbers of tokens are padded."""
+    """Computes attention with cuDNN; odd numbers of tokens are padded."""
     if query.shape[1] % 2 == 0 == key.shape[1] % 2:
         return jax.nn.dot_product_attention(query, key, value, implementation="cudnn")
     even = [jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0))) for x in (query, key, value)]
@@ -126,10 +122,10 @@ def _attend_by_cudnn(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.
 def _attend_to_first(
     query: jax.Array, key: jax.Array, value: jax.Array, attended: int
 ) -> jax.Array:
-    """Attention to the first `attended` keys; the others are masked.
+    """Computes attention to the first `attended` keys; the others are masked.
 
     JAX requires even numbers of tokens for the gradients of cuDNN's attention, so callers pad odd
-    ones.
+    numbers.
     """
     fused = query.shape[1] > 1 and cudnn_takes(query.dtype, query.shape[-1])
     lengths = jnp.full(query.shape[0], attended, jnp.int32)
@@ -143,7 +139,7 @@ def _attend_to_first(
 
 
 def weights(query: jax.Array, key: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """Attention weights, float32 `[batch, heads, queries, keys]`; each query's row sums to 1."""
+    """Returns attention weights, float32 `[batch, heads, queries, keys]`; each row sums to 1."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
     scores = scores / math.sqrt(query.shape[-1])
     return jax.nn.softmax(scores if bias is None else scores + bias.astype(jnp.float32))
@@ -168,7 +164,7 @@ def _attend_on_cpu(
 
 @jax.custom_vjp
 def _attend_on_tpu(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """`[batch, heads, tokens, head_dim]` each."""
+    """Computes attention on a TPU; all arrays are `[batch, heads, tokens, head_dim]`."""
     return _forward(query, key, value)[0]
 
 
@@ -201,7 +197,8 @@ def _backward(kept, gradient):
         scaled = weights.astype(jnp.float32) * (products - inner) / math.sqrt(query.shape[-1])
         return scaled.astype(query.dtype)
 
-    # Each time behind a barrier of its own, or the compiler would find them equal and keep one.
+    # Each use has its own barrier; otherwise the compiler would merge the two computations into
+    # one.
     for_key, value_for_key = _compute_once((gradient, value))
     for_query, value_for_query, key = _compute_once((gradient, value, key))
     with jax.named_scope(SCORES):
@@ -216,9 +213,7 @@ _attend_on_tpu.defvjp(_forward, _backward)
 
 
 def _tokens_in_lanes(x):
-    """Lays tokens along the lanes: rows of 64-wide heads would half fill them, and fuse with no
-    product.
-    """
+    """Lays tokens along the lanes: 64-wide heads would half fill them and prevent fusion."""
     layout = Layout(major_to_minor=(0, 1, 3, 2))
     return jax.lax.platform_dependent(
         x, tpu=lambda x: with_layout_constraint(x, layout), default=lambda x: x

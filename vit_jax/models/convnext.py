@@ -1,10 +1,8 @@
-"""ConvNeXt and ConvNeXt V2 (Liu et al., 2022; Woo et al., 2023): convolutions arranged as a
-Transformer.
+"""ConvNeXt and ConvNeXt V2 (Liu et al., 2022; Woo et al., 2023).
 
-Four stages of blocks: a 7x7 convolution of each channel by itself, a layer norm, and an MLP over
-the channels. V1 scales a block's output by a learned factor (LayerScale), V2 normalises the MLP's
-hidden values by how strong each channel is in the whole image (GRN). Dimensions are named: batch
-height width channels.
+Four stages of blocks: a 7x7 depthwise convolution, a layer norm, and an MLP over the channels. V1
+scales a block's output by a learned factor (LayerScale). V2 applies global response normalization
+(GRN) to the MLP's hidden values. Dimensions are named: batch height width channels.
 """
 
 import math
@@ -28,8 +26,8 @@ from vit_jax.models.layers import GELUS, named, rising, run_blocks
 from vit_jax.models.resnet import HEAD_AXES, classifier
 from vit_jax.options.model import ConvNeXtOptions
 
-# Blocks and channels of each stage, by the authors' names; Atto to Nano came with V2, Small is V1's
-# alone.
+# Blocks and channels of each stage, by the authors' names. Atto to Nano were introduced with V2;
+# Small exists in V1 only.
 SIZES = {
     "Atto": dict(blocks=(2, 2, 6, 2), widths=(40, 80, 160, 320)),
     "Femto": dict(blocks=(2, 2, 6, 2), widths=(48, 96, 192, 384)),
@@ -41,9 +39,8 @@ SIZES = {
     "L": dict(blocks=(3, 3, 27, 3), widths=(192, 384, 768, 1536)),
     "XL": dict(blocks=(3, 3, 27, 3), widths=(256, 512, 1024, 2048)),
     "H": dict(blocks=(3, 3, 27, 3), widths=(352, 704, 1408, 2816)),
-    "XXL": dict(
-        blocks=(3, 4, 30, 3), widths=(384, 768, 1536, 3072), norm_epsilon=1e-5
-    ),  # OpenCLIP's.
+    # OpenCLIP's.
+    "XXL": dict(blocks=(3, 4, 30, 3), widths=(384, 768, 1536, 3072), norm_epsilon=1e-5),
     "Zepto": dict(blocks=(2, 2, 4, 2), widths=(32, 64, 128, 256), centred_norm=False),  # timm's.
 }
 SMALL = ("Atto", "Femto", "Pico", "Nano")
@@ -51,11 +48,11 @@ _ABSENT = ("ConvNeXtV2-XL", "ConvNeXtV2-XXL", "ConvNeXtV2-Zepto")
 VERSIONS = {"ConvNeXt": {}, "ConvNeXtV2": dict(grn=True, layer_scale=None)}
 
 KERNEL = 7  # Side of a block's convolution.
-RATIO = 4  # Width of its MLP's hidden layer over the block's.
+RATIO = 4  # Width of the MLP's hidden layer, relative to the block's width.
 
 
 class Common(NamedTuple):
-    """The values that all layers of a model share."""
+    """Values that all layers of a model share."""
 
     grn: bool
     gelu: str
@@ -65,19 +62,17 @@ class Common(NamedTuple):
     centred: bool
 
     def norm(self, channels: int, rngs: nnx.Rngs) -> nnx.Module:
-        """A norm of the channels, whose statistics are float32."""
+        """Returns a norm over the channels; its statistics are float32."""
         if not self.centred:
             return DeviationNorm(channels, self.epsilon)
         return nnx.LayerNorm(channels, epsilon=self.epsilon, dtype=self.dtype, rngs=rngs)
 
     def dense(self, inputs: int, outputs: int, rngs: nnx.Rngs) -> nnx.Linear:
-        """A dense layer over the channels."""
+        """Returns a dense layer over the channels."""
         return nnx.Linear(inputs, outputs, kernel_init=_small, dtype=self.dtype, rngs=rngs)
 
     def conv(self, inputs: int, outputs: int, side: int, stride: int, rngs: nnx.Rngs) -> nnx.Conv:
-        """A convolution; one whose stride is its side sees every pixel once, others keep the
-        borders.
-        """
+        """Returns a convolution, without padding if the stride equals the kernel's side."""
         pad = 0 if stride == side else side // 2
         return nnx.Conv(
             inputs,
@@ -91,34 +86,37 @@ class Common(NamedTuple):
         )
 
 
-_small = initializers.normal(0.02)  # As the authors', whose cut at -2 and 2 cuts nothing.
+# As in the authors' code; its truncation at -2 and 2 has no effect at this std.
+_small = initializers.normal(0.02)
 
 
 class ResponseNorm(nnx.Module):
-    """Global response normalisation: each channel times its strength in the image over the
-    channels' mean.
+    """Global response normalization (GRN; Woo et al., 2023).
+
+    Each channel is multiplied by its L2 norm over the image, divided by the mean norm of all
+    channels.
     """
 
     def __init__(self, channels: int):
         self.scale, self.bias = nnx.Param(jnp.zeros(channels)), nnx.Param(jnp.zeros(channels))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`[batch, height, width, channels]` to the same shape; the strengths are float32."""
+        """Maps `[batch, height, width, channels]` to the same shape; norms are in float32."""
         squares = jnp.square(x.astype(jnp.float32)).sum((1, 2), keepdims=True)
-        # The root of 0 has no slope, which few places make likely enough; PyTorch's norm calls it 0
-        # too.
+        # The square root has no gradient at 0, which occurs in small feature maps; PyTorch's norm
+        # returns gradient 0 there, too.
         strength = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
         share = (strength / (strength.mean(-1, keepdims=True) + 1e-6)).astype(x.dtype)
         return x + self.scale[...].astype(x.dtype) * (x * share) + self.bias[...].astype(x.dtype)
 
 
 class Depthwise(nnx.Conv):
-    """A convolution of each channel by itself that keeps the map's sides."""
+    """A depthwise convolution that keeps the height and width."""
 
     bias: nnx.Param[jax.Array]
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`[batch, height, width, channels]` to the same shape."""
+        """Maps `[batch, height, width, channels]` to the same shape."""
         x, kernel, bias = self.promote_dtype(
             (x, self.kernel[...], self.bias[...]), dtype=self.dtype
         )
@@ -126,23 +124,19 @@ class Depthwise(nnx.Conv):
 
 
 class DeviationNorm(nnx.Module):
-    """Channels over their std in each place, times a factor; their mean stays (timm's
-    SimpleNorm).
-    """
+    """A norm that divides by the std of the channels without centring (timm's SimpleNorm)."""
 
     def __init__(self, channels: int, epsilon: float):
         self.scale, self.epsilon = nnx.Param(jnp.ones(channels)), epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`[..., channels]` to the same shape; the variance divides by one less than the
-        channels.
-        """
+        """Maps `[..., channels]` to the same shape; the variance is unbiased."""
         variance = x.astype(jnp.float32).var(-1, keepdims=True, ddof=1)
         return x * (jax.lax.rsqrt(variance + self.epsilon) * self.scale[...]).astype(x.dtype)
 
 
 class ConvNeXtBlock(nnx.Module):
-    """A convolution of each channel, a layer norm, an MLP over the channels, beside a shortcut."""
+    """A residual block: depthwise convolution, layer norm, and an MLP over the channels."""
 
     def __init__(self, width: int, common: Common, rngs: nnx.Rngs):
         self.depthwise = Depthwise(
@@ -169,11 +163,11 @@ class ConvNeXtBlock(nnx.Module):
         stochastic_depth: float,
         kept: KeptPatches | None = None,
     ) -> jax.Array:
-        """`[batch, height, width, channels]` to the same shape.
+        """Maps `[batch, height, width, channels]` to the same shape.
 
         Args:
-          kept: the patches that `x` has of each image; the convolution sees zeros in place of the
-            others.
+          kept: the patches of each image that `x` contains; the convolution reads zeros in place of
+            the others.
         """
         around = self.depthwise(x) if kept is None else kept.gather(self.depthwise(kept.scatter(x)))
         branch = self.fc1(self.norm(around))
@@ -189,9 +183,9 @@ class ConvNeXtBlock(nnx.Module):
 class ConvNeXt(ImageModel):
     """A ConvNeXt, V1 or V2, for images of any size.
 
-    The first layers divide the image's sides by 4 and each later stage by 2; what is left over at
-    the right and at the bottom is not seen, as in the authors' code. `ConvNeXtOptions` describes
-    the arguments.
+    The stem reduces the image's sides by a factor of 4 and each later stage by 2. A remainder at
+    the right and at the bottom is ignored, as in the authors' code. `ConvNeXtOptions` describes the
+    arguments.
 
     Raises:
       UserError: the numbers of blocks and widths differ, or the images are too small.
@@ -214,7 +208,8 @@ class ConvNeXt(ImageModel):
         )
         self.stem = nnx.Dict(_stem(options.stem, options.channels, widths[0], common, rngs))
         self.stem_norm = common.norm(widths[0], rngs)
-        # Named by stage and place, so that a checkpoint's paths are strings that sort in order.
+        # The keys are zero-padded strings (stage and block), so that a checkpoint's paths sort in
+        # order.
         self.stages = nnx.Dict()
         for stage, (count, width) in enumerate(zip(options.blocks, widths, strict=True)):
             before = widths[stage - 1]
@@ -236,12 +231,12 @@ class ConvNeXt(ImageModel):
     def features(
         self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False
     ) -> Any:
-        """Turns images into what enters the head, `[batch, features]`.
+        """Returns the input of the head, `[batch, features]`.
 
         Args:
-          dense: give the features of each stage instead, `[batch, rows, columns, channels]`, finest
-            first. They are not normalised, as in the authors' code for dense prediction before its
-            norms.
+          dense: return a list of each stage's features instead, `[batch, rows, columns, channels]`,
+            the finest first. They are not normalized, as in the authors' code for dense prediction
+            before its norms.
         """
         stages = self._stages(images, rngs)
         if dense:
@@ -265,11 +260,11 @@ class ConvNeXt(ImageModel):
     def _stages(
         self, images: jax.Array, rngs: nnx.Rngs | None, keep: jax.Array | None = None
     ) -> list[jax.Array]:
-        """Turns images into the features of each stage, finest first.
+        """Returns the features of each stage, the finest first.
 
         Args:
-          keep: as of `features_of`; each stage's features are then of these patches, one under the
-            other.
+          keep: as in `features_of`; each stage's features are then of these patches, stacked
+            vertically.
         """
         options = self.options
         _check_size(jnp.shape(images)[1:3], len(options.blocks))
@@ -294,14 +289,14 @@ class ConvNeXt(ImageModel):
         return found
 
     def block_rate(self, block: int) -> float:
-        """Stochastic depth of a block, counted from 0 through all stages."""
+        """Returns the stochastic depth rate of a block, counted from 0 across all stages."""
         return rising(self.options.stochastic_depth, block, sum(self.options.blocks))
 
 
 def _stem(
     kind: str, channels: int, width: int, common: Common, rngs: nnx.Rngs
 ) -> dict[str, nnx.Conv]:
-    """The convolutions that divide an image's sides by 4."""
+    """Returns the convolutions that reduce an image's sides by a factor of 4."""
     if kind == "patches":
         return {"0": common.conv(channels, width, 4, 4, rngs)}
     middle = _divisible(width // 2) if kind == "tiered" else width
@@ -312,9 +307,7 @@ def _stem(
 
 
 def _divisible(channels: int) -> int:
-    """The multiple of 8 that is nearest, one up where that would be less than nine tenths
-    (timm).
-    """
+    """Returns the nearest multiple of 8, at least 90 % of `channels` (as in timm)."""
     near = max(8, (channels + 4) // 8 * 8)
     return near + 8 if near < 0.9 * channels else near
 
@@ -331,7 +324,7 @@ def _check_together(options: ConvNeXtOptions) -> None:
 
 
 def _check_size(size: tuple[int, ...], stages: int) -> None:
-    """Raises UserError for images of which the last stage would see nothing."""
+    """Raises UserError for images so small that the last stage would be empty."""
     least = 4 * 2 ** (stages - 1)
     if len(size) == 2 and min(size) < least:
         raise UserError(
@@ -370,11 +363,11 @@ def _smallest(values: dict) -> dict:
 
 
 def _layers(model: ConvNeXt) -> Callable[[str], float]:
-    """The function that numbers a parameter's layer, as the papers' fine-tuning counts them.
+    """Returns the function from a parameter's path to its layer number in the papers' fine-tuning.
 
-    Models with 27 blocks or so in the third stage have twelve layers: each other stage is one, and
-    three blocks of the third are one (V1, and V2's larger ones). Of smaller models each block is
-    one, the first of them with the stem (V2).
+    Models with 27 or more blocks in the third stage have twelve layers: every three blocks of the
+    third stage are one layer, and each other stage is one (V1, and V2's larger ones). In smaller
+    models each block is one layer, the first together with the stem (V2).
     """
     blocks = model.options.blocks
     grouped = len(blocks) == 4 and blocks[2] >= 27

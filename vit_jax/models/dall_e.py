@@ -1,9 +1,8 @@
-"""The encoder of DALL-E's discrete autoencoder (Ramesh et al., 2021): images to codes of 8x8
-pixels.
+"""The encoder of DALL-E's discrete autoencoder (Ramesh et al., 2021): images to codes.
 
-A 7x7 convolution, then stages of residual blocks of four convolutions, between which the largest of
-2x2 places is kept; a 1x1 convolution scores the codes at each place. Dimensions are named: batch
-height width channels.
+A 7x7 convolution is followed by stages of residual blocks of four convolutions, with 2x2 max
+pooling between the stages. A 1x1 convolution computes the logits of the codes at each place; by
+default a code covers 8x8 pixels. Dimensions are named: batch height width channels.
 """
 
 import math
@@ -28,14 +27,14 @@ STEM = 7  # Side of the first kernel.
 
 
 class CodeBlock(nnx.Module):
-    """Four convolutions of activated features with a small gain, beside a shortcut.
+    """A residual block of four convolutions, each after a ReLU, with a scaled output.
 
     Args:
-      inputs, outputs: channels; between the convolutions they are a quarter of the outputs.
-      sides: of the four kernels.
-      gain: factor of the convolutions' result.
-      dtype: of the computation.
-      rngs: the key for initialisation.
+      inputs, outputs: channels; between the convolutions there are a quarter of the outputs.
+      sides: sizes of the four kernels.
+      gain: factor of the branch's output.
+      dtype: dtype of the computation.
+      rngs: random keys for the initialization.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class CodeBlock(nnx.Module):
         self.shortcut = convolution(inputs, outputs, 1, dtype=dtype, rngs=rngs) if differ else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`[batch, height, width, inputs]` to `[batch, height, width, outputs]`."""
+        """Maps `[batch, height, width, inputs]` to `[batch, height, width, outputs]`."""
         branch = x
         for conv in (self.conv1, self.conv2, self.conv3, self.conv4):
             branch = conv(nnx.relu(branch))
@@ -65,10 +64,11 @@ class CodeBlock(nnx.Module):
 
 
 class DVAE(CodeModel):
-    """The encoder of DALL-E's discrete autoencoder, for images of any size that its stride divides.
+    """The encoder of DALL-E's discrete autoencoder, for images of any size divisible by its stride.
 
-    The linear head scores the codes: at each place of the last stage, and as of any model once more
-    on the mean over all places. `DVAEOptions` describes the arguments.
+    The linear head computes the logits of the codes at each place of the last stage. Called like
+    any other model, it is applied to the mean over all places. `DVAEOptions` describes the
+    arguments.
 
     Raises:
       UserError: the numbers of blocks and widths differ, or the stride does not divide the size.
@@ -90,7 +90,8 @@ class DVAE(CodeModel):
         values: dict[str, Any] = dict(dtype=jnp.dtype(options.dtype), rngs=rngs)
         self.stem = convolution(options.channels, widths[0], STEM, **values)
         gain = 1 / sum(blocks) ** 2
-        # Named by stage and place, so that a checkpoint's paths are strings that sort in order.
+        # The keys are zero-padded strings (stage and block), so that a checkpoint's paths sort in
+        # order.
         self.stages, before = nnx.Dict(), widths[0]
         for stage, (count, width) in enumerate(zip(blocks, widths, strict=True), start=1):
             parts = {}
@@ -112,11 +113,11 @@ class DVAE(CodeModel):
     def features(
         self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False
     ) -> Any:
-        """Turns images into the mean of the last stage's activated features, `[batch, features]`.
+        """Returns the mean of the last stage's features after a ReLU, `[batch, features]`.
 
         Args:
-          dense: give the features of each stage instead, `[batch, rows, columns, channels]`, finest
-            first and not activated: the first ones are those of each pixel.
+          dense: return a list of each stage's features instead, `[batch, rows, columns, channels]`,
+            before the ReLU and the finest first; the first stage has the image's resolution.
         """
         pixels = self.normalize(images)
         check_divides(pixels.shape[1:3], self.code_stride)
@@ -138,15 +139,13 @@ class DVAE(CodeModel):
 
 
 def convolution(inputs: int, outputs: int, side: int, *, dtype: Any, rngs: nnx.Rngs) -> nnx.Conv:
-    """A convolution that keeps the map's sides, with normal values of variance 1 / inputs as
-    OpenAI's.
-    """
+    """Returns a "same" convolution, initialized as OpenAI's: normal with variance 1 / inputs."""
     drawn = initializers.normal(1 / math.sqrt(inputs * side**2))
     return nnx.Conv(inputs, outputs, (side, side), kernel_init=drawn, dtype=dtype, rngs=rngs)
 
 
 def check_divides(size: tuple[int, ...], stride: int) -> None:
-    """Raises UserError for images that do not divide into places of so many pixels."""
+    """Raises UserError if the stride does not divide the height and the width."""
     if len(size) == 2 and (size[0] % stride or size[1] % stride):
         raise UserError(
             f"images of {size[0]}x{size[1]} pixels do not divide into places of "
@@ -154,7 +153,7 @@ def check_divides(size: tuple[int, ...], stride: int) -> None:
         )
 
 
-# OpenAI's.
+# OpenAI's size.
 _SIZE = {name: options_of(DVAEOptions)[name].default for name in ("blocks", "widths")}
 
 
@@ -174,7 +173,7 @@ def _smallest(values: dict) -> dict:
 
 
 def _layers(model: DVAE) -> Callable[[str], float]:
-    """The function that numbers a parameter's layer: each block is one."""
+    """Returns the function from a parameter's path to its layer number; each block is one layer."""
     return partial(_layer, model.options.blocks)
 
 
@@ -184,7 +183,7 @@ def _layer(blocks: tuple[int, ...], path: str) -> float:
         return -1
     if first != "stages":
         return math.inf
-    stage, place = int(rest[0]), int(rest[1])  # Both count from 1.
+    stage, place = int(rest[0]), int(rest[1])  # Both are counted from 1.
     return sum(blocks[: stage - 1]) + place - 1
 
 

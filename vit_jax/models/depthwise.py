@@ -1,25 +1,24 @@
-"""The convolution of each channel by itself, for which XLA has no fast program on CPUs.
+"""A depthwise convolution that is fast on CPUs, too, where XLA has no fast kernel for it.
 
-There it is computed as sums of shifted products, element by element, of which XLA makes one loop
-over the channels. In a trace both ways stand, and a device takes its own when the trace is compiled
-for it: so FLOPs are counted of the convolution, and so a file that holds the model for any device
-has the convolution too. docs/measurements.md has what each way gave.
+On a CPU it is a sum of shifted elementwise products, which XLA compiles to one loop over the
+channels. A trace contains both variants, and the device's variant is selected at compile time. Thus
+FLOPs are counted for the convolution, and a file with the model for any device contains the
+convolution, too. docs/measurements.md has the effect of each variant.
 """
 
 import jax
 import jax.numpy as jnp
 
-COLUMNS = (
-    28  # Of an image at a time in the kernel's gradient, at most: they stay in a core's cache.
-)
-# Products in its sums, at least. With fewer XLA cuts the parts out of memory anew for each product,
-# number by number.
+# Maximum number of image columns at a time in the kernel's gradient: they fit in a core's cache.
+COLUMNS = 28
+# Minimum number of products in a sum. With fewer, XLA copies the slices elementwise for each
+# product.
 LEAST = 16
 
 
 @jax.custom_vjp
 def depthwise(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Convolves each channel by itself; zeros are beyond the borders, and sums are float32 on CPUs.
+    """Convolves each channel separately, zero-padded; on CPUs the sums are float32.
 
     Args:
       x: `[batch, height, width, channels]`.
@@ -61,7 +60,7 @@ depthwise.defvjp(_forward, _backward)
 
 @jax.jit
 def _shifted(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The convolution, as the sum of shifted images times an element of the kernel each."""
+    """Computes the convolution as a sum of shifted images, each times one kernel element."""
     (height, width), (rows, columns) = x.shape[1:3], kernel.shape[:2]
     padded = _pad(x, rows // 2, columns // 2)
     kernel = kernel[:, :, 0].astype(jnp.float32)
@@ -74,16 +73,15 @@ def _shifted(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 @jax.jit(static_argnums=2)
 def _of_kernel(x: jax.Array, gradient: jax.Array, sides: tuple[int, int]) -> jax.Array:
-    """The kernel's gradient, float32: for each of its elements the sum of shifted images times
-    `gradient`.
+    """Returns the kernel's gradient, float32: sums of shifted images times `gradient`.
 
-    Some images and columns at a time are summed element by element, and the rows of the image at
-    the end: a sum over the images, rows and columns at once would be computed channel by channel.
+    A few images and columns at a time are summed element by element, and the rows of the image at
+    the end. A single sum over images, rows and columns would be computed channel by channel.
     """
     batch, height, width, channels = x.shape
     rows, columns = sides
     parts = -(-width // COLUMNS)
-    step = -(-width // parts)  # Columns.
+    step = -(-width // parts)  # Columns at a time.
     images = -(-LEAST // step)
     turns, more = -(-batch // images), parts * step - width
     x = _pad(x, rows // 2, columns // 2, (turns * images - batch, more))
@@ -107,10 +105,10 @@ def _of_kernel(x: jax.Array, gradient: jax.Array, sides: tuple[int, int]) -> jax
 
 
 def _pad(x: jax.Array, rows: int, columns: int, more: tuple[int, int] = (0, 0)) -> jax.Array:
-    """The images in float32 within zeros.
+    """Returns the images as float32 with zero padding.
 
     Args:
-      more: zeros after the last image, and after the last column.
+      more: number of zeros after the last image, and after the last column.
     """
     return jnp.pad(
         x.astype(jnp.float32), ((0, more[0]), (rows, rows), (columns, columns + more[1]), (0, 0))

@@ -1,6 +1,6 @@
-"""Dropout and stochastic depth: zeros in place of a share of the values, by a key and nothing else.
+"""Dropout and stochastic depth; both depend on the random key only.
 
-Stochastic depth may also leave out images before it computes what would be zero.
+Stochastic depth can also skip the computation of branches for dropped images.
 """
 
 import math
@@ -18,15 +18,15 @@ from vit_jax.models.layers import part
 def drop(
     x: jax.Array, rate: float, rngs: nnx.Rngs | None, shape: tuple[int, ...] | None = None
 ) -> jax.Array:
-    """Zeros in place of a share of the values, the others enlarged; without `rngs` the values
-    themselves.
+    """Applies dropout: zeros a random share of the values and scales up the others.
 
-    They keep their type. The factor is float32: 0.9 in bfloat16 is 0.8984, which enlarges by 0.2 %
-    too much.
+    Without `rngs` the values are returned unchanged. The dtype is kept. The scale is float32: 0.9
+    in bfloat16 is 0.8984, which scales by 0.2 % too much.
 
     Args:
-      rate: the share, from 0 to below 1; what falls is that to the nearest 1 / 65,536.
-      shape: of as many axes as `x`, at least two; the values along an axis of 1 fall together.
+      rate: dropout rate, from 0 to below 1, rounded to a multiple of 1 / 65,536.
+      shape: shape of the mask, with as many axes as `x` and at least two; an axis of size 1 is
+        broadcast, so values along it are dropped together.
     """
     if rngs is None or (not isinstance(rate, jax.Array) and not rate):
         return x
@@ -34,22 +34,21 @@ def drop(
     dropped = jnp.round(rate * 2**16).astype(jnp.uint32)
     drawn = draw16(rngs.dropout(), shape, first=part() * shape[0])
     kept = jnp.concatenate([numbers >= dropped for numbers in drawn], axis=-2)
-    # Without the barrier each use of the mask draws anew, which costs more than the layer's
+    # Without the barrier the mask is redrawn for each use, which costs more than the layer's
     # products.
     kept = jax.lax.optimization_barrier(kept[..., : shape[-2], :])
     return jnp.where(kept, (x / jnp.float32(1 - rate)).astype(x.dtype), 0)
 
 
 def draw16(key: jax.Array, shape: tuple[int, ...], first: jax.Array | int = 0) -> list[jax.Array]:
-    """Uniform numbers below 2^16, as uint32, the same on any mesh: four arrays, the quarters of
-    `shape`.
+    """Draws uniform integers below 2^16, as uint32: four arrays, the quarters of `shape`.
 
-    A block of threefry has 64 bits, of which `jax.random.bits` gives 32. This takes four numbers of
-    each, for the quarters (rounded up) of the last axis but one: of the tokens, which no mesh
-    divides.
+    The numbers are the same on any mesh. A block of threefry has 64 bits, and `jax.random.bits`
+    uses 32 of them. This function splits each block into four numbers, one for each quarter
+    (rounded up) of the second-to-last axis: of the tokens, an axis that no mesh divides.
 
     Args:
-      first: number of the first row, of a larger array's numbers.
+      first: index of the first row within a larger array.
     """
     *outer, rows, last = shape
     blocks = (*outer, -(-rows // 4), last)
@@ -71,15 +70,14 @@ def add_for_subset(
     rngs: nnx.Rngs,
     read: int | None = None,
 ) -> jax.Array:
-    """`x + branch(x)`, where the branch is computed for a drawn subset of the images alone, and
-    enlarged.
+    """Returns `x + branch(x)`, with the branch computed for a random subset of images and rescaled.
 
     Args:
       x: `[batch, ..., tokens, dim]`.
-      branch: treats each image by itself.
-      rate: the share of images that are left out, from 0 to below 1, as near as whole images of a
-        group come.
-      read: the branch returns so many tokens only, the first, and so does this.
+      branch: a function that treats each image independently.
+      rate: share of images without the branch, from 0 to below 1, rounded to whole images of a
+        group.
+      read: number of leading tokens that the branch and this function return; None: all.
     """
     groups, size, kept = subset_sizes(x.shape[0], rate)
     rest = x[..., :read, :]
@@ -91,7 +89,7 @@ def add_for_subset(
     def of_groups(x):
         return x.reshape(groups, -1, *x.shape[1:])
 
-    # Each group is indexed by itself, so that a device with whole groups asks no other for images.
+    # Each group is indexed separately, so that a device with whole groups needs no communication.
     chosen = jax.vmap(lambda x, rows: x.at[rows].get(**indexed))(of_groups(x), drawn)
     changes = branch(chosen.reshape(-1, *x.shape[1:]))
     changes = (changes * jnp.float32(size / kept)).astype(x.dtype)
@@ -100,8 +98,9 @@ def add_for_subset(
 
 
 def draw_subset(images: int, rate: float, rngs: nnx.Rngs) -> jax.Array:
-    """int32 `[groups, kept]`: the images of each group that are kept, all different; the same on
-    any mesh.
+    """Draws the images of each group that are kept, int32 `[groups, kept]`, without repetition.
+
+    The result is the same on any mesh.
     """
     groups, size, kept = subset_sizes(images, rate)
     numbers = part() * groups + jnp.arange(groups)
@@ -110,11 +109,11 @@ def draw_subset(images: int, rate: float, rngs: nnx.Rngs) -> jax.Array:
 
 
 def subset_sizes(images: int, rate: float) -> tuple[int, int, int]:
-    """Groups of consecutive images, images of each group, and how many of these are kept, at least
-    one.
+    """Returns the number of groups, the images per group, and how many of these are kept.
 
-    A group has 32 images, or as many as the largest power of two that divides their number; where
-    that is below 8, all are one group.
+    A group contains consecutive images. At least one image of each group is kept. The size of a
+    group is the largest power of two up to 32 that divides the number of images; if that is below
+    8, all images are one group.
     """
     size = math.gcd(images, 32)
     size = size if size >= 8 else images

@@ -1,5 +1,4 @@
-"""A family of models as a value: its names, and the properties of its parameters that other parts
-need.
+"""A family of models: its names, and the properties of its parameters.
 
 `vit_jax.models.FAMILIES` lists all families. No other code distinguishes a ViT from a BiT.
 """
@@ -17,8 +16,8 @@ from vit_jax.models.image_model import ImageModel
 class Axes(NamedTuple):
     """The logical axes of a parameter, such as dim, part, heads and head_dim of a projection.
 
-    An axis called `part` counts arrays that are concatenated in one parameter, and that published
-    code stores separately.
+    The axis `part` counts arrays that are concatenated in one parameter, and that published code
+    stores separately.
     """
 
     names: tuple[str, ...]
@@ -42,7 +41,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Resize:
-    """A rule that resizes parameters laid out by a size of the model, such as its grid of patches.
+    """A rule that resizes parameters whose layout depends on a size of the model, such as its grid.
 
     The rule applies where the sizes of the layouts in the two models differ.
 
@@ -50,10 +49,10 @@ class Resize:
       path: regular expression for whole paths.
       size: returns the size of the layout, from a model and the shape of its parameter.
       resize: returns the values for the adapted model, float32 of `Change.shape`, from the
-        checkpoint's values. It raises UserError where they cannot be resized.
+        checkpoint's values. It raises UserError if they cannot be resized.
       note: returns a remark for the log, from the size before and after; empty: none.
-      has_tokens: the parameter also has rows for tokens, and the rule applies where only these
-        differ.
+      has_tokens: the parameter also has rows for tokens, and the rule also applies where only these
+        rows differ.
     """
 
     path: str
@@ -65,19 +64,19 @@ class Resize:
 
 @dataclass(frozen=True)
 class Adaptation:
-    """Rules by which a checkpoint's parameters become those of a model with other arguments.
+    """Rules that convert a checkpoint's parameters for a model with other arguments.
 
     Attributes:
       resizes: rules for parameters whose size changes; the first one that matches a path is used.
       heads: prefixes of the paths of the classification heads.
-      new_norms: prefixes of the paths of norms that start as the identity where a checkpoint lacks
+      new_norms: prefixes of the paths of norms that start as the identity if the checkpoint lacks
         them.
-      copied: for a regular expression of paths, the path of the one parameter that is copied to all
-        of them if the checkpoint has it.
-      computed: returns the arrays that a model computes, and that other models of the family learn
-        as parameters, by path.
-      implied: returns arguments that change with others; called with the checkpoint's and the
-        changed ones.
+      copied: maps a regular expression of paths to the path of one parameter, which is copied to
+        all of them if the checkpoint has it.
+      computed: returns, by path, arrays that this model computes and that other models of the
+        family learn as parameters.
+      implied: returns arguments that change together with others; called with the checkpoint's
+        arguments and the changed ones.
     """
 
     resizes: tuple[Resize, ...] = ()
@@ -88,11 +87,11 @@ class Adaptation:
     implied: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] = lambda known, changes: {}
 
     def resize_of(self, path: str) -> Resize | None:
-        """Returns the rule for the parameter of a path; None: it cannot be resized."""
+        """Returns the rule for the parameter with this path; None: it cannot be resized."""
         return next((rule for rule in self.resizes if re.fullmatch(rule.path, path)), None)
 
     def source_of(self, path: str, stored: Iterable[str]) -> str:
-        """Returns the path in a checkpoint of the parameter that becomes the one of a path.
+        """Returns the checkpoint's path of the parameter that initializes the one with this path.
 
         Args:
           stored: the paths of all parameters of the checkpoint.
@@ -110,26 +109,25 @@ class Family:
     Attributes:
       model: the class; its name is the family's, and is stored in manifests of workdirs.
       names: names of the listed models.
-      parse: returns the arguments of the class for a name such as "ViT-B/16"; None: it is no name
+      parse: returns the arguments of the class for a name such as "ViT-B/16"; None: the name is not
         of this family.
       spell: returns the name for complete arguments, or a description of sizes without a name.
       source: returns the publication of a named model.
       smallest: returns arguments, `image_size` included, that make the model of complete or parsed
         arguments small and still run all of its code, for `:smoke` and tests.
       axes: logical axes for the end of a parameter's path, a regular expression: "dim -> part heads
-        head_dim" of a kernel, inputs before the arrow, and "part heads head_dim" of its bias.
+        head_dim" for a kernel, inputs before the arrow, and "part heads head_dim" for its bias.
         Entries with the same path differ in their number of axes.
       layer: returns for a model the function from a parameter's path to the number of its encoder
-        layer:
-        -1 before the encoder, infinity after it. None: the family has no such layers.
+        layer: -1 before the encoder, infinity after it. None: the family has no such layers.
       embedding: prefixes of the paths of the patch embedding and its norm, for which the learning
         rate can be scaled; empty: the family has no patch embedding.
       undecayed: regular expressions for the ends of paths of parameters without weight decay, in
         addition to biases and scales.
       any_size: the shapes of a model's parameters do not depend on the size of its images.
-      loose: arguments that names contain, and that a run may change in the checkpoint from which it
-        starts.
-      adaptation: rules by which a checkpoint's parameters are adapted to other arguments.
+      loose: arguments that are part of the name, but that may differ between a training run and the
+        checkpoint from which it starts.
+      adaptation: rules that adapt a checkpoint's parameters to other arguments.
     """
 
     model: type[ImageModel]
@@ -153,7 +151,7 @@ class Family:
 
 
 def parse_axes(text: str) -> Axes:
-    """Parses "dim -> part heads head_dim"."""
+    """Parses a description of axes such as "dim -> part heads head_dim"."""
     inputs, arrow, outputs = text.partition("->")
     if not arrow:
         return Axes(tuple(text.split()), 0)
@@ -161,9 +159,7 @@ def parse_axes(text: str) -> Axes:
 
 
 def match_axes(table: Iterable[tuple[str, str]], path: str, rank: int) -> Axes | None:
-    """Returns the axes of the first entry of `Family.axes` that matches a path and its number of
-    axes.
-    """
+    """Returns the axes of the first entry of `Family.axes` that matches path and rank, or None."""
     for end, text in table:
         axes = parse_axes(text)
         if len(axes.names) == rank and re.search(rf"(^|/){end}$", path):

@@ -1,8 +1,7 @@
-"""The methods and properties that every model has, and those that models of tokens or of codes have
-besides.
+"""Base classes of all models: `ImageModel`, and `TokenModel` and `CodeModel` for special kinds.
 
-Nothing outside `models/` and `interop/` asks which class a model is of: it calls these methods, or
-asks whether the model is a `TokenModel` or a `CodeModel`.
+Code outside `models/` and `interop/` does not distinguish single model classes: it calls these
+methods, or tests whether the model is a `TokenModel` or a `CodeModel`.
 """
 
 import math
@@ -28,35 +27,36 @@ from vit_jax.options.model import ImageOptions, Statistic
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Images `[batch, height, width, channels]`; lists of images or of numbers; a PIL image is a batch
-# of one.
+# Images `[batch, height, width, channels]`; lists of images or of numbers; a single PIL image is a
+# batch of one.
 ImagesLike: TypeAlias = "jax.Array | npt.NDArray[Any] | Image | Sequence[Any]"
 
-ROUNDING = 1e-3  # By which floats may be outside of [-1, 1].
+# Tolerance for floats outside of [-1, 1].
+ROUNDING = 1e-3
 
 
 def height_and_width(image_size: int | tuple[int, int]) -> tuple[int, int]:
-    """The size of images as (height, width), which may be given as one number for squares."""
+    """Returns the size of images as (height, width); one number stands for a square."""
     if isinstance(image_size, int | np.integer):
         return int(image_size), int(image_size)
     height, width = image_size
     return height, width
 
 
-# The probabilities of classes by their logits: of classes that exclude one another, or of each by
-# itself.
+# Functions from logits to class probabilities: for mutually exclusive classes, or for each class
+# independently.
 PROBABILITIES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 
 
 class About:
-    """A record of a model's name and of where it came from.
+    """A record of a model's name and of its source.
 
     Attributes:
-      name: of the model, such as `ViT-B/16`.
-      preprocessing: what it should see of an image, and class_names, of all classes: where a
-        checkpoint says them.
-      probabilities: of `PROBABILITIES`.
-      objective: what the checkpoint has beside the model, of an objective of training.
+      name: name of the model, such as `ViT-B/16`.
+      preprocessing: the checkpoint's preprocessing of images, if it stores one.
+      objective: the checkpoint's parameters of a training objective, if it stores any.
+      class_names: names of all classes, if the checkpoint stores them.
+      probabilities: a key of `PROBABILITIES`.
     """
 
     preprocessing: Any = None
@@ -68,26 +68,25 @@ class About:
         self.name = name
 
     def lines(self, model: "ImageModel") -> dict[str, str]:
-        """More lines of the model's card, by their first word."""
+        """Returns more lines of the model's card, by their first word."""
         return {"from": "fresh parameters, not trained"}
 
     def predict(
         self, model: "ImageModel", images: Any, top: int | None, threshold: float | None
     ) -> list[Prediction]:
-        """The likeliest classes of images, as of `ImageModel.predict`."""
+        """Returns the most likely classes of images; see `ImageModel.predict`."""
         raise UserError(
             "this model is not of a checkpoint, and has not been trained: see vit_jax.load_model"
         )
 
 
 def as_array(images: ImagesLike, channels: int) -> Any:
-    """Returns images as an array `[batch, height, width, channels]`, where lists or PIL's are
-    given.
+    """Returns arrays, lists or PIL images as one array `[batch, height, width, channels]`.
 
-    Whole numbers from 0 to 255 in lists are uint8.
+    Integers from 0 to 255 in lists become uint8.
 
     Raises:
-      UserError: images of several sizes, or of a mode of PIL's that would have to be converted.
+      UserError: the images differ in size, or a PIL image has a mode that would need a conversion.
     """
     if isinstance(images, jax.Array | np.ndarray):
         return images
@@ -111,8 +110,9 @@ def _stacked(images: list[np.ndarray]) -> np.ndarray:
 
 
 def _pixels(image: Any, channels: int) -> np.ndarray:
-    """Returns the pixels of nested lists or of a PIL image, which is uint8
-    `[height, width, channels]`.
+    """Returns the pixels of nested lists or of a PIL image.
+
+    The pixels of a PIL image are uint8 `[height, width, channels]`.
     """
     if not hasattr(image, "getbands"):
         return from_lists(image)
@@ -126,13 +126,13 @@ def _pixels(image: Any, channels: int) -> np.ndarray:
 
 
 def check_range(images: jax.Array) -> None:
-    """Checks that floats are in [-1, 1], and warns where they seem to be in [0, 1].
+    """Checks that floats are in [-1, 1], and warns if they seem to be in [0, 1].
 
     Raises:
-      UserError: they are outside of [-1, 1], or NaN.
+      UserError: values are outside of [-1, 1], or NaN.
     """
-    with jax.ensure_compile_time_eval():  # Also where a traced function has images of its own.
-        if jnp.isnan(images).any():  # XLA's minimum may skip it.
+    with jax.ensure_compile_time_eval():  # Needed within traced functions with constant images.
+        if jnp.isnan(images).any():  # XLA's minimum may ignore NaN.
             raise UserError(
                 "the model takes images of floats in [-1, 1], not NaN: look at what made them"
             )
@@ -152,22 +152,20 @@ def check_range(images: jax.Array) -> None:
 
 
 class ImageModel(nnx.Module):
-    """A model of images: it checks them, and normalises them by the mean and std of its
-    training.
+    """A model of images that normalizes its inputs by the mean and std of its training.
 
-    A class of models has `features(images, rngs=None, dense=False)`, which gives what enters its
-    linear
-    `head`; that is None where there are no classes.
+    A subclass defines `features(images, rngs=None, dense=False)`, which returns the input of the
+    linear `head`. The head is None if there are no classes.
 
     Attributes:
       options: the arguments of the model, of the class `options_type`, which documents them.
-      any_size: images of other sizes are taken too.
+      any_size: the model accepts images of other sizes, too.
     """
 
     about: About | None = None
     options: Any
     options_type: ClassVar[type[ImageOptions]] = ImageOptions
-    # Intermediate results that a call may return.
+    # Intermediate results that a call can return.
     captures: ClassVar[tuple[str, ...]] = ("features",)
     head: nnx.Linear | None
 
@@ -181,7 +179,7 @@ class ImageModel(nnx.Module):
 
     @property
     def channels(self) -> int:
-        """Number of the images' channels."""
+        """Number of channels of the images."""
         return self.options.channels
 
     @property
@@ -191,19 +189,17 @@ class ImageModel(nnx.Module):
 
     @property
     def mean(self) -> Statistic:
-        """Mean of pixels in [0, 1] for normalization, of all channels or of each."""
+        """Mean of pixels in [0, 1] for normalization, one value or one per channel."""
         return self.options.mean
 
     @property
     def std(self) -> Statistic:
-        """Standard deviation of pixels in [0, 1] for normalization, as `mean`."""
+        """Standard deviation of pixels in [0, 1] for normalization, similar to `mean`."""
         return self.options.std
 
     @property
     def pixel_kernel(self) -> jax.Array:
-        """The kernel of the first layer, which reads pixels, `[height, width, channels,
-        filters]`.
-        """
+        """Kernel of the first layer, which reads pixels, `[height, width, channels, filters]`."""
         raise NotImplementedError
 
     @overload
@@ -219,19 +215,19 @@ class ImageModel(nnx.Module):
     def __call__(
         self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, capture: Sequence[str] = ()
     ) -> jax.Array | tuple[jax.Array, dict[str, list[jax.Array]]]:
-        """Turns images `[batch, height, width, channels]` into logits `[batch, classes]`.
+        """Maps images `[batch, height, width, channels]` to logits `[batch, classes]`.
 
         A model without a head returns its features.
 
         Args:
           images: uint8, or floats in [-1, 1]; lists of such, or of PIL images of the model's size.
-          rngs: with a `dropout` stream the call is a training call.
-          capture: intermediate results to return beside the logits, of the class's `captures`, a
-            list of each: `features`, `[batch, rows, columns, channels]` before the first block and
-            after each block and each change of resolution.
+          rngs: random keys with a `dropout` stream for a training call; None: evaluation.
+          capture: names from the class's `captures`; the call then also returns these intermediate
+            results, a list for each name. `features`: `[batch, rows, columns, channels]` before the
+            first block and after each block and each change of resolution.
 
         Raises:
-          UserError: images of another shape or type; nothing of that name can be captured.
+          UserError: the images have another shape or type, or a name cannot be captured.
         """
         with self.capturing(capture) as found:
             (logits,) = self.each_head(images, rngs)
@@ -248,53 +244,52 @@ class ImageModel(nnx.Module):
     def features(
         self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False
     ) -> Any:
-        """Turns images into what enters the head, `[batch, features]`, whether there is a head or
-        not.
+        """Returns the input of the head, `[batch, features]`, whether there is a head or not.
 
         Args:
-          dense: give the features of each place instead, for dense prediction: of a model of tokens
-            the last layer's patches, `[batch, rows, columns, dim]`; of another a list of each
-            stage's,
-            `[batch, rows, columns, channels]`, finest first and not normalised.
+          dense: return the features of each place instead, for dense prediction. A model of tokens
+            returns the last layer's patches, `[batch, rows, columns, dim]`. Other models return a
+            list of each stage's features, `[batch, rows, columns, channels]`, the finest first and
+            not normalized.
         """
         raise NotImplementedError
 
     @property
     def leaves_out(self) -> int | None:
-        """Side in pixels of the patches that `features_of` may leave out of an image, each of them
-        one place of the last stage; None: this model has no such features.
+        """Side in pixels of the patches that `features_of` can skip; None: it is unsupported.
+
+        Each of these patches is one place of the last stage.
         """
         return None
 
     def features_of(
         self, images: jax.Array, keep: jax.Array, rngs: nnx.Rngs | None = None
     ) -> jax.Array:
-        """Turns some patches into the last stage's features, not normalised, `[batch, kept,
-        channels]`.
+        """Returns the last stage's features of some patches, `[batch, kept, channels]`.
 
-        They know nothing of the other patches: layers see zeros in their place, and what is
-        normalised over an image is so over these. `leaves_out` divides the sides of the images.
+        The features are not normalized and do not depend on the other patches: layers read zeros in
+        their place, and statistics over an image are computed over the kept patches only.
+        `leaves_out` must divide the sides of the images.
 
         Args:
-          keep: int32 `[batch, kept]`, numbers of each image's patches in raster order, each once.
+          keep: int32 `[batch, kept]`, indices of each image's patches in raster order, each once.
         """
         raise NotImplementedError
 
     def each_head(self, images: ImagesLike, rngs: nnx.Rngs | None = None) -> tuple[jax.Array, ...]:
-        """Turns images into the logits of each head, `[batch, classes]`; a call gives the heads'
-        mean.
+        """Returns the logits of each head, `[batch, classes]`; a call returns their mean.
 
-        Models have one head, but for a ViT with a head on its distillation token besides, the last
-        one.
+        Models have one head, except for a ViT with a second head on its distillation token, the
+        last one.
         """
         x = self.features(images, rngs)
         return (x if self.head is None else self.head(x),)
 
     def capturing(self, names: Sequence[str]) -> AbstractContextManager[dict[str, list[jax.Array]]]:
-        """Collects intermediate results of these names while it is entered.
+        """Collects intermediate results with these names while the context is open.
 
         Raises:
-          UserError: the model has nothing of a name.
+          UserError: a name cannot be captured.
         """
         for name in names:
             if name not in self.captures:
@@ -304,14 +299,13 @@ class ImageModel(nnx.Module):
         return capturing(names)
 
     def resized(self, image_size: int | tuple[int, int]) -> "ImageModel":
-        """The same model for images of another size, in pixels or as (height, width).
+        """Returns the same model for images of another size, in pixels or as (height, width).
 
-        It has the same parameters, and gradients of what it computes reach them: an objective may
-        look at crops of several sizes in one step. The model itself goes on to refuse images of
-        another size.
+        It shares the parameters, so gradients of its outputs reach them: an objective may use crops
+        of several sizes in one step. The original model still rejects images of another size.
 
         Raises:
-          UserError: a model of this kind has no such size.
+          UserError: a model of this kind does not support the size.
         """
         size = height_and_width(image_size)
         if size == self.image_size or self.any_size:
@@ -324,28 +318,29 @@ class ImageModel(nnx.Module):
     def predict(
         self, images: Any, top: int | None = None, threshold: float | None = None
     ) -> list[Prediction]:
-        """The likeliest classes of images, which are prepared as the model's checkpoint says.
+        """Returns the most likely classes of images, with the checkpoint's preprocessing.
 
         Args:
           images: a path of an image or a folder; an image, PIL's or uint8 `[height, width, 3]`; a
-            list of such; or uint8 `[images, height, width, 3]`. They may be of any size. A model of
-            one channel sees them in grey; a model of four or more takes uint8 arrays with that
-            number of channels.
-          top: highest number of classes named of each image; None: 3, or with a threshold all.
-          threshold: lowest probability of the classes that are named.
+            list of such; or uint8 `[images, height, width, 3]`. They may have any size. A model
+            with one channel converts them to grey; a model with four or more requires uint8 arrays
+            with that number of channels.
+          top: maximum number of classes for each image; None: 3, or with a threshold all.
+          threshold: minimum probability of the returned classes.
 
         Returns:
-          A `Prediction` for each image, with `classes` and `probabilities`, the likeliest first.
-          Probabilities are a softmax over the classes or a sigmoid of each class, as the model was
-          trained.
+          A `Prediction` for each image, with `classes` and `probabilities`, the most likely first.
+          Probabilities are a softmax over the classes or a sigmoid of each class, as in the model's
+          training.
 
         Raises:
-          UserError: an image cannot be read; the model has no head, or is not of a checkpoint.
+          UserError: an image cannot be read, the model has no head, or it was not loaded from a
+            checkpoint.
         """
         return (self.about or About(type(self).__name__)).predict(self, images, top, threshold)
 
     def tree(self) -> str:
-        """All modules and parameters, as Flax prints them: thousands of lines."""
+        """Returns all modules and parameters as Flax prints them: thousands of lines."""
         return super().__repr__()
 
     def __repr__(self):
@@ -355,20 +350,20 @@ class ImageModel(nnx.Module):
         return card_of(self)
 
     def normalize(self, images: ImagesLike) -> jax.Array:
-        """Normalises images for the first layer, float32 `[batch, height, width, channels]`.
+        """Normalizes images for the first layer, float32 `[batch, height, width, channels]`.
 
         Args:
           images: uint8, or floats in [-1, 1].
 
         Raises:
-          UserError: another shape or type.
+          UserError: the images have another shape or type.
         """
         x = to_floats(self._checked(images))
         shift, factor = affine(self.mean, self.std)
         return x if np.all(shift == 0) and np.all(factor == 1) else (x - shift) / factor
 
     def denormalize(self, x: jax.Array) -> jax.Array:
-        """Undoes `normalize`: pixels in [0, 255], not rounded, `[..., channels]`."""
+        """Inverts `normalize`: returns pixels in [0, 255], not rounded, `[..., channels]`."""
         shift, factor = affine(self.mean, self.std)
         return (x * factor + shift + 1) * 127.5
 
@@ -405,19 +400,20 @@ class TokenModel(ImageModel):
     """A model of tokens, one for each patch and some before them: ViT and its relatives.
 
     Its forward pass is `patches`, `assemble`, `encode`, the layer norm `norm` unless that is None,
-    and a head; an objective may change the tokens between two of them. Its `__call__` also takes
-    `whole`, to compute all tokens of the last layer.
+    and a head; an objective may change the tokens between two of these steps. Its `__call__` has a
+    further argument, `whole`, to compute all tokens of the last layer.
 
     Attributes:
-      prefix_tokens: names of the tokens before the patches, which are those of their parameters.
+      prefix_tokens: names of the tokens before the patches; their parameters have the same names.
       grid: rows and columns of patches.
-      tokens: number of all tokens, those behind the patches too.
-      embeds_pixels: a patch's embedding is of its own pixels alone, not of features that see beyond
-        it.
-      attends_fully: every patch attends to every other, so that rollout and distance are defined.
-      keeps_any: `assemble` may keep any of the patches.
-      pools_plainly: the head reads one normalised token or the mean of the patches, nothing
-        between.
+      tokens: number of all tokens, including the registers behind the patches.
+      embeds_pixels: a patch's embedding depends on its own pixels only. False for hybrids, whose
+        features have a larger receptive field.
+      attends_fully: every patch attends to every other, so that rollout and attention distance are
+        defined.
+      keeps_any: `assemble` can keep any subset of the patches.
+      pools_plainly: the head reads one normalized token or the mean of the patches, without further
+        layers.
     """
 
     prefix_tokens: tuple[str, ...]
@@ -430,7 +426,7 @@ class TokenModel(ImageModel):
 
     @property
     def patch_size(self) -> int:
-        """Side of a patch, in pixels where `embeds_pixels`."""
+        """Side of a patch, in pixels if `embeds_pixels`."""
         return self.options.patch_size
 
     @property
@@ -455,24 +451,24 @@ class TokenModel(ImageModel):
 
     @property
     def patch_tokens(self) -> slice:
-        """The places of the patches among all tokens."""
+        """Slice of the patches among all tokens."""
         return slice(self.prefix, self.prefix + math.prod(self.grid))
 
     def patches(self, images: ImagesLike) -> jax.Array:
-        """Turns images into patch embeddings in raster order, `[batch, patches, dim]`.
+        """Returns patch embeddings in raster order, `[batch, patches, dim]`.
 
         Raises:
-          UserError: images of another shape or type.
+          UserError: the images have another shape or type.
         """
         raise NotImplementedError
 
     def assemble(
         self, patches: jax.Array, rngs: nnx.Rngs | None = None, keep: jax.Array | None = None
     ) -> jax.Array:
-        """Turns patch embeddings into all tokens with their positions, `[batch, tokens, dim]`.
+        """Returns all tokens with their positions, `[batch, tokens, dim]`, from patch embeddings.
 
         Args:
-          keep: int32 `[batch, kept]`: only these patches of each image, in this order, where
+          keep: int32 `[batch, kept]`: use only these patches of each image, in this order; requires
             `keeps_any`.
         """
         raise NotImplementedError
@@ -484,76 +480,73 @@ class TokenModel(ImageModel):
         read: int | None = None,
         after: int | None = None,
     ) -> Any:
-        """Applies all layers, `[batch, tokens, dim]` to the same shape, not yet normalised.
+        """Applies all layers, `[batch, tokens, dim]` to the same shape, before the final norm.
 
         Args:
-          read: return so many tokens only, the first; the last layer computes no others.
-          after: return a pair: these, and all tokens as they are after so many layers, fewer than
-            all.
+          read: number of leading tokens to return; the last layer computes no others. None: all.
+          after: return a pair: the result, and all tokens after this number of layers, which is
+            below the depth.
         """
         raise NotImplementedError
 
     def layer_positions(self, rngs: nnx.Rngs | None = None) -> dict[str, Any]:
-        """Makes the arguments of a layer's call that say its tokens' positions, beside what these
-        carry.
+        """Returns the arguments of a layer's call for positions that the tokens lack.
 
         Args:
-          rngs: in training, by which coordinates are rescaled where they are.
+          rngs: random keys, in training, for the random rescaling of coordinates.
         """
         raise NotImplementedError
 
     def more_layers(
         self, count: int, first: int, scheme: Scheme | None = None, *, rngs: nnx.Rngs
     ) -> nnx.Dict:
-        """Makes layers like its own, which read its tokens and do not belong to it.
+        """Returns new layers similar to the model's own that are not part of the model.
 
         Args:
-          count: how many.
-          first: the number, from 0, of the first among its layers, by which it is drawn, and
-            skipped.
-          scheme: how they start; None: as its own.
+          count: number of layers.
+          first: index of the first new layer, from 0; it determines the initialization and the
+            stochastic depth.
+          scheme: initialization scheme; None: the model's own.
 
         Raises:
-          UserError: its layers are no plain ones.
+          UserError: the model's layers are not plain ones.
         """
         raise NotImplementedError
 
 
 class CodeModel(ImageModel):
-    """A model that says one code of a vocabulary for each place of an image: a tokeniser.
+    """A tokenizer: a model that predicts one code of a vocabulary for each place of an image.
 
     Its linear `head` has an output for each code.
 
     Attributes:
-      code_stride: side of the square of pixels that a code stands for.
+      code_stride: side in pixels of the square that a code represents.
     """
 
     code_stride: int
 
     @property
     def code_grid(self) -> tuple[int, int]:
-        """Rows and columns of codes of an image of its size."""
+        """Rows and columns of codes for an image of the model's size."""
         height, width = self.image_size
         return height // self.code_stride, width // self.code_stride
 
     def code_scores(self, images: jax.Array) -> jax.Array:
-        """Scores the codes at each place, the logits, float32 `[batch, rows, columns, codes]`.
+        """Returns the logits of the codes at each place, float32 `[batch, rows, columns, codes]`.
 
         Raises:
-          UserError: images of another shape or type.
+          UserError: the images have another shape or type.
         """
         raise NotImplementedError
 
     def codes(self, images: jax.Array) -> jax.Array:
-        """Turns images into the likeliest code of each place in raster order, int32 `[batch,
-        places]`.
-        """
+        """Returns the most likely code of each place in raster order, int32 `[batch, places]`."""
         scores = self.code_scores(images)
         return scores.argmax(-1).astype(jnp.int32).reshape(len(scores), -1)
 
 
 def card_of(model: ImageModel) -> str:
-    """Ten lines or so: the model's name, sizes, parameters by part, and where it came from."""
+    """Returns about ten lines: the model's name, sizes, parameters by part, and its source."""
     about = model.about or About(type(model).__name__)
     height, width = model.image_size
     sizes: dict[str, int] = {}

@@ -1,8 +1,8 @@
-"""Initial values that NumPy draws on the host: to compile JAX's own draws takes seconds.
+"""Initializers that draw on the host with NumPy: compiling JAX's random functions takes seconds.
 
-They are functions of the key and the shape alone, whatever the devices and the mesh. Each is called
-as Flax calls an initialiser, with a key, a shape and a dtype; while JAX traces it is a callback,
-and draws nothing.
+The values depend on the key and the shape only, not on the devices or the mesh. Each initializer
+has Flax's signature: a key, a shape and a dtype. While JAX traces, it is a callback and draws
+nothing.
 """
 
 import math
@@ -13,12 +13,13 @@ import jax
 import numpy as np
 
 Initializer = Callable[..., jax.Array]  # (key, shape, dtype)
-BLOCK = 2**16  # Numbers that stay in the processor's cache while they are worked on.
-CUT_STD = 0.87962566103423978  # Of a standard normal cut at -2 and 2.
+# Numbers per block: a block stays in the processor's cache while it is processed.
+BLOCK = 2**16
+CUT_STD = 0.87962566103423978  # Standard deviation of a standard normal truncated at -2 and 2.
 
 
 def normal(std: float) -> Initializer:
-    """An initialiser that draws from a normal distribution around 0."""
+    """Returns an initializer that draws from a normal distribution around 0."""
 
     def draw(generator, out):
         generator.standard_normal(out=out, dtype=np.float32)
@@ -28,10 +29,10 @@ def normal(std: float) -> Initializer:
 
 
 def xavier(parts: int = 1, dense: bool = False) -> Initializer:
-    """Glorot's uniform values, for each of `parts` kernels that lie side by side in one.
+    """Returns Glorot's uniform initializer, for each of `parts` concatenated kernels.
 
     Args:
-      dense: a convolution's kernel is that of a dense layer, whose outputs count once.
+      dense: treat a convolution's kernel as a dense layer's, whose outputs count once.
     """
 
     def draw(generator, out):
@@ -49,10 +50,10 @@ def xavier(parts: int = 1, dense: bool = False) -> Initializer:
 
 
 def xavier_normal(parts: int = 1, factors: tuple[float, ...] = (1.0,)) -> Initializer:
-    """Glorot's normal values, for each of `parts` kernels that lie side by side in one.
+    """Returns Glorot's normal initializer, for each of `parts` concatenated kernels.
 
     Args:
-      factors: of the kernel's outputs, in as many groups as there are factors.
+      factors: factors of the kernel's outputs, which are split into as many groups.
     """
 
     def draw(generator, out):
@@ -66,7 +67,7 @@ def xavier_normal(parts: int = 1, factors: tuple[float, ...] = (1.0,)) -> Initia
 
 
 def lecun() -> Initializer:
-    """Normal values, cut at two standard deviations, of variance 1 / inputs after it."""
+    """Returns LeCun's initializer: normal, truncated at 2 std, of final variance 1 / inputs."""
 
     def draw(generator, out):
         generator.standard_normal(out=out, dtype=np.float32)
@@ -78,9 +79,10 @@ def lecun() -> Initializer:
 
 
 def cut_normal(std: float) -> Initializer:
-    """An initialiser that draws from a normal distribution around 0, cut at its own std.
+    """Returns an initializer that draws from a normal distribution truncated at one std.
 
-    What is drawn deviates by 0.54 of it (timm's `trunc_normal_` with a=-std and b=std).
+    The std of the truncated values is 0.54 times `std` (timm's `trunc_normal_` with a=-std and
+    b=std).
     """
 
     def draw(generator, out):
@@ -96,16 +98,15 @@ def cut_normal(std: float) -> Initializer:
 
 
 def uniform(limit: float) -> Initializer:
-    """Uniform values from -limit to limit."""
-
+    """Returns an initializer that draws uniformly from -limit to limit."""
     return _initializer(lambda generator, out: _fill_evenly(generator, out, limit))
 
 
 def torch_convolution(share: float = 1.0) -> Initializer:
-    """Uniform values of variance 1 / (3 inputs), as PyTorch starts convolutions and dense layers.
+    """Returns PyTorch's initializer of dense layers: uniform, variance 1 / (3 inputs).
 
     Args:
-      share: of that std.
+      share: factor of the std.
     """
     return _initializer(
         lambda generator, out: _fill_evenly(generator, out, share * _fans(out.shape)[0] ** -0.5)
@@ -119,13 +120,13 @@ def _fill_evenly(generator: np.random.Generator, out: np.ndarray, limit: float) 
 
 
 def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Inputs and outputs of a kernel `[..., inputs, outputs]`, at all its places."""
+    """Returns the inputs and outputs of a kernel `[..., inputs, outputs]`, times its places."""
     places = math.prod(shape[:-2])
     return places * shape[-2], places * shape[-1]
 
 
 def _initializer(draw: Callable[[np.random.Generator, np.ndarray], None]) -> Initializer:
-    """Makes an initialiser of a function that fills a float32 array."""
+    """Returns an initializer from a function that fills a float32 array."""
 
     def initializer(key, shape, dtype=np.float32):
         def on_host(words):
@@ -142,67 +143,65 @@ def _initializer(draw: Callable[[np.random.Generator, np.ndarray], None]) -> Ini
 
 
 def _aligned(shape: tuple[int, ...]) -> np.ndarray:
-    """An array that JAX takes on a CPU as it is; to copy it would take as long as to draw it."""
+    """Returns an aligned array, which JAX uses on a CPU without a copy (as slow as drawing)."""
     memory = np.empty(math.prod(shape) + 16, np.float32)
     start = -memory.ctypes.data // memory.itemsize % 16
     return memory[start : start + math.prod(shape)].reshape(shape)
 
 
 class Scheme(NamedTuple):
-    """The first values of those parameters of a Transformer that libraries start differently."""
+    """Initializers of the Transformer's parameters that differ between libraries."""
 
-    patches: Initializer  # Kernel of the patch embedding,
-    patches_bias: Callable[[int], Initializer]  # and its bias, by the kernel's number of inputs.
+    patches: Initializer  # Kernel of the patch embedding.
+    patches_bias: Callable[[int], Initializer]  # Its bias, from the kernel's number of inputs.
     qkv: Initializer
     mlp_bias: Initializer
-    dense: Initializer = xavier()  # Kernel of the MLP's first layer,
-    gated: Initializer = xavier(parts=2)  # where it has a gate,
-    out: Initializer = xavier()  # and of the last layer of either branch.
+    dense: Initializer = xavier()  # Kernel of the MLP's first layer.
+    gated: Initializer = xavier(parts=2)  # The same for a gated MLP.
+    out: Initializer = xavier()  # Kernel of the last layer of either branch.
 
-    own: Callable[[int, int, bool], dict[str, Initializer]] = (
-        lambda layer, depth, sub_norm: {}
-    )  # `of_layer`'s.
+    # Values of a single layer; see `of_layer`.
+    own: Callable[[int, int, bool], dict[str, Initializer]] = lambda layer, depth, sub_norm: {}
 
-    # Class, mask and other tokens; None: zeros where a token's learned position starts it, else
-    # normal.
+    # Class, mask and other tokens. None: zeros if the token's learned position also initializes it,
+    # else normal.
     token: Initializer | None = None
-    positions: Initializer = normal(0.02)  # Learned ones.
+    positions: Initializer = normal(0.02)  # Learned positions.
 
     def of_layer(self, layer: int, depth: int, sub_norm: bool) -> "Scheme":
-        """The values of one layer, counted from 0, of `depth` layers.
+        """Returns the initializers of one layer, counted from 0, of `depth` layers.
 
         Args:
-          sub_norm: its branches are normalised within (Wang et al., 2022).
+          sub_norm: the layer's branches contain norms (sub-LN; Wang et al., 2022).
         """
         return self._replace(**self.own(layer, depth, sub_norm))
 
 
 def _of_beit(std: float) -> "Scheme":
-    """BEiT's values, all of one standard deviation before they are cut."""
+    """Returns BEiT's scheme: all values have one std before truncation."""
     drawn, zeros = cut_normal(std), jax.nn.initializers.zeros
 
     def own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
-        """The last layers of branches, divided by sqrt(2 (layer + 1))."""
+        """Returns the last layers of branches, divided by sqrt(2 (layer + 1))."""
         return {"out": cut_normal(std / math.sqrt(2 * (layer + 1)))}
 
     return Scheme(drawn, lambda inputs: zeros, drawn, zeros, *[drawn] * 3, own, drawn, drawn)
 
 
 def _vqkds_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
-    """The last layers of branches of BEiT's code for fine-tuning, divided in the same way."""
+    """Returns the last layers of branches as in BEiT's fine-tuning, with the same division."""
     return {"out": normal(0.02 / math.sqrt(2 * (layer + 1)))}
 
 
 def _plain_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
-    """PyTorch's dense layers as the last ones of branches, divided in the same way."""
+    """Returns PyTorch's initializer for the last layers of branches, with the same division."""
     return {"out": torch_convolution(1 / math.sqrt(2 * (layer + 1)))}
 
 
 def aggregation(dim: int) -> "Scheme":
-    """The values of the layers, of this width, of BEiT v2's patch aggregation, which are PyTorch's
-    own.
+    """Returns the scheme of the layers of BEiT v2's patch aggregation, of width `dim`.
 
-    Biases are zeros all the same.
+    The values are PyTorch's defaults, except that biases are zero.
     """
     return SCHEMES["beit"]._replace(
         qkv=uniform(dim**-0.5),
@@ -213,19 +212,18 @@ def aggregation(dim: int) -> "Scheme":
 
 
 def _eva02s_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
-    """EVA-02's kernels but those of queries and keys, sqrt(log(2 depth)) larger where
-    `sub_norm`.
-    """
+    """Returns EVA-02's kernels: all but q and k scaled by sqrt(log(2 depth)) if `sub_norm`."""
     if not sub_norm:
         return {}
     factor = math.sqrt(math.log(2 * depth))
     one, gated = xavier_normal(factors=(factor,)), xavier_normal(parts=2, factors=(factor, factor))
-    qkv = xavier_normal(parts=3, factors=(1, 1, factor))  # Kernels of their own there.
+    # Queries, keys and values have separate kernels in EVA-02.
+    qkv = xavier_normal(parts=3, factors=(1, 1, factor))
     return {"qkv": qkv, "dense": one, "gated": gated, "out": one}
 
 
-# DeiT's, DINO's and Swin's in PyTorch, whose cut at -2 and 2 cuts nothing; patches as PyTorch's
-# convolutions.
+# DeiT's, DINO's and Swin's schemes in PyTorch; their truncation at -2 and 2 has no effect. The
+# patch embedding has the initialization of PyTorch's convolutions.
 _DEIT = Scheme(
     torch_convolution(),
     lambda inputs: uniform(inputs**-0.5),
@@ -236,12 +234,12 @@ _DEIT = Scheme(
 )
 
 SCHEMES = {
-    # The paper's code, by Flax.
+    # The paper's code, in Flax.
     "flax": Scheme(
         lecun(), lambda inputs: jax.nn.initializers.zeros, xavier(parts=3), normal(1e-6)
     ),
-    # Masked autoencoders' in PyTorch: Xavier for patches as for a dense layer, and for q, k and v
-    # at once.
+    # The authors' masked autoencoders in PyTorch: Xavier, with the patch embedding treated as a
+    # dense layer and q, k and v as one kernel.
     "mae": Scheme(
         xavier(dense=True),
         lambda inputs: uniform(inputs**-0.5),
@@ -249,17 +247,18 @@ SCHEMES = {
         jax.nn.initializers.zeros,
     ),
     "deit": _DEIT,
-    # DeiT III's class token has no position embedding: here it is zero, and its position starts as
-    # the token.
+    # DeiT III's class token has no position embedding. Here the token starts at zero, and its
+    # position with the token's values.
     "deit3": _DEIT._replace(token=None),
     "dinov2": _DEIT._replace(token=normal(1e-6)),
-    # BEiT's in PyTorch, and EVA-g's.
+    # BEiT's and EVA-g's schemes in PyTorch.
     "beit": _of_beit(0.02),
     "eva": _of_beit(0.015),
-    # Of BEiT v2's tokeniser in PyTorch, encoder and decoder: DeiT's, and BEiT's division of last
-    # layers.
+    # BEiT v2's tokenizer in PyTorch, encoder and decoder: DeiT's scheme with BEiT's division of the
+    # last layers.
     "vqkd": _DEIT._replace(own=_vqkds_own),
-    # EVA-02's in PyTorch: Xavier's normal values, q, k and v at once; patches as MAE has them.
+    # EVA-02's scheme in PyTorch: Xavier's normal values, q, k and v as one kernel; patches as in
+    # MAE.
     "eva02": Scheme(
         xavier(dense=True),
         lambda inputs: uniform(inputs**-0.5),

@@ -1,4 +1,4 @@
-"""Some square patches of each image, side by side as a smaller image, and back in their places."""
+"""Gathers some square patches of each image into a smaller image, and scatters them back."""
 
 from typing import NamedTuple
 
@@ -7,16 +7,15 @@ import jax.numpy as jnp
 
 
 class KeptPatches(NamedTuple):
-    """The places of the patches that are kept of each image.
+    """Positions of the patches that are kept of each image.
 
-    One under the other they are a tall image, `[batch, kept * side, side, channels]`, of which
-    layers that see one place, or a part of a patch, compute what they would in the whole image.
-    Maps of a lower
-    resolution are gathered alike, as long as a patch has whole places: `side` is their number in
-    its row.
+    The kept patches are stacked vertically to a tall image, `[batch, kept * side, side, channels]`.
+    Layers that read one place, or a part of a patch, compute the same values as in the whole image.
+    Feature maps of a lower resolution are gathered in the same way, as long as a patch covers whole
+    places; `side` is then the number of places in a row of the patch.
 
     Attributes:
-      positions: int32 `[batch, kept]`, numbers of the patches in raster order, each once.
+      positions: int32 `[batch, kept]`, indices of the patches in raster order, each once.
       grid: rows and columns of patches.
     """
 
@@ -24,7 +23,7 @@ class KeptPatches(NamedTuple):
     grid: tuple[int, int]
 
     def gather(self, x: jax.Array) -> jax.Array:
-        """The tall image of a whole one, `[batch, height, width, channels]`."""
+        """Returns the tall image from a whole one, `[batch, height, width, channels]`."""
         rows, columns = self.grid
         batch, height, _, channels = x.shape
         side = height // rows
@@ -36,7 +35,7 @@ class KeptPatches(NamedTuple):
         return kept.reshape(batch, -1, side, channels)
 
     def scatter(self, x: jax.Array) -> jax.Array:
-        """The whole image of a tall one, with zeros where nothing is kept."""
+        """Returns the whole image from a tall one, with zeros at the other patches."""
         rows, columns = self.grid
         batch, _, side, channels = x.shape
         kept = x.reshape(batch, -1, side * side * channels)

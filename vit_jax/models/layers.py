@@ -1,6 +1,4 @@
-"""Names of activations, and running a stack of layers: one by one or as a scan, kept or
-rematerialised.
-"""
+"""Named activations, and running a stack of layers: one by one, as a scan, with remat."""
 
 import contextlib
 import math
@@ -12,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-# What is kept of a layer for the backward pass; the rest is computed anew there.
+# Rematerialization policies: the values stored for the backward pass; all others are recomputed.
 REMAT = {
     "none": None,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # Not attention's scores.
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # Excludes attention scores.
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
@@ -28,15 +26,13 @@ _part: ContextVar[jax.Array | int] = ContextVar("part", default=0)
 
 
 def named(name: str, x: jax.Array) -> jax.Array:
-    """The activation itself; whoever calls the model may say where activations of this name live,
-    and capture them.
-    """
+    """Returns the activation, and marks it with a name for sharding and capturing."""
     capture(name, lambda: x)
     return _place.get()(name, x)
 
 
 def capture(name: str, compute: Callable[[], jax.Array]) -> None:
-    """Computes an intermediate result of this name where it has been asked for, and only there."""
+    """Computes and records an intermediate result if its name is being captured."""
     found = _captured.get()
     if found and name in found:
         found[name].append(compute())
@@ -49,9 +45,7 @@ def captures() -> bool:
 
 @contextlib.contextmanager
 def capturing(names: Sequence[str]) -> Iterator[dict[str, list[jax.Array]]]:
-    """Collects what models compute under these names while it is entered, in the order of the
-    call.
-    """
+    """Collects the activations with these names, in call order, while the context is open."""
     found = {name: [] for name in names}
     token = _captured.set(found)
     try:
@@ -61,16 +55,15 @@ def capturing(names: Sequence[str]) -> Iterator[dict[str, list[jax.Array]]]:
 
 
 def platform() -> str:
-    """The platform that a model is traced for: `cpu`, `gpu` or `tpu`."""
+    """Returns the platform that the model is traced for: `cpu`, `gpu` or `tpu`."""
     return _platform.get() or jax.default_backend()
 
 
 def _exact_gelu(x: jax.Array) -> jax.Array:
-    """x times the share of a normal distribution that lies below it, computed in float32 at least.
+    """Computes x times the normal distribution's CDF at x, in float32 or wider, as PyTorch does.
 
-    As PyTorch has it. erfc, which has more digits far below zero, takes twice the memory and longer
-    on a CPU, and by the TPU compiler's estimate a quarter more cycles of a whole ConvNeXt block in
-    bfloat16.
+    erfc has more digits far below zero. It takes twice the memory and longer on a CPU, and by the
+    TPU compiler's estimate a quarter more cycles for a whole ConvNeXt block in bfloat16.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return (0.5 * wide * (1 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)
@@ -84,9 +77,7 @@ GELUS = {
 
 
 def part() -> jax.Array | int:
-    """Number of the part of the batch that a model is traced for, where it sees no more than a
-    part.
-    """
+    """Returns the index of the batch shard that the model is traced for; 0: the whole batch."""
     return _part.get()
 
 
@@ -94,8 +85,12 @@ def part() -> jax.Array | int:
 def placing(
     place: Callable[[str, jax.Array], jax.Array], platform: str, part: jax.Array | int = 0
 ) -> Iterator[None]:
-    """Traces models for such devices while it is entered, and applies `place(name, x)` to every
-    named activation; models are given this part of the batch, of parts that are alike.
+    """Traces models for this platform while the context is open, and places named activations.
+
+    Args:
+      place: called as `place(name, x)` for every named activation; its result replaces `x`.
+      platform: `cpu`, `gpu` or `tpu`.
+      part: index of the batch shard, of shards with equal sizes.
     """
     tokens = _place.set(place), _platform.set(platform), _part.set(part)
     try:
@@ -106,9 +101,7 @@ def placing(
 
 
 def rising(rate: float, number: int, layers: int) -> float:
-    """Stochastic depth of a layer, counted from 0: it rises linearly from 0 to the rate in the last
-    one.
-    """
+    """Returns the stochastic depth rate of a layer: linear from 0 (first) to `rate` (last)."""
     return rate * number / max(1, layers - 1)
 
 
@@ -126,9 +119,9 @@ def run_blocks(
 
     Args:
       blocks: called as `block(x, rngs, stochastic_depth, **given)`.
-      first: number of the first of them among all blocks of the model.
-      rate: stochastic depth by that number.
-      key: in training; each block's own is folded from it and its number.
+      first: index of the first block among all blocks of the model.
+      rate: returns the stochastic depth rate for a block's index.
+      key: random key, in training; each block's key is folded from it and the index.
       remat: a key of `REMAT`.
     """
 
@@ -148,13 +141,15 @@ def run_layers(
     remat: str,
     scan: bool = False,
 ) -> jax.Array:
-    """`x = call(layer, x, inputs of the layer)` for one layer after the other.
+    """Applies `x = call(layer, x, inputs of the layer)` for each layer in turn.
+
+    While intermediate results are captured, `remat` and `scan` are ignored, since the results must
+    leave the call.
 
     Args:
       remat: a key of `REMAT`.
-      scan: compile one layer for all, which must be alike; their parameters are stacked for it.
-
-    What is captured must come out of the call: then neither is done.
+      scan: run identical layers with `lax.scan`, which compiles one layer; their parameters are
+        stacked.
     """
     if captures():
         remat, scan = "none", False

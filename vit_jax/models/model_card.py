@@ -1,4 +1,4 @@
-"""A model's shapes, number of parameters and cost, before it is allocated."""
+"""A model's shapes, number of parameters and cost, before its parameters are allocated."""
 
 import math
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from vit_jax.models.layers import placing
 
 @dataclass(frozen=True)
 class ModelCard:
-    """One line about a model."""
+    """One line of facts about a model."""
 
     name: str
     parameters: int
-    multiply_adds: int  # Of one image's forward pass: matrix products and convolutions.
-    tokens: int | None  # None for a model without.
+    multiply_adds: int  # Matrix products and convolutions of one image's forward pass.
+    tokens: int | None  # None for a model without tokens.
     image_size: tuple[int, int]
     source: str
 
@@ -36,9 +36,7 @@ class ModelCard:
 
 
 class _OneKey:
-    """Stands for `nnx.Rngs` where only shapes are wanted: counting keys would take longer than the
-    rest.
-    """
+    """A fast substitute for `nnx.Rngs` if only shapes are needed: it does not count keys."""
 
     def __init__(self):
         self._key = jax.random.key(0)
@@ -50,29 +48,27 @@ class _OneKey:
 
 
 def abstract(build: Callable[..., ImageModel]) -> ImageModel:
-    """The model that `build(rngs=...)` makes, with shapes in place of arrays."""
+    """Returns the model that `build(rngs=...)` creates, with shapes in place of arrays."""
     return nnx.eval_shape(lambda: build(rngs=_OneKey()))
 
 
 def count_parameters(model: nnx.Module) -> int:
-    """Number of parameters; `model` may be abstract."""
+    """Returns the number of parameters; `model` may be abstract."""
     return sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
 
 def parameter_shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:
-    """Shapes of the parameters by path; `model` may be abstract."""
+    """Returns the shapes of the parameters by path; `model` may be abstract."""
     flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
     return {"/".join(map(str, path)): leaf.shape for path, leaf in flat}
 
 
 def count_multiply_adds(model: nnx.Module) -> int:
-    """Multiply-adds of one image's forward pass: matrix products and convolutions, as JAX traces
-    them.
+    """Returns the multiply-adds of matrix products and convolutions in one image's forward pass.
 
-    The papers' "GFLOPs" count one multiply-add as one, and nothing where a kernel lies on padding.
-    They count all tokens of the last layer, also where a model does not compute those that nobody
-    reads.
-    `model` may be abstract.
+    As in the papers' "GFLOPs", one multiply-add counts as one, and kernel elements on padding do
+    not count. All tokens of the last layer count, even those that a model skips because no head
+    reads them. `model` may be abstract.
     """
     graphdef, params = nnx.split(model)
     images = jax.ShapeDtypeStruct((1, *model.image_size, model.channels), jnp.float32)
@@ -85,14 +81,15 @@ def count_multiply_adds(model: nnx.Module) -> int:
 
 
 def training_flops(multiply_adds: float) -> float:
-    """The least operations of a step with so many in its forward pass: two each, and twice that
-    backwards.
+    """Returns the minimum FLOPs of a training step from the multiply-adds of its forward pass.
+
+    A multiply-add is two operations, and the backward pass costs twice the forward pass.
     """
     return 6.0 * multiply_adds
 
 
 def traced_multiply_adds(function: Callable, *arguments) -> int:
-    """Multiply-adds of a function as JAX traces it; the arguments may be shapes."""
+    """Returns the multiply-adds of a function as traced by JAX; the arguments may be shapes."""
     with placing(lambda _, x: x, platform="cpu"):
         return _count(jax.make_jaxpr(function)(*arguments).jaxpr)
 
@@ -107,9 +104,7 @@ def _count(jaxpr: core.Jaxpr) -> int:
 
 
 def multiply_adds(equation: core.JaxprEqn) -> int:
-    """Multiply-adds of one operation that JAX traced: 0 but for products of matrices and
-    convolutions.
-    """
+    """Returns the multiply-adds of one traced matrix product or convolution; else 0."""
     kind, shapes = (
         equation.primitive.name,
         [v.aval.shape for v in equation.invars if hasattr(v, "aval")],
@@ -124,7 +119,7 @@ def multiply_adds(equation: core.JaxprEqn) -> int:
 
 
 def _convolution(inputs: tuple, kernel: tuple, outputs: tuple, params: dict) -> int:
-    """Multiply-adds of one convolution."""
+    """Returns the multiply-adds of one convolution."""
     in_axes, kernel_axes, out_axes = params["dimension_numbers"]
     total = outputs[out_axes[0]] * outputs[out_axes[1]] * kernel[kernel_axes[1]]
     for i, (stride, padding, dilation, kernel_dilation) in enumerate(
@@ -150,12 +145,11 @@ def count_taps(
     dilation: int,
     kernel_dilation: int,
 ) -> int:
-    """Pairs of an output and a kernel element, along one axis, that meet an input and not padding.
+    """Returns the number of pairs (output, kernel element) on one axis that are not on padding.
 
-    Output o and element k meet place p = o stride + k kernel_dilation - padding, which is an input
-    if
-    `dilation` divides it: for each k, every `period`-th o between the first and the last within the
-      input.
+    Output o and element k read place p = o stride + k kernel_dilation - padding. This is an input
+    if `dilation` divides p: for each k, every `period`-th o between the first and the last output
+    whose place is within the input.
     """
     start = np.arange(kernel) * kernel_dilation - padding
     common = math.gcd(stride, dilation)

@@ -1,4 +1,4 @@
-"""Pixels as models take them: uint8 or floats, and the mean and std of a training set."""
+"""Pixels as model inputs: uint8 or floats, and the mean and std of a training set."""
 
 from typing import Any
 
@@ -11,17 +11,17 @@ from vit_jax.options.model import Statistic
 
 
 def to_floats(images: jax.Array) -> jax.Array:
-    """Pixels in [-1, 1], float32: those of uint8 images; floats keep their values."""
+    """Converts uint8 images to float32 pixels in [-1, 1]; floats keep their values."""
     if images.dtype == jnp.uint8:
         return images.astype(jnp.float32) / 127.5 - 1
     return images.astype(jnp.float32)
 
 
 def from_lists(values: Any) -> np.ndarray:
-    """Returns nested lists of numbers as an array; whole numbers from 0 to 255 are uint8.
+    """Returns nested lists of numbers as an array; integers from 0 to 255 become uint8.
 
     Raises:
-      UserError: they are no array.
+      UserError: the lists differ in shape.
     """
     try:
         array = np.asarray(values)
@@ -32,11 +32,10 @@ def from_lists(values: Any) -> np.ndarray:
 
 
 def in_channels(images: jax.Array, channels: int) -> jax.Array:
-    """RGB images, uint8 `[..., 3]`, in grey, `[..., 1]`, for a model of one channel; for others as
-    they are.
+    """Converts RGB images, uint8 `[..., 3]`, to grey, `[..., 1]`, for a model with one channel.
 
-    Grey is ITU-R 601-2 luma in Pillow's fixed point: an image whose channels are alike keeps its
-    values.
+    For other models the images are returned unchanged. Grey is ITU-R 601-2 luma in Pillow's fixed
+    point: an image with equal channels keeps its values.
     """
     if channels != 1 or images.shape[-1] != 3:
         return images
@@ -45,5 +44,5 @@ def in_channels(images: jax.Array, channels: int) -> jax.Array:
 
 
 def affine(mean: Statistic, std: Statistic) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and std of pixels in [-1, 1], float32."""
+    """Returns mean and std for pixels in [-1, 1], float32, from those for pixels in [0, 1]."""
     return np.float32(2 * np.asarray(mean) - 1), np.float32(2 * np.asarray(std))

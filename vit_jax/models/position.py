@@ -1,4 +1,4 @@
-"""Positions of tokens: learned, fixed, relative and rotary (paper, appendix D.4)."""
+"""Position embeddings: learned, fixed, relative and rotary (paper, appendix D.4)."""
 
 import math
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from flax import nnx
 from vit_jax.models import initializers
 
 FIXED = ("sincos2d", "sincos2d_mae")
-# How a table is resized: linearly from corner to corner, as the paper's code; as PyTorch resizes
-# pictures, bicubic (Transformers), with 0.1 more than the new side in its scale (DINO, DINOv2), or
-# smoothed (timm).
+# Interpolation of a table: linear from corner to corner, as in the paper's code; or as PyTorch
+# resizes images: bicubic (Transformers), bicubic with 0.1 added to the new side in the scale (DINO,
+# DINOv2), or bicubic with antialiasing (timm).
 
 
 class PositionEmbedding(nnx.Module):
@@ -23,10 +23,10 @@ class PositionEmbedding(nnx.Module):
     Args:
       kind: `1d`, a learned table; `2d`, learned halves for column and row; or one of `FIXED`.
       grid: rows and columns of patches.
-      prefix: tokens before the patches; in `2d` each has a vector of its own, in fixed positions
-        zeros.
-      resize: of `POSITION_RESIZES` (options/model.py).
-      drawn: draws the first values of learned ones; None: from a normal distribution of 0.02.
+      prefix: number of tokens before the patches. Each has its own vector in `2d`, and zeros in
+        fixed embeddings.
+      resize: one of `POSITION_RESIZES` (options/model.py).
+      drawn: initializer of learned embeddings; None: a normal distribution with std 0.02.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class PositionEmbedding(nnx.Module):
         elif kind == "2d":
             self.x, self.y = table(columns, dim // 2), table(rows, dim // 2)
             if prefix:
-                self.special_table = table(prefix, dim)  # Checkpoints have it by this name.
+                self.special_table = table(prefix, dim)  # The name in checkpoints.
 
     def __call__(self) -> jax.Array:
-        """`[1, prefix + rows * columns, dim]`."""
+        """Returns the embeddings, `[1, prefix + rows * columns, dim]`."""
         if self.kind == "1d":
             return self.table[...]
         rows, columns = self.grid
@@ -69,10 +69,10 @@ class PositionEmbedding(nnx.Module):
         return table[None]
 
     def resized(self, grid: tuple[int, int]) -> "PositionEmbedding":
-        """The same positions for another grid, as a function of these: gradients reach their table.
+        """Returns the embeddings for another grid; gradients reach the original table.
 
-        Learned ones are interpolated as `models.resize.resize_positions` does (paper, section 3.2),
-        fixed ones are computed for the new grid; those of the prefix tokens stay.
+        Learned embeddings are interpolated as in `models.resize.resize_positions` (paper, section
+        3.2). Fixed ones are computed for the new grid. The rows of prefix tokens are kept.
         """
         other = nnx.clone(self)
         other.grid = tuple(grid)
@@ -92,12 +92,12 @@ class PositionEmbedding(nnx.Module):
 
 
 def interpolation(old: int, new: int, kind: str = "linear") -> np.ndarray:
-    """The weights `[new, old]` with which an axis of a table is resized, float32.
+    """Returns the weights `[new, old]` that resize an axis of a table, float32.
 
     Args:
-      kind: one of `POSITION_RESIZES`. `linear` keeps the centres of the outermost patches in place;
-        the others keep their outer edges, and weigh by Keys's cubic of parameter -0.75, or smoothed
-        of -0.5.
+      kind: one of `POSITION_RESIZES`. `linear` aligns the centres of the outermost patches; the
+        others align their outer edges. The others use Keys's cubic kernel with parameter -0.75, or
+        with -0.5 for antialiasing.
     """
     if kind == "linear":
         places = np.arange(new) * ((old - 1) / max(1, new - 1))
@@ -110,7 +110,7 @@ def interpolation(old: int, new: int, kind: str = "linear") -> np.ndarray:
         return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
     first = np.floor(centres).astype(int) - 1
     weights = np.zeros((new, old))
-    for tap in range(4):  # What lies beyond an end is that end.
+    for tap in range(4):  # Places beyond an end are clamped to that end.
         places = first + tap
         at = np.clip(places, 0, old - 1)
         np.add.at(weights, (np.arange(new)[:, None], at), _cubic(places - centres, -0.75))
@@ -118,7 +118,7 @@ def interpolation(old: int, new: int, kind: str = "linear") -> np.ndarray:
 
 
 def _cubic(x: np.ndarray, a: float) -> np.ndarray:
-    """Keys's cubic convolution kernel (1981), 0 from 2 on."""
+    """Computes Keys's cubic convolution kernel (1981), which is 0 from 2 on."""
     x = np.abs(x)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
@@ -126,13 +126,12 @@ def _cubic(x: np.ndarray, a: float) -> np.ndarray:
 
 
 def sincos2d(grid: tuple[int, int], dim: int, kind: str) -> np.ndarray:
-    """Fixed positions `[rows * columns, dim]`: sines and cosines of the column, then of the row.
+    """Returns fixed embeddings `[rows * columns, dim]`: sines and cosines of column and row.
 
     Args:
-      kind: of `FIXED`. Of its D/4 frequencies, number i is 10,000 to the power -i / (D/4 - 1) in
-        `sincos2d`, as in "Better plain ViT baselines for ImageNet-1k" (Beyer et al., 2022), and to
-        -i / (D/4) in
-        `sincos2d_mae`, as in masked autoencoders (He et al., 2022).
+      kind: one of `FIXED`. There are D/4 frequencies; number i is 10,000 to the power -i / (D/4 -
+        1) for `sincos2d`, as in "Better plain ViT baselines for ImageNet-1k" (Beyer et al., 2022),
+        and to -i / (D/4) for `sincos2d_mae`, as in masked autoencoders (He et al., 2022).
     """
     frequencies = 10_000.0 ** -np.linspace(0, 1, dim // 4, endpoint=kind == "sincos2d")
     y, x = (part.reshape(-1, 1) * frequencies for part in np.indices(grid))
@@ -140,12 +139,11 @@ def sincos2d(grid: tuple[int, int], dim: int, kind: str) -> np.ndarray:
 
 
 class RelativeLayout(NamedTuple):
-    """The layout of a table of relative positions, `[offsets, head_dim]`, over queries and keys
-    (paper, D.4).
+    """The layout of a relative position table, `[offsets, head_dim]` (paper, D.4).
 
-    Patches are numbered in raster order, N of them: their difference p_q - p_k lies from -(N-1) to
-    N-1 and takes rows 0 to 2N-2. What is not a patch has three more: to a patch, from a patch, to
-    another such token or itself.
+    The N patches are numbered in raster order. Their difference p_q - p_k lies between -(N-1) and
+    N-1 and uses rows 0 to 2N-2. Other tokens use three more rows: from a token to a patch, from a
+    patch to a token, and from a token to another token or itself.
     """
 
     grid: tuple[int, int]
@@ -154,11 +152,11 @@ class RelativeLayout(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows of the table."""
+        """Number of rows of the table."""
         return 2 * math.prod(self.grid) - 1 + (3 if self.prefix + self.registers else 0)
 
     def offsets(self) -> np.ndarray:
-        """The row of the table for each query and key, `[tokens, tokens]`."""
+        """Returns the row of the table for each query and key, `[tokens, tokens]`."""
         patches = math.prod(self.grid)
         number = np.arange(patches)
         last = 2 * patches - 1
@@ -170,15 +168,14 @@ class RelativeLayout(NamedTuple):
         return offsets if self.prefix + self.registers else offsets[inside, inside]
 
     def resized(self, table: jax.Array, grid: tuple[int, int]) -> jax.Array:
-        """The table for another grid, resized by rows and columns, bicubically as Swin's tables of
-        biases.
+        """Returns the table for another grid, resized bicubically like Swin's bias tables.
 
-        A difference of numbers stands for one offset in rows and columns, or two: C - 1 columns of
-        C are one row less a column. Its new vector is the mean of theirs over all pairs of patches
-        that have it.
+        A difference of patch numbers can result from one or two offsets in rows and columns: with C
+        columns, an offset of C - 1 columns equals one row less one column. Its new vector is the
+        mean over all pairs of patches with this difference.
         """
         old, new = math.prod(self.grid), math.prod(grid)
-        among = table[difference(self.grid) + old - 1]  # [rows' offset, columns' offset, head_dim]
+        among = table[difference(self.grid) + old - 1]  # [row offset, column offset, head_dim]
         rows, columns = (
             interpolation(2 * before - 1, 2 * after - 1, "bicubic")
             for before, after in zip(self.grid, grid, strict=True)
@@ -192,42 +189,40 @@ class RelativeLayout(NamedTuple):
 
 
 def difference(grid: tuple[int, int]) -> np.ndarray:
-    """The difference of two patches' numbers by their offset, `[2 rows - 1, 2 columns - 1]`."""
+    """Returns the difference of patch numbers for each offset, `[2 rows - 1, 2 columns - 1]`."""
     rows, columns = grid
     return np.arange(1 - rows, rows)[:, None] * columns + np.arange(1 - columns, columns)
 
 
 def spread_offsets(table: jax.Array) -> jax.Array:
-    """Turns a table by offset, `[2 height - 1, 2 width - 1, heads]`, into one by query and key.
+    """Expands a table by offset, `[2 height - 1, 2 width - 1, heads]`, to one by query and key.
 
-    It is `[heads, tokens, tokens]`: the entry of two places is that of their offset, the query's
-    place less the key's. Each axis is laid out by broadcasting, so that gradients are sums and no
-    scatters.
+    The result is `[heads, tokens, tokens]`; the offset is the query's place minus the key's. Each
+    axis is expanded by broadcasting, so that gradients are sums and not scatters.
     """
 
     def spread(x):
-        """`[2 side - 1, ...]` to `[side, side, ...]`, by query and key."""
+        """Expands `[2 side - 1, ...]` to `[side, side, ...]`, by query and key."""
         side = (len(x) + 1) // 2
-        # Row i of many copies of 2 side numbers, read as rows of 2 side - 1, begins i places
-        # earlier.
+        # Many copies of a row of 2 side numbers are read as rows of 2 side - 1, so that row i
+        # starts i places earlier.
         row = jnp.concatenate([x[::-1], jnp.zeros_like(x[:1])])
         rows = jnp.broadcast_to(row, (side, *row.shape)).reshape(-1, *x.shape[1:])
         return rows[: side * len(x)].reshape(side, *x.shape)[:, side - 1 :]
 
-    rows = spread(table)  # [query's row, key's row, columns' offset, heads]
-    both = spread(
-        jnp.moveaxis(rows, 2, 0)
-    )  # [query's column, key's column, query's row, key's row, heads]
+    rows = spread(table)  # [query row, key row, column offset, heads]
+    # [query column, key column, query row, key row, heads]
+    both = spread(jnp.moveaxis(rows, 2, 0))
     tokens = both.shape[0] * both.shape[2]
     return both.transpose(4, 2, 0, 3, 1).reshape(-1, tokens, tokens)
 
 
 class BiasLayout(NamedTuple):
-    """The layout of a table of biases by offset, `[offsets, heads]`, over queries and keys (BEiT).
+    """The layout of a bias table by offset, `[offsets, heads]`, over queries and keys (BEiT).
 
-    Its rows are those of all offsets between two patches, query less key, in raster order; where
-    there are
-    other tokens, three more: from one of these to a patch, from a patch to one, and among them.
+    It has a row for each offset between two patches, query minus key, in raster order. Other tokens
+    add three rows: from such a token to a patch, from a patch to such a token, and between such
+    tokens.
     """
 
     grid: tuple[int, int]
@@ -236,13 +231,13 @@ class BiasLayout(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows of the table."""
+        """Number of rows of the table."""
         return math.prod(2 * side - 1 for side in self.grid) + (
             3 if self.prefix + self.registers else 0
         )
 
     def spread(self, table: jax.Array) -> jax.Array:
-        """The table by query and key, `[heads, tokens, tokens]`."""
+        """Expands the table to queries and keys, `[heads, tokens, tokens]`."""
         heads, patches = table.shape[-1], math.prod(self.grid)
         shape = tuple(2 * side - 1 for side in self.grid)
         among = spread_offsets(table[: math.prod(shape)].reshape(*shape, heads))
@@ -262,12 +257,11 @@ class BiasLayout(NamedTuple):
         return jnp.concatenate([others[0], line(patches, -2, among), others[1]], axis=1)
 
     def resized(self, table: jax.Array, grid: tuple[int, int]) -> jax.Array:
-        """The table for another grid, as BEiT's authors resize it for fine-tuning: by cubic
-        splines.
+        """Returns the table for another grid, resized by splines as in BEiT's fine-tuning.
 
-        The old offsets stand at places whose distances grow from the middle like a geometric
-        series, so that the outermost are those of the new grid; near offsets keep their fine
-        differences.
+        The distances between the old offsets grow from the middle like a geometric series, so that
+        the outermost offsets match the new grid's. The table thus keeps its detail at small
+        offsets.
         """
         old, new = (tuple(2 * side - 1 for side in sides) for sides in (self.grid, grid))
         count, heads = math.prod(old), table.shape[-1]
@@ -277,17 +271,18 @@ class BiasLayout(NamedTuple):
 
 
 def spline(old: int, new: int) -> np.ndarray:
-    """The weights `[new, old]` with which an axis of a table of biases is resized, float32."""
+    """Returns the weights `[new, old]` that resize an axis of a bias table, float32."""
     if old == new:
         return np.eye(old, dtype=np.float32)
     if old == 1:
         return np.ones((new, 1), np.float32)
-    from scipy.interpolate import InterpolatedUnivariateSpline  # Slow to import, and seldom needed.
+    # Imported here: it is slow to import and rarely needed.
+    from scipy.interpolate import InterpolatedUnivariateSpline
 
     places, wanted = spline_places(old, new), np.arange(new) - new // 2
-    units = np.eye(
-        old
-    )  # A spline is linear in its values. Beyond its ends it stays as it is there.
+    # A spline is linear in its values, so unit vectors give the weights; it is constant beyond its
+    # ends.
+    units = np.eye(old)
     values = [
         InterpolatedUnivariateSpline(places, unit, k=min(3, old - 1), ext=3)(wanted)
         for unit in units
@@ -296,9 +291,7 @@ def spline(old: int, new: int) -> np.ndarray:
 
 
 def spline_places(old: int, new: int) -> np.ndarray:
-    """The places of an old axis's offsets among the new one's, `[old]`: a geometric series from
-    0.
-    """
+    """Returns the places of the old offsets on the new axis, `[old]`: a geometric series from 0."""
     low, high = 1.01, 1.5
     while high - low > 1e-6:
         ratio = (low + high) / 2
@@ -309,14 +302,15 @@ def spline_places(old: int, new: int) -> np.ndarray:
 
 
 class Rope(NamedTuple):
-    """A kind of rotary positions: what makes angles of a patch's row and column.
+    """A kind of rotary position embedding: how angles follow from a patch's row and column.
 
     Attributes:
-      base: of D/4 frequencies, number i is this to the power -i / (D/4), D the width of a head.
-      columns_first: the first half of a head's pairs turns with the column, in place of the row.
-      stretched: rows and columns count in the grid of pre-training.
-      after_cls: they count from 1 where there is a class token.
-      centred: they are the patch's centre from -1 to 1, in full turns.
+      base: base of the D/4 frequencies, D the width of a head; number i is base to the power -i /
+        (D/4).
+      columns_first: the first half of a head's pairs is rotated by the column, not by the row.
+      stretched: rows and columns are scaled to the grid of pre-training.
+      after_cls: rows and columns are counted from 1 if there is a class token.
+      centred: coordinates are the patch's centre between -1 and 1, times 2 pi.
     """
 
     base: float
@@ -328,13 +322,12 @@ class Rope(NamedTuple):
 
 ROPES = {
     "eva02": Rope(10_000, stretched=True),  # Fang et al., 2023.
-    "pe": Rope(
-        10_000, columns_first=True, stretched=True, after_cls=True
-    ),  # Perception Encoder, 2025.
+    # Perception Encoder, 2025.
+    "pe": Rope(10_000, columns_first=True, stretched=True, after_cls=True),
     "axial": Rope(100, columns_first=True),  # Heo et al., 2024, "RoPE-Axial".
     "dinov3": Rope(100, centred=True),  # Simeoni et al., 2025.
 }
-# Cosines and sines by token, head and channel.
+# Cosines and sines for each token, head and channel.
 Rotation = tuple[jax.Array | np.ndarray, jax.Array | np.ndarray]
 
 
@@ -346,12 +339,12 @@ def rotation_angles(
     registers: int,
     head_dim: int,
 ) -> np.ndarray:
-    """Angles `[tokens, 1, head_dim]` of 2-D rotary positions; what is not a patch does not turn.
+    """Returns angles `[tokens, 1, head_dim]` of 2-D rotary positions; 0 for tokens without a patch.
 
     Args:
       kind: a key of `ROPES`.
-      unit: the grid of pre-training, for kinds that are stretched.
-      tokens: names of those before the patches.
+      unit: the grid of pre-training, for stretched kinds.
+      tokens: names of the tokens before the patches.
     """
     rope = ROPES[kind]
     frequencies = rope.base ** (-np.arange(head_dim // 4) / (head_dim // 4))
@@ -369,12 +362,12 @@ def rotation_angles(
 
 
 def draw_scale(most: float, key: jax.Array) -> jax.Array:
-    """A number between 1 / most and most, drawn evenly on a logarithmic scale."""
+    """Draws a number between 1 / most and most, uniformly on a logarithmic scale."""
     return jnp.exp(jax.random.uniform(key, minval=-math.log(most), maxval=math.log(most)))
 
 
 def places_of(grid: tuple[int, int], prefix: int, registers: int) -> np.ndarray:
-    """Column and row of each token, float32 `[tokens, 2]`; 0 of what is no patch."""
+    """Returns the column and row of each token, float32 `[tokens, 2]`; 0 without a patch."""
     rows, columns = np.indices(grid).reshape(2, -1)
     return np.pad(np.stack([columns, rows], axis=1), ((prefix, registers), (0, 0))).astype(
         np.float32
@@ -382,9 +375,9 @@ def places_of(grid: tuple[int, int], prefix: int, registers: int) -> np.ndarray:
 
 
 def mixed_frequencies(heads: int, head_dim: int, rngs: nnx.Rngs) -> jax.Array:
-    """The first values of learned frequencies by column and row, `[2, heads, head_dim / 2]`.
+    """Returns initial values of learned frequencies by column and row, `[2, heads, head_dim / 2]`.
 
-    Each magnitude has two orthogonal directions, turned at random for each head (Heo et al., 2024).
+    Each magnitude has two orthogonal directions, rotated randomly for each head (Heo et al., 2024).
     """
     magnitudes = 10.0 ** (-np.arange(0, head_dim, 4) / head_dim)
     turns = initializers.uniform(np.pi)(rngs.params(), (heads, 1))
@@ -393,11 +386,11 @@ def mixed_frequencies(heads: int, head_dim: int, rngs: nnx.Rngs) -> jax.Array:
 
 
 def mixed_rotation(places: np.ndarray, frequencies: jax.Array) -> Rotation:
-    """The rotation by learned frequencies, `[tokens, heads, head_dim]` each.
+    """Returns cosines and sines for learned frequencies, `[tokens, heads, head_dim]` each.
 
     Args:
-      places: as of `places_of`.
-      frequencies: as of `mixed_frequencies`.
+      places: output of `places_of`.
+      frequencies: output of `mixed_frequencies`.
     """
     angles = jnp.einsum("tp,phf->thf", places, frequencies.astype(jnp.float32), precision="highest")
     angles = jnp.repeat(angles, 2, axis=-1)
@@ -405,11 +398,11 @@ def mixed_rotation(places: np.ndarray, frequencies: jax.Array) -> Rotation:
 
 
 def rotate(x: jax.Array, cosines: jax.Array, sines: jax.Array, halves: bool = False) -> jax.Array:
-    """Turns pairs of channels of `[batch, tokens, heads, head_dim]` by the tables' angles.
+    """Rotates pairs of channels of `[batch, tokens, heads, head_dim]` by the tables' angles.
 
     Args:
-      halves: a pair is a channel of the first half and its fellow of the second; else two
-        neighbours.
+      halves: pair a channel of the first half with the corresponding one of the second half;
+        otherwise pair adjacent channels.
     """
     if halves:
         first, second = jnp.split(x, 2, axis=-1)

@@ -1,15 +1,15 @@
-"""The answer of a model of classes to an image."""
+"""A classifier's prediction for one image."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The likeliest classes of an image.
+    """The most likely classes of an image.
 
     Attributes:
-      image: its path, or its place among the images that were handed in.
-      classes: names, the likeliest first; none where no class reaches a threshold.
+      image: its path, or its index among the input images.
+      classes: names, the most likely first; empty if no class reaches the threshold.
       probabilities: float, of each of these classes.
     """
 

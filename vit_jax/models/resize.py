@@ -1,6 +1,4 @@
-"""Resizing of learned parameters: position tables (paper, section 3.2), bias tables, patch
-embeddings.
-"""
+"""Resizing of position tables (paper, section 3.2), bias tables and patch embeddings."""
 
 import numpy as np
 
@@ -10,7 +8,7 @@ from vit_jax.models.position import interpolation
 
 
 def _zoom(array: np.ndarray, factors: tuple[float, ...]) -> np.ndarray:
-    from scipy.ndimage import zoom  # Its import takes a third of a second, and few runs need it.
+    from scipy.ndimage import zoom  # The import takes a third of a second, and few runs need it.
 
     return np.asarray(zoom(array, factors, order=1))
 
@@ -25,8 +23,7 @@ def resize_positions(
     Args:
       table: `[1, prefix + old rows * columns, dim]`.
       old, new: rows and columns of patches.
-      kind: one of `POSITION_RESIZES`; `linear` maps the corners of the old grid to those of the new
-        one.
+      kind: one of `POSITION_RESIZES`; `linear` aligns the corners of the two grids.
 
     Returns:
       `[1, prefix + new rows * columns, dim]`.
@@ -43,8 +40,10 @@ def resize_positions(
 
 
 def resize_axis(table: np.ndarray, length: int, kind: str = "linear") -> np.ndarray:
-    """Interpolates the rows of a table, `[old length, dim]` to `[length, dim]`; arguments as
-    above.
+    """Interpolates the rows of a table, `[old length, dim]` to `[length, dim]`.
+
+    Args:
+      kind: one of `POSITION_RESIZES`.
     """
     if kind == "linear":
         return _zoom(np.asarray(table), (length / len(table), 1))
@@ -52,8 +51,7 @@ def resize_axis(table: np.ndarray, length: int, kind: str = "linear") -> np.ndar
 
 
 def resize_bias_table(table: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """Resizes Swin's table of relative position biases to another window, bicubically as its
-    authors do.
+    """Resizes Swin's relative position bias table to another window, bicubically as its authors do.
 
     Args:
       table: `[old rows, old columns, heads]`.
@@ -70,8 +68,8 @@ def resize_bias_table(table: np.ndarray, rows: int, columns: int) -> np.ndarray:
 def resize_patches(kernel: np.ndarray, rows: int, columns: int) -> np.ndarray:
     """Resizes the kernel of a patch embedding to another patch size (FlexiViT; Beyer et al., 2023).
 
-    A patch that is enlarged bilinearly keeps its embedding exactly. For smaller patches the
-    embedding is the nearest one in the mean over patches of white noise.
+    A patch enlarged bilinearly keeps its embedding exactly. For smaller patches the embedding is
+    the least-squares approximation over white-noise patches.
 
     Args:
       kernel: `[old rows, old columns, channels, dim]`.
@@ -88,22 +86,18 @@ def resize_patches(kernel: np.ndarray, rows: int, columns: int) -> np.ndarray:
 
 
 def _bilinear(old: int, new: int) -> np.ndarray:
-    """Returns the weights `[new, old]` that resize an axis of an image bilinearly, without
-    antialiasing.
-    """
+    """Returns the weights `[new, old]` of bilinear resizing without antialiasing."""
     centres = np.clip((np.arange(new)[:, None] + 0.5) * (old / new) - 0.5, 0, old - 1)
     return np.maximum(0, 1 - np.abs(centres - np.arange(old)))
 
 
 def grid_of(model, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the grid of patches, by which a `Resize` rule's parameters are laid out."""
+    """Returns the grid of patches, which determines the layout of a `Resize` rule's parameters."""
     return model.grid
 
 
 def _resize_table(table: np.ndarray, change: Change) -> np.ndarray:
-    """Resizes position embeddings to the new grid, and drops the rows of tokens that the model
-    lacks.
-    """
+    """Resizes position embeddings to the new grid, without rows of tokens the model lacks."""
     before, after = change.before, change.after
     if missing := [token for token in after.prefix_tokens if token not in before.prefix_tokens]:
         token = missing[0].removesuffix("_token")

@@ -1,8 +1,8 @@
-"""ResNets with group normalisation and standardised weights: the paper's baselines and hybrids.
+"""ResNets with group norm and weight standardization: the paper's baselines and hybrids.
 
-Two kinds of unit share the code. BiT's come with the activation before the convolution (Kolesnikov
-et al., 2020); the hybrids' (paper, section 3.1) after it, as their released checkpoints do.
-Dimensions are named: batch height width channels.
+Two kinds of units share the code. BiT's are pre-activated (Kolesnikov et al., 2020). The hybrids'
+units (paper, section 3.1) apply the activation after the convolution, as their released checkpoints
+do. Dimensions are named: batch height width channels.
 """
 
 import dataclasses
@@ -27,16 +27,17 @@ from vit_jax.options.model import BiTOptions, HeadOptions
 
 
 class Rules(NamedTuple):
-    """The details in which BiT's and the hybrids' code differ, besides the order of layers."""
+    """Details in which BiT's and the hybrids' code differ, in addition to the order of layers."""
 
-    same_padding: bool  # Else both sides alike: (size - 1) // 2.
+    same_padding: bool  # False: both sides are padded by (kernel size - 1) // 2.
     norm_epsilon: float
-    variance_epsilon: float  # Of standardised weights: sqrt(variance + this) +
-    std_epsilon: float  # this.
+    # Weights are divided by sqrt(variance + variance_epsilon) + std_epsilon.
+    variance_epsilon: float
+    std_epsilon: float
 
 
-# By whether a trunk is pre-activated, and whose numbers it has: timm's and Transformers' code took
-# other epsilons than Google's, which show in the fifth digit.
+# Keys: whether the units are pre-activated, and the source of the epsilons. The epsilons in timm's
+# and Transformers' code differ from Google's, which changes the fifth digit.
 RULES = {
     (True, "google"): Rules(False, 1e-5, 1e-10, 0.0),
     (True, "timm"): Rules(False, 1e-5, 1e-8, 0.0),
@@ -45,8 +46,8 @@ RULES = {
 }
 
 
-# Units in each stage, by the number of layers, of which a unit has three. BiT's are 50 and above;
-# 14 and 26 are for small models and images.
+# Units in each stage, by the number of layers; a unit has three layers. BiT's sizes are 50 and
+# above; 14 and 26 are for small models and images.
 BIT_BLOCKS = {
     "14": (1, 1, 1, 1),
     "26": (2, 2, 2, 2),
@@ -61,16 +62,14 @@ HEAD_AXES = ((r"(head|distillation_head)/kernel", "features -> classes"),)
 
 
 class StdConv(nnx.Module):
-    """A convolution whose kernel is brought to mean 0 and std 1 for each output channel."""
+    """A convolution with a kernel standardized to mean 0 and std 1 for each output channel."""
 
     def __init__(self, inputs, outputs, size, *, stride=1, rules: Rules, dtype, rngs: nnx.Rngs):
         self.kernel = nnx.Param(initializers.lecun()(rngs.params(), (size, size, inputs, outputs)))
         self.size, self.stride, self.rules, self.dtype = size, stride, rules, dtype
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`[batch, height, width, inputs]` to `[batch, height / stride, width / stride,
-        outputs]`.
-        """
+        """Maps `[batch, height, width, inputs]` to an output with sides divided by the stride."""
         kernel = self.kernel[...]
         mean = kernel.mean(axis=(0, 1, 2))
         std = jnp.sqrt(kernel.var(axis=(0, 1, 2)) + self.rules.variance_epsilon)
@@ -90,12 +89,12 @@ class StdConv(nnx.Module):
 
 
 def _convolve_small_maps(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """A 3x3 convolution of maps of at most 2x2, as the product in which each place sees all.
+    """Computes a 3x3 convolution of maps of at most 2x2 as one product over all places.
 
-    XLA's own for CPUs takes 8 to 20 times as long, with gradients 3 to 7 times
+    XLA's convolution on CPUs takes 8 to 20 times as long, with gradients 3 to 7 times
     (docs/measurements.md).
     """
-    # By input and output place, the element of the kernel that lies between them, from 0 to 2.
+    # The index, from 0 to 2, of the kernel element between each input place and output place.
     rows, columns = (
         np.subtract.outer(np.arange(size), np.arange(size)) + 1 for size in x.shape[1:3]
     )
@@ -107,8 +106,9 @@ class AxialAttention(nnx.Module):
     """Attention within columns, then within rows, in place of a 3x3 convolution (appendix D.6).
 
     As in Axial-DeepLab (Wang et al., 2020): 8 heads, queries and keys of half the values' width,
-    and learned relative positions for queries, keys and values. Group norms stand for their batch
-    norms after the projection and at the end, the scale 1 / sqrt(width) for those of the logits.
+    and learned relative positions for queries, keys and values. Group norms replace the batch norms
+    after the projection and at the end; the scale 1 / sqrt(width) replaces the batch norms of the
+    logits.
 
     Args:
       span: height and width of the input.
@@ -125,7 +125,7 @@ class AxialAttention(nnx.Module):
         self.column, self.row, self.stride = axis(span[0]), axis(span[1]), stride
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`[batch, height, width, channels]`, the sides divided by the stride, by averaging."""
+        """Applies attention to `[batch, height, width, channels]`, then pools by the stride."""
         x = self.column(x.swapaxes(1, 2)).swapaxes(1, 2)
         x = self.row(x)
         if self.stride > 1:
@@ -142,7 +142,7 @@ class _AxisAttention(nnx.Module):
         self.norm = group_norm(2 * width, rules, dtype, rngs)
         self.out_norm = group_norm(width, rules, dtype, rngs)
         head = width // heads
-        # Of offsets -(length - 1) to length - 1, for queries, keys and values.
+        # For offsets -(length - 1) to length - 1, for queries, keys and values.
         self.relative_embedding = nnx.Param(
             initializers.normal(head**-0.5)(rngs.params(), (2 * length - 1, 2 * head))
         )
@@ -174,9 +174,7 @@ class _AxisAttention(nnx.Module):
         return self.out_norm(x.reshape(batch, lines, length, width))
 
     def resize(self, length: int) -> None:
-        """Changes the table of relative positions to one for lines of another length,
-        bicubically.
-        """
+        """Resizes the table of relative positions bicubically to lines of another length."""
         weights = interpolation(2 * self.length - 1, 2 * length - 1, "bicubic")
         self.relative_embedding, self.length = (
             nnx.Param(weights @ self.relative_embedding[...]),
@@ -185,7 +183,7 @@ class _AxisAttention(nnx.Module):
 
 
 class PreActivationUnit(nnx.Module):
-    """BiT's bottleneck: normalise, activate, convolve, three times; the sum is left as it is."""
+    """BiT's bottleneck: norm, ReLU, convolution, three times; no activation after the sum."""
 
     def __init__(self, inputs: int, middle: int, stride: int, span, rules: Rules, dtype, rngs):
         def conv(*sizes, stride=1):
@@ -214,7 +212,7 @@ class PreActivationUnit(nnx.Module):
 
 
 class PostActivationUnit(nnx.Module):
-    """The hybrids' bottleneck: convolve, normalise, activate; the last norm starts at zero."""
+    """The hybrids' bottleneck: convolution, norm, ReLU; the last norm's scale starts at zero."""
 
     def __init__(self, inputs: int, middle: int, stride: int, span, rules: Rules, dtype, rngs):
         def conv(*sizes, stride=1):
@@ -237,22 +235,23 @@ class PostActivationUnit(nnx.Module):
 
 
 class ResNet(nnx.Module):
-    """Images to the features of each stage.
+    """A ResNet trunk that returns the features of each stage.
 
     Args:
-      blocks: units in each stage, such as (3, 4, 6, 3); the first stage keeps the root's
-        resolution, each other halves it. An empty tuple is the root alone.
+      blocks: units in each stage, such as (3, 4, 6, 3). The first stage keeps the root's
+        resolution, and each later one halves it. With an empty tuple the trunk is the root only.
       width: factor on all channels.
-      stem: `large`, a 7x7 convolution and a pool that each halve the image; `small`, a 3x3
-        convolution that keeps its size, for images of 32 pixels or so.
-      channels: of the images.
-      preactivation: BiT's units, or else the hybrids'.
-      epsilons: `google` or `timm`, whose small constants.
-      axial_span: height and width of the images, for attention instead of 3x3 convolutions.
-      remat: what of a unit the backward pass computes anew, as of `ViTOptions`.
+      stem: `large`, a 7x7 convolution and a pooling that each halve the image; `small`, a 3x3
+        convolution that keeps its size, for images of about 32 pixels.
+      channels: channels of the images.
+      preactivation: True for BiT's units, False for the hybrids'.
+      epsilons: source of the epsilons, `google` or `timm`.
+      axial_span: height and width of the images, for axial attention instead of 3x3 convolutions.
+      remat: rematerialization policy of the units, as in `ViTOptions`.
 
     Raises:
-      UserError: a width whose channels the norms' groups do not divide, or axial attention's heads.
+      UserError: the width gives a number of channels that the norms' groups or axial attention's
+        heads do not divide.
     """
 
     def __init__(
@@ -300,15 +299,17 @@ class ResNet(nnx.Module):
             self.stages[f"{stage}"] = nnx.Dict(units)
 
     def __call__(self, images: jax.Array) -> list[jax.Array]:
-        """Images `[batch, height, width, channels]` to the features of the root and of each stage.
+        """Returns the features of the root and each stage.
 
-        The last are `[batch, height / stride, width / stride, self.channels]`.
+        The images are `[batch, height, width, channels]`, and the last features `[batch, height /
+        stride, width / stride, self.channels]`.
         """
         x = self.root(images)
         if not self.preactivation:
             x = nnx.relu(self.root_norm(x))
         if self.pools and self.preactivation:
-            x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))  # With zeros, as BiT's code does.
+            # Zero padding, as in BiT's code.
+            x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
         if self.pools:
             padding = "VALID" if self.preactivation else "SAME"
             x = nnx.max_pool(x, window_shape=(3, 3), strides=(2, 2), padding=padding)
@@ -324,18 +325,18 @@ class ResNet(nnx.Module):
 
 
 def resnet_stride(blocks: tuple[int, ...] | None, stem: str) -> int:
-    """Pixels for each position of the features; 1 without a ResNet (None)."""
+    """Returns the stride of the features in pixels; 1 without a ResNet (None)."""
     return 1 if blocks is None else dict(large=4, small=1)[stem] * 2 ** max(0, len(blocks) - 1)
 
 
 class BiT(ImageModel):
     """A BiT ResNet: the paper's baseline (Kolesnikov et al., 2020).
 
-    Images of other sizes work too, except for `axial`. `BiTOptions` describes the arguments.
+    It accepts images of any size, except with `axial`. `BiTOptions` describes the arguments.
 
     Raises:
-      UserError: a width that does not divide into groups; an image that `axial` cannot halve as
-        often as it must.
+      UserError: the norms' groups do not divide the width, or with `axial` the stride does not
+        divide the image size.
     """
 
     options: BiTOptions
@@ -374,22 +375,21 @@ class BiT(ImageModel):
     def features(
         self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False
     ) -> Any:
-        """Turns images into the mean of the last stage's features over all places, `[batch,
-        features]`.
+        """Returns the mean of the last stage's features over all places, `[batch, features]`.
 
         Args:
-          dense: give the features of each stage instead, `[batch, rows, columns, channels]`, finest
-            first. They are neither normalised nor activated, with which a unit begins.
+          dense: return a list of each stage's features instead, `[batch, rows, columns, channels]`,
+            the finest first. They are taken before the norm and the activation at the start of the
+            next unit.
         """
         _, *stages = self.resnet(self.normalize(images))
         return stages if dense else nnx.relu(self.norm(stages[-1])).mean(axis=(1, 2))
 
     def resized(self, image_size: int | tuple[int, int]) -> "BiT":
-        """The same model for images of another size: an axial one's relative positions are
-        interpolated.
+        """Returns the same model for another size; axial relative positions are interpolated.
 
         Raises:
-          UserError: it is axial, and cannot halve the images as often as it must.
+          UserError: the model is axial, and its stride does not divide the size.
         """
         size = height_and_width(image_size)
         if size == self.image_size or self.any_size:
@@ -406,7 +406,7 @@ class BiT(ImageModel):
 
 
 def _check_size(size: tuple[int, int], stride: int) -> None:
-    """Raises UserError for images that axial attention cannot halve as often as it must."""
+    """Raises UserError for images whose sides the stride does not divide."""
     if size[0] % stride or size[1] % stride:
         raise UserError(
             f"axial attention needs an image of multiples of {stride} pixels, not "
@@ -424,7 +424,7 @@ def classifier(inputs: int, options: HeadOptions, rngs: nnx.Rngs) -> nnx.Linear 
 def linear_head(
     inputs: int, num_classes: int, bias: float, rngs: nnx.Rngs, std: float = 0.0
 ) -> nnx.Linear:
-    """Returns a dense layer, float32, whose first outputs are the bias if `std` is 0.
+    """Returns a dense layer, float32; with `std` 0 its initial outputs equal the bias.
 
     Args:
       bias: initial value of the biases.
@@ -440,24 +440,25 @@ def linear_head(
     )
 
 
-WIDTH = r"[1-9]\d*(?:/[1-9]\d*)?"  # Of a name: R50x2, R26x1/4.
+WIDTH = r"[1-9]\d*(?:/[1-9]\d*)?"  # Regular expression for the width in a name: R50x2, R26x1/4.
 
 
 def parse_width(text: str) -> float:
-    """Reads the factor on the channels in a name: 2 or 1/4."""
+    """Parses the width factor in a name: 2 or 1/4."""
     width = Fraction(text)
     return int(width) if width.denominator == 1 else float(width)
 
 
 def spell_width(width: float) -> str:
-    """The factor on the channels as a name has it."""
+    """Returns the width factor as written in a name."""
     return str(Fraction(width))
 
 
 def group_norm(channels, rules, dtype, rngs, scale=1.0):
-    """Makes a norm of 32 groups, or of groups of two channels where there are fewer than 64.
+    """Returns a group norm with 32 groups, or fewer groups of two channels each.
 
-    BiT has 32 at every width, in R50x1's first stage two channels each. Statistics are in float32.
+    Fewer than 64 channels are split into groups of two. BiT uses 32 groups at every width; in
+    R50x1's first stage these have two channels each. Statistics are in float32.
 
     Raises:
       UserError: the groups do not divide the channels.

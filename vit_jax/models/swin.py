@@ -1,17 +1,14 @@
-"""Swin Transformer and its second version (Liu et al., 2021 and 2022): attention within shifted
-windows.
+"""Swin Transformer V1 and V2 (Liu et al., 2021 and 2022): attention within shifted windows.
 
-Four stages of blocks, each of half the resolution and twice the width of the one before it.
-Dimensions are
-named: batch height width dim heads head_dim tokens, the last those of a window.
+Four stages of blocks; each stage has half the resolution and twice the width of the previous one.
+Dimensions are named: batch height width dim heads head_dim tokens, where tokens are a window's.
 
-How windows are laid out: the map stays `[batch, height, width, dim]` through norms and MLPs, which
-look at each place alone. Before attention it is cut into windows, `[batch, windows, tokens, dim]`,
-and what attention
-gives is joined to a map: each is one transpose of one array, whose rows of `dim` numbers stay
-together. Queries, keys and values are made of the windows, so that these three, which have narrow
-heads, are never moved for the windows' sake. A shifted map is copied too, before it is cut and
-after it is joined.
+Layout of windows: the map stays `[batch, height, width, dim]` through norms and MLPs, which treat
+each place independently. Before attention it is cut into windows, `[batch, windows, tokens, dim]`,
+and attention's output is joined to a map again. Each of these steps is one transpose of one array
+whose rows of `dim` numbers stay contiguous. Queries, keys and values are computed from the windows,
+so these three arrays with narrow heads are never transposed for the windows. A shifted map is also
+copied, before it is cut and after it is joined.
 """
 
 import dataclasses
@@ -46,42 +43,44 @@ SIZES = {
     "L": dict(dim=192, blocks=(2, 2, 18, 2), stage_heads=(6, 12, 24, 48)),
 }
 
-# Searched for by Chen et al.: windows of each stage (2111.14725).
+# Found by architecture search by Chen et al.: windows of each stage (2111.14725).
 SEARCHED = {
     "T": SIZES["T"] | dict(window=(7, 7, 14, 7)),
     "S": SIZES["S"] | dict(window=(14, 14, 14, 7)),
     "B": SIZES["T"] | dict(blocks=(2, 2, 30, 2), window=(7, 7, 14, 7)),
 }
 
-PATCH, WINDOW = 4, 7  # Of a Swin whose name says no other.
-RATIO = 4  # Width of the MLP's hidden layer over the block's.
-EPSILON = 1e-5  # Of the layer norms.
-MASKED = -100.0  # Added to scores between places that the shift made neighbours.
-FIRST_SCALE, MOST_SCALE = math.log(10), math.log(100)  # Logarithm of V2's factor on cosines.
-UNITS = 512  # Hidden units of V2's position bias.
-MOST_BIAS = 16.0  # Of V2.
+PATCH, WINDOW = 4, 7  # Default patch size and window of a Swin.
+RATIO = 4  # Width of the MLP's hidden layer, relative to the block's width.
+EPSILON = 1e-5  # Epsilon of the layer norms.
+MASKED = -100.0  # Added to scores between places that are adjacent only due to the shift.
+# Initial and maximum logarithm of V2's factor on cosines.
+FIRST_SCALE, MOST_SCALE = math.log(10), math.log(100)
+UNITS = 512  # Hidden units of V2's position bias MLP.
+MOST_BIAS = 16.0  # Maximum of V2's position bias.
 
 
 class QueryKeyValue(nnx.Module):
-    """Queries, keys and values of each place, in one product.
+    """Projection to queries, keys and values of each place, in one product.
 
     Args:
-      key_bias: keys have a bias too; V2's do not, since cosines would see it.
+      key_bias: keys have a bias, too. V2's do not, since the bias would change the cosines.
     """
 
     def __init__(self, stack: Stack, key_bias: bool, rngs: nnx.Rngs):
         shape = (stack.dim, 3, stack.heads, stack.head_dim)
         self.kernel = nnx.Param(stack.scheme.qkv(rngs.params(), shape))
-        # Of queries, keys and values; or of queries and values.
+        # Biases of queries, keys and values; or of queries and values only.
         self.bias = nnx.Param(jnp.zeros((3 if key_bias else 2, *shape[2:])))
         self.key_bias, self.dtype = key_bias, stack.dtype
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """`[..., dim]` to three times `[..., heads, head_dim]`."""
+        """Maps `[..., dim]` to three arrays `[..., heads, head_dim]`."""
         kernel, bias = self.kernel[...].astype(self.dtype), self.bias[...].astype(self.dtype)
         if not self.key_bias:
             bias = jnp.stack([bias[0], jnp.zeros_like(bias[0]), bias[1]])
-        if platform() == "tpu":  # Products of their own have better layouts there.
+        # Separate products have better layouts on a TPU.
+        if platform() == "tpu":
             return tuple(jnp.einsum("...c,chd->...hd", x, kernel[:, i]) + bias[i] for i in range(3))
         fused = jnp.einsum("...c,cshd->...shd", x, kernel) + bias
         return tuple(fused[..., i, :, :] for i in range(3))
@@ -92,7 +91,7 @@ class PositionMlp(nnx.Module):
 
     Args:
       window: height and width of the windows.
-      unit: height and width of the windows in which offsets count, those of pre-training.
+      unit: height and width of the pre-training windows, to which offsets are normalized.
     """
 
     def __init__(self, heads: int, window: tuple[int, int], unit: tuple[int, int], rngs: nnx.Rngs):
@@ -101,16 +100,16 @@ class PositionMlp(nnx.Module):
         self.fc1, self.fc2 = dense(2, UNITS), dense(UNITS, heads, use_bias=False)
 
     def __call__(self) -> jax.Array:
-        """The table of biases by offset, float32 `[2 height - 1, 2 width - 1, heads]`."""
+        """Returns the bias table by offset, float32 `[2 height - 1, 2 width - 1, heads]`."""
         hidden = nnx.relu(self.fc1(jnp.asarray(log_offsets(self.window, self.unit))))
         return MOST_BIAS * nnx.sigmoid(self.fc2(hidden))
 
 
 def log_offsets(window: tuple[int, int], unit: tuple[int, int]) -> np.ndarray:
-    """Offsets between the places of a window, float32 `[2 height - 1, 2 width - 1, 2]`.
+    """Returns the log-scaled offsets in a window, float32 `[2 height - 1, 2 width - 1, 2]`.
 
-    Offset d in windows of side M is sign(d) log2(1 + 8 |d| / (M - 1)) / log2(8), within -1.06 and
-    1.06.
+    Offset d in windows of side M is mapped to sign(d) log2(1 + 8 |d| / (M - 1)) / log2(8), which
+    lies between -1.06 and 1.06.
     """
     axes = [
         np.arange(1 - side, side) * (8 / max(1, base - 1))
@@ -123,10 +122,10 @@ def log_offsets(window: tuple[int, int], unit: tuple[int, int]) -> np.ndarray:
 def shifted_regions(
     size: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]
 ) -> np.ndarray:
-    """The region of each place after a cyclic shift, int32 `[windows, tokens]`.
+    """Returns the region of each place after a cyclic shift, int32 `[windows, tokens]`.
 
-    Places of a window that are of two regions were no neighbours before the shift, and do not see
-    each other.
+    Places of a window in different regions were not adjacent before the shift; attention between
+    them is masked.
 
     Args:
       size: height and width of the map, multiples of the window's.
@@ -142,16 +141,15 @@ def shifted_regions(
 
 
 class WindowAttention(nnx.Module):
-    """Multi-head self-attention within each window, with a learned bias for each offset between two
-    places.
+    """Multi-head self-attention within each window, with a learned bias for each offset.
 
-    V1: softmax(q k / sqrt(head_dim) + bias) v. V2: the cosine of q and k, times a learned factor of
-    each head that is at most 100, in place of their scaled product.
+    V1: softmax(q k / sqrt(head_dim) + bias) v. V2 replaces the scaled product by the cosine of q
+    and k, times a learned factor of each head, at most 100.
 
     Args:
       window: height and width.
       version: 1 or 2.
-      unit: as of `PositionMlp`, for version 2.
+      unit: as in `PositionMlp`, for version 2.
     """
 
     def __init__(
@@ -175,15 +173,15 @@ class WindowAttention(nnx.Module):
         )
 
     def __call__(self, x: jax.Array, shift: tuple[int, int]) -> jax.Array:
-        """`[batch, height, width, dim]` to the same shape.
+        """Maps `[batch, height, width, dim]` to the same shape.
 
         Args:
-          shift: rows and columns by which the windows begin later.
+          shift: rows and columns by which the windows are shifted.
         """
         height, width = x.shape[1:3]
         if any(shift):
             x = jnp.roll(x, (-shift[0], -shift[1]), axis=(1, 2))
-        # Zeros fill the last windows, and are attended to, as in the authors' code for detection.
+        # Zeros pad the last windows and are attended to, as in the authors' detection code.
         missing = tuple(
             -size % side for size, side in zip((height, width), self.window, strict=True)
         )
@@ -203,10 +201,10 @@ class WindowAttention(nnx.Module):
         return in_place(self.out(named("heads", out)))
 
     def _cut(self, x: jax.Array) -> jax.Array:
-        """`[batch, height, width, dim]` to `[batch, windows, tokens, dim]`.
+        """Cuts `[batch, height, width, dim]` into windows, `[batch, windows, tokens, dim]`.
 
-        Before the heads are made: three arrays of narrow heads would be moved in its place, at 2.4
-        times the estimated cycles of the attention on a TPU.
+        The cut precedes the projection to heads: cutting three arrays with narrow heads instead
+        multiplies the attention's estimated cycles on a TPU by 2.4.
         """
         batch, height, width, dim = x.shape
         rows, columns = self.window
@@ -214,7 +212,7 @@ class WindowAttention(nnx.Module):
         return x.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, rows * columns, dim)
 
     def _join(self, x: jax.Array, size: tuple[int, int]) -> jax.Array:
-        """Undoes `_cut` for a map of this height and width."""
+        """Inverts `_cut` for a map of this height and width."""
         (height, width), (rows, columns) = size, self.window
         batch, dim = x.shape[0], x.shape[-1]
         x = x.reshape(batch, height // rows, width // columns, rows, columns, dim)
@@ -223,14 +221,15 @@ class WindowAttention(nnx.Module):
     def _attend(
         self, query: jax.Array, key: jax.Array, value: jax.Array, regions: np.ndarray | None
     ):
-        """`[batch, windows, tokens, heads, head_dim]` each; the softmax is taken in float32.
-
-        Returns:
-          The same of what was attended to, and a function that computes the weights,
-          `[batch, windows, heads, tokens, tokens]`.
+        """Computes attention of `[batch, windows, tokens, heads, head_dim]` with a float32 softmax.
 
         Args:
-          regions: int32 `[windows, tokens]`; tokens of two regions see little of each other.
+          regions: int32 `[windows, tokens]`; attention between tokens of different regions is
+            masked.
+
+        Returns:
+          The outputs, in the shape of the inputs, and a function that computes the weights,
+          `[batch, windows, heads, tokens, tokens]`.
         """
         if self.version == 1:
             factor, table = 1 / math.sqrt(query.shape[-1]), self.bias_table[...].astype(jnp.float32)
@@ -241,12 +240,12 @@ class WindowAttention(nnx.Module):
         scores = jnp.einsum("bwqhd,bwkhd->bwhqk", query, key, preferred_element_type=jnp.float32)
         scores = scores * factor + spread_offsets(table)
         if regions is not None:
-            # Behind the barrier, or the compiler would keep the mask of all windows as a constant.
+            # Without the barrier the compiler would store the mask of all windows as a constant.
             regions = jax.lax.optimization_barrier(jnp.asarray(regions))
             scores += jnp.where(regions[:, None, :, None] == regions[:, None, None, :], 0, MASKED)
         weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
         share = 1 / weights.sum(-1, keepdims=True)
-        # Divided on the way out, where there are fewer numbers than scores.
+        # The division follows the product, where there are fewer numbers than scores.
         narrow = weights.astype(value.dtype)
         out = (
             jnp.einsum("bwhqk,bwkhd->bwhqd", narrow, value, preferred_element_type=jnp.float32)
@@ -256,24 +255,23 @@ class WindowAttention(nnx.Module):
 
 
 def unit_length(x: jax.Array) -> jax.Array:
-    """Vectors along the last axis, brought to length 1 in float32; zeros stay zeros."""
+    """Normalizes vectors along the last axis to length 1 in float32; zeros stay zeros."""
     wide = x.astype(jnp.float32)
-    # Within the root, whose gradient at zero is infinite.
+    # The maximum is inside the square root, whose gradient at zero is infinite.
     return (wide * jax.lax.rsqrt(jnp.maximum((wide**2).sum(-1, keepdims=True), 1e-24))).astype(
         x.dtype
     )
 
 
 class SwinBlock(nnx.Module):
-    """Window attention and an MLP, each beside a shortcut: normalised before them in V1, after them
-    in V2.
+    """Window attention and an MLP with residual connections: pre-norm in V1, post-norm in V2.
 
-    V2's norms start at zero, so that each block first changes nothing.
+    V2's norms start at zero, so each block is initially the identity.
 
     Args:
       window: height and width.
-      shifted: the windows are shifted by half of their sides, along each axis that has several.
-      version, unit: as of `WindowAttention`.
+      shifted: shift the windows by half of their sides, along each axis with several windows.
+      version, unit: as in `WindowAttention`.
     """
 
     def __init__(self, stack: Stack, window, shifted: bool, version: int, unit, rngs: nnx.Rngs):
@@ -297,10 +295,10 @@ class SwinBlock(nnx.Module):
         self.mlp = Mlp(stack, rngs=rngs)
 
     def __call__(self, x: jax.Array, rngs: nnx.Rngs | None, stochastic_depth: float) -> jax.Array:
-        """`[batch, height, width, dim]` to the same shape.
+        """Maps `[batch, height, width, dim]` to the same shape.
 
         Args:
-          stochastic_depth: chance that an image skips a branch in training.
+          stochastic_depth: probability that an image skips a branch in training.
         """
         several = self.shifted and [
             size > side for size, side in zip(x.shape[1:3], self.window, strict=True)
@@ -321,7 +319,7 @@ class SwinBlock(nnx.Module):
 
 
 class PatchMerging(nnx.Module):
-    """Four neighbours side by side, normalised, to one of twice the width; V2 normalises behind."""
+    """A merge of 2x2 places into one of twice the width, with a norm first (V1) or last (V2)."""
 
     def __init__(self, stack: Stack, version: int, rngs: nnx.Rngs):
         dim = stack.dim
@@ -337,9 +335,7 @@ class PatchMerging(nnx.Module):
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`[batch, height, width, dim]` to half the sides and twice the width; odd sides get
-        zeros.
-        """
+        """Maps `[batch, height, width, dim]` to half the sides (rounded up) and twice the width."""
         batch, height, width, dim = x.shape
         if height % 2 or width % 2:
             x = jnp.pad(x, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)))
@@ -352,13 +348,14 @@ class PatchMerging(nnx.Module):
 
 
 class Swin(ImageModel):
-    """A Swin Transformer, of the first or second version, for images of one size.
+    """A Swin Transformer, V1 or V2, for images of one size.
 
-    A call may capture `attention` besides `features`: of each block, float32
-    `[batch, windows, heads, tokens, tokens]`. The windows, and the places of each, are in raster
-    order, in a shifted block those of the shifted map. And `attended`: how much the places of its
-    window attend to each place, float32 `[batch, rows, columns, heads]`; 1 where they attend to all
-    alike.
+    In addition to `features`, a call can capture, for each block:
+
+    - `attention`, float32 `[batch, windows, heads, tokens, tokens]`. The windows, and the places in
+      each, are in raster order; in a shifted block, the order of the shifted map.
+    - `attended`, float32 `[batch, rows, columns, heads]`: the sum of the attention that a place
+      receives from its window; 1 for uniform attention.
 
     `SwinOptions` describes the arguments.
 
@@ -387,7 +384,7 @@ class Swin(ImageModel):
         self._make_stem(stack, rngs)
         self.stages, self.merges = nnx.Dict(), nnx.Dict()
         for stage, own in enumerate(_stacks(stack, options.stage_heads), start=1):
-            if stage > 1:  # Named by the stage behind which it comes.
+            if stage > 1:  # Named by the preceding stage.
                 previous = dataclasses.replace(own, dim=own.dim // 2)
                 self.merges[f"{stage - 1}"] = PatchMerging(previous, options.version, rngs)
             self._make_stage(stage, own, rngs)
@@ -396,9 +393,9 @@ class Swin(ImageModel):
         self.head = classifier(width, options, rngs)
 
     def _make_stem(self, stack: Stack, rngs: nnx.Rngs) -> None:
-        """Makes what comes before the first stage."""
+        """Creates the layers before the first stage."""
         patch, channels, dim = self.options.patch_size, self.channels, self.options.dim
-        limit = initializers.uniform((patch**2 * channels) ** -0.5)  # PyTorch's own.
+        limit = initializers.uniform((patch**2 * channels) ** -0.5)  # As PyTorch's convolutions.
         self.patch_embedding = nnx.Conv(
             channels,
             dim,
@@ -411,7 +408,7 @@ class Swin(ImageModel):
             rngs=rngs,
         )
         self.patch_norm = make_norm(dim, stack, rngs)
-        # Nothing is before the patches in the table of positions, which the authors resize so.
+        # The position table has no rows for prefix tokens, and the authors resize it bicubically.
         self.prefix_tokens, self.prefix, self.position_resize = (), 0, "bicubic"
         learned = self.options.position == "1d"
         self.position_embedding = (
@@ -419,7 +416,7 @@ class Swin(ImageModel):
         )
 
     def _make_stage(self, stage: int, stack: Stack, rngs: nnx.Rngs) -> None:
-        """Makes the blocks of a stage, counted from 1; every second one is shifted."""
+        """Creates the blocks of a stage, counted from 1; every second block is shifted."""
         options, index = self.options, stage - 1
         window = windows(self.grid, options.window, len(options.blocks))[index]
         unit = (options.pretrained_windows[index],) * 2 if options.pretrained_windows else window
@@ -439,18 +436,18 @@ class Swin(ImageModel):
     def features(
         self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False
     ) -> Any:
-        """Turns images into the mean of the last stage's normalised places, `[batch, features]`.
+        """Returns the mean of the last stage's normalized features, `[batch, features]`.
 
         Args:
-          dense: give the features of each stage instead, `[batch, rows, columns, dim]`, finest
-            first. They are not normalised, as in the authors' code for dense prediction before its
-            norms.
+          dense: return a list of each stage's features instead, `[batch, rows, columns, dim]`, the
+            finest first. They are not normalized, as in the authors' code for dense prediction
+            before its norms.
         """
         stages = self._stages(images, rngs)
         return stages if dense else self.norm(stages[-1]).mean(axis=(1, 2))
 
     def _stages(self, images: jax.Array, rngs: nnx.Rngs | None) -> list[jax.Array]:
-        """Turns images into the features of each stage, finest first."""
+        """Returns the features of each stage, the finest first."""
         x = self.patch_norm(self.patch_embedding(self.normalize(images)))
         if self.position_embedding is not None:
             x = x + self.position_embedding().reshape(1, *x.shape[1:]).astype(x.dtype)
@@ -466,15 +463,15 @@ class Swin(ImageModel):
         return found
 
     def block_rate(self, block: int) -> float:
-        """Stochastic depth of a block, counted from 0 through all stages."""
+        """Returns the stochastic depth rate of a block, counted from 0 across all stages."""
         return rising(self.options.stochastic_depth, block, sum(self.options.blocks))
 
     def resized(self, image_size: int | tuple[int, int]) -> "Swin":
-        """The same model for images of another size, where its windows stay what they are.
+        """Returns the same model for images of another size, with the same windows.
 
         Raises:
-          UserError: the patches do not divide the size, a stage would have other windows, or there
-            are learned positions.
+          UserError: the patches do not divide the size, the windows of a stage would change, or the
+            model has learned positions.
         """
         size = height_and_width(image_size)
         if size == self.image_size:
@@ -499,7 +496,7 @@ class Swin(ImageModel):
 
 
 def _stacks(stack: Stack, heads: tuple[int, ...]) -> list[Stack]:
-    """The values of each stage's blocks: twice the width of the stage before."""
+    """Returns the settings of each stage's blocks: twice the width of the previous stage."""
     return [
         dataclasses.replace(
             stack, dim=stack.dim * 2**stage, heads=count, mlp_dim=stack.mlp_dim * 2**stage
@@ -511,10 +508,10 @@ def _stacks(stack: Stack, heads: tuple[int, ...]) -> list[Stack]:
 def windows(
     grid: tuple[int, int], window: int | tuple[int, ...], stages: int
 ) -> list[tuple[int, int]]:
-    """Height and width of the windows in each stage: the map's, where it is smaller than a window.
+    """Returns height and width of the windows in each stage, at most the size of its map.
 
     Args:
-      grid: rows and columns of patches, of which each further stage has half, rounded up.
+      grid: rows and columns of patches; each further stage has half of them, rounded up.
     """
     maps = [tuple(-(-side // 2**stage) for side in grid) for stage in range(stages)]
     sides = (window,) * stages if isinstance(window, int) else window
@@ -572,17 +569,17 @@ def _parse(name: str) -> dict | None:
 
 
 def _first_version(size: dict, window: int = WINDOW, *later: int) -> dict | None:
-    """Returns a Swin's arguments; None: no Swin is named by two windows."""
+    """Returns a Swin V1's arguments; None: two windows are not a valid name in V1."""
     return None if later else size | dict(window=window, version=1)
 
 
 def _second_version(size: dict, *windows: int) -> dict | None:
-    """Returns a Swin V2's arguments, by its window, or by those of pre-training and fine-tuning.
+    """Returns a Swin V2's arguments from its window, or its pre-training and fine-tuning windows.
 
-    None: no Swin V2 is named so.
+    None: this is not a valid name of a Swin V2.
     """
     if len(windows) == 2 and windows[0] % 2 == 0:
-        # Pre-trained where the last stage's map is half a window.
+        # In pre-training the last stage's map was half a window.
         pretrained = (windows[0],) * 3 + (windows[0] // 2,)
         return size | dict(window=windows[1], version=2, pretrained_windows=pretrained)
     return size | dict(window=windows[0], version=2) if len(windows) == 1 else None
@@ -600,7 +597,7 @@ def _spell(values: dict) -> str:
 
 
 def _spell_size(size: dict) -> str:
-    """Returns the authors' letter, or the numbers."""
+    """Returns the authors' letter for the size, or the numbers."""
     for name, known in SIZES.items():
         if known == size:
             return name
@@ -609,7 +606,7 @@ def _spell_size(size: dict) -> str:
 
 
 def _spell_windows(values: dict) -> str:
-    """Returns the windows as a name has them; empty: the first version's usual window."""
+    """Returns the windows as written in a name; empty: V1's default window."""
     window, former = values.get("window", WINDOW), values.get("pretrained_windows")
     if former and former == (former[0],) * 3 + (former[0] // 2,):
         return f"/w{former[0]}to{window}"
@@ -631,10 +628,10 @@ def _smallest(values: dict) -> dict:
 
 
 def _layer(model: Swin, path: str) -> float:
-    """The number of a parameter's block through all stages, as SimMIM's fine-tuning counts
-    (2111.09886).
+    """Returns the index of a parameter's block across all stages (SimMIM, 2111.09886).
 
-    The merging of patches behind a stage belongs to the stage's last block.
+    Blocks are counted as in SimMIM's fine-tuning. The patch merging after a stage belongs to the
+    stage's last block.
     """
     first, *rest = path.split("/")
     if first == "stages":
@@ -678,8 +675,8 @@ FAMILY = Family(
     ),
     layer=lambda model: partial(_layer, model),
     embedding=("patch_embedding", "patch_norm"),
-    # The biases by offset, the layers that compute them and the factors on cosines: the authors
-    # decay none.
+    # The authors exclude bias tables, the layers that compute biases and the factors on cosines
+    # from weight decay.
     undecayed=(r"stages/\d+/\d+/attention/bias_table", r"bias_mlp/.*", r"attention/logit_scale"),
     loose=("window", "pretrained_windows"),
     adaptation=Adaptation((*POSITIONS, PATCHES, BIASES)),

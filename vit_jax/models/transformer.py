@@ -1,8 +1,7 @@
-"""The layers of a Transformer: attention, MLP, encoder blocks, attention pooling (paper, section
-3.1).
+"""Layers of a Transformer (paper, section 3.1): attention, MLP, encoder block, attention pooling.
 
-Dimensions are named: batch tokens dim heads head_dim mlp_dim. Dropout is active when a call brings
-`rngs`, and only then.
+Dimensions are named: batch tokens dim heads head_dim mlp_dim. Dropout is active only in calls with
+`rngs`.
 """
 
 import dataclasses
@@ -24,17 +23,17 @@ from vit_jax.models.position import BiasLayout, Rotation, mixed_frequencies, mix
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """The values that all layers of a Transformer share.
+    """Settings that all layers of a Transformer share.
 
     Attributes:
       dim, heads, mlp_dim: width, attention heads, and width of the MLP.
       mlp, gelu, dropout, attention_dropout, depth_by, layer_scale, qk_norm, qkv_bias, bias, norm,
-        norm_at, sub_norm, rope: as of `ViTOptions`.
+        norm_at, sub_norm, rope: as in `ViTOptions`.
       offsets: rows of each layer's table of relative positions; 0: none.
-      biases: rows of each layer's table of biases by offset; 0: none.
-      epsilon: of the norms.
-      scheme: how the parameters start.
-      dtype: of the computation.
+      biases: rows of each layer's bias table by offset; 0: none.
+      epsilon: epsilon of the norms.
+      scheme: initializers of the parameters.
+      dtype: dtype of the computation.
     """
 
     dim: int
@@ -66,7 +65,7 @@ class Stack:
 
 
 def make_norm(dim: int, stack: Stack, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
-    """A norm of the stack's kind and epsilon, whose statistics are float32."""
+    """Returns a norm of the stack's kind and epsilon; its statistics are float32."""
     kind = dict(layer=nnx.LayerNorm, rms=nnx.RMSNorm)[stack.norm]
     return kind(dim, epsilon=stack.epsilon, dtype=stack.dtype, rngs=rngs)
 
@@ -74,10 +73,10 @@ def make_norm(dim: int, stack: Stack, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMS
 class Attention(nnx.Module):
     """Multi-head self-attention (appendix A): softmax(q k / sqrt(head_dim)) v, all heads at once.
 
-    Queries and keys of each head may be normalised (Dehghani et al., 2023), and what the heads
-    attended, all heads at once (sub-LN; Wang et al., 2022). With relative positions an embedding
-    for each offset is added to the keys, for all heads the same (appendix D.4), or a number for
-    each offset and head to the scores.
+    Queries and keys of each head can be normalized (QK norm; Dehghani et al., 2023), and also the
+    concatenated output of the heads (sub-LN; Wang et al., 2022). With relative positions an
+    embedding for each offset, shared by all heads, is added to the keys (appendix D.4), or a bias
+    for each offset and head is added to the scores.
     """
 
     def __init__(self, stack: Stack, *, rngs: nnx.Rngs):
@@ -127,18 +126,19 @@ class Attention(nnx.Module):
         read: int | None = None,
         attended: int | None = None,
     ) -> jax.Array:
-        """`[batch, ..., tokens, dim]` to the same shape. The softmax is taken in float32.
+        """Maps `[batch, ..., tokens, dim]` to the same shape, with a float32 softmax.
 
         Args:
+          rngs: random keys for dropout, in training.
           offsets: `[tokens, tokens]`, row of the table of relative positions for each query and
             key.
-          layout: of the tokens, by which the layer's table of biases is spread.
-          bias: `[heads, tokens, tokens]`, added to the scores; not beside offsets or a layout.
-          rotation: cosines and sines that turn queries and keys.
-          places: `[tokens, 2]`, column and row, with which the layer's own frequencies make a
-            rotation.
-          read: attend from so many tokens only, the first.
-          attended: attend to so many tokens only, the first.
+          layout: layout of the layer's bias table over the tokens.
+          bias: `[heads, tokens, tokens]`, added to the scores; ignored with offsets or a layout.
+          rotation: cosines and sines that rotate queries and keys.
+          places: `[tokens, 2]`, column and row, for a rotation with the layer's learned
+            frequencies.
+          read: number of leading tokens that are queries; None: all.
+          attended: number of leading tokens to attend to; None: all.
         """
         query, key, value = (named("heads", part) for part in self.project(x, read))
         if self.query_norm is not None:
@@ -156,7 +156,8 @@ class Attention(nnx.Module):
             bias = jnp.einsum("bqhd,qkd->bhqk", query, table) / math.sqrt(query.shape[-1])
         if layout is not None:
             bias = layout.spread(self.bias_table[...].astype(jnp.float32))[None, :, :read]
-        # More axes before the tokens than the batch are lines of a grid, each for itself.
+        # Axes between the batch and the tokens are lines of a grid; each line is attended
+        # separately.
         lines = [part.reshape(-1, *part.shape[-3:]) for part in (query, key, value)]
         out = attend(*lines, bias=bias, dropout=self.dropout, rngs=rngs, attended=attended)
         out = named("heads", out.reshape(query.shape))
@@ -167,14 +168,15 @@ class Attention(nnx.Module):
     def project(
         self, x: jax.Array, read: int | None = None
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries of the first `read` tokens, keys and values, `[batch, ..., tokens, heads,
-        head_dim]`.
+        """Returns queries of the first `read` tokens, keys and values.
+
+        Each is `[batch, ..., tokens, heads, head_dim]`.
         """
         kernel = self.qkv.kernel[...].astype(x.dtype)
         bias = self._biases(x.dtype)
         if platform() == "gpu":
-            # One product would have their gradients joined, once for its inputs and once for its
-            # kernel.
+            # With a single product the gradients would be concatenated twice: for its inputs and
+            # for its kernel.
             return tuple(
                 _flat_product(tokens, kernel[:, part], None if bias is None else bias[part])
                 for part, tokens in enumerate((x if read is None else x[..., :read, :], x, x))
@@ -182,7 +184,7 @@ class Attention(nnx.Module):
         if read is None and platform() != "tpu":
             fused = jnp.einsum("...c,cshd->...shd", x, kernel)
             return tuple(jnp.moveaxis(fused if bias is None else fused + bias, -3, 0))
-        # Products of their own have better layouts on a TPU.
+        # Separate products have better layouts on a TPU.
         parts = (
             jnp.einsum("...c,chd->...hd", tokens, kernel[:, part])
             for part, tokens in enumerate((x if read is None else x[..., :read, :], x, x))
@@ -190,7 +192,7 @@ class Attention(nnx.Module):
         return tuple(parts if bias is None else (x + bias[part] for part, x in enumerate(parts)))
 
     def _biases(self, dtype: Any) -> jax.Array | None:
-        """Biases of queries, keys and values, `[3, heads, head_dim]`."""
+        """Returns the biases of queries, keys and values, `[3, heads, head_dim]`."""
         if self.qkv_bias == "none":
             return None
         bias = self.qkv.bias[...].astype(dtype)
@@ -198,17 +200,17 @@ class Attention(nnx.Module):
 
 
 def _flat_product(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """`[..., channels]` by `[channels, heads, head_dim]` to `[..., heads, head_dim]`."""
+    """Multiplies `[..., channels]` by `[channels, heads, head_dim]` to `[..., heads, head_dim]`."""
     product = x @ kernel.reshape(kernel.shape[0], -1)
     product = product if bias is None else product + bias.reshape(-1)
     return product.reshape(*product.shape[:-1], *kernel.shape[1:])
 
 
 class Mlp(nnx.Module):
-    """Dense, GELU, dropout, dense, applied to each token alone.
+    """Dense, GELU, dropout, dense, applied to each token separately.
 
     With `swiglu` the first layer is twice as wide: SiLU of one half gates the other (Shazeer,
-    2020). Hidden values may be normalised (sub-LN; Wang et al., 2022).
+    2020). Hidden values can be normalized (sub-LN; Wang et al., 2022).
     """
 
     def __init__(self, stack: Stack, *, rngs: nnx.Rngs):
@@ -232,14 +234,14 @@ class Mlp(nnx.Module):
         return self.fc2(x if self.norm is None else named("hidden", self.norm(x)))
 
     def _first(self, x: jax.Array) -> jax.Array:
-        """The first layer and what follows it, to hidden values."""
+        """Applies the first layer and the activation; returns hidden values."""
         if self.kind == "swiglu":
             x = self.fc1(x)
             return nnx.silu(x[..., 0, :]) * x[..., 1, :]
         gelu = GELUS[self.gelu]
         if platform() != "gpu":
             return gelu(self.fc1(x))
-        # GELU's derivative costs more to keep than to compute again from the product.
+        # GELU's derivative costs more to store than to recompute from the product.
         product = x @ self.fc1.kernel[...].astype(x.dtype)
         if self.fc1.bias is None:
             return jax.checkpoint(gelu)(product)
@@ -249,12 +251,12 @@ class Mlp(nnx.Module):
 
 
 class EncoderBlock(nnx.Module):
-    """One pre-norm layer (equations 2 and 3), or one that normalises its branches' results.
+    """One encoder layer, pre-norm (equations 2 and 3) or with norms after its branches.
 
     With LayerScale each channel of a branch has a learned factor (Touvron et al., 2021).
 
     Args:
-      stochastic_depth: chance that an image skips a branch in training (Huang et al., 2016).
+      stochastic_depth: probability that an image skips a branch in training (Huang et al., 2016).
     """
 
     def __init__(self, stack: Stack, stochastic_depth: float = 0.0, *, rngs: nnx.Rngs):
@@ -276,17 +278,18 @@ class EncoderBlock(nnx.Module):
         read: int | None = None,
         **positions,
     ) -> jax.Array:
-        """`[batch, ..., tokens, dim]` to the same shape; `positions` are those of `Attention`.
+        """Maps `[batch, ..., tokens, dim]` to the same shape; see `Attention` for `positions`.
 
         Args:
-          stochastic_depth: in place of the block's own, which a scan over blocks cannot tell apart;
-            where a subset is drawn, whose size must be known, it is the block's own all the same.
-          read: return so many tokens only, the first.
+          stochastic_depth: replaces the block's own rate, for a scan over blocks. With
+            `depth_by="subset"` the block's own rate is used, since the subset's size must be
+            static.
+          read: number of leading tokens to return; None: all.
         """
         skipped = self.stochastic_depth if stochastic_depth is None else stochastic_depth
 
         def add(x, layer, norm, scale, read=None):
-            """The tokens and what a branch adds to them."""
+            """Adds a branch to the tokens."""
 
             def branch(x):
                 changes = layer(norm(x)) if self.norm_at == "before" else norm(layer(x))
@@ -317,14 +320,14 @@ class AxialBlock(nnx.Module):
     def __call__(
         self, x: jax.Array, rngs: nnx.Rngs | None = None, stochastic_depth=None
     ) -> jax.Array:
-        """`[batch, rows * columns, dim]` to the same shape."""
+        """Maps `[batch, rows * columns, dim]` to the same shape."""
         grid = x.reshape(x.shape[0], *self.grid, x.shape[-1])
         grid = self.row(grid, rngs, stochastic_depth).swapaxes(1, 2)
         return self.column(grid, rngs, stochastic_depth).swapaxes(1, 2).reshape(x.shape)
 
 
 class AttentionPooling(nnx.Module):
-    """One learned query attends to all tokens; then an MLP (Zhai et al., 2022)."""
+    """Pooling by one learned query that attends to all tokens, and an MLP (Zhai et al., 2022)."""
 
     def __init__(self, stack: Stack, *, rngs: nnx.Rngs):
         dim, heads, head_dim, dtype = stack.dim, stack.heads, stack.head_dim, stack.dtype
@@ -354,7 +357,7 @@ class AttentionPooling(nnx.Module):
         self.mlp = Mlp(dataclasses.replace(stack, **plain), rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`[batch, tokens, dim]` to `[batch, dim]`."""
+        """Maps `[batch, tokens, dim]` to `[batch, dim]`."""
         query = jnp.broadcast_to(
             self.query(self.probe[...]), (x.shape[0], 1, *self.query.out_features)
         )

@@ -1,8 +1,8 @@
-"""The Vision Transformer (Dosovitskiy et al., 2021, section 3.1), images to logits.
+"""The Vision Transformer (Dosovitskiy et al., 2021, section 3.1): images to logits.
 
-Dimensions are named: batch height width channels tokens dim heads head_dim mlp_dim classes.
-A model holds parameters and nothing else: no random state, no statistics. Dropout is active
-when a call brings `rngs`, and only then.
+Dimensions are named: batch height width channels tokens dim heads head_dim mlp_dim classes. A model
+contains only parameters: no random state, no statistics. Dropout is active only in calls with
+`rngs`.
 """
 
 import dataclasses
@@ -52,9 +52,7 @@ class ViT(TokenModel):
     """A Vision Transformer for images of one size.
 
     The tokens are, in this order: class token, distillation token, patches in raster order,
-    registers.
-
-    `ViTOptions` describes the arguments.
+    registers. `ViTOptions` describes the arguments.
 
     Raises:
       UserError: arguments contradict one another.
@@ -74,11 +72,11 @@ class ViT(TokenModel):
         self.tokens = self.prefix + math.prod(self.grid) + options.registers
 
         offsets, biases = (self.layout.rows if kind == x else 0 for x in ("relative", "bias"))
-        # One table of biases for all layers, or one in each.
+        # One bias table for all layers, or one in each layer.
         shared = biases > 0 and options.position_at == "shared"
         self.bias_table = nnx.Param(jnp.zeros((biases, options.heads))) if shared else None
         self.stack = _stack(options, offsets, 0 if shared else biases)
-        # In this order, as parameters are drawn one after the other.
+        # The order matters: random keys are drawn in sequence.
         self._make_embedding(rngs)
         self._make_tokens(rngs)
         self._make_layers(rngs)
@@ -89,7 +87,7 @@ class ViT(TokenModel):
         self.distillation_head = classifier(self.dim, options, rngs) if two_heads else None
 
     def _make_embedding(self, rngs: nnx.Rngs) -> None:
-        """Makes the patch embedding, the ResNet before it, and the norms before the encoder."""
+        """Creates the patch embedding, the ResNet before it, and the norms before the encoder."""
         options, stack, side = self.options, self.stack, self.patch_size
         self.resnet = _resnet(options, rngs)
         inputs = options.channels if self.resnet is None else self.resnet.channels
@@ -110,12 +108,12 @@ class ViT(TokenModel):
         self.stem_norm = norm() if options.stem_norm == "tokens" else None
 
     def _make_tokens(self, rngs: nnx.Rngs) -> None:
-        """Makes the learned tokens, and the positions that are added to tokens."""
+        """Creates the learned tokens, and the position embeddings that are added to tokens."""
         options, scheme, small = self.options, self.stack.scheme, initializers.normal(0.02)
-        # A token's learned position gives it its first values.
+        # A learned position embedding also initializes its token.
         learned = options.position in ("1d", "2d")
         for token in self.prefix_tokens:
-            # A layer norm of zeros has a gradient of 1 / sqrt(epsilon), which is 1,000.
+            # At a zero input a layer norm's gradient is 1 / sqrt(epsilon), i.e. 1,000.
             shape, drawn = (1, 1, self.dim), scheme.token or (None if learned else small)
             first = drawn(rngs.params(), shape) if drawn else jnp.zeros(shape)
             setattr(self, token, nnx.Param(first))
@@ -143,7 +141,7 @@ class ViT(TokenModel):
             self.register_tokens = nnx.Param(drawn(rngs.params(), shape))
 
     def _make_layers(self, rngs: nnx.Rngs) -> None:
-        """Makes the encoder."""
+        """Creates the encoder."""
         options, stack = self.options, self.stack
 
         def block(layer):
@@ -154,11 +152,11 @@ class ViT(TokenModel):
                 return AxialBlock(self.grid, own, rate, rngs=rngs)
             return EncoderBlock(own, rate, rngs=rngs)
 
-        # Named by depth, so that a checkpoint's paths are strings that sort in order.
+        # The keys are zero-padded strings, so that a checkpoint's paths sort in order.
         self.blocks = nnx.Dict({f"{layer:02d}": block(layer) for layer in range(self.depth)})
 
     def _make_pooling(self, rngs: nnx.Rngs) -> None:
-        """Makes the layers between the encoder and the head."""
+        """Creates the layers between the encoder and the head."""
         options, stack = self.options, self.stack
         plain = options.final_norm and not options.fc_norm
         self.norm = make_norm(self.dim, stack, rngs) if plain else None
@@ -202,20 +200,20 @@ class ViT(TokenModel):
         whole: bool = False,
         capture: Sequence[str] = (),
     ) -> Any:
-        """Images `[batch, height, width, channels]`, uint8 or in [-1, 1], to logits `[batch,
-        classes]`.
+        """Maps images `[batch, height, width, channels]` to logits `[batch, classes]`.
 
         Args:
-          rngs: a `dropout` stream; with it the call is a training call.
-          whole: compute all tokens of the last layer, also those that the head does not read.
-          capture: intermediate results to return beside the logits, of `captures`, a list of each:
-            `attention`, float32 `[batch, heads, tokens, tokens]` of each layer (of axial attention
-            `[batch * lines, heads, line, line]`, rows before columns; in training by `subset` of
-            the images that a layer keeps); `tokens`, `[batch, tokens, dim]` before the first layer
-            and after each.
+          images: uint8, or floats in [-1, 1].
+          rngs: random keys with a `dropout` stream for a training call; None: evaluation.
+          whole: compute all tokens of the last layer, including those that the head does not read.
+          capture: names from `captures`; the call then also returns these intermediate results, a
+            list for each name. `attention`: float32 `[batch, heads, tokens, tokens]` of each layer
+            (of axial attention `[batch * lines, heads, line, line]`, rows before columns; in
+            training by `subset` only for the images that a layer keeps). `tokens`: `[batch, tokens,
+            dim]` before the first layer and after each layer.
 
         Raises:
-          UserError: images of another shape or type; nothing of that name can be captured.
+          UserError: the images have another shape or type, or a name cannot be captured.
         """
         if capture:
             with self.capturing(capture) as found:
@@ -225,42 +223,39 @@ class ViT(TokenModel):
     def features(
         self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False
     ) -> Any:
-        """Turns images into what enters the head, `[batch, dim]`.
+        """Returns the input of the head, `[batch, dim]`.
 
         Args:
-          dense: give the last layer's patches instead, `[batch, rows, columns, dim]`: normalised,
-            except in a model with an `fc_norm`, which normalises what was pooled and nothing
-            before.
+          dense: return the last layer's patches instead, `[batch, rows, columns, dim]`. They are
+            normalized, except in a model with an `fc_norm`, which normalizes only the pooled
+            vector.
         """
         x = self.encoded(images, rngs, whole=dense)
         return x[:, self.patch_tokens].reshape(-1, *self.grid, self.dim) if dense else self.pool(x)
 
     def each_head(self, images: ImagesLike, rngs: nnx.Rngs | None = None) -> tuple[jax.Array, ...]:
-        """Turns images into the logits of the head, and of the distillation head where there is
-        one.
-        """
+        """Returns the logits of the head, and of the distillation head if there is one."""
         return self._read_by_heads(self.encoded(images, rngs))
 
     def encoded(
         self, images: ImagesLike, rngs: nnx.Rngs | None = None, whole: bool = False
     ) -> jax.Array:
-        """Turns images into the last layer's normalised tokens, `[batch, tokens, dim]`.
-
-        Without a final norm they are as the layer gives them.
+        """Returns the last layer's tokens after the final norm, if any, `[batch, tokens, dim]`.
 
         Args:
-          whole: all of them, also those that the head does not read.
+          whole: return all tokens, including those that the head does not read.
         """
         read = self.prefix if self.options.pooling == "cls" and not whole else None
         x = self.encode(self.assemble(self.patches(images), rngs), rngs, read)
         return x if self.norm is None else self.norm(x)
 
     def resized(self, image_size: int | tuple[int, int]) -> "ViT":
-        """The same model for images of another size: learned positions are interpolated, and share
-        gradients.
+        """Returns the same model for another image size, with interpolated learned positions.
+
+        Gradients reach the original positions.
 
         Raises:
-          UserError: the patches do not divide it.
+          UserError: the patches do not divide the size.
         """
         size = height_and_width(image_size)
         if size == self.image_size:
@@ -289,7 +284,7 @@ class ViT(TokenModel):
 
     @property
     def layout(self) -> RelativeLayout | BiasLayout:
-        """The layout of tables by offset over the tokens, where `position` is relative or bias."""
+        """Layout of tables by offset over the tokens, if `position` is `relative` or `bias`."""
         kind = BiasLayout if self.options.position == "bias" else RelativeLayout
         return kind(self.grid, self.prefix, self.options.registers)
 
@@ -298,11 +293,13 @@ class ViT(TokenModel):
         return (self.patch_embedding if self.resnet is None else self.resnet.root).kernel[...]
 
     def patches(self, images: ImagesLike) -> jax.Array:
-        """Images, uint8 or floats in [-1, 1], to patch embeddings in raster order, `[batch,
-        patches, dim]`.
+        """Returns patch embeddings in raster order, `[batch, patches, dim]`.
+
+        Args:
+          images: uint8, or floats in [-1, 1].
 
         Raises:
-          UserError: images of another shape or type.
+          UserError: the images have another shape or type.
         """
         pixels = self.normalize(images)
         features = pixels if self.resnet is None else self.resnet(pixels)[-1]
@@ -310,11 +307,11 @@ class ViT(TokenModel):
         return x if self.patch_norm is None else self.patch_norm(x)
 
     def _embed(self, features: jax.Array) -> jax.Array:
-        """`[batch, height, width, channels]` to `[batch, patches, dim]`."""
+        """Embeds `[batch, height, width, channels]` as `[batch, patches, dim]`."""
         if platform() != "gpu":
             x = self.patch_embedding(features)
             return x.reshape(x.shape[0], -1, self.dim)
-        # A product of flat patches, which is faster there than a convolution.
+        # On a GPU a product of flat patches is faster than a convolution.
         kernel = self.patch_embedding.kernel[...].astype(self.patch_embedding.dtype)
         (side, _, channels, _), (batch, height, width, _) = kernel.shape, features.shape
         rows, columns = height // side, width // side
@@ -328,12 +325,12 @@ class ViT(TokenModel):
     def assemble(
         self, patches: jax.Array, rngs: nnx.Rngs | None = None, keep: jax.Array | None = None
     ) -> jax.Array:
-        """Patch embeddings to all tokens with their positions, `[batch, tokens, dim]`.
+        """Returns all tokens with their positions, `[batch, tokens, dim]`, from patch embeddings.
 
         Args:
-          keep: int32 `[batch, kept]`: only these patches of each image, in this order. The layers
-            then have no positions of their own: `position_at` is stem, and neither `rope` nor
-            `relative` is.
+          keep: int32 `[batch, kept]`: use only these patches of each image, in this order. This
+            requires that the layers add no positions: `position_at` is `stem`, without `rope` and
+            `relative`.
         """
 
         def repeated(token):
@@ -354,7 +351,7 @@ class ViT(TokenModel):
         return x if self.stem_norm is None else self.stem_norm(x)
 
     def layer_rate(self, layer: int, depth: int | None = None) -> float:
-        """Stochastic depth of a layer, of so many in all; None: of its own."""
+        """Returns the stochastic depth rate of a layer of `depth` layers (None: the model's)."""
         rate = self.options.stochastic_depth
         return rate if self.options.uniform_depth else rising(rate, layer, depth or self.depth)
 
@@ -394,7 +391,7 @@ class ViT(TokenModel):
         key = None if rngs is None else rngs.dropout()
 
         def inputs(number, layer):
-            """One layer's own inputs: its key, its rate of stochastic depth, its positions."""
+            """Returns a layer's own inputs: its key, stochastic depth rate and positions."""
             every = options.position_at == "every"
             return dict(
                 key=None if key is None else jax.random.fold_in(key, number),
@@ -432,9 +429,9 @@ class ViT(TokenModel):
     def _tokens_to_even(
         self, x: jax.Array, positions: dict[str, Any], rngs: nnx.Rngs | None
     ) -> int:
-        """Returns the number of tokens, 0 or 1, that makes it even where attention is cuDNN's.
+        """Returns the padding, 0 or 1 token, to an even number of tokens for cuDNN's attention.
 
-        Otherwise each layer would have to copy its queries, keys and values.
+        Without it, each layer would have to copy its queries, keys and values.
         """
         plain = self.attends_fully and not positions.keys() & {"offsets", "bias", "layout"}
         drops = self.stack.attention_dropout and rngs is not None
@@ -459,8 +456,9 @@ class ViT(TokenModel):
         return nnx.Dict(blocks)
 
     def _rotation(self, rngs: nnx.Rngs | None) -> Rotation:
-        """Cosines and sines of all tokens, `[tokens, 1, head_dim]`; in training, of rescaled
-        coordinates.
+        """Returns cosines and sines of all tokens, `[tokens, 1, head_dim]`.
+
+        In training the coordinates are randomly rescaled.
         """
         options, head_dim = self.options, self.dim // self.heads
         unit = options.rope_grid or self.grid
@@ -473,10 +471,10 @@ class ViT(TokenModel):
         return jnp.cos(angles), jnp.sin(angles)
 
     def classify(self, x: jax.Array) -> jax.Array:
-        """Turns tokens `[batch, tokens, dim]` into logits, or into what would enter the head.
+        """Returns logits, or pooled features without a head, from tokens `[batch, tokens, dim]`.
 
-        They are normalised, unless the model has no final norm, or an `fc_norm`, which does it
-        here.
+        The tokens must be normalized, unless the model has no final norm, or has an `fc_norm`,
+        which is applied here.
         """
         if self.head is None:
             return self.pool(x)
@@ -484,13 +482,14 @@ class ViT(TokenModel):
         return (logits + taught[0]) / 2 if taught else logits
 
     def _read_by_heads(self, x: jax.Array) -> tuple[jax.Array, ...]:
-        """Logits of the head, and of the distillation head where there is one."""
+        """Returns logits of the head, and of the distillation head if there is one."""
         own = self.head(self.pool(x))
         return (own,) if self.distillation_head is None else (own, self.distillation_head(x[:, 1]))
 
     def pool(self, x: jax.Array) -> jax.Array:
-        """Turns tokens `[batch, tokens, dim]` into what enters the head, `[batch, dim]`, or twice
-        as wide.
+        """Pools tokens `[batch, tokens, dim]` to the input of the head, `[batch, dim]`.
+
+        With `pooling="cls_gap"` the result is twice as wide.
         """
         pooling = self.options.pooling
         patches = x if self.options.pool_all else x[:, self.patch_tokens]
@@ -516,7 +515,7 @@ def _prefix_tokens(options: ViTOptions) -> tuple[str, ...]:
 
 
 def _resnet(options: ViTOptions, rngs: nnx.Rngs) -> ResNet | None:
-    """Returns the ResNet of a hybrid, which reads its images; None: the model is no hybrid."""
+    """Returns the ResNet of a hybrid; None: the model is no hybrid."""
     if options.resnet_blocks is None:
         return None
     return ResNet(
@@ -533,7 +532,7 @@ def _resnet(options: ViTOptions, rngs: nnx.Rngs) -> ResNet | None:
 
 
 def _stack(options: ViTOptions, offsets: int, biases: int) -> Stack:
-    """Returns the values that a ViT's layers share: the options of the same names, and others."""
+    """Returns the settings that a ViT's layers share: the options of the same names, and others."""
     names = {field.name for field in dataclasses.fields(Stack)} & options_of(ViTOptions).keys()
     values = {name: getattr(options, name) for name in names} | dict(
         offsets=offsets,
@@ -561,7 +560,7 @@ def _check_together(options: ViTOptions, stride: int) -> None:
                 raise UserError(message)
 
 
-Contradictions = Iterable[tuple[bool, str]]  # Each with its message.
+Contradictions = Iterable[tuple[bool, str]]  # Whether it occurs, and the message.
 
 
 def _of_pooling(options: ViTOptions) -> Contradictions:
@@ -661,7 +660,7 @@ def _of_layers(options: ViTOptions) -> Contradictions:
 
 
 def _of_map_pooling(options: ViTOptions) -> Contradictions:
-    """Returns the contradictions of what is pooled, and by which heads."""
+    """Returns the contradictions of attention pooling and of the pooled tokens."""
     dim, pooling, heads = options.dim, options.pooling, options.pool_heads
     return (
         (
@@ -676,8 +675,10 @@ def _of_map_pooling(options: ViTOptions) -> Contradictions:
 
 
 def _check_size(size: tuple[int, int], stride: int, words: str) -> None:
-    """Raises UserError unless the stride, in these words, divides the height and width of the
-    images.
+    """Raises UserError unless the stride divides the height and width of the images.
+
+    Args:
+      words: name of the stride in the error message.
     """
     height, width = size
     if height % stride or width % stride:
@@ -732,7 +733,7 @@ FAMILY = Family(
         (r"attention_pooling/key_value/kernel", "dim -> part heads head_dim"),
         (r"attention_pooling/key_value/bias", "part heads head_dim"),
         (r"mlp/fc1/kernel", "dim -> mlp_dim"),
-        (r"mlp/fc1/kernel", "dim -> part mlp_dim"),  # A gate and what it gates.
+        (r"mlp/fc1/kernel", "dim -> part mlp_dim"),  # A gate and the gated values.
         (r"mlp/fc1/bias", "mlp_dim"),
         (r"mlp/fc1/bias", "part mlp_dim"),
         (r"mlp/fc2/kernel", "mlp_dim -> dim"),

@@ -1,4 +1,4 @@
-"""Rules by which a ViT's parameters are adapted to other arguments, such as another image size."""
+"""Rules that adapt a ViT's parameters to other arguments, such as another image size."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def _resize_offsets(table: np.ndarray, change: Change) -> np.ndarray:
 
 
 def _computed(model) -> dict[str, np.ndarray]:
-    """Returns fixed position embeddings, from which learned ones can start."""
+    """Returns fixed position embeddings, which can initialize learned ones."""
     embedding = model.position_embedding
     if not isinstance(embedding, PositionEmbedding) or embedding.kind not in FIXED:
         return {}
@@ -32,7 +32,7 @@ def _computed(model) -> dict[str, np.ndarray]:
 
 
 def _implied(known: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Keeps the distillation token as a plain token where the two heads are removed."""
+    """Keeps the distillation token as a plain token if the two heads are removed."""
     if not changes.get("num_classes", known["num_classes"]) and known["distillation"] == "heads":
         return {"distillation": "token"}
     return {}
@@ -45,10 +45,10 @@ ADAPTATION = Adaptation(
         Resize("(.*/)?(bias_table|relative_embedding)", grid_of, _resize_offsets),
     ),
     heads=("head/", "distillation_head/"),
-    new_norms=("fc_norm/",),  # A model that is fine-tuned on averaged patches (MAE, BEiT).
-    copied={
-        ".*/attention/bias_table": "bias_table"
-    },  # BEiT fine-tunes the shared table for each layer.
+    # A model that is fine-tuned on averaged patches (MAE, BEiT).
+    new_norms=("fc_norm/",),
+    # BEiT copies the shared table to each layer for fine-tuning.
+    copied={".*/attention/bias_table": "bias_table"},
     computed=_computed,
     implied=_implied,
 )

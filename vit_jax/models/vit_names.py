@@ -1,8 +1,7 @@
-"""Names of ViTs: sizes with their patches, hybrids, and by their authors' names the plain ViTs that
-followed.
+"""Names of ViTs: sizes with patches, hybrids, and later plain ViTs by their authors' names.
 
-`ViT-B/16` is size B with patches of 16 pixels, any size with any patch. `FOLLOWERS` lists the
-  others.
+`ViT-B/16` is size B with patches of 16 pixels; any size can be combined with any patch size.
+`FOLLOWERS` lists the later models.
 """
 
 import re
@@ -10,9 +9,9 @@ from typing import NamedTuple
 
 from vit_jax.models.resnet import WIDTH, parse_width, resnet_stride, spell_width
 
-# B, L and H: table 1 of the ViT paper, b: its figure 4, with every width halved; Ti and S: "How to
-# train your ViT?" (Steiner et al., 2022); the others: "Scaling Vision Transformers" (Zhai et al.,
-# 2022) and "Getting ViT in Shape" (Alabdulmohsin et al., 2023), by big_vision's names.
+# B, L and H: table 1 of the ViT paper. b: its figure 4, with every width halved. Ti and S: "How to
+# train your ViT?" (Steiner et al., 2022). The others: "Scaling Vision Transformers" (Zhai et al.,
+# 2022) and "Getting ViT in Shape" (Alabdulmohsin et al., 2023), with big_vision's names.
 SIZES = {
     "mu": dict(dim=32, depth=1, mlp_dim=128, heads=2),
     "Ti": dict(dim=192, depth=12, mlp_dim=768, heads=3),
@@ -28,14 +27,14 @@ SIZES = {
     "e": dict(dim=1792, depth=56, mlp_dim=15360, heads=16),
 }
 
-HEAD_WIDTH = (
-    32  # Of sizes that a name gives in numbers: ViT-64x4 has 4 layers of width 64 and 2 heads.
-)
+# Width of a head for sizes that a name gives in numbers: ViT-64x4 has 4 layers of width 64 and 2
+# heads.
+HEAD_WIDTH = 32
 
-# The ResNet before a hybrid's Transformer, by what its name says. The number after the slash is all
-# of its down-sampling, except for R+ViT-Ti/16, which patches of 8 features bring to 32. Those of 4
-# and 8 are for images of 32 pixels or so; as R50's at 16, R14 and R26 at 4 have no stage 4, but its
-# units in stage 3.
+# The ResNet before a hybrid's Transformer, by its name and the number after the slash. This number
+# is the total downsampling, except for R+ViT-Ti/16, where patches of 8 features increase it to 32.
+# The variants with 4 and 8 are for images of about 32 pixels. Like R50 at 16, R14 and R26 at 4 have
+# no stage 4; its units are in stage 3.
 HYBRIDS = {
     ("R50", 32): dict(resnet_blocks=(3, 4, 6, 3), patch_size=1),
     ("R50", 16): dict(resnet_blocks=(3, 4, 9), patch_size=1),
@@ -54,8 +53,8 @@ class Follower(NamedTuple):
     Attributes:
       family: the first part of their names.
       source: the publication.
-      fixed: arguments that all of them have.
-      models: each one's size and patch, and what else it has of its own, by the rest of its name.
+      fixed: arguments that all of them share.
+      models: size, patch size and individual arguments of each model, by the rest of its name.
     """
 
     family: str
@@ -65,19 +64,19 @@ class Follower(NamedTuple):
 
 
 def _sized(*names: str, **others) -> dict[str, dict]:
-    """Models such as `B/16`, of a size of `SIZES`, which have all else in common."""
+    """Returns models such as `B/16`, of a size of `SIZES`, with all other arguments in common."""
     sizes = ((name, *name.split("/")) for name in names)
     return {name: SIZES[size] | dict(patch_size=int(patch)) | others for name, size, patch in sizes}
 
 
 def _gated(patch: int, dim: int, depth: int, mlp_dim: int, heads: int, **others) -> dict:
-    """A size with gated MLPs."""
+    """Returns a size with gated MLPs."""
     size = dict(patch_size=patch, dim=dim, depth=depth, mlp_dim=mlp_dim, heads=heads)
     return size | dict(mlp="swiglu") | others
 
 
 _DINOV2 = _sized("S/14", "B/14", "L/14") | {"g/14": _gated(14, 1536, 40, 4096, 24)}
-_AVERAGED = dict(pooling="gap", cls_token=True, fc_norm=True)  # So they are fine-tuned to classes.
+_AVERAGED = dict(pooling="gap", cls_token=True, fc_norm=True)  # For fine-tuning as classifiers.
 _BEIT = dict(position="bias", qkv_bias="qv", gelu="erf") | _AVERAGED
 _BEITS = _sized("B/16", layer_scale=0.1) | _sized("L/16", layer_scale=1e-5)
 _PE = dict(stem_norm="tokens", rope="pe", gelu="erf", norm_epsilon=1e-5)
@@ -105,7 +104,7 @@ FOLLOWERS = (
         },
     ),
     Follower("BEiT", "Bao et al., 2022 (BEiT)", _BEIT, _BEITS),
-    # The same models, which go by BEiT's name where only their arguments are known.
+    # The same architectures: if only the arguments are known, `spell` returns BEiT's name.
     Follower("BEiTv2", "Peng et al., 2022 (BEiT v2)", _BEIT, _BEITS),
     Follower(
         "EVA",
@@ -199,8 +198,9 @@ NAMES = (
     *_FOLLOWING,
 )
 
-# What tells models of one size and patch apart, as the paper's have it. What enters the head is not
-# among it, since fine-tuning changes that, nor are constants such as the norms' epsilons.
+# Arguments that distinguish models of the same size and patch size, with the paper's values.
+# Pooling is excluded, since fine-tuning changes it, and so are constants such as the norms'
+# epsilons.
 _TELLING = dict(
     resnet_blocks=None,
     distillation="none",
@@ -222,11 +222,12 @@ _SIZE = ("dim", "depth", "mlp_dim", "heads")
 
 
 def _trunk(values: dict) -> dict:
-    """The values, by a model's arguments, that tell it from others of its size and patch."""
+    """Returns the arguments that distinguish a model from others of its size and patch size."""
     told = {name: values.get(name, papers) for name, papers in _TELLING.items()}
     if told["rope"] == "dinov3":
-        del told["qkv_bias"]  # All of DINOv3's are zero, and timm leaves them out.
-    # CLIP and OpenCLIP differ in nothing else; exact GELU and its tanh approximation are one.
+        del told["qkv_bias"]  # All of DINOv3's are zero, and timm omits them.
+    # CLIP and OpenCLIP differ only in the GELU; the exact GELU and its tanh approximation count as
+    # one.
     return told | dict(
         scaled=values.get("layer_scale") is not None, quick=values.get("gelu") == "quick"
     )
@@ -236,11 +237,11 @@ _PAPERS_TRUNK = _trunk({})
 
 
 def _following(values: dict) -> str | None:
-    """The name of a model among `FOLLOWERS`, by its arguments, or None."""
+    """Returns the name of the model in `FOLLOWERS` with these arguments, or None."""
     trunk = _trunk(values)
     size = {name: values[name] for name in (*_SIZE, "patch_size")}
     for name, (own, _) in _FOLLOWING.items():
-        # SigLIP's differ from the paper's in their pooling alone, which then tells them.
+        # SigLIP's models differ from the paper's only in their pooling, so it is compared here.
         pooled = trunk != _PAPERS_TRUNK or values.get("pooling", "cls") == own.get("pooling")
         if size.items() <= own.items() and trunk == _trunk(own) and pooled:
             return name
@@ -248,7 +249,7 @@ def _following(values: dict) -> str | None:
 
 
 def parse(name: str) -> dict | None:
-    """The arguments that a name stands for; None: it is no ViT's. See `Family.parse`."""
+    """Returns the arguments that a name stands for; None: it is no ViT. See `Family.parse`."""
     if name in _FOLLOWING:
         return dict(_FOLLOWING[name][0])
     match = re.fullmatch(rf"(Axial-)?(?:(R\d*)(?:x({WIDTH}))?\+)?ViT-(\w+)/(\d+)", name)
@@ -273,8 +274,9 @@ def _parse_trunk(resnet: str | None, width: str | None, patch: int) -> dict | No
 
 
 def _numbered_size(text: str) -> dict | None:
-    """The size that numbers name, as 64x4 does: an MLP four times as wide, heads of
-    `HEAD_WIDTH`.
+    """Returns the size for numbers such as 64x4: width and depth.
+
+    The MLP is four times as wide, and heads have the width `HEAD_WIDTH`.
     """
     match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
     if not match or int(match[1]) % HEAD_WIDTH:
@@ -284,7 +286,7 @@ def _numbered_size(text: str) -> dict | None:
 
 
 def spell(values: dict) -> str:
-    """The name of a model by its arguments, or words for its size. See `Family.spell`."""
+    """Returns a model's name from its arguments, or its size in words. See `Family.spell`."""
     if (following := _following(values)) is not None:
         return following
     blocks, stem = values["resnet_blocks"], values.get("resnet_stem", "large")
@@ -306,7 +308,7 @@ def spell(values: dict) -> str:
 
 
 def source(name: str) -> str:
-    """The publication of a named model."""
+    """Returns the publication of a named model."""
     if name in _FOLLOWING:
         return _FOLLOWING[name][1]
     if name.startswith(("R+", "R26")) or re.match(r"ViT-(Ti|S)/", name):

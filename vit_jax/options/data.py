@@ -29,7 +29,7 @@ BORDER = 4  # Pixels of padding on each side in the crop simple_random.
 # AugReg's levels (Steiner et al., 2021): layers and magnitude of RandAugment, alpha of mixup.
 LEVELS = {
     "none": (0, 0, 0.0),
-    "light1": (2, 0, 0.0),  # Magnitude 0 still inverts, posterizes and removes colour.
+    "light1": (2, 0, 0.0),  # Magnitude 0 also inverts, posterizes and removes colour.
     "light2": (2, 10, 0.2),
     "medium1": (2, 15, 0.2),
     "medium2": (2, 15, 0.5),
@@ -51,14 +51,14 @@ def _no_path(config: Any) -> str:
 
 
 def parse_rand_policy(policy: str) -> dict[str, Any] | None:
-    """Parses timm's name of a RandAugment, such as `rand-m9-mstd0.5-inc1`.
+    """Parses timm's notation of a RandAugment, such as `rand-m9-mstd0.5-inc1`.
 
     The parts may be in any order, each at most once: `m` magnitude from 0 to 10 (default 10); `n`
     number of layers (2); `p` probability of each (0.5); `mstd` std of the magnitude (0); `inc1`
     makes operations stronger with the magnitude.
 
     Returns:
-      Arguments of `RandPolicy`; None if it is no such name.
+      Arguments of `RandPolicy`; None if the text is not in this notation.
     """
     kind, *parts = policy.split("-")
     patterns = dict(
@@ -79,7 +79,7 @@ def parse_rand_policy(policy: str) -> dict[str, Any] | None:
 
 @options
 class DataOptions:
-    """Images: where they come from, how they are split, decoded and cropped"""
+    """Images: source, splits, decoding and crops"""
 
     source: str = option(
         "digits",
@@ -229,8 +229,8 @@ class DataOptions:
     repeats: int = option(
         1,
         whole(1, 2**10),
-        "Repeated augmentation: consecutive uses of an image, each augmented anew; an epoch has "
-        "fewer images accordingly.",
+        "Repeated augmentation: consecutive uses of an image, each with its own augmentation; an "
+        "epoch has fewer images accordingly.",
         validate=lambda value, config: unless(
             value == 1 or 2 * value <= config.batch_size,
             f"at most half of batch_size = {config.batch_size}: images are mixed with others of "
@@ -274,7 +274,7 @@ class AugmentOptions:
         several(
             number(least=0, most=100), count=2, words="2 numbers from 0 to 100, such as (2, 15)"
         ),
-        "Layers and magnitude of RandAugment; None: those of augment.level.",
+        "Layers and magnitude of RandAugment; None: the values of augment.level.",
     )
     policy: str | None = option(
         None,
@@ -308,7 +308,7 @@ class AugmentOptions:
         "Strength x of brightness, contrast and saturation jitter: a factor in 1 +- x.",
     )
     mixup: float | None = option(
-        None, number(least=0, most=1e3), "Alpha of mixup; 0: off; None: that of augment.level."
+        None, number(least=0, most=1e3), "Alpha of mixup; 0: off; None: the value of augment.level."
     )
     cutmix: float = option(0.0, number(least=0, most=1e3), "Alpha of CutMix; 0: off.")
     cutmix_share: float = option(

@@ -49,7 +49,7 @@ def required(rule: Rule, help: str, **properties: Any) -> Any:
 
 @options
 class ImageOptions:
-    """Arguments of all models"""
+    """Arguments of all models."""
 
     image_size: int | tuple[int, int] = required(
         either(SIDE, several(SIDE, count=2))._replace(
@@ -90,7 +90,7 @@ class ImageOptions:
     )
 
     def __post_init__(self) -> None:
-        """Checks the values, and brings equal values to one form.
+        """Checks the values, and converts equal values to one form.
 
         Lists become tuples, `image_size` a pair, and `mean` and `std` one number if all channels
         have the same.
@@ -126,7 +126,7 @@ def _plain_statistic(value: Statistic) -> Statistic:
 
 @options
 class HeadOptions(ImageOptions):
-    """Arguments of models with a linear classifier"""
+    """Arguments of models with a linear classifier."""
 
     head_bias: float = option(
         0.0,
@@ -143,7 +143,7 @@ class HeadOptions(ImageOptions):
 
 @options
 class ResNetOptions(HeadOptions):
-    """Arguments of the ResNet in a hybrid or a BiT"""
+    """Arguments of the ResNet in a hybrid or a BiT."""
 
     resnet_blocks: tuple[int, ...] | None = option(
         None,
@@ -177,7 +177,7 @@ class ResNetOptions(HeadOptions):
 
 @options
 class BiTOptions(ResNetOptions):
-    """Arguments of a BiT"""
+    """Arguments of a BiT."""
 
     resnet_blocks: tuple[int, ...] = option(
         (3, 4, 6, 3),
@@ -191,7 +191,7 @@ class BiTOptions(ResNetOptions):
 
 @options
 class ViTOptions(ResNetOptions):
-    """Arguments of a ViT"""
+    """Arguments of a ViT."""
 
     patch_size: int = required(
         SIDE, "Patch size in pixels; in a hybrid in positions of the ResNet's features."
@@ -214,7 +214,7 @@ class ViTOptions(ResNetOptions):
     )
     pool_all: bool = option(False, flag(), "Pools the class token and registers with the patches.")
     pool_heads: int | None = option(
-        None, or_none(whole(1, 2**16)), "Heads of attention pooling; None: those of the encoder."
+        None, or_none(whole(1, 2**16)), "Heads of attention pooling; None: the encoder's."
     )
     fc_norm: bool = option(
         False, flag(), "Normalizes after pooling instead of before (timm, MAE's fine-tuning)."
@@ -243,8 +243,8 @@ class ViTOptions(ResNetOptions):
     position_at: str = option(
         "stem",
         one_of("stem", "every", "shared"),
-        "Where position embeddings are added: once, before every layer (each its own), or shared "
-        "by all layers.",
+        "Where position embeddings are added: once in the stem, or before every layer, with "
+        "separate embeddings (every) or the same ones (shared).",
     )
     position_resize: str = option(
         "linear",
@@ -261,14 +261,14 @@ class ViTOptions(ResNetOptions):
     rope_grid: tuple[int, int] | None = option(
         None,
         or_none(several(SIDE, count=2)),
-        "Grid of pre-training, in which the coordinates of rope='eva02' or 'pe' count; None: the "
+        "Pre-training grid, to which the coordinates of rope='eva02' or 'pe' refer; None: the "
         "model's.",
     )
     rope_rescale: float = option(
         1.0,
         number(least=1, most=1e3),
-        "In training the coordinates of rope are multiplied by a number from the inverse of this "
-        "to this, log-uniform for each step (DINOv3).",
+        "Maximum factor on the coordinates of rope in training; each step draws one between its "
+        "inverse and itself, log-uniform (DINOv3).",
     )
     registers: int = option(0, whole(0, 2**16), "Register tokens (Darcet et al., 2024).")
     attention: str = option(
@@ -326,7 +326,7 @@ class ViTOptions(ResNetOptions):
     initialization: str = option(
         "flax",
         one_of(*INITIALIZATIONS),
-        "Initial parameters: the paper's (flax), or those of the named model's PyTorch code; "
+        "Initial parameters: as in the paper's code (flax), or in the named model's PyTorch code; "
         "deit is DINO's, too.",
     )
     norm_epsilon: float = option(1e-6, number(above=0, most=1), "Epsilon of the layer norms.")
@@ -340,7 +340,7 @@ class ViTOptions(ResNetOptions):
 
 @options
 class ConvNeXtOptions(HeadOptions):
-    """Arguments of a ConvNeXt"""
+    """Arguments of a ConvNeXt."""
 
     blocks: tuple[int, ...] = option(
         (3, 3, 9, 3),
@@ -392,7 +392,7 @@ class ConvNeXtOptions(HeadOptions):
 
 @options
 class SwinOptions(HeadOptions):
-    """Arguments of a Swin Transformer"""
+    """Arguments of a Swin Transformer."""
 
     dim: int = option(96, _WIDTH, "Width of the first stage; each later stage is twice as wide.")
     blocks: tuple[int, ...] = option(
@@ -433,7 +433,7 @@ class SwinOptions(HeadOptions):
 
 @options
 class DVAEOptions(ImageOptions):
-    """Arguments of the encoder of DALL-E's discrete autoencoder"""
+    """Arguments of the encoder of DALL-E's discrete autoencoder."""
 
     blocks: tuple[int, ...] = option(
         (2, 2, 2, 2), options_of(ConvNeXtOptions)["blocks"].rule, "Blocks in each stage."
@@ -448,7 +448,7 @@ class DVAEOptions(ImageOptions):
         ),
         "Channels in each stage.",
     )
-    # They map a pixel u in [0, 1] to 0.8 u + 0.1.
+    # Mean and std map a pixel u in [0, 1] to 0.8 u + 0.1.
     mean: Statistic = option(
         -0.125, options_of(ImageOptions)["mean"].rule, options_of(ImageOptions)["mean"].help
     )
@@ -479,7 +479,7 @@ FAMILY_OPTIONS = (ViTOptions, BiTOptions, ConvNeXtOptions, SwinOptions, DVAEOpti
 def _section_of_families() -> type:
     """Returns the class of the section `model`: every argument of any family, None by default.
 
-    Where families share a name, help and rule are those of the first family.
+    If families share a name, help and rule come from the first family.
     """
     name = option(
         "ViT-B/16",

@@ -22,13 +22,13 @@ OBJECTIVES = (
 )
 CELLS = {"color": 1, "cells": 4}  # Cells along each side of a patch, by target of masked_patch.
 TARGETS = (*CELLS, "pixels")
-THRESHOLD = 128  # Of solarization.
+THRESHOLD = 128  # For solarization.
 STRENGTHS = several(number(least=0, most=100), count=4)
 SHARES = several(SHARE, count=3, words="3 numbers from 0 to 1")
 
 
 def only_with_objective(*names: str) -> Callable[[Any], str]:
-    """Returns an `Option.requires` of objectives; one from a program may use all options."""
+    """Returns an `Option.requires` for objectives; a program's objective may use all options."""
 
     def missing(config: Any) -> str:
         if config.objective.name not in OBJECTIVES:
@@ -43,19 +43,19 @@ def _sees_whole_batch(config: Any) -> bool:
 
 
 def _sees_whole_groups(config: Any) -> bool:
-    """Returns True if each group of KoLeo lies in one micro-batch."""
+    """Returns True if each group of KoLeo is in one micro-batch."""
     group = config.dino.koleo_group
     whole = group is not None and config.batch_size % (config.micro_batches * group) == 0
     return whole and config.optimizer.sum_gradients == "as_computed"
 
 
 def _mask_ratio(default: float) -> Any:
-    """Returns the field for the share of patches that is masked."""
-    return option(default, RATE, "Share of the patches that is masked.")
+    """Returns the field for the share of masked patches."""
+    return option(default, RATE, "Share of masked patches.")
 
 
 def _normalize_targets() -> Any:
-    """Returns the field for the normalization of pixels that are predicted."""
+    """Returns the field for the normalization of predicted pixels."""
     return option(
         True,
         flag(),
@@ -65,7 +65,7 @@ def _normalize_targets() -> Any:
 
 @options
 class ObjectiveOptions:
-    """Training objective, and the frozen teacher of those that have one"""
+    """Training objective and its frozen teacher"""
 
     name: str = option(
         "classification",
@@ -78,28 +78,28 @@ class ObjectiveOptions:
         None,
         text(".+", "a checkpoint"),
         "Checkpoint of the frozen teacher of distillation, eva, vqkd and optionally dino; for "
-        "beit and beitv2 the tokeniser. What `load_model` takes; 'random': a small untrained "
+        "beit and beitv2 the tokeniser. Anything `load_model` accepts; 'random': a small untrained "
         "one, for `:smoke`.",
         operational=True,
     )
     teacher_dtype: str | None = option(
         None,
         one_of("float32", "bfloat16"),
-        "Dtype of the frozen teacher's parameters and computation; None: that of its checkpoint.",
+        "Dtype of the frozen teacher's parameters and computation; None: its checkpoint's.",
         requires=only_with_objective("dino", "distillation", "eva", "vqkd", "beit", "beitv2"),
     )
     teacher_size: int | None = option(
         None,
         whole(1, 2**14),
         "Image size of the frozen teacher (eva, vqkd, beit, beitv2), in pixels, with as many "
-        "patches or codes as the model has patches; None: that of the model.",
+        "patches or codes as the model has patches; None: the model's.",
         requires=only_with_objective("eva", "vqkd", "beit", "beitv2"),
     )
     teacher_features: str = option(
         "tokens",
         one_of("tokens", "head"),
-        "Target of eva and vqkd for each patch: the teacher's last normalised tokens, or what "
-        "its head makes of them (the projection of CLIP).",
+        "Target of eva and vqkd for each patch: the teacher's last normalised tokens, or its "
+        "head's outputs for them (CLIP's projection).",
         requires=only_with_objective("eva", "vqkd"),
     )
 
@@ -112,7 +112,7 @@ class MaskedPatchOptions:
     target: str = option(
         "color",
         one_of(*TARGETS),
-        "Target: the mean colour of a patch, those of 4 x 4 cells, or its pixels.",
+        "Target: the mean colour of a patch, the mean colours of its 4 x 4 cells, or its pixels.",
     )
 
 
@@ -172,12 +172,12 @@ class DINOOptions:
         (0.0, 0.2, 0.0),
         SHARES,
         f"Probability of solarization, inverting values of {THRESHOLD} and above, for the same "
-        "three.",
+        "three kinds of crops.",
     )
     local_crops: int = option(
         8,
         whole(0, 64),
-        "Local crops of an image, which the student sees in addition to the two global ones.",
+        "Local crops of an image, inputs of the student in addition to the two global crops.",
         validate=lambda value, config: unless(
             not value or config.data.crop in ("inception", "random_resized"),
             f"0 with data.crop={config.data.crop!r}, which draws no area; 'random_resized' does",
@@ -192,8 +192,8 @@ class DINOOptions:
     local_area: tuple[float, ...] = option(
         (0.05, 0.4),
         several(number(above=0, most=1), count=2, ascending=True),
-        "Range of a local crop's share of the image's area; data.crop_area is that of global "
-        "crops.",
+        "Range of a local crop's share of the image's area; data.crop_area is the range for "
+        "global crops.",
         requires=only_with("dino.local_crops"),
     )
 
@@ -224,7 +224,7 @@ class DINOOptions:
     frozen_prototype_steps: int = option(
         0,
         whole(0),
-        "First steps, in which the prototypes are not updated.",
+        "Number of first steps without updates of the prototypes.",
         smoke=1,
     )
     teacher_momentum: float = option(
@@ -278,14 +278,14 @@ class DINOOptions:
     patch_bottleneck: int | None = option(
         None,
         whole(1, 2**16),
-        "Bottleneck width of the separate head for patches; None: that of dino.bottleneck.",
+        "Bottleneck width of the separate head for patches; None: dino.bottleneck.",
         requires=only_with("dino.patch_weight"),
     )
     patch_mask_ratios: tuple[float, ...] = option(
         (0.1, 0.5),
         several(number(above=0, below=1), count=2, ascending=True),
-        "Range of the mask ratio in one global crop of each image, even over the images of a "
-        "batch.",
+        "Range of the mask ratio in one global crop of each image, evenly spread over the images "
+        "of a batch.",
         requires=only_with("dino.patch_weight"),
     )
     koleo: float = option(
@@ -302,7 +302,7 @@ class DINOOptions:
     koleo_group: int | None = option(
         None,
         whole(2),
-        "Images among which KoLeo looks for nearest neighbours; None: the whole batch.",
+        "Number of images in a group for KoLeo's nearest neighbours; None: the whole batch.",
         validate=lambda value, config: unless(
             value is None or config.batch_size % value == 0,
             f"a divisor of batch_size = {config.batch_size}",
@@ -313,7 +313,7 @@ class DINOOptions:
     gram: float = option(
         0.0,
         number(least=0),
-        "Weight of DINOv3's Gram anchoring, to the similarities of patches of an earlier teacher.",
+        "Weight of DINOv3's Gram anchoring to the patch similarities of an earlier teacher.",
         validate=lambda value, config: unless(
             not value or (config.dino.patch_weight > 0 and config.objective.teacher is None),
             "0 with dino.patch_weight=0 or objective.teacher",
@@ -322,7 +322,7 @@ class DINOOptions:
     gram_from: int = option(
         0,
         whole(0),
-        "Step after which that Gram teacher is first saved.",
+        "Step after which the Gram teacher is first saved.",
         requires=only_with("dino.gram"),
     )
     gram_every: int = option(
@@ -334,13 +334,13 @@ class DINOOptions:
     gram_times: int = option(
         3,
         whole(0),
-        "Updates of the Gram teacher, at most.",
+        "Maximum number of updates of the Gram teacher.",
         requires=only_with("dino.gram"),
     )
     gram_size: int | None = option(
         None,
         whole(1, 2**14),
-        "Image size of the Gram teacher's crops, in pixels; None: that of the global crops.",
+        "Image size of the Gram teacher's crops, in pixels; None: the size of the global crops.",
         requires=only_with("dino.gram"),
     )
 
@@ -356,7 +356,7 @@ class DistillationOptions:
         "(hard).",
     )
     teacher_weight: float = option(
-        0.5, SHARE, "Weight of the teacher's loss; the rest is that of the labels' loss."
+        0.5, SHARE, "Weight of the teacher's loss; the rest is the weight of the labels' loss."
     )
     temperature: float = option(
         1.0,
@@ -370,7 +370,7 @@ class DistillationOptions:
 class EVAOptions:
     """Prediction of a teacher's features of masked patches (Fang et al., 2023)"""
 
-    mask_ratio: float = _mask_ratio(0.41)  # 105 of 256 patches, as the authors mask.
+    mask_ratio: float = _mask_ratio(0.41)  # 105 of 256 patches, as in the authors' code.
     embedding_gradient: float = option(
         1.0,
         number(least=0, most=1),
@@ -399,7 +399,7 @@ class DVAEOptions:
         "reconstruction loss is summed over pixels.",
     )
     kl_steps: int = option(
-        5000, whole(0), "Steps over which this weight rises from 0; the schedule is a cosine."
+        5000, whole(0), "Steps over which kl_weight rises from 0; the schedule is a cosine."
     )
 
 
@@ -407,7 +407,7 @@ class DVAEOptions:
 class BEiTOptions:
     """Prediction of a tokeniser's codes of masked patches (Bao et al., 2022)"""
 
-    mask_ratio: float = _mask_ratio(75 / 196)  # The number of patches that the authors mask.
+    mask_ratio: float = _mask_ratio(75 / 196)  # As many patches as in the authors' code.
 
 
 @options
@@ -441,7 +441,7 @@ class VQKDOptions:
 class BEiTv2Options:
     """Prediction of VQ-KD's codes of masked patches (Peng et al., 2022)"""
 
-    mask_ratio: float = _mask_ratio(75 / 196)  # The number of patches that the authors mask.
+    mask_ratio: float = _mask_ratio(75 / 196)  # As many patches as in the authors' code.
     aggregate_from: int | None = option(
         None,
         whole(1, 10000),

@@ -11,7 +11,7 @@ LOSSES = ("softmax", "sigmoid", "binary")
 
 @options
 class LossOptions:
-    """Loss of a classification"""
+    """Classification loss"""
 
     name: str = option(
         "softmax",
@@ -95,7 +95,7 @@ class OptimizerOptions:
     decay: str = option(
         "kernels",
         one_of("kernels", "tables", "matrices", "all"),
-        "Decayed parameters: kernels; these, tables of position biases and mask tokens (tables: "
+        "Decayed parameters: kernels; also tables of position biases and mask tokens (tables: "
         "BEiT, EVA); all but biases and scales (matrices); or all.",
     )
     coupled_decay: bool = option(
@@ -161,7 +161,7 @@ class OptimizerOptions:
     average: float = option(
         0.0,
         RATE,
-        "Decay rate of the exponential moving average of parameters that is evaluated; 0: off.",
+        "Decay rate of the exponential moving average of parameters for evaluation; 0: off.",
     )
     average_from: str = option(
         "zero",

@@ -1,4 +1,4 @@
-"""Options: the fields of frozen dataclasses, each with default, rule and help text."""
+"""Options: fields of frozen dataclasses, each with default, rule and help text."""
 
 import dataclasses
 import functools
@@ -16,14 +16,14 @@ class Option:
     """One value of a config.
 
     Attributes:
-      default: the paper's pre-training (section 4.1, table 3) on the embedded digits. If it is
-        None, None is valid.
+      default: value for the paper's pre-training (section 4.1, table 3), on the embedded digits. If
+        it is None, None is valid.
       rule: type and bounds.
       help: meaning.
       operational: a resumed run may change it, because training does not depend on it.
       optional: None is valid although the default is another value.
-      validate: maps the value and the whole config to what the value must be because of the other
-        values, or to an empty string if it is valid.
+      validate: maps the value and the whole config to a requirement from the other values, which
+        completes "must be ...", or to an empty string if the value is valid.
       requires: maps the whole config to the condition under which the option is used, or to an
         empty string if it is used. An unused value that differs from the default is rejected.
       smoke: value in a config's two-step version; None: as in the config.
@@ -61,7 +61,7 @@ def section(kind: type, requires: Callable[[Any], str] | None = None) -> Any:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option, section))
 def options(kind: type) -> type:
-    """Makes a class of options a frozen dataclass whose fields are keyword arguments.
+    """Converts a class of options to a frozen dataclass whose fields are keyword arguments.
 
     The fields' help texts and defaults become the section `Attributes` of the class's docstring.
     """
@@ -72,7 +72,7 @@ def options(kind: type) -> type:
 
 
 def _described(field: dataclasses.Field) -> str:
-    """Returns the line of a docstring for an option."""
+    """Returns the docstring line of an option."""
     default = "" if field.default is dataclasses.MISSING else f" Default: {field.default!r}."
     return f"  {field.name}: {field.metadata[_OPTION].help}{default}"
 
@@ -127,7 +127,7 @@ def unless(holds: bool, words: str) -> str:
 def only_with(key: str, *values: Any) -> Callable[[Any], str]:
     """Returns an `Option.requires`: the option at `key` has one of these values.
 
-    Without values it must be anything but None, 0 and empty.
+    Without values it must not be None, 0 or empty.
     """
 
     def missing(config: Any) -> str:

@@ -36,8 +36,11 @@ def number(
     above: float = -math.inf,
     below: float = math.inf,
 ) -> Rule:
-    """Returns the rule for a finite number within inclusive (`least`, `most`) or exclusive
-    bounds.
+    """Returns the rule for a finite number within bounds.
+
+    Args:
+      least, most: inclusive bounds.
+      above, below: exclusive bounds.
     """
     words = "a finite number"
     if least > -math.inf:
@@ -104,8 +107,9 @@ def several(
 
 
 def either(*rules: Rule) -> Rule:
-    """Returns the rule for a value that is valid under any of several rules; its type is the first
-    one's.
+    """Returns the rule for a value that is valid under any of several rules.
+
+    The rule's type is the first one's.
     """
     words = ", or ".join(rule.words for rule in rules)
     return Rule(rules[0].kind, words, lambda x: any(rule.holds(x) for rule in rules))

@@ -27,7 +27,7 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
 def parse_profile(profile: str) -> range | None:
-    """Returns the steps of `steps:10-15`; None if it is not of this form."""
+    """Returns the steps of `steps:10-15`; None for another form."""
     match = re.fullmatch(r"steps:(\d+)-(\d+)", profile)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         return None
@@ -117,8 +117,7 @@ class FinetuneOptions:
 
 @options
 class MeshOptions:
-    """Device mesh: a batch is split over data x fsdp, parameters and moments over fsdp,
-    attention heads and MLP units over tensor; None for one axis: all remaining devices"""
+    """Device mesh: numbers of devices along its axes; None for one axis: all remaining devices"""
 
     data: int | None = option(
         None,
@@ -129,12 +128,16 @@ class MeshOptions:
     fsdp: int | None = option(
         1,
         whole(1, 2**20),
-        "Devices over which parameters are sharded.",
+        "Devices over which parameters, optimizer moments and the batch are sharded.",
         operational=True,
         optional=True,
     )
     tensor: int | None = option(
-        1, whole(1, 2**20), "Devices for tensor parallelism.", operational=True, optional=True
+        1,
+        whole(1, 2**20),
+        "Devices for tensor parallelism: attention heads and MLP units are split.",
+        operational=True,
+        optional=True,
     )
 
 
@@ -164,7 +167,7 @@ class CheckpointOptions:
     final: str = option(
         "last",
         one_of("last", "best"),
-        "Final parameters of a run: the last, or those of the best evaluation on data.dev_split.",
+        "Final parameters of a run: from the last step, or the best evaluation on data.dev_split.",
         validate=lambda value, config: unless(
             value == "last"
             or (config.data.dev_split is not None and config.checkpoint.keep_best > 0),
@@ -244,9 +247,7 @@ class KnnOptions:
 
 @options
 class SweepOptions:
-    """Search for the learning rate by `python -m vit_jax.sweep`; its runs do not use these
-    values
-    """
+    """Learning rate search by `python -m vit_jax.sweep`; its runs do not use these values"""
 
     rates: tuple[float, ...] = option(
         (1e-3, 3e-3, 1e-2, 3e-2),
@@ -302,7 +303,7 @@ class RunOptions:
     auto: str = option(
         "none",
         one_of("none", "finetune", "pretrain"),
-        "Chooses values that neither the config file nor the user sets, for this job.",
+        "Chooses values for this task, unless the config file or the user sets them.",
         smoke="none",
     )
     minutes: float | None = option(

@@ -1,4 +1,4 @@
-"""Accelerators: their speed, their memory, and the slices they come in."""
+"""Accelerators: peak FLOP/s, memory, bandwidth and TPU slices."""
 
 import os
 import re
@@ -16,34 +16,29 @@ GIB = 2**30
 class Chip:
     """One kind of accelerator; all figures are for one JAX device.
 
-    TPU v2 and v3 show each of a chip's two cores as a device.
+    On TPU v2 and v3, each of a chip's two cores is a device.
     """
 
     name: str
-    kind: str  # The beginning of JAX's `device_kind`, or all of it.
+    kind: str  # A prefix of JAX's `device_kind`, or all of it.
     peak_flops: float  # Dense bfloat16, FLOP/s.
-    memory_bytes: (
-        float  # All that a program can have: on a TPU what its compiler names as available.
-    )
+    # Memory available to a program; for a TPU as reported by its compiler.
+    memory_bytes: float
     memory_bandwidth: float  # Bytes/s.
-    link_bandwidth: (
-        float  # Bytes/s out to the others; between GPUs within a machine, by NVLink or PCI Express.
-    )
-    clock: float | None = (
-        None  # Hz of a TPU's core, whose cycles are the unit of its compiler's estimates.
-    )
+    # Bytes/s to the other devices; for GPUs within a machine, by NVLink or PCI Express.
+    link_bandwidth: float
+    # Hz of a TPU's core; its cycles are the unit of the compiler's estimates.
+    clock: float | None = None
     devices_per_chip: int = 1
     topologies: tuple[str, ...] = ()  # Slices of TPUs, in chips.
-    scoped_vmem_kib: int | None = (
-        None  # KiB of a core's memory for one operation; None: the default.
-    )
-    whole_kind: bool = (
-        False  # `kind` is all of it: what begins so is another GPU, as an RTX 4090 Laptop is.
-    )
+    # KiB of a core's memory for one operation; None: the default.
+    scoped_vmem_kib: int | None = None
+    # `kind` must match as a whole: a longer name is another GPU, such as an RTX 4090 Laptop.
+    whole_kind: bool = False
 
 
 # Sources: Google Cloud's TPU pages and "TPU v4" (Jouppi et al., 2023), NVIDIA's data sheets. The
-# clock is the peak over the products that a core's matrix units make in a cycle.
+# clock is the peak divided by the operations of a core's matrix units per cycle.
 _SQUARE = "2x2", "4x4", "4x8", "8x8", "8x16", "16x16"
 _CUBE = (
     "2x2x1",
@@ -91,10 +86,9 @@ CHIPS = (
     Chip("a100", "NVIDIA A100", 312e12, 80e9, 2039e9, 300e9),
     Chip("h100", "NVIDIA H100", 989e12, 80e9, 3350e9, 450e9),
     Chip("h200", "NVIDIA H200", 989e12, 141e9, 4800e9, 450e9),
-    # GeForce: the tables of NVIDIA's papers on the architectures (GA102, Ada, RTX Blackwell):
-    # bfloat16 with sums in float32, which take these twice as long as float16. The others: data
-    # sheets, where that for sparse matrices (L4: 242) is twice that for dense ones; A10G's is
-    # Amazon's.
+    # GeForce: tables in NVIDIA's architecture papers (GA102, Ada, RTX Blackwell), for bfloat16 with
+    # float32 accumulation, which has half the speed of float16 accumulation. Others: data sheets,
+    # where the figure for sparse matrices (L4: 242) is twice the dense one; A10G's is Amazon's.
     Chip("rtx3090", "NVIDIA GeForce RTX 3090", 71e12, 24e9, 936e9, 32e9, whole_kind=True),
     Chip("rtx4090", "NVIDIA GeForce RTX 4090", 165.2e12, 24e9, 1008e9, 32e9, whole_kind=True),
     Chip("rtx5090", "NVIDIA GeForce RTX 5090", 209.5e12, 32e9, 1792e9, 64e9, whole_kind=True),
@@ -105,7 +99,7 @@ CHIPS = (
 
 
 def find_chip(name: str) -> Chip:
-    """The chip of this name.
+    """Returns the chip with this name.
 
     Raises:
       UserError: there is none.
@@ -119,24 +113,20 @@ def find_chip(name: str) -> Chip:
 
 
 def _plain(name: str) -> str:
-    """A chip's name as `CHIPS` has it: `RTX 4090`, `rtx-4090` and `GeForce RTX 4090` are
-    `rtx4090`.
-    """
+    """Normalizes a chip's name: `RTX 4090`, `rtx-4090` and `GeForce RTX 4090` are `rtx4090`."""
     return re.sub("nvidia|geforce|tpu|[^a-z0-9]", "", name.lower())
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """FLOP/s of one device of this kind, or None where it is not known: MFU is never guessed."""
+    """Returns the peak FLOP/s of a device of this kind; None if unknown (MFU is not guessed)."""
     chip = _chip_of(device_kind)
     return chip and chip.peak_flops
 
 
 def memory_of(device: jax.Device) -> tuple[float | None, float]:
-    """Bytes that programs can have on a device, and those of them that are free; None where it is
-    not known.
+    """Returns a device's memory in bytes, total (None if unknown) and free.
 
-    A CPU's are the machine's, or what this process may have of it, shared by all devices that it
-    stands for.
+    A CPU device has an equal share of the memory of the machine or this process.
     """
     if device.platform == "cpu":
         return tuple(size / jax.local_device_count("cpu") for size in host_memory())
@@ -147,11 +137,11 @@ def memory_of(device: jax.Device) -> tuple[float | None, float]:
 
 
 def compiler_options(device_kind: str) -> dict[str, str]:
-    """XLA's options for programs that devices of this kind run.
+    """Returns XLA's options for programs on devices of this kind.
 
-    With more of a TPU core's own memory, products and what surrounds them are cut into larger
-    pieces, and a step takes less time (docs/measurements.md). A limit that LIBTPU_INIT_ARGS sets is
-    left as it is.
+    With more scoped VMEM of a TPU core, matrix products and the operations fused with them are
+    split into larger tiles, and a step is faster (docs/measurements.md). A limit set in
+    LIBTPU_INIT_ARGS takes precedence.
     """
     chip, option = _chip_of(device_kind), "xla_tpu_scoped_vmem_limit_kib"
     if not (chip and chip.scoped_vmem_kib) or option in os.environ.get("LIBTPU_INIT_ARGS", ""):

@@ -1,6 +1,4 @@
-"""Start-up of a run over several processes (one a host): the peers find each other, then JAX
-starts.
-"""
+"""Start-up of a run over several processes (one per host): connects the peers, then starts JAX."""
 
 import contextlib
 import ctypes
@@ -9,7 +7,7 @@ import signal
 import socket
 
 import jax
-from jax._src.clusters import ClusterEnv  # It finds Cloud TPU, GKE, SLURM for JAX.
+from jax._src.clusters import ClusterEnv  # JAX's detection of Cloud TPU, GKE and SLURM.
 
 from vit_jax.errors import UserError
 from vit_jax.parallel.peers import Peers, join
@@ -24,15 +22,15 @@ def start(
     process: int | None,
     connect_seconds: float = 120.0,
 ):
-    """The context of a run's `Peers`, with JAX's collectives ready.
+    """Yields the run's `Peers`, with JAX's collectives ready.
 
     Args:
-      coordinator: `host:port` of process 0; `auto` asks the Cloud TPU, GKE or SLURM environment
-        for all three values; None is a run of one process.
-      processes, process: how many there are, and which one this is.
+      coordinator: `host:port` of process 0; `auto` reads all three values from the Cloud TPU, GKE
+        or SLURM environment; None is a run of one process.
+      processes, process: number of processes, and index of this one.
 
     Raises:
-      UserError: the others cannot be reached in time, or the environment does not tell.
+      UserError: the others cannot be reached in time, or the environment lacks the values.
     """
     if coordinator is None:
         if processes is not None or process is not None:
@@ -49,7 +47,7 @@ def start(
     with join(coordinator, processes, process, connect_seconds) as peers:
         if peers.count > 1:
             _hold_aborts()
-            # A port of its own for JAX, for the given one has the peers' connections.
+            # JAX uses a separate port, because the given one is used by the peers' connections.
             address = (
                 f"{coordinator.rpartition(':')[0]}:{peers.share('port for JAX', _free_port())}"
             )
@@ -72,16 +70,19 @@ def start(
 
 
 def detect(seconds: float) -> tuple[str, int, int, list[int] | None]:
-    """Address of process 0, number of processes, which one this is, and its devices, None for all.
+    """Detects the address of process 0, number of processes, this process's index and its devices.
+
+    Returns:
+      The four values; devices of None mean all.
 
     Raises:
-      UserError: there is no Cloud TPU, GKE or SLURM around this process, or it does not answer.
+      UserError: there is no Cloud TPU, GKE or SLURM environment, or it does not respond.
     """
     try:
         detected = ClusterEnv.auto_detect_unset_distributed_params(
             None, None, None, None, None, int(seconds)
         )
-    except Exception as error:  # A metadata server's, or the client's of Kubernetes.
+    except Exception as error:  # From a metadata server, or from the Kubernetes client.
         raise UserError(f"--coordinator=auto: {error}") from error
     if None in detected[:3]:
         raise UserError(
@@ -89,7 +90,7 @@ def detect(seconds: float) -> tuple[str, int, int, list[int] | None]:
             "give --coordinator=HOST:PORT --processes=N --process=I"
         )
     address, processes, process, local_devices = detected
-    # On SLURM JAX gives a task one GPU, unless this variable, which it reads later, says otherwise.
+    # On SLURM JAX assigns one GPU to a task, unless this variable, which it reads later, is set.
     return (
         address,
         processes,
@@ -104,7 +105,7 @@ def _free_port() -> int:
 
 
 def _hold_aborts() -> None:
-    """Gives the peers' thread 6 s to name a dead leader.
+    """Delays aborts by 6 s, in which the peers' thread can report a dead leader.
 
     JAX's client aborts when it loses its service, with a stack trace and no name. The handler of
     the signal is the C library's `sleep`, and its argument is the signal's number.

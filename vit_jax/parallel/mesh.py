@@ -1,5 +1,6 @@
-"""One named mesh over every device: batches are split over `data` and `fsdp`, parameters by
-`sharding.py`.
+"""A named mesh of all devices: batches are split over `data` and `fsdp`.
+
+Parameters are sharded by `sharding.py`.
 """
 
 import math
@@ -13,14 +14,14 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from vit_jax.errors import UserError
 
 AXES = ("data", "fsdp", "tensor")
-BATCH = ("data", "fsdp")  # The axes over which the images of a batch are divided.
+BATCH = ("data", "fsdp")  # The axes over which a batch is split.
 
 
 def mesh_shape(sizes: Mapping[str, int | None], devices: int) -> tuple[int, ...]:
-    """Sizes of the axes for so many devices; an axis of size None takes all the rest.
+    """Returns the sizes of the axes for `devices` devices; an axis of None takes the rest.
 
     Raises:
-      UserError: the sizes do not make up the devices.
+      UserError: the product of the sizes is not the number of devices.
     """
     given = {axis: sizes[axis] for axis in AXES}
     rest = math.prod(size for size in given.values() if size is not None)
@@ -37,14 +38,13 @@ def mesh_shape(sizes: Mapping[str, int | None], devices: int) -> tuple[int, ...]
 
 
 def make_mesh(sizes: Mapping[str, int | None], devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """All devices of all processes, or those given, on the axes `data`, `fsdp` and `tensor`.
+    """Returns the mesh of all devices of all processes, or of the given ones.
 
-    Neighbours on `tensor`, then on `fsdp`, are neighbours in the machine; where it has several
-    slices,
-    `data` goes across them.
+    The axes are `data`, `fsdp` and `tensor`. Neighbours on `tensor`, then on `fsdp`, are neighbours
+    in the machine; if it has several slices, `data` spans them.
 
     Raises:
-      UserError: as `mesh_shape` does, or `data` does not divide by the slices.
+      UserError: see `mesh_shape`; or `data` is not divisible by the number of slices.
     """
     devices = jax.devices() if devices is None else list(devices)
     shape = mesh_shape(sizes, len(devices))
@@ -67,28 +67,28 @@ def make_mesh(sizes: Mapping[str, int | None], devices: Sequence[jax.Device] | N
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """A copy on every device."""
+    """Returns the sharding with a copy on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def split_batch(mesh: Mesh) -> NamedSharding:
-    """The first axis divided over the devices that do not share images."""
+    """Returns the sharding that splits the first axis over the batch axes."""
     return NamedSharding(mesh, PartitionSpec(BATCH))
 
 
 def batch_parts(mesh: Mesh | AbstractMesh) -> int:
-    """Number of parts into which a batch is divided."""
+    """Returns the number of parts into which a batch is split."""
     return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
 def whole_batch(mesh: Mesh, images: int) -> int:
-    """The next number of images that divides over the mesh."""
+    """Rounds a number of images up to a multiple that splits evenly over the mesh."""
     parts = batch_parts(mesh)
     return -(-images // parts) * parts
 
 
 def check_batch(mesh: Mesh | AbstractMesh, batch_size: int, micro_batches: int = 1) -> None:
-    """Raises UserError when a global batch (in micro-batches) does not divide over the mesh."""
+    """Raises UserError if a global batch (in micro-batches) does not split evenly over the mesh."""
     unit = batch_parts(mesh) * micro_batches
     if batch_size <= 0 or batch_size % unit:
         near = max(unit, round(batch_size / unit) * unit)
@@ -102,13 +102,13 @@ def check_batch(mesh: Mesh | AbstractMesh, batch_size: int, micro_batches: int =
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
-    """The rows of a global batch that this process has to bring, in order, int `[rows]`."""
+    """Returns the rows of a global batch that this process reads, in order, int `[rows]`."""
     places = split_batch(mesh).addressable_devices_indices_map((batch_size,)).values()
     return np.unique(np.concatenate([np.arange(batch_size)[place] for place in places]))
 
 
 def to_devices(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Global arrays from this process's rows of each, as `local_rows` numbers them."""
+    """Returns global arrays from this process's rows of each (see `local_rows`)."""
     sharding = split_batch(mesh)
     return {
         name: jax.make_array_from_process_local_data(sharding, array)
@@ -117,24 +117,24 @@ def to_devices(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]
 
 
 def place(array: np.ndarray | jax.Array, sharding: NamedSharding) -> jax.Array:
-    """A global array from one that every process has whole."""
+    """Returns a global array from an array that every process has as a whole."""
     host = np.asarray(array)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
 def everywhere(array: np.ndarray, mesh: Mesh) -> jax.Array:
-    """A copy on every device of an array that every process has."""
+    """Copies an array that every process has to every device."""
     return place(array, replicated(mesh))
 
 
 def over_devices(
     array: np.ndarray, mesh: Mesh, rows: int | None = None, fill: float = 0
 ) -> jax.Array:
-    """An array that every process has, its rows divided over the devices as a batch's are.
+    """Splits the rows of an array that every process has over the devices, like a batch.
 
     Args:
-      rows: with rows of `fill` up to so many; by default the next number that divides over the
-        mesh.
+      rows: number of rows after padding with `fill`; None: the next number that splits evenly over
+        the mesh.
     """
     padded = np.full((rows or whole_batch(mesh, len(array)), *array.shape[1:]), fill, array.dtype)
     padded[: len(array)] = array

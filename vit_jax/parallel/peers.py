@@ -1,8 +1,8 @@
-"""The processes of a run and their leader, process 0: who is there, who failed, who died.
+"""Processes of a run and their leader, process 0: start, barriers, failures and deaths.
 
-Every process keeps one TCP connection to the leader and says something over it each second: JSON
-objects, one a line. A closed connection is a process that died; silence is a host that did. There
-is no JAX here, so all this works before JAX starts and while its collectives hang.
+Every process keeps one TCP connection to the leader and sends a heartbeat each second: JSON
+objects, one a line. A closed connection means that a process died, and silence that a host died.
+This module does not use JAX, so it works before JAX starts and while its collectives hang.
 """
 
 import contextlib
@@ -22,25 +22,27 @@ from typing import Any
 from vit_jax.errors import UserError, mistake
 
 BEAT_SECONDS = 1.0
-SILENCE_SECONDS = 20.0  # After which a process counts as dead; all are gone within 30.
-GRACE_SECONDS = (
-    2.0  # Time from the first bad news to the verdict: a cause may come after its effects.
-)
+SILENCE_SECONDS = 20.0  # Heartbeat timeout of a process; all processes end within 30 s.
+# Time from the first failure to the verdict: a cause may be reported after its effects.
+GRACE_SECONDS = 2.0
 BARRIER_SECONDS = 600.0
 END_SECONDS = 3600.0  # Time for the last process to write its checkpoint and the report.
 LONGEST = 64 * 2**20  # Bytes of a message.
-LONGEST_GREETING = 2**16  # Of the first one, which may be a stranger's.
+LONGEST_GREETING = 2**16  # Bytes of the first one, which may come from another program.
 AGAIN = "the same command goes on from the newest checkpoint"
 
 
 class Peers:
-    """The processes of this run. Made by itself, it is a run of one, and every method is free.
+    """The processes of this run; an instance of this class itself is a run of one process.
 
-    As a context it ends with a barrier. An error that leaves it ends all processes: the leader
-    prints one line that says whose it was, and the exit code is 2 for a user's mistake, else 1.
+    As a context it ends with a barrier. An error that leaves the context ends all processes: the
+    leader prints one line that names the failed process, and the exit code is 2 for a user's
+    mistake, else 1.
 
     Attributes:
-      index: of this process; 0 is the leader. count: how many there are. hosts: their hosts' names.
+      index: index of this process; 0 is the leader.
+      count: number of processes.
+      hosts: names of their hosts.
     """
 
     def __init__(self, index: int = 0, count: int = 1):
@@ -49,10 +51,10 @@ class Peers:
         self.hosts[index] = socket.gethostname()
 
     def share(self, name: str, value: Any = None, seconds: float = BARRIER_SECONDS) -> Any:
-        """Waits until all processes are here, and gives the leader's `value` (JSON) to each.
+        """Waits for all processes, and returns the leader's `value` (JSON) in each.
 
         Raises:
-          UserError: some did not come within `seconds` after the first; it names them.
+          UserError: some timed out, `seconds` after the first; it names them.
         """
         if self.count == 1:
             return value
@@ -64,14 +66,18 @@ class Peers:
         return answer["value"]
 
     def barrier(self, name: str, seconds: float = BARRIER_SECONDS) -> None:
-        """Waits until all processes are here; raises UserError as `share` does."""
+        """Waits for all processes; raises UserError like `share`."""
         self.share(name, None, seconds)
 
     def agree(self, what: str, values: dict[str, Any]) -> None:
-        """Returns when all processes have the same `values` (JSON) of `what`.
+        """Checks that all processes have the same `values` (JSON).
+
+        Args:
+          what: name of the values, for error messages.
 
         Raises:
-          UserError: on a process where they are not the leader's; it names those that differ.
+          UserError: on a process whose values differ from the leader's; it names the differing
+            keys.
         """
         if self.count == 1:
             return
@@ -87,7 +93,7 @@ class Peers:
         self.barrier(f"{what} of all")
 
     def name(self, index: int) -> str:
-        """A process for a person: its number, and its host where that is known."""
+        """Returns the name of a process for a person: its index, and its host if known."""
         return f"process {index}" + (f" ({self.hosts[index]})" if self.hosts[index] else "")
 
     def __enter__(self):
@@ -105,18 +111,16 @@ class Peers:
             self._fail({"fault": message, "traceback": "".join(traceback.format_exception(error))})
 
     def _meet(self, name: str, value: Any, seconds: float) -> dict:
-        """The leader's answer to a barrier: `value`, or the `missing`."""
+        """Returns the leader's answer to a barrier: `value`, or the `missing` processes."""
         raise NotImplementedError
 
     def _fail(self, news: dict) -> None:
-        """Reports the end of this process and stays until the verdict."""
+        """Reports the failure of this process and waits for the verdict."""
         raise NotImplementedError
 
 
 class Connected(Peers):
-    """The part that leader and follower share: the main thread speaks, a thread of its own
-    listens.
-    """
+    """Common part of leader and follower: the main thread sends, a separate thread receives."""
 
     def __init__(self, index: int, count: int, silence: float):
         super().__init__(index, count)
@@ -125,7 +129,7 @@ class Connected(Peers):
         self._answers: dict[str, dict] = {}
         self._traceback = ""
         self._ended = False
-        # Python's tracker of what workers share would count it all after the error's line.
+        # Python's resource tracker would print warnings below the error's line.
         sys.warnoptions.append("ignore:resource_tracker")
 
     def _meet(self, name, value, seconds):
@@ -139,7 +143,7 @@ class Connected(Peers):
     def _fail(self, news):
         self._traceback = news.pop("traceback", "")
         self._tell(news)
-        time.sleep(self._silence + 2 * GRACE_SECONDS)  # The verdict ends this process before.
+        time.sleep(self._silence + 2 * GRACE_SECONDS)  # The verdict ends this process earlier.
         print(f"{self._traceback}error: {' '.join(news.values())}", file=sys.stderr, flush=True)
         leave(1)
 
@@ -150,7 +154,7 @@ class Connected(Peers):
             self._changed.notify_all()
 
     def _listen(self):
-        """Starts the thread."""
+        """Starts the receiving thread."""
 
         def watch():
             try:
@@ -162,16 +166,16 @@ class Connected(Peers):
         threading.Thread(target=watch, name="peers", daemon=True).start()
 
     def _tell(self, message: dict) -> None:
-        """Brings a message of this process to the leader."""
+        """Sends a message of this process to the leader."""
         raise NotImplementedError
 
     def _watch(self) -> None:
-        """Runs in the thread until the run ends."""
+        """Receives messages in the thread until the run ends."""
         raise NotImplementedError
 
 
 class Leader(Connected):
-    """Process 0, which hears all the others and gives the verdict when one fails."""
+    """Process 0, which receives from all others and sends the verdict when one fails."""
 
     def __init__(self, count: int, listener: socket.socket, silence: float):
         super().__init__(0, count, silence)
@@ -181,7 +185,7 @@ class Leader(Connected):
         self._followers: dict[int, Connection] = {}
         self._refused: list[Connection] = []
         self._arrivals: dict[str, Arrivals] = {}
-        # The bad news, by process.
+        # Failures by process.
         self._mistakes: dict[int, str] = {}
         self._deaths: dict[int, str] = {}
         self._faults: dict[int, str] = {}
@@ -189,7 +193,7 @@ class Leader(Connected):
         self._listen()
 
     def close_door(self) -> None:
-        """Nobody can join any more."""
+        """Stops accepting processes."""
         with self._changed:
             if self._listener.fileno() >= 0:
                 self._selector.unregister(self._listener)
@@ -202,7 +206,7 @@ class Leader(Connected):
     def _watch(self):
         beaten = 0.0
         while not self._ended:
-            # Before the select: messages that came while this process was stopped count.
+            # Before the select, so that messages received while this process was stopped count.
             now = time.monotonic()
             ready = self._selector.select(BEAT_SECONDS / 4)
             with self._changed:
@@ -219,7 +223,7 @@ class Leader(Connected):
                     self._end()
 
     def _end_barriers(self, now: float) -> None:
-        """Answers barriers whose time limit is over, with the processes that are missing."""
+        """Answers barriers whose timeout is over, with the missing processes."""
         for name, arrivals in list(self._arrivals.items()):
             if now > arrivals.deadline:
                 missing = [self.name(i) for i in range(self.count) if i not in arrivals.here]
@@ -245,7 +249,7 @@ class Leader(Connected):
                     self._greet(connection, index, count, host)
                 elif self._followers.get(connection.process) is connection:
                     self._hear(connection.process, message)
-        except (OSError, ValueError, LookupError, TypeError):  # It ended, or was nobody of ours.
+        except (OSError, ValueError, LookupError, TypeError):  # It ended, or is no process of ours.
             self._selector.unregister(connection)
             connection.close()
             if self._followers.get(connection.process) is connection and not self._ended:
@@ -294,8 +298,9 @@ class Leader(Connected):
         self._verdict_at = min(self._verdict_at, time.monotonic() + grace)
 
     def _end(self):
-        """Says who was the cause, sends all away and leaves. Mistakes explain deaths, and deaths
-        faults.
+        """Prints the cause of the failure, ends the other processes and exits.
+
+        Mistakes explain deaths, and deaths explain faults.
         """
         news = self._mistakes or self._deaths or self._faults
         culprit, code = min(news), 2 if self._mistakes else 1
@@ -313,8 +318,7 @@ class Leader(Connected):
         print(
             f"{self._traceback if culprit == 0 else ''}error: {line}", file=sys.stderr, flush=True
         )
-        # What has not been read by the others is lost when this process ends: until they have hung
-        # up.
+        # Unread messages are lost when this process ends: wait until the others have disconnected.
         until = time.monotonic() + GRACE_SECONDS
         while self._selector.get_map() and time.monotonic() < until:
             for key, _ in self._selector.select(BEAT_SECONDS / 4):
@@ -323,7 +327,7 @@ class Leader(Connected):
 
 
 class Follower(Connected):
-    """Any other process. When the leader is lost, it ends this one."""
+    """A process other than the leader; it ends when the leader is lost."""
 
     def __init__(self, index: int, count: int, connection: "Connection", silence: float):
         super().__init__(index, count, silence)
@@ -334,7 +338,7 @@ class Follower(Connected):
 
     def _tell(self, message):
         with self._changed:
-            send(message, [self._leader])  # The thread sees that it ended.
+            send(message, [self._leader])  # The thread detects a lost connection.
 
     def _watch(self):
         spoken = 0.0
@@ -344,12 +348,8 @@ class Follower(Connected):
             try:
                 for message in self._leader.receive() if ready else ():
                     self._hear(message)
-            except (
-                OSError,
-                ValueError,
-                LookupError,
-                TypeError,
-            ):  # Perhaps it was never a leader of a run.
+            except (OSError, ValueError, LookupError, TypeError):
+                # The other end died, or was never the leader of a run.
                 return self._orphaned("died")
             if now - self._leader.heard > self._silence:
                 return self._orphaned(f"has not answered for {self._silence:g} s")
@@ -367,8 +367,10 @@ class Follower(Connected):
             leave(message["leave"])
 
     def _orphaned(self, how: str):
-        """One process of the leader's host speaks, and one of the others: a host dies with all it
-        has.
+        """Ends this process after the loss of the leader.
+
+        The error is printed by process 1 and by the first process on another host, since a host may
+        die with all its processes.
         """
         if self._ended:
             return
@@ -383,9 +385,7 @@ class Follower(Connected):
 
 @dataclasses.dataclass
 class Arrivals:
-    """The state of a barrier: who is there, until when the others may come, and what the leader
-    brought.
-    """
+    """State of a barrier: deadline, processes that have arrived, and the leader's value."""
 
     deadline: float
     here: set[int] = dataclasses.field(default_factory=set)
@@ -396,9 +396,9 @@ class Connection:
     """JSON objects over a socket, one a line.
 
     Attributes:
-      heard: `time.monotonic()` when something last came. process: who is at the other end, if
-        known.
-      longest: bytes of a message that is taken.
+      heard: `time.monotonic()` of the last received data.
+      process: index of the process at the other end, if known.
+      longest: maximum number of bytes of a received message.
     """
 
     def __init__(self, stream: socket.socket, longest: int = LONGEST):
@@ -410,7 +410,7 @@ class Connection:
         self.process: int | None = None
 
     def fileno(self) -> int:
-        """The socket's descriptor, which a selector asks for."""
+        """Returns the socket's descriptor, for selectors."""
         return self._stream.fileno()
 
     def close(self) -> None:
@@ -418,10 +418,11 @@ class Connection:
         self._stream.close()
 
     def receive(self) -> list[dict]:
-        """The messages that have come; to be called when there is something.
+        """Returns the received messages; call it only when the socket is readable.
 
         Raises:
-          ConnectionError: the other end hung up. ValueError: what came are not JSON objects.
+          ConnectionError: the other end closed the connection.
+          ValueError: the received data are not JSON objects.
         """
         data = self._stream.recv(2**16)
         if not data:
@@ -448,7 +449,7 @@ class Connection:
 
 
 def send(message: dict, connections) -> None:
-    """Sends to all that can still be reached."""
+    """Sends a message to all connections that are still open."""
     line = json.dumps(message).encode() + b"\n"
     for connection in connections:
         with contextlib.suppress(OSError):
@@ -456,7 +457,7 @@ def send(message: dict, connections) -> None:
 
 
 def leave(code: int) -> None:
-    """Ends this process at once, from any thread, with the processes that decode for it."""
+    """Ends this process and its decoding processes immediately, from any thread."""
     for child in multiprocessing.active_children():
         child.kill()
     os._exit(code)
@@ -470,11 +471,14 @@ def join(
     connect_seconds: float,
     silence_seconds: float = SILENCE_SECONDS,
 ):
-    """The context of a run's `Peers`, entered when all processes are there.
+    """Yields the run's `Peers` once all processes have joined.
 
     Args:
       address: `host:port` of the leader.
-      silence_seconds: after which a process counts as dead.
+      count: number of processes.
+      index: index of this process.
+      connect_seconds: timeout for joining.
+      silence_seconds: heartbeat timeout, after which a process counts as dead.
 
     Raises:
       UserError: the numbers or the address are wrong, the leader's port is in use, or the leader
@@ -504,7 +508,7 @@ def join(
                 "(--connect_seconds); start the same command on every host"
             )
         if how := answer.get("lost"):
-            # There is no leader to say it.
+            # There is no leader to print the error.
             print(f"error: the coordinator at {address} {how} before the start", file=sys.stderr)
             leave(2)
         if index == 0:
@@ -530,9 +534,8 @@ def _connect(host: str, port: int, seconds: float) -> socket.socket:
     while True:
         try:
             stream = socket.create_connection((host, port), timeout=min(seconds, 5))
-            if (
-                stream.getsockname() != stream.getpeername()
-            ):  # A free local port can connect to itself.
+            # A free local port can connect to itself.
+            if stream.getsockname() != stream.getpeername():
                 return stream
             stream.close()
             reason = "nobody listens"

@@ -1,4 +1,4 @@
-"""Settings of this process that training needs, and the memory that it can have."""
+"""Process settings that training needs, and the memory available to this process."""
 
 import contextlib
 import ctypes
@@ -11,35 +11,34 @@ from pathlib import Path
 import jax
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
-ACCELERATORS = "nvidia[0-9]*", "kfd", "accel[0-9]*", "vfio/[0-9]*"  # Their files in /dev.
+ACCELERATORS = "nvidia[0-9]*", "kfd", "accel[0-9]*", "vfio/[0-9]*"  # Device files in /dev.
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc keep large freed blocks for the next step instead of returning them to the
-    system.
+    """Makes glibc keep large freed blocks for the next step.
 
-    This matters where JAX computes on the CPU, and must be called before JAX starts. A step frees
-    and takes the same large arrays again, and new pages cost it up to half of its time
-    (docs/measurements.md). All
-    threads share one heap for it: a heap of a thread's own has no room for blocks above 64 MB.
+    By default they are returned to the system. This matters if JAX computes on the CPU, and must be
+    called before JAX starts. A step frees and allocates the same large arrays again, and new pages
+    take up to half of its time (docs/measurements.md). All threads then share one heap: a thread's
+    own heap has no room for blocks above 64 MB.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None:
         return
     accelerated = any(path for pattern in ACCELERATORS for path in Path("/dev").glob(pattern))
     if (jax.config.jax_platforms or ("" if accelerated else "cpu")) == "cpu":
-        mallopt(
-            M_ARENA_MAX, 1
-        )  # Threads take the heap they find first; JAX's start in the next line.
+        # A thread keeps the first heap that it gets; JAX's threads start in the next statement.
+        mallopt(M_ARENA_MAX, 1)
     if jax.default_backend() == "cpu":
         mallopt(M_MMAP_THRESHOLD, 2**30)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def host_memory() -> tuple[int, int]:
-    """Bytes that this process can have at most, and those that are free now.
+    """Returns the bytes that this process can use at most, and the free ones.
 
-    The machine's memory and swap, or less where a container (cgroup) or `ulimit -v` says so.
+    The limit is the machine's memory and swap, or a lower limit of a container (cgroup) or `ulimit
+    -v`.
     """
     limits, free = [resource.getrlimit(resource.RLIMIT_AS)[0]], []
     with contextlib.suppress(OSError):
@@ -48,7 +47,7 @@ def host_memory() -> tuple[int, int]:
         limits.append(sizes["MemTotal"] + sizes["SwapTotal"])
         free.append(sizes["MemAvailable"])
     for file in _memory_limits():
-        with contextlib.suppress(OSError, ValueError):  # `max`: there is none.
+        with contextlib.suppress(OSError, ValueError):  # `max`: no limit.
             limits.append(int(file.read_text()))
     if not free:
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -57,9 +56,7 @@ def host_memory() -> tuple[int, int]:
 
 
 def _memory_limits() -> Iterator[Path]:
-    """Yields files that may hold a memory limit on this process: those of its cgroup and of all
-    above it.
-    """
+    """Yields files that may contain a memory limit of this process: its cgroup's and parents'."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, kinds, place = line.split(":", 2)
@@ -73,5 +70,5 @@ def _memory_limits() -> Iterator[Path]:
 
 
 def share_interpreter() -> None:
-    """Lets the thread that feeds the devices wait 0.2 ms at most for threads that decode images."""
+    """Limits the wait of the thread that feeds the devices for decoding threads to 0.2 ms."""
     sys.setswitchinterval(2e-4)

@@ -1,8 +1,8 @@
-"""Places of a model's arrays on the mesh: parameters, optimizer state, activations.
+"""Shardings of a model's arrays on the mesh: parameters, optimizer state, activations.
 
 A model's family names the axes of its parameters (`models/family.py`). A `tensor` axis above 1
-divides heads and hidden units, as in Megatron-LM (Shoeybi et al., 2019), or output channels. `fsdp`
-asks for no names: it divides the largest axis that is left of each larger array.
+splits heads and hidden units, as in Megatron-LM (Shoeybi et al., 2019), or output channels. `fsdp`
+needs no names: it splits the largest remaining axis of each larger array.
 """
 
 import math
@@ -14,11 +14,11 @@ from vit_jax.errors import UserError
 from vit_jax.models import logical_axes
 from vit_jax.parallel.mesh import BATCH, replicated
 
-# Axes of parameters that `tensor` divides: of a head its inputs, as the number of classes is often
-# odd.
+# Axes of parameters that `tensor` splits: for a head its inputs, because the number of classes is
+# often odd.
 TENSOR = ("heads", "mlp_dim", "outputs", "features")
 
-# By name, which axes of an activation are divided, counted from either end.
+# Split axes of each activation, counted from either end.
 ACTIVATIONS = {
     "tokens": {0: BATCH},
     "heads": {0: BATCH, -2: "tensor"},  # batch ... tokens heads head_dim
@@ -27,25 +27,23 @@ ACTIVATIONS = {
     "hidden_features": {0: BATCH, -1: "tensor"},  # batch height width hidden
 }
 
-SMALL = (
-    2**14
-)  # Elements: smaller arrays are copied, since to gather them takes longer than to read them.
-LARGE = 2**20  # Elements: that a larger array should be copied, as no axis divides, is an error.
+# Elements: smaller arrays are replicated, because gathering them takes longer than reading them.
+SMALL = 2**14
+LARGE = 2**20  # Elements: a larger array must have an axis to split; replication is an error.
 
 
 def parameter_sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSharding:
     """Returns the sharding of the parameter with this path.
 
     Raises:
-      UserError: `mesh.tensor` does not divide the axis that it should, or `mesh.fsdp` none of a
-        large array.
+      UserError: `mesh.tensor` does not divide its axis, or `mesh.fsdp` no axis of a large array.
     """
     tensor, fsdp = mesh.shape["tensor"], mesh.shape["fsdp"]
     axes = _tensor_axes(tensor, path, shape)
     if fsdp > 1 and math.prod(shape) >= SMALL:
         sizes = [size // tensor if names else size for size, names in zip(shape, axes, strict=True)]
         if divisible := [axis for axis, size in enumerate(sizes) if size % fsdp == 0]:
-            # The largest axis, where possible one that tensor does not divide too.
+            # The largest axis, preferably one that `tensor` does not split.
             best = max(divisible, key=lambda axis: (not axes[axis], sizes[axis]))
             axes[best] += ("fsdp",)
         elif math.prod(shape) >= LARGE:
@@ -58,10 +56,10 @@ def parameter_sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSh
 
 
 def _tensor_axes(tensor: int, path: str, shape: tuple[int, ...]) -> list[tuple[str, ...]]:
-    """Returns for each axis of a parameter `("tensor",)` if `mesh.tensor` divides it, else ().
+    """Returns for each axis of a parameter `("tensor",)` if `mesh.tensor` splits it, else ().
 
     Raises:
-      UserError: `mesh.tensor` does not divide the axis that it should.
+      UserError: `mesh.tensor` does not divide the size of its axis.
     """
     axes: list[tuple[str, ...]] = [()] * len(shape)
     if tensor == 1:
@@ -79,17 +77,16 @@ def _tensor_axes(tensor: int, path: str, shape: tuple[int, ...]) -> list[tuple[s
 
 
 def parameter_shardings(mesh: Mesh, params: dict) -> dict:
-    """The place of every parameter; `params` may be shapes."""
+    """Returns the sharding of every parameter; `params` may be shapes."""
     return jax.tree.map_with_path(
         lambda path, x: parameter_sharding(mesh, path_name(path), x.shape), params
     )
 
 
 def optimizer_shardings(mesh: Mesh, params: dict, optimizer_state) -> dict:
-    """The places of the optimizer's state: what has a parameter's shape lives where the parameter
-    does.
+    """Returns the shardings of the optimizer state: moments are sharded like their parameters.
 
-    Sums over rows or columns, as Adafactor keeps, and counts are copied: they are small.
+    Counts, and the sums over rows or columns of Adafactor, are replicated: they are small.
     """
     shapes = {path_name(path): x.shape for path, x in jax.tree.leaves_with_path(params)}
 
@@ -105,7 +102,7 @@ def optimizer_shardings(mesh: Mesh, params: dict, optimizer_state) -> dict:
 
 
 def place_activation(mesh: Mesh, name: str, x: jax.Array) -> jax.Array:
-    """Tells the compiler where the activation of this name lives."""
+    """Constrains the sharding of the activation with this name."""
     axes = [None] * x.ndim
     for axis, mesh_axes in ACTIVATIONS[name].items():
         axes[axis] = mesh_axes
@@ -113,5 +110,5 @@ def place_activation(mesh: Mesh, name: str, x: jax.Array) -> jax.Array:
 
 
 def path_name(path: tuple) -> str:
-    """`blocks/00/mlp/fc1/kernel`."""
+    """Returns a parameter's name from its path, such as `blocks/00/mlp/fc1/kernel`."""
     return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -1,1 +1,1 @@
-"""Plans a training run before there is a device to run it on: memory, time, cost."""
+"""Planning of a training run without its devices: memory, time, cost."""

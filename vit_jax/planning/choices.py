@@ -1,6 +1,4 @@
-"""Finds the choices of mesh, rematerialisation and micro-batches that fit, and the fastest of
-them.
-"""
+"""Search for meshes, rematerialisation and micro-batches that fit, and for the fastest."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +13,7 @@ from vit_jax.planning.estimate import Estimate, estimate
 from vit_jax.progress import duration
 from vit_jax.runs.memory_check import LEFT, Changes, changed, in_words, likely_changes
 
-# Plans a job's config on given devices, with prices.
+# Function that estimates a config's run on given devices, with prices.
 Planner = Callable[[ConfigDict, Workload, Slice, dict[str, dict]], Estimate]
 
 
@@ -29,8 +27,9 @@ def nearest_fit(
     planner: Planner = estimate,
     attempts: int = 4,
 ) -> tuple[Changes, Estimate] | None:
-    """The change that costs the least speed and makes the program fit, which is planned to make
-    certain.
+    """Returns the fastest change with which the program fits, and its estimate, or None.
+
+    Each candidate is estimated to verify that it fits.
     """
     memory, limit = failed.memory, where.chip.memory_bytes
     sizes = memory.parameters, memory.optimizer, memory.temporaries
@@ -41,7 +40,7 @@ def nearest_fit(
         try:
             plan = planner(changed(config, changes), job, where, prices)
         except UserError:
-            continue  # It does not divide.
+            continue  # The batch does not divide.
         attempts -= 1
         if plan.fits:
             return changes, plan
@@ -56,10 +55,10 @@ def sweep(
     say: Callable[[str], None],
     planner: Planner = estimate,
 ) -> list[Estimate]:
-    """Plans every mesh with every rematerialisation.
+    """Estimates every mesh with every rematerialisation policy.
 
     Returns:
-      The plans: those that fit first, the fastest at the top.
+      The estimates: those that fit first, sorted by step time.
     """
     candidates = [
         (fsdp, tensor, remat) for fsdp, tensor in _meshes(where.devices) for remat in LEFT
@@ -91,7 +90,7 @@ def _meshes(devices: int) -> list[tuple[int, int]]:
 
 
 def ranking(plans: list[Estimate]) -> str:
-    """A sweep's plans, one a line."""
+    """Returns a sweep's estimates as a table, one a line."""
     lines = ["  data x fsdp x tensor  remat    step ms     MFU      GiB     hours       price"]
     for plan in plans:
         fsdp, tensor = plan.choices["mesh.fsdp"], plan.choices["mesh.tensor"]

@@ -1,6 +1,4 @@
-"""Compiles the training step of a config for a TPU slice that is not here, on this machine's
-CPU.
-"""
+"""Compilation of a config's training step for an absent TPU slice, on this machine's CPU."""
 
 import hashlib
 import importlib.metadata
@@ -26,7 +24,7 @@ from vit_jax.runs.frozen_model import frozen_shapes
 from vit_jax.runs.memory_check import held
 from vit_jax.training.program import Program, abstract_batch, make_program
 
-VERSION = "2"  # Of what is kept in the cache, and of how parts are told.
+VERSION = "2"  # Version of the cache's format and of the division into parts.
 
 
 @dataclass(frozen=True)
@@ -46,33 +44,33 @@ class Slice:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on each device; the step's results take the place of its arguments."""
+    """Bytes on each device; the step's results reuse the memory of its arguments."""
 
     parameters: int
     optimizer: int
-    batch: int  # And what the layout of all arguments adds.
+    batch: int  # Including the padding of all arguments' layouts.
     temporaries: int  # Activations and gradients.
     code: int
 
     @property
     def total(self) -> int:
-        """All of it, in bytes."""
+        """The sum in bytes."""
         return sum(asdict(self).values())
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """The compiler's account of one step."""
+    """The compiler's results for one step."""
 
     memory: Memory
     fits: bool
-    operations: tuple[Operation, ...] = ()  # Empty where it does not fit.
-    seconds: float = 0.0  # Processor time that compiling took.
+    operations: tuple[Operation, ...] = ()  # Empty if it does not fit.
+    seconds: float = 0.0  # Processor time of the compilation.
     cached: bool = False
 
 
 def find_slice(name: str, topology: str | None) -> Slice:
-    """A slice of TPUs by chip and topology, as `v5e` and `16x16`.
+    """Returns a slice of TPUs by chip and topology, such as `v5e` and `16x16`.
 
     Raises:
       UserError: there is no such chip or topology.
@@ -87,7 +85,7 @@ def find_slice(name: str, topology: str | None) -> Slice:
 
 
 def topology_devices(where: Slice) -> list[jax.Device]:
-    """Descriptions of a slice's devices, which the TPU compiler takes for devices.
+    """Returns descriptions of a slice's devices, for which the TPU compiler can compile.
 
     Raises:
       UserError: the compiler is not installed.
@@ -98,7 +96,8 @@ def topology_devices(where: Slice) -> list[jax.Device]:
             'pip install -e ".[plan]" brings it'
         )
     os.environ.update(ENVIRONMENT)
-    # libtpu ends the process at a flag that it does not know, as are some of XLA's for CPUs.
+    # An unknown flag makes libtpu exit the process, and some of XLA's flags for CPUs are unknown to
+    # it.
     given = os.environ.get("XLA_FLAGS", "").split()
     os.environ["XLA_FLAGS"] = " ".join(flag for flag in given if not flag.startswith("--xla_cpu_"))
     from jax.experimental import topologies
@@ -112,7 +111,7 @@ def topology_devices(where: Slice) -> list[jax.Device]:
 
 
 def compile_step(config: ConfigDict, where: Slice, num_classes: int, steps: int) -> Compiled:
-    """Compiles the step, or finds what an earlier call with the same program found.
+    """Compiles the step, or returns the cached result for the same program.
 
     Raises:
       UserError: the config does not fit the devices.
@@ -129,9 +128,7 @@ def compile_step(config: ConfigDict, where: Slice, num_classes: int, steps: int)
 
 
 def parameters_of(program: Program) -> list[dict]:
-    """All that a step keeps of parameters: the trained ones, their averages, and the frozen
-    ones.
-    """
+    """Returns all parameters in a step's state: trained ones, their averages and frozen ones."""
     return [program.state[name] for name in ("params", "extra", "memory", "frozen")]
 
 
@@ -142,11 +139,11 @@ def compile_lowered(
     optimizer_state,
     options: Mapping[str, str] = {},
 ) -> Compiled:
-    """Compiles any step of training, or finds what an earlier call with the same program found.
+    """Compiles any training step, or returns the cached result for the same program.
 
     Args:
-      params, optimizer_state: shapes with shardings, of what the step takes and gives back.
-      options: for the compiler.
+      params, optimizer_state: shapes with shardings of the step's arguments and results.
+      options: options of the compiler.
     """
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")]
     more = [f"{option}={value}" for option, value in options.items()]
@@ -194,6 +191,6 @@ def _from_json(text: str) -> Compiled:
 
 
 def _needed(message: str) -> int:
-    """Bytes in all, arguments too, of a program for which the compiler found no room."""
+    """Returns the total bytes, with arguments, in the compiler's out-of-memory error."""
     amount, unit = re.search(r"(?:temporaries \(|Used )([\d.]+)([KMGT])", message).groups()
     return int(float(amount) * {"K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}[unit])

@@ -1,4 +1,4 @@
-"""The length of a run, and the cost of so many chips for so long."""
+"""Length and cost of a run."""
 
 import tomllib
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from vit_jax.models.model_card import training_flops
 from vit_jax.planning.compile import Slice
 from vit_jax.training.objectives import objective_of
 
-# Images before a split is cut, and classes, of sets that need not be here: the paper's.
+# Images before slicing, and classes, of data sets that need not be on this machine: the paper's.
 DATA_SETS = {
     "jft": (303_000_000, 18_291),
     "imagenet21k": (14_197_122, 21_843),
@@ -24,23 +24,23 @@ PRICES = Path(__file__).with_name("prices.toml")
 
 @dataclass(frozen=True)
 class Workload:
-    """The work of a config's run, whatever it runs on."""
+    """The work of a config's run, independent of the devices."""
 
     images: int
     num_classes: int
     steps: int
     batch_size: int
     parameters: int
-    multiply_adds: int  # In an image's forward pass.
+    multiply_adds: int  # Multiply-adds of an image's forward pass.
 
     @property
     def flops(self) -> float:
-        """FLOPs of a step, at least."""
+        """Least FLOPs of a step."""
         return training_flops(self.multiply_adds * self.batch_size)
 
     @property
     def exaflops(self) -> float:
-        """ExaFLOPs of the run, as the paper counts them (table 6)."""
+        """ExaFLOPs of the run, as counted in the paper (table 6)."""
         return self.flops * self.steps / 1e18
 
 
@@ -108,7 +108,7 @@ def _can_be_opened(values: ConfigDict) -> bool:
 
 
 def read_prices(path: Path) -> dict[str, dict]:
-    """Reads the dollars for a chip's hour, and where and when, by chip: `[v5e]`, `dollars`, `of`.
+    """Reads the price of a chip-hour in dollars and its source, by chip: `[v5e]`, `dollars`, `of`.
 
     Raises:
       UserError: the file cannot be read.
@@ -125,7 +125,7 @@ def read_prices(path: Path) -> dict[str, dict]:
 
 
 def cost(job: Workload, where: Slice, step_seconds: float, prices: dict[str, dict]) -> Cost:
-    """The cost of a workload at so many seconds a step."""
+    """Returns the cost of a workload with steps of `step_seconds`."""
     hours = job.steps * step_seconds / 3600
     chips = where.devices / where.chip.devices_per_chip
     price = prices.get(where.chip.name)

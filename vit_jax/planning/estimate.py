@@ -1,4 +1,4 @@
-"""Estimates a config's run on given devices, as one record that prints as a table."""
+"""Estimate of a config's run on given devices, as a record that prints as a table."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -20,7 +20,7 @@ from vit_jax.training.program import model_arguments, shapes_of_batch
 
 @dataclass(frozen=True)
 class Estimate:
-    """All that a plan says; figures of memory, collectives and operations are for one device."""
+    """Estimate of a run; memory, collectives and operations are per device."""
 
     model: str
     where: Slice
@@ -30,24 +30,24 @@ class Estimate:
     memory: Memory
     fits: bool
     compile_seconds: float = 0.0
-    step_seconds: float | None = None  # None where it does not fit.
-    slowest_seconds: float | None = None  # Of a roofline: the step where no operation is fused.
+    step_seconds: float | None = None  # None if it does not fit.
+    slowest_seconds: float | None = None  # From a roofline: the step if no operation is fused.
     flops: float | None = None  # Compiled, of a step on all devices.
     collectives: dict[str, int] | None = None  # Bytes of a step by kind.
-    link_seconds: float | None = None  # Time that these take if no work hides them.
+    link_seconds: float | None = None  # Their time if it is not overlapped with computation.
     parts: dict[str, float] | None = None  # Seconds of a step by part of the program.
     costliest: list[dict] | None = None
     cost: Cost | None = None
 
     @property
     def mfu(self) -> float | None:
-        """Share of the devices' peak that the least FLOPs of a step are."""
+        """Model FLOPs utilization: least FLOPs of a step as a share of the devices' peak."""
         if self.step_seconds is None:
             return None
         return self.job.flops / self.step_seconds / self.where.devices / self.where.chip.peak_flops
 
     def as_dict(self) -> dict:
-        """All values, for JSON."""
+        """Returns all values, for JSON."""
         more = dict(
             mfu=self.mfu,
             least_flops=self.job.flops,
@@ -70,7 +70,7 @@ CHOICES = (
 
 
 def make_workload(config: ConfigDict, images: int | None) -> Workload:
-    """The work of a config's run; no data is looked at, nothing is allocated."""
+    """Returns the work of a config's run; nothing is allocated."""
     images, num_classes = data_set_size(config, images)
     model = abstract(model_factory(num_classes=num_classes, **model_arguments(config)))
     objective = abstract_objective(config, model, frozen=frozen_shapes(config))
@@ -85,13 +85,13 @@ def make_workload(config: ConfigDict, images: int | None) -> Workload:
 
 
 def choices(config: ConfigDict) -> dict[str, Any]:
-    """The values of `CHOICES`."""
+    """Returns the values of `CHOICES`."""
     values = dict(leaves(config))
     return {key: values[key] for key in CHOICES}
 
 
 def estimate(config: ConfigDict, job: Workload, where: Slice, prices: dict[str, dict]) -> Estimate:
-    """The plan for a slice of TPUs, as its compiler sees it.
+    """Returns the estimate for a slice of TPUs, by the TPU compiler.
 
     Raises:
       UserError: the config does not fit the devices, or the compiler is not installed.
@@ -118,13 +118,14 @@ def _speed(compiled: Compiled, job: Workload, where: Slice, prices: dict[str, di
     chip, operations = where.chip, compiled.operations
     seconds = total(operations, "cycles") / chip.clock
     sent = by(operations, "kind", "sent")
-    # A ring sends what it sums twice, once to add it up and once to tell; all else once.
+    # A ring all-reduce sends its data twice: to sum it and to distribute the sum. All else is sent
+    # once.
     links = (
         sum(size * (2 if kind == "all-reduce" else 1) for kind, size in sent.items())
         / chip.link_bandwidth
     )
-    # Layers that are compiled one by one do the same: what comes from the same line of JAX counts
-    # together.
+    # Layers that are compiled separately are alike: operations from the same line of JAX are
+    # summed.
     same = {}
     for operation in operations:
         runs, cycles = same.get((operation.part, operation.source), (0, 0))
@@ -156,7 +157,7 @@ def _speed(compiled: Compiled, job: Workload, where: Slice, prices: dict[str, di
 
 
 def table(plan: Estimate) -> str:
-    """Returns the plan as a table for people."""
+    """Returns the estimate as a human-readable table."""
     job, where = plan.job, plan.where
     choices = ", ".join(
         f"{key} {value}" for key, value in plan.choices.items() if value is not None
@@ -214,7 +215,11 @@ def _memory_rows(plan: Estimate) -> list[str]:
 
 
 def _time_rows(plan: Estimate, slower: float) -> list[str]:
-    """Returns the rows on a step; `slower` is the slowest step's duration in fastest steps."""
+    """Returns the rows on a step.
+
+    Args:
+      slower: ratio of the slowest to the fastest step time.
+    """
     rate = plan.job.batch_size / plan.step_seconds
     of_all = _range(rate, ",.0f", 1 / slower)
     of_device = _range(rate / plan.where.devices, ",.1f", 1 / slower)
@@ -233,7 +238,11 @@ def _time_rows(plan: Estimate, slower: float) -> list[str]:
 
 
 def _run_rows(plan: Estimate, slower: float) -> list[str]:
-    """Returns the rows on the whole run; `slower` as in `_time_rows`."""
+    """Returns the rows on the whole run.
+
+    Args:
+      slower: see `_time_rows`.
+    """
     job, run = plan.job, plan.cost
     core_days, chip_days = (_range(days, ",.1f", slower) for days in (run.core_days, run.chip_days))
     price = run.price
@@ -251,7 +260,7 @@ def _run_rows(plan: Estimate, slower: float) -> list[str]:
 
 
 def _range(value: float, form: str, factor: float) -> str:
-    """Formats a value, with its product with a factor if that is not 1."""
+    """Formats a value, or the range from it to its product with a factor other than 1."""
     return format(value, form) if factor == 1 else f"{value:{form}} to {value * factor:{form}}"
 
 
@@ -260,6 +269,6 @@ def _row(name: str, value: str) -> str:
 
 
 def _number(value: float) -> str:
-    """A number with a prefix of the metric system: 100.46 M."""
+    """Returns a number with a metric prefix: 100.46 M."""
     power = min(5, max(0, int(math.log10(max(value, 1)) // 3)))
     return f"{value / 1000**power:,.2f} {' kMGTP'[power]}".rstrip()

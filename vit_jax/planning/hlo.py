@@ -1,9 +1,7 @@
-"""Reads the text of a TPU's optimised HLO module: the operations of a step, their runs and
-estimated cycles.
+"""Parser of a TPU's optimised HLO: operations of a step, their runs and estimated cycles.
 
 The TPU compiler writes its own estimate of each operation, in cycles of the core, into the
-operation's
-`backend_config`. A loop's body is written once and counts as often as it runs.
+operation's `backend_config`. A loop's body is written once and counts as often as it runs.
 """
 
 import math
@@ -28,24 +26,23 @@ class Operation:
     """One operation of a step on one device; `cycles`, `flops` and `sent` count one run of it."""
 
     name: str
-    kind: str  # HLO's: fusion, convolution, all-reduce, ...
+    kind: str  # HLO's opcode: fusion, convolution, all-reduce, ...
     source: str  # Its name in JAX: jit(train_step)/transpose(jvp())/dot_general
     part: str  # The part of our program: Attention, Mlp, optimizer, ...
     times: int = 1  # Runs in a step.
     cycles: int = 0  # The compiler's estimate.
     flops: int = 0  # FLOPs of its matrix products and convolutions.
-    sent: int = (
-        0  # Bytes that a collective brings together: the larger of what goes in and comes out.
-    )
+    # Bytes of a collective: the larger of its inputs and its outputs.
+    sent: int = 0
 
 
 def total(operations: Iterable[Operation], value: str) -> int:
-    """Sum of `cycles`, `flops` or `sent` over a step."""
+    """Returns the sum of `cycles`, `flops` or `sent` over a step."""
     return sum(operation.times * getattr(operation, value) for operation in operations)
 
 
 def by(operations: Iterable[Operation], key: str, value: str) -> dict[str, int]:
-    """Sums of `cycles`, `flops` or `sent` over a step by `part` or by `kind`, the largest first."""
+    """Returns sums of `cycles`, `flops` or `sent` by `part` or by `kind`, the largest first."""
     sums = Counter()
     for operation in operations:
         sums[getattr(operation, key)] += operation.times * getattr(operation, value)
@@ -53,15 +50,15 @@ def by(operations: Iterable[Operation], key: str, value: str) -> dict[str, int]:
 
 
 def read_operations(text: str) -> list[Operation]:
-    """All operations of the module `compiled.as_text()` that cost something."""
+    """Returns all operations of the module `compiled.as_text()` that cost something."""
     module = _Module(text)
     operations, seen = [], set()
     for times, instruction in module.walk(module.entry):
         kind, sent = instruction.opcode, 0
         for name, inner in module.collectives(instruction):
             channel = re.search(r"channel_id=(\d+)", inner.rest)
-            # One that runs beside other work is written into each of the fusions that it runs
-            # beside.
+            # A collective that overlaps other work is repeated in each of the fusions that it
+            # overlaps.
             key = channel[1] if channel else inner.name
             if key not in seen:
                 seen.add(key)
@@ -97,7 +94,7 @@ class _Computation:
 
 
 class _Module:
-    """The computations of a module by name, and the tables that say where operations come from."""
+    """The computations of a module by name, and the tables with the sources of operations."""
 
     def __init__(self, text: str):
         self.computations: dict[str, _Computation] = {}
@@ -119,9 +116,7 @@ class _Module:
         self._of = {id(x): c for c in self.computations.values() for x in c.instructions.values()}
 
     def walk(self, name: str, times: int = 1) -> Iterator[tuple[int, _Instruction]]:
-        """Yields what runs in a computation and in its loops and calls, each with its number of
-        runs.
-        """
+        """Yields the operations of a computation, its loops and its calls, with their runs."""
         for instruction in self.computations[name].instructions.values():
             yield times, instruction
             if instruction.opcode == "while":
@@ -140,7 +135,7 @@ class _Module:
                     yield from self.walk(inner, times)
 
     def turns(self, loop: _Instruction) -> int:
-        """Returns a loop's number of turns: its counter goes from 0 to a constant."""
+        """Returns a loop's number of iterations: its counter goes from 0 to a constant."""
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
             return int(known[1])
         (condition,), (body,) = _called(loop, "condition"), _called(loop, "body")
@@ -158,7 +153,7 @@ class _Module:
         return math.ceil(limits[1] / next((step for step in steps if step is not None), 1))
 
     def collectives(self, instruction: _Instruction) -> Iterator[tuple[str, _Instruction]]:
-        """Yields the collectives that an operation is or holds, with their kind."""
+        """Yields the collectives that an operation is or contains, with their kind."""
         for kind in COLLECTIVES:
             if instruction.opcode in (kind, f"{kind}-start"):
                 yield kind, instruction
@@ -169,7 +164,7 @@ class _Module:
                         yield "reduce-scatter" if "all-reduce-scatter" in name else kind, collective
 
     def payload(self, collective: _Instruction) -> int:
-        """Bytes of what a collective takes or gives, whichever is more."""
+        """Returns the bytes of a collective's inputs or outputs, whichever is more."""
         shapes = self._of[id(collective)].instructions
         taken = sum(_bytes(shapes[name].shape) for name in collective.operands)
         given = _bytes(collective.shape) - (taken if collective.opcode.endswith("-start") else 0)
@@ -194,10 +189,11 @@ class _Module:
         return 2 * math.prod(out) * math.prod(left[int(a)] for a in axes.split(",") if a)
 
     def part(self, instruction: _Instruction) -> str:
-        """The part of our program that an operation comes from.
+        """Returns the part of our program that an operation belongs to.
 
-        An operation of attention has a named scope of its own, any other one of a model is known by
-        the class or function that computes it, and all else by the scope of the step (`SCOPES`).
+        Operations of attention have their own named scope. Other operations of a model belong to
+        the class or function that computes them, and all others to the scope of the step
+        (`SCOPES`).
         """
         named = re.search(r'op_name="([^"]*)"', instruction.rest)
         source = named[1] if named else ""
@@ -207,7 +203,7 @@ class _Module:
         frame = int(frame_id[1]) if frame_id else 0
         while frame:
             location, parent = _numbers(self.tables["StackFrames"][frame])
-            frame = parent - 1  # It is written as one more, so that 0 is none.
+            frame = parent - 1  # Parent IDs are stored plus one, so that 0 means none.
             file, function, *_ = _numbers(self.tables["FileLocations"][location])
             file, function = self.tables["FileNames"][file], self.tables["FunctionNames"][function]
             if "/vit_jax/models/" in file and not file.endswith("layers.py"):
@@ -266,8 +262,9 @@ def _convolution_flops(
 
 
 def _parse(line: str) -> _Instruction:
-    """Parses ` ROOT %name = shape opcode(operands), attributes`; a shape may be a tuple with
-    layouts.
+    """Parses ` ROOT %name = shape opcode(operands), attributes`.
+
+    The shape may be a tuple with layouts.
     """
     head, body = line.strip().split(" = ", 1)
     end = body.index(" ")
@@ -282,7 +279,7 @@ def _parse(line: str) -> _Instruction:
 
 
 def _called(instruction: _Instruction, *attributes: str) -> list[str]:
-    """Names of the computations that these attributes call."""
+    """Returns the names of the computations that these attributes call."""
     names = []
     for attribute in attributes:
         if found := re.search(rf"\b{attribute}=(\{{[^}}]*\}}|%?[\w.-]+)", instruction.rest):
@@ -295,12 +292,12 @@ def _numbers(text: str) -> list[int]:
 
 
 def _dimensions(shape: str) -> list[int]:
-    """Sizes of an array: `bf16[32,197]{1,0:T(8,128)}` -> [32, 197]."""
+    """Returns the shape of an array: `bf16[32,197]{1,0:T(8,128)}` -> [32, 197]."""
     return [int(size) for size in re.search(r"\[([\d,]*)\]", shape)[1].split(",") if size]
 
 
 def _bytes(shape: str) -> int:
-    """Bytes of an array or of all arrays in a tuple, without padding."""
+    """Returns the bytes of an array or of all arrays in a tuple, without padding."""
     arrays = re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", shape)
     return sum(
         _BITS.get(kind, 8) * math.prod(int(size) for size in sizes.split(",") if size) // 8

@@ -1,9 +1,8 @@
-"""A roofline of a step for devices that have no compiler to ask: GPUs, and the CPU of this machine.
+"""Roofline estimate of a step for devices without a compiler here: GPUs, and this machine's CPU.
 
-Each matrix product takes as long as its FLOPs or its bytes do, whichever is longer; all else is
-fused into its neighbours, but for the update, which reads and writes the state. What lives in
-memory are the results of products, as long as anything is made from them; the rest is computed anew
-when it is wanted.
+Each matrix product takes as long as its FLOPs or its memory traffic, whichever is longer. All other
+operations are fused into their neighbours, except the update, which reads and writes the state. The
+results of products stay in memory while they are in use; all other results are recomputed.
 """
 
 import copy
@@ -26,12 +25,12 @@ from vit_jax.runs.frozen_model import frozen_shapes
 from vit_jax.runs.memory_check import PRODUCTS, bytes_of, most_alive
 from vit_jax.training.program import abstract_batch, make_program
 
-# Operations that move nothing even where they are not fused.
+# Operations that move no data even if they are not fused.
 VIEWS = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "stop_gradient", "copy")
 
 
 def find_machine(name: str, devices: int | None) -> Slice:
-    """A machine of GPUs, or this one's CPU, whose speed is measured here and now.
+    """Returns a machine of GPUs, or this one's CPU, whose speed is then measured.
 
     Raises:
       UserError: there is no such chip.
@@ -44,7 +43,7 @@ def find_machine(name: str, devices: int | None) -> Slice:
 def estimate_best(
     config: ConfigDict, job: Workload, where: Slice, prices: dict[str, dict]
 ) -> Estimate:
-    """The plan for devices whose compiler cannot be asked: no run is faster."""
+    """Returns a roofline estimate for devices without their compiler: no run is faster."""
     whole = AbstractMesh(mesh_shape(config.mesh, where.devices), AXES)
     check_batch(whole, config.batch_size, config.micro_batches)
     parts, tensor = batch_parts(whole), whole.shape["tensor"]
@@ -94,7 +93,7 @@ def estimate_best(
 
 
 class _Work:
-    """Sums over the operations of a program: of products alone, and of all with nothing fused."""
+    """Sums over the operations of a program: of products alone, and of all without fusion."""
 
     def __init__(self, chip: Chip):
         self.chip, self.flops, self.seconds, self.unfused_seconds = chip, 0, 0.0, 0.0
@@ -117,7 +116,7 @@ class _Work:
 
 
 def _this_cpu() -> Chip:
-    """Measures the CPU of this machine by a product of matrices and a sum of vectors."""
+    """Measures the speed of this machine's CPU by a matrix product and a vector sum."""
 
     def fastest(function, *arguments) -> float:
         compiled = jax.jit(function).lower(*arguments).compile()

@@ -1,9 +1,8 @@
-"""Chooses of an uncurated training split what is like the images of curated sets (DINOv2, section
-3).
+"""Data curation by similarity to the images of curated sets (DINOv2, section 3).
 
-Near-duplicates within the split are left out first, so that the neighbours of an image are
-different ones. Everything is done by parts, whose results are kept, so that this goes on where it
-was.
+It selects images of an uncurated training split. Near-duplicates within the split are removed
+first, so that an image's neighbours differ from each other. All work is done in parts with saved
+results, so that an interrupted run resumes.
 """
 
 import os
@@ -20,18 +19,17 @@ from vit_jax.preparation.index import Run, each_file, part_file, save
 from vit_jax.preparation.kept_embeddings import Embeddings, read_embeddings
 from vit_jax.preparation.similarity_index import SAMPLE, SimilarityIndex, lists_for
 
-# An image of the pool; the most similar of those kept before it, and its cosine; whether it is
-# kept.
+# An image of the pool; the most similar image kept before it, and its cosine; True if it is kept.
 COMPARED = np.dtype([("image", "u4"), ("nearest", "u4"), ("similarity", "f4"), ("kept", "?")])
 # A curated image, and one of its neighbours, the nearest first.
 NEIGHBOUR = np.dtype([("curated", "u4"), ("image", "u4"), ("similarity", "f4")])
 
 
 def open_curated(text: str) -> Source:
-    """The images of a curated set: a folder, or `KIND:PATH`, `KIND:PATH@SPLIT,SPLIT` as evaluations
-    name it.
+    """Opens the images of a curated set: a folder, `KIND:PATH` or `KIND:PATH@SPLIT,SPLIT`.
 
-    The training split is meant, and of a folder without one all of it.
+    The forms are the same as in evaluations. The training split is opened; of a folder without one,
+    all images.
 
     Raises:
       UserError: there is no such set.
@@ -47,13 +45,14 @@ DUPLICATES = "looking for duplicates"
 
 
 class Pool:
-    """The images that are retrieved from: an uncurated set's, without near-duplicates.
+    """Images to retrieve from: an uncurated set without near-duplicates.
 
-    An image is kept unless one that was kept before it is as similar; so no two are.
+    An image is kept unless an image kept before it is too similar; so no two kept images are
+    near-duplicates.
 
     Args:
       files: their embeddings (see `read_embeddings`).
-      excluded: bool `[images]`, those that are left out whatever they are like.
+      excluded: bool `[images]`, images that are always removed.
       similarity: the least cosine of near-duplicates.
       work: the folder of working files.
       run: runs tasks in this process.
@@ -66,19 +65,17 @@ class Pool:
         self._files, self._excluded, self._similarity = files, excluded, similarity
         self._work, self._run = work, run
         self._index: SimilarityIndex | None = None
-        self._images: list[np.ndarray] = []  # Those in the index, by the parts that they are of.
+        self._images: list[np.ndarray] = []  # Images in the index, one array per part.
 
     def compare(self) -> np.ndarray:
-        """Compares all with those kept before: an array of `COMPARED`, in the order of the
-        images.
-        """
+        """Compares each image with those kept before; returns an array of `COMPARED`, in order."""
         results = each_file(
             self._compare, self._files, DUPLICATES, self._work / "chunks", self._run
         )
         return np.concatenate([np.load(file) for file in results])
 
     def neighbours(self, files: list[Path], count: int, name: str) -> np.ndarray:
-        """The nearest for each of some embeddings, after `compare`: an array of `NEIGHBOUR`.
+        """Returns the nearest neighbours of embeddings, after `compare`: an array of `NEIGHBOUR`.
 
         Raises:
           UserError: fewer images are kept than `count`.
@@ -129,9 +126,7 @@ class Pool:
         save(result, found)
 
     def _kept_of(self, parts: int) -> tuple[SimilarityIndex, np.ndarray]:
-        """The index of what was kept of the first so many parts, and the images by their numbers in
-        it.
-        """
+        """Returns the index of images kept from the first `parts` parts, and these images."""
         index = self._index = self._index or self._new_index()
         for number in range(len(self._images), parts):
             found = np.load(part_file(number, DUPLICATES, self._work / "chunks"))
@@ -158,11 +153,11 @@ class Pool:
 
 
 class Curated(NamedTuple):
-    """A choice of an uncurated set's images for curated ones.
+    """A selection of an uncurated set's images for curated ones.
 
     Attributes:
       compared: an array of `COMPARED`, for each image of the set that is not excluded.
-      neighbours: an array of `NEIGHBOUR`, whose curated images are numbered through all sets.
+      neighbours: an array of `NEIGHBOUR`; curated images are numbered across all sets.
       source: the curated sets' images.
     """
 
@@ -172,15 +167,15 @@ class Curated(NamedTuple):
 
     @property
     def images(self) -> np.ndarray:
-        """The images that were retrieved, each once, in their order."""
+        """Retrieved images, without repetition, in order."""
         return np.unique(self.neighbours["image"])
 
 
 def curate(sets: tuple[str, ...], pool: Pool, embeddings: Embeddings, count: int) -> Curated:
-    """Retrieves for each image of the curated sets its nearest of the pool.
+    """Retrieves the nearest images of the pool for each image of the curated sets.
 
     Args:
-      sets: as of `open_curated`.
+      sets: as in `open_curated`.
       count: neighbours of each image.
 
     Raises:

@@ -1,6 +1,4 @@
-"""The page and the tables that show what was retrieved for curated images, and what was left
-out.
-"""
+"""HTML page and tables of a curation: retrieved images and removed near-duplicates."""
 
 import contextlib
 import html
@@ -18,8 +16,8 @@ from vit_jax.preparation.duplicates import thumbnail
 from vit_jax.spreadsheet import write_csv
 
 SHOWN = 24  # Curated images with their neighbours.
-FEWER = 12  # Of those with the least similar neighbours, and pairs of each kind.
-SIDE = 200  # Pixels of a picture.
+FEWER = 12  # Curated images with the least similar neighbours, and pairs of each kind.
+SIDE = 200  # Pixels of an image's longer side.
 STYLE = """<style>
 .row, .pair { display: grid; gap: .5rem; grid-template-columns: repeat(var(--columns), minmax(0, 1fr)); }
 .row { margin: 0 0 1rem; } .row figure:first-child img { outline: 3px solid #4c8dd6; }
@@ -42,7 +40,7 @@ def report_curation(
     Args:
       train: the uncurated images.
       similarity: the least cosine of near-duplicates.
-      excluded: how many of the images were left out as near-duplicates of test images.
+      excluded: number of images removed as near-duplicates of test images.
     """
     compared, neighbours = curated.compared, curated.neighbours
     write_csv(
@@ -87,9 +85,7 @@ def _quantiles(values: np.ndarray) -> str:
 
 
 def _retrieved(curated: Curated, train: Source) -> list[Section]:
-    """Curated images beside their neighbours: a fair sample, and those with the least similar
-    nearest one.
-    """
+    """Returns sections of curated images with their neighbours: a sample, and the least similar."""
     neighbours = curated.neighbours
     starts = np.flatnonzero(np.diff(neighbours["curated"], prepend=-1))
     rows = np.split(neighbours, starts[1:])
@@ -119,9 +115,7 @@ def _row(source: Source, train: Source, found: np.ndarray) -> str:
 
 
 def _pairs(curated: Curated, train: Source, similarity: float) -> list[Section]:
-    """Images just below and from the threshold on, each beside the kept one that it is most
-    like.
-    """
+    """Returns sections of image pairs below and above the threshold, each with its kept image."""
     compared = curated.compared[np.argsort(curated.compared["similarity"], kind="stable")]
     left_out = compared[~compared["kept"]]
     below = compared[compared["kept"] & (compared["similarity"] > -1)][-FEWER:][::-1]
@@ -152,10 +146,10 @@ def figure(source: Source, index: int, words: str) -> str:
 
 
 def _end(name: str) -> str:
-    """The last parts of a name, for there is little room."""
+    """Returns the last two parts of a path, to save room."""
     return "/".join(name.split("/")[-2:])
 
 
 def _spread(size: int, most: int) -> np.ndarray:
-    """Evenly spread places of `range(size)`, so many or all."""
+    """Returns at most `most` evenly spread positions of `range(size)`."""
     return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(int))

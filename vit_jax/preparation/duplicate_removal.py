@@ -1,8 +1,7 @@
-"""Takes near-duplicates of test images out of the training split, before it is ordered (paper,
-section 4.1).
+"""Removes near-duplicates of test images from the training split (paper, section 4.1).
 
-Every training image and every test image is decoded once, for its fingerprint or for its embedding
-by a model, and by chunks, so that this goes on where it was.
+It runs before the split is ordered. Every training image and every test image is decoded once, for
+its fingerprint or for a model's embedding, in chunks, so that an interrupted run resumes.
 """
 
 import re
@@ -26,15 +25,14 @@ from vit_jax.preparation.index import (
 )
 from vit_jax.preparation.kept_embeddings import Embeddings, read_embeddings
 
-SHOWN = 200  # Pairs with pictures in the report.
+SHOWN = 200  # Pairs with images in the report.
 PRINT = np.dtype([("image", "u4"), ("fingerprint", "u8")])
-# Position in the index; which test set, and the image in it; the distance in bits, or the
-# similarity.
+# Position in the index; test set, and image in it; distance in bits, or similarity.
 PAIR = np.dtype([("position", "u4"), ("test", "u4"), ("image", "u4"), ("value", "f4")])
 
 
 class Embedded(NamedTuple):
-    """The training images' embeddings, to compare by instead of fingerprints."""
+    """Embeddings of the training images, to compare instead of fingerprints."""
 
     files: list[Path]
     embeddings: Embeddings
@@ -44,13 +42,14 @@ class Embedded(NamedTuple):
 def near_duplicates(
     train: Indexed, tests: tuple[str, ...], work: Path, run: Run, embedded: Embedded | None = None
 ) -> np.ndarray:
-    """The training examples that look like an image of a test set, as an array of `PAIR`.
+    """Returns the training examples that resemble an image of a test set, as an array of `PAIR`.
 
     Args:
       train: the training examples.
       tests: `NAME:DIR/SPLIT` of prepared TFDS data sets.
       work: the folder of working files.
       run: runs tasks.
+      embedded: embeddings to compare; None: fingerprints are compared.
 
     Raises:
       UserError: there is no such test set.
@@ -65,10 +64,10 @@ def near_duplicates(
 def report(
     pairs: np.ndarray, train: Indexed, tests: tuple[str, ...], folder: Path, measure: str
 ) -> None:
-    """Writes `removed.csv` and `removed.html` about the pairs of `near_duplicates` into `folder`.
+    """Writes `removed.csv` and `removed.html` with the pairs of `near_duplicates` into `folder`.
 
     Args:
-      measure: what the pairs' values are, `distance` or `similarity`.
+      measure: kind of the pairs' values, `distance` or `similarity`.
     """
     sign = {"distance": 1, "similarity": -1}[measure]
     opened = [TestImages(test) for test in tests]
@@ -133,7 +132,7 @@ def _save_prints(images: Source, start: int, stop: int, result: Path) -> None:
     for i in range(start, stop):
         try:
             prints.append((i, duplicates.fingerprint_of(images[i].image)))
-        except Unreadable:  # It is named when the split is written.
+        except Unreadable:  # It is logged when the split is written.
             continue
     save(result, np.array(prints, PRINT))
 
@@ -164,13 +163,13 @@ def _similar(
 
 
 class TestImages(Source):
-    """The images of `NAME:DIR/SPLIT`, encoded.
+    """Encoded images of `NAME:DIR/SPLIT`.
 
     Raises:
       UserError: there is no such prepared data set.
     """
 
-    __test__ = False  # No test of pytest's.
+    __test__ = False  # Not a test class for pytest.
     class_names = ()
 
     def __init__(self, place: str):

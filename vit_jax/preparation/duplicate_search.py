@@ -1,8 +1,8 @@
-"""Near-duplicates in folders of images and between splits, found in seconds and without a model.
+"""Search for near-duplicates in image folders and between splits, in seconds and without a model.
 
-Pairs of near fingerprints are compared by small pictures. The fingerprints of photographs tell
-these apart; those of drawings, digits or parts from one camera, which share their lowest
-frequencies, do not.
+Candidate pairs are found by fingerprint, then compared as thumbnails. Fingerprints distinguish
+photographs, but not drawings, digits or parts from one camera, which share their lowest
+frequencies.
 """
 
 import hashlib
@@ -26,28 +26,24 @@ from vit_jax.preparation.duplicates import DISTANCE, fingerprint, mirrored, near
 SIMILARITY = 0.98  # See `find_pairs`.
 PAIR = np.dtype([("first", "i8"), ("second", "i8"), ("similarity", "f4")])
 
-_SIDE = 16  # Pixels of the small pictures.
-_BORDERS = (
-    0,
-    1,
-    2,
-)  # 64ths of a side that are cut off, so that crops are compared with what they show.
-_TYPICAL = 100  # Images whose mean is what all have in common.
-# Correlation of copies even where all images are alike, as of a camera that stands still.
+_SIDE = 16  # Pixels of a thumbnail's side.
+# Borders to cut off, in 64ths of a side, so that a crop is also compared with its own content.
+_BORDERS = (0, 1, 2)
+_TYPICAL = 100  # From this number of images on, their mean is subtracted.
+# Pairs correlated this much are copies even if all images are similar (a fixed camera).
 _SAME = 0.999
 _PART = 256  # Images between two checks of the time limit.
-_MOST_PAIRS = 2_000_000  # Of near fingerprints; of more, the nearest.
+_MOST_PAIRS = 2_000_000  # Limit for pairs of near fingerprints; beyond it the nearest are kept.
 
 
 class Looks(NamedTuple):
-    """Fingerprints and thumbnails of images, for finding near-duplicates; unreadable images are
-    skipped.
+    """Fingerprints and thumbnails of readable images, for finding near-duplicates.
 
     Attributes:
       indices: in the source, int64 `[images]`.
       fingerprints: uint64 `[images]`.
       contents: a digest of each image as it is stored, `[images]`.
-      pictures: the image without a border of each of `_BORDERS`, uint8 `[images, borders, side,
+      pictures: thumbnails without a border of each of `_BORDERS`, uint8 `[images, borders, side,
         side, 3]`.
     """
 
@@ -63,12 +59,12 @@ def look(
     seconds: float = math.inf,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> Looks:
-    """Decodes images and keeps what they are compared by.
+    """Decodes images and returns their fingerprints and thumbnails.
 
     Args:
       indices: of the images; None: all.
-      seconds: after which no further image is begun.
-      on_progress: is called with the number of images that are done.
+      seconds: time limit, after which no further image is started.
+      on_progress: callback with the number of finished images.
     """
     indices = range(len(source)) if indices is None else indices
     end, found = time.monotonic() + seconds, []
@@ -92,13 +88,13 @@ def look(
 
 
 def _look_at(source: Source, index: int) -> tuple | None:
-    """The fields of `Looks` of an image; None where it cannot be read."""
+    """Returns the fields of `Looks` for an image; None if it cannot be read."""
     try:
         image = source[index].image
         pixels = small_pixels(image)
     except (Unreadable, OSError):
         return None
-    if pixels.shape[2] != 3:  # An array of a program, of other channels.
+    if pixels.shape[2] != 3:  # A program's array with other channels.
         pixels = np.repeat(pixels[..., :1], 3, axis=2)
     small = cv2.resize(pixels, (64, 64), interpolation=cv2.INTER_AREA)
     pictures = [
@@ -111,16 +107,18 @@ def _look_at(source: Source, index: int) -> tuple | None:
 
 
 def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
-    """Finds near-duplicates among images, also mirrored: an array of `PAIR`, of places in `looks`.
+    """Finds near-duplicates among images, also mirrored ones.
 
-    Similarity is the correlation of two images' colours at 16 x 16 pixels, one of them perhaps
-    without a border of 1.6 % or 3 % a side. Where there are 100 images or more, their mean is
-    subtracted first: it is what all of them have in common. Of nine edits (JPEG, size, brightness,
-    contrast, crops of 1 % and 2 % a side) of 31 photographs 0.7 % have a lower similarity than
-    0.98, and no two photographs are a pair; of 1,797 digits of 8 x 8 pixels 1 pair is left of 3,326
-    with near fingerprints.
+    Similarity is the correlation of two images' colours at 16 x 16 pixels, where one image may lack
+    a border of 1.6 % or 3 % a side. For 100 images or more, their mean is subtracted first, because
+    all of them have it in common. Of nine edits (JPEG, size, brightness, contrast, crops of 1 % and
+    2 % a side) of 31 photographs, 0.7 % have a similarity below 0.98, and no two photographs are a
+    pair. Of 1,797 digits of 8 x 8 pixels, 1 pair remains of 3,326 with near fingerprints.
 
-    Files of the same content are pairs of similarity 1, each with the first of them.
+    Files with the same content are pairs of similarity 1, each with the first of them.
+
+    Returns:
+      An array of `PAIR`; images are positions in `looks`.
     """
     _, first, again = np.unique(looks.contents, return_index=True, return_inverse=True)
     originals = np.sort(first)
@@ -147,19 +145,16 @@ def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
         found.append(near[near["similarity"] >= similarity])
     pairs = np.concatenate(found)
     pairs = pairs[np.argsort(-pairs["similarity"], kind="stable")]
-    _, once = np.unique(
-        pairs[["first", "second"]], return_index=True
-    )  # Of symmetric images, both ways.
+    # Pairs of symmetric images are found both plain and mirrored.
+    _, once = np.unique(pairs[["first", "second"]], return_index=True)
     return pairs[np.sort(once)]
 
 
 def _near(prints: np.ndarray, references: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of near fingerprints, each once, the smaller index first; of very many the nearest."""
+    """Returns pairs of near fingerprints, smaller index first; above a limit only the nearest."""
     size, distance = max(len(prints), 1), DISTANCE
-    parts, waiting = (
-        [np.empty((0, 2), np.int64)],
-        0,
-    )  # Rows of bits, and both indices in one number.
+    # Rows: number of bits, and both indices in one number.
+    parts, waiting = [np.empty((0, 2), np.int64)], 0
     for rows, columns, bits in near_pairs(prints, references, distance):
         new = (rows < columns) & (bits <= distance)
         parts.append(
@@ -177,7 +172,7 @@ def _near(prints: np.ndarray, references: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _directions(pictures: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
-    """Pictures `[..., side, side, 3]` as vectors of mean 0 and length 1, less the typical one."""
+    """Returns images `[..., side, side, 3]` as unit vectors of mean 0, less the typical one."""
     vectors = pictures.reshape(*pictures.shape[:-3], -1).astype(np.float32)
     vectors = vectors - vectors.mean(axis=-1, keepdims=True)
     for common in (0, typical):
@@ -188,7 +183,7 @@ def _directions(pictures: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
 
 
 def _similarity(ours: np.ndarray, theirs: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
-    """The similarity of pairs of images `[pairs, borders, side, side, 3]`."""
+    """Returns the similarity of image pairs `[pairs, borders, side, side, 3]`."""
 
     def most(common: np.ndarray | int) -> np.ndarray:
         a, b = _directions(ours, common), _directions(theirs, common)
@@ -200,7 +195,7 @@ def _similarity(ours: np.ndarray, theirs: np.ndarray, typical: np.ndarray | int)
 
 
 def groups(pairs: np.ndarray, images: int) -> list[np.ndarray]:
-    """Returns groups of images that pairs connect, each sorted; the largest group first."""
+    """Returns groups of images connected by pairs, each sorted; the largest group first."""
     graph = coo_array(
         (np.ones(len(pairs)), (pairs["first"], pairs["second"])), shape=(images, images)
     )
@@ -218,7 +213,7 @@ class Leaks(NamedTuple):
     Attributes:
       pairs: indices of a training image and of one of the other split, and their similarity; the
         most similar first, each image of the other split once.
-      compared: number of training images, and of images of the other split, that were compared.
+      compared: numbers of compared training images, and of compared images of the other split.
     """
 
     pairs: list[tuple[int, int, float]]
@@ -226,11 +221,11 @@ class Leaks(NamedTuple):
 
 
 def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
-    """Finds images of a split that are in the training split too, as they are or nearly.
+    """Finds images of a split that are also in the training split, unchanged or nearly so.
 
     Args:
-      seconds: time for decoding, at most half of it for the other split. Images that are not
-        reached by then, of a fair order, are not compared.
+      seconds: time for decoding, at most half of it for the other split. Images are read in the
+        sources' fair order; those not reached in time are not compared.
     """
     begun = time.monotonic()
     theirs = look(other, other.fair_order(), seconds / 2)
@@ -239,9 +234,8 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
     _, first, again = np.unique(both.contents, return_index=True, return_inverse=True)
     content, count = first[again], len(theirs.indices)
     in_training = {content[place]: place for place in range(len(content) - 1, count - 1, -1)}
-    best: dict[
-        int, tuple[float, int]
-    ] = {}  # Similarity and place of a training image, by a content.
+    # Similarity and position of a training image, by content.
+    best: dict[int, tuple[float, int]] = {}
     near = [(content[a], content[b], similarity) for a, b, similarity in find_pairs(both).tolist()]
     for a, b, similarity in [
         *((x, x, 1.0) for x in content),
@@ -259,8 +253,7 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
 
 
 def leak_note(train: Source, other: Source, name: str, seconds: float = 20) -> str:
-    """Returns a warning of near-duplicates between training and a split in one line; empty if there
-    are none.
+    """Returns a one-line warning of near-duplicates between training and a split, or "".
 
     Args:
       name: of the split.

@@ -1,9 +1,9 @@
-"""Finds near-duplicates between a training set and test sets, so that they can be left out of
-training.
+"""Finds near-duplicates between a training set and test sets, to remove them from training.
 
-The papers' pre-training data had its near-duplicates of every test set removed (ViT, section 4.1;
-BiT, section 3). Two ways to find them: `fingerprint` and `find` compare 64 bits an image, `nearest`
-compares a model's embeddings. Mirrored copies are found by giving both forms of each reference:
+The papers removed the near-duplicates of every test set from their pre-training data (ViT, section
+4.1; BiT, section 3). There are two ways to find them: `fingerprint` and `find` compare 64 bits per
+image, `nearest` compares a model's embeddings. Mirrored copies are found by passing both forms of
+each reference:
 
     references = np.array([fingerprint(image) for image in test_images])
     matches = find(candidates, np.concatenate([references, mirrored(references)]))
@@ -25,42 +25,45 @@ from vit_jax.inspection.html_page import policy_tag
 from vit_jax.spreadsheet import write_csv
 
 DISTANCE = 8  # Bits: see `find`.
-NO_FINGERPRINT = np.uint64(0)  # An image's that is too flat for its bits to mean anything.
+NO_FINGERPRINT = np.uint64(0)  # For an image that is too flat for meaningful bits.
 
-# The 64 lowest frequencies of a 32x32 image but the mean: (vertical, horizontal), in zigzag order.
+# The 64 lowest frequencies of a 32x32 image without the mean: (vertical, horizontal), in zigzag
+# order.
 _VERTICAL, _HORIZONTAL = np.array(
     sorted(((u, v) for u in range(11) for v in range(11)), key=lambda uv: (sum(uv), uv))[1:65]
 ).T
 _ODD = np.packbits(_HORIZONTAL % 2 == 1).view(">u8").astype(np.uint64)[0]
-_FLAT = 0.25  # Grey levels: an amplitude below which JPEG's rounding decides the bit.
-_PAIRS = 1 << 22  # Pairs that are compared at once: 32 MB of fingerprints, 16 MB of similarities.
+_FLAT = 0.25  # Grey levels: below this amplitude JPEG's rounding decides the bit.
+_PAIRS = 1 << 22  # Pairs compared at once: 32 MB of fingerprints, 16 MB of similarities.
 
 
 def fingerprint(pixels: np.ndarray) -> np.uint64:
-    """The perceptual hash of an image, uint8 RGB `[height, width, 3]` of any size, in 64 bits.
+    """Returns the 64-bit perceptual hash of an image, uint8 RGB `[height, width, 3]` of any size.
 
-    The signs of the 64 lowest frequencies of the cosine transform of the image, averaged down to
-    32x32 grey (pHash: Zauner, Implementation and Benchmarking of Perceptual Image Hash Functions,
-    2010, section 3.2.1; here with signs, not with the side of the median, so that a mirrored
-    image's bits are known). Brightness and contrast change no sign, size and compression few, a
-    crop some.
+    The bits are the signs of the 64 lowest frequencies of the cosine transform of the image,
+    averaged down to 32x32 grey (pHash: Zauner, Implementation and Benchmarking of Perceptual Image
+    Hash Functions, 2010, section 3.2.1; here with signs instead of comparison with the median, so
+    that a mirrored image's bits can be computed). Brightness and contrast change no sign, size and
+    compression few, a crop some.
 
-    `NO_FINGERPRINT` where more than half of the amplitudes are below a quarter of a grey level: a
-    clear sky, a dark or an empty image. `find` never matches these; use `nearest` for them.
+    `NO_FINGERPRINT` is returned if more than half of the amplitudes are below a quarter of a grey
+    level: a clear sky, a dark or an empty image. `find` never matches these; use `nearest` for
+    them.
     """
     grey = cv2.resize(
         cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), (32, 32), interpolation=cv2.INTER_AREA
     )
-    waves = (
-        cv2.dct(grey.astype(np.float32))[_VERTICAL, _HORIZONTAL] / 16
-    )  # Amplitudes in grey levels.
+    # Amplitudes in grey levels.
+    waves = cv2.dct(grey.astype(np.float32))[_VERTICAL, _HORIZONTAL] / 16
     if np.count_nonzero(np.abs(waves) < _FLAT) > 32:
         return NO_FINGERPRINT
     return np.packbits(waves > 0).view(">u8").astype(np.uint64)[0]
 
 
 def fingerprint_of(image: bytes | np.ndarray) -> np.uint64:
-    """The `fingerprint` of an image, encoded or uint8, of which no more is decoded than it needs.
+    """Returns the `fingerprint` of an image, encoded or uint8.
+
+    An encoded image is decoded at the lowest sufficient size.
 
     Raises:
       Unreadable: it is no image.
@@ -69,8 +72,9 @@ def fingerprint_of(image: bytes | np.ndarray) -> np.uint64:
 
 
 def small_pixels(image: bytes | np.ndarray) -> np.ndarray:
-    """An image as uint8 RGB of 64 pixels a side or more: detail beyond twice the hash's 32 costs
-    time alone.
+    """Returns an image as uint8 RGB with at least 64 pixels a side.
+
+    More detail than twice the hash's 32 pixels would only cost time.
 
     Raises:
       Unreadable: it is no image.
@@ -80,14 +84,14 @@ def small_pixels(image: bytes | np.ndarray) -> np.ndarray:
 
 
 def mirrored(fingerprints: np.ndarray) -> np.ndarray:
-    """The fingerprints uint64 `[...]` of the images' mirror images: odd waves change their sign."""
+    """Returns the fingerprints of the mirrored images, uint64 `[...]`: odd waves change sign."""
     return np.where(fingerprints == NO_FINGERPRINT, fingerprints, fingerprints ^ _ODD)
 
 
 def find(candidates: np.ndarray, references: np.ndarray, distance: int = DISTANCE) -> np.ndarray:
-    """The nearest reference of each candidate, int64 `[n]`: its index, or -1 if none is near.
+    """Returns the index of each candidate's nearest reference, int64 `[n]`; -1 if none is near.
 
-    Exact, in memory of O(n + m).
+    The search is exact, with memory of O(n + m).
 
     Within 8 bits, of 633 tiles of 35 photographs: missed are 0.7 % re-encoded (JPEG 30 to 95), 0.5
     % resized (0.25x to 2x), 1.5 % of other brightness or contrast, 2 % and 8 % cropped by 1.25 %
@@ -96,7 +100,7 @@ def find(candidates: np.ndarray, references: np.ndarray, distance: int = DISTANC
 
     Args:
       candidates: fingerprints, uint64 `[n]`.
-      references: fingerprints, uint64 `[m]`; of several as near, the first is returned.
+      references: fingerprints, uint64 `[m]`; of equally near ones, the first is returned.
       distance: the most bits in which a pair may differ.
     """
     first = np.sort(np.unique(references, return_index=True)[1])
@@ -114,11 +118,10 @@ def find(candidates: np.ndarray, references: np.ndarray, distance: int = DISTANC
 def near_pairs(
     candidates: np.ndarray, references: np.ndarray, distance: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields pairs of near fingerprints in parts: candidates and references by index, and the bits
-    between.
+    """Yields pairs of near fingerprints in parts: candidates, references (indices) and distances.
 
-    A pair may be yielded up to four times; `NO_FINGERPRINT` is in none. Of four 16-bit parts of two
-    fingerprints that differ in `distance` bits, at least one differs in no more than that part's
+    A pair may be yielded up to four times; `NO_FINGERPRINT` is in none. If two fingerprints differ
+    in `distance` bits, at least one of their four 16-bit parts differs in no more than that part's
     share; so only references with such a part are compared (Norouzi et al., Fast Exact Search in
     Hamming Space with Multi-Index Hashing, 2014).
     """
@@ -126,7 +129,7 @@ def near_pairs(
     known = references[named]
     hashed = np.flatnonzero(candidates != NO_FINGERPRINT)
     for part in range(4):
-        radius = (distance + 1 + part) // 4 - 1  # The four of radius + 1 add up to distance + 1.
+        radius = (distance + 1 + part) // 4 - 1  # The sum of radius + 1 is distance + 1.
         if radius < 0:
             continue
         by_part, starts = _buckets(known, part)
@@ -150,20 +153,18 @@ def near_pairs(
 
 
 def _buckets(fingerprints: np.ndarray, part: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices sorted by one of the four 16-bit parts, and the place where each of its values
-    begins.
-    """
+    """Returns indices sorted by one of the four 16-bit parts, and the start of each value."""
     values = (fingerprints >> np.uint64(16 * part)).astype(np.uint16)
     starts = np.concatenate([[0], np.bincount(values, minlength=1 << 16).cumsum()])
     return np.argsort(values, kind="stable"), starts
 
 
 def nearest(candidates: np.ndarray, references: np.ndarray, similarity: float) -> np.ndarray:
-    """The most similar reference of each candidate, int64 `[n]`: its index, or -1 if none is
-    similar.
+    """Returns the index of each candidate's most similar reference, int64 `[n]`, or -1.
 
-    In float32, so good to about 1e-6: `similarity` 1 may miss equal embeddings, and of references
-    as similar as that any may be returned. An embedding of zeros, or with NaN, is never similar.
+    It is computed in float32, with an error of about 1e-6: `similarity` 1 may miss equal
+    embeddings, and among references that differ by less any may be returned. An embedding of zeros,
+    or with NaN, is never similar.
 
     Args:
       candidates: embeddings by one model, float32 `[n, dim]`.
@@ -185,8 +186,9 @@ def nearest(candidates: np.ndarray, references: np.ndarray, similarity: float) -
 
 
 def directions(embeddings: np.ndarray) -> np.ndarray:
-    """Embeddings `[n, dim]` at length one, or zero where they have no direction (zeros, infinite,
-    NaN).
+    """Normalizes embeddings `[n, dim]` to length one.
+
+    Embeddings without a direction (zeros, infinite, NaN) become zero.
     """
     length = np.linalg.norm(embeddings, axis=1, keepdims=True)
     usable = np.isfinite(length) & (length > 0)
@@ -199,10 +201,10 @@ def _blocks(total: int, size: int) -> list[slice]:
 
 
 class Removed(NamedTuple):
-    """A training example that was left out, and the reference that it is a near-duplicate of.
+    """A removed training example, and the reference that it is a near-duplicate of.
 
-    `value` is the distance in bits or the cosine similarity. `images` are both images, encoded,
-    where they are to be shown: a report of some 200 pairs is 3 MB.
+    `value` is the distance in bits or the cosine similarity. `images` are both images, encoded, if
+    they are shown in the report: a report of about 200 pairs is 3 MB.
     """
 
     example: str
@@ -236,16 +238,17 @@ figcaption { margin-top: .3rem; overflow-wrap: anywhere; } span { color: var(--m
 def write_report(
     folder: Path, rows: Sequence[Removed], *, measure: str, examples: int, references: int
 ) -> Path:
-    """Writes `removed.csv`, every row, and `removed.html`, those with images; returns the latter.
+    """Writes `removed.csv`, every row, and `removed.html`, rows with images; returns the latter.
 
-    Both begin with the nearest. The HTML is one file and shows how many were removed at each value.
+    Both begin with the nearest. The HTML is one file and shows the number of removed images at each
+    value.
 
     Args:
       folder: an existing one.
-      rows: what was removed.
-      measure: what the rows' values are: `distance` or `similarity`.
-      examples: how many training examples were looked at.
-      references: how many images they were compared with.
+      rows: the removed examples.
+      measure: kind of the rows' values: `distance` or `similarity`.
+      examples: number of training examples.
+      references: number of images that they were compared with.
     """
     sign = {"distance": 1, "similarity": -1}[measure]
     rows = sorted(rows, key=lambda row: (sign * row.value, row.example, row.reference))
@@ -275,7 +278,7 @@ def write_report(
 
 
 def _pair(row: Removed, heading: str) -> str:
-    """A training image and its reference, side by side."""
+    """Returns the HTML of a training image and its reference, side by side."""
     kinds, names = ("training", "reference"), (row.example, row.reference)
     figures = "".join(
         (
@@ -288,9 +291,9 @@ def _pair(row: Removed, heading: str) -> str:
 
 
 def thumbnail(image: bytes | np.ndarray, side: int = 240) -> str:
-    """An <img> of an image, encoded or uint8 `[height, width, 3]`, no side above `side` pixels.
+    """Returns an `<img>` of an image, encoded or uint8 `[height, width, 3]`, at most `side` pixels.
 
-    An empty box where it cannot be read.
+    For an unreadable image an empty box is returned.
     """
     try:
         pixels = np.ascontiguousarray(decode(image)[..., ::-1])  # OpenCV's order.
@@ -301,14 +304,14 @@ def thumbnail(image: bytes | np.ndarray, side: int = 240) -> str:
     if scale < 1:
         size = max(round(width * scale), 1), max(round(height * scale), 1)
         pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
-    # Single pixels are shown as such; a photograph is scaled smoothly.
+    # Tiny images are shown with visible pixels; photographs are scaled smoothly.
     small = ' class="small"' if max(height, width) <= 64 else ""
     jpeg = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, 80])[1]
     return f'<img{small} alt="" src="data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}">'
 
 
 def _write(path: Path, text: str) -> Path:
-    """Writes a file at once; what UTF-8 cannot hold, of a file's name say, is written escaped."""
+    """Writes a file atomically; characters that UTF-8 cannot encode (in file names) are escaped."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
     return temporary.replace(path)

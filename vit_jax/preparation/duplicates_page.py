@@ -1,4 +1,4 @@
-"""The page and the table of the near-duplicates in folders of images."""
+"""HTML page and table of the near-duplicates in image folders."""
 
 import glob
 import json
@@ -25,7 +25,7 @@ from vit_jax.spreadsheet import file_cell, write_csv
 
 PAGE, TABLE = "duplicates.html", "duplicates.csv"
 SHOWN = 60  # Groups of a kind on the page.
-SIDE_BY_SIDE = 8  # Images of a group on the page.
+SIDE_BY_SIDE = 8  # Images shown of a group.
 # Kinds of groups, the most serious first, with their headings.
 KINDS = {
     "in several splits": "In several splits: accuracy on the test images is too high",
@@ -43,7 +43,7 @@ _STYLE = (
 
 
 class Place(NamedTuple):
-    """The split and the class of an image by its path; empty where the path names none."""
+    """The split and the class of an image according to its path; empty if it contains none."""
 
     split: str
     label: str
@@ -66,7 +66,7 @@ class Group(NamedTuple):
 
 
 class Duplicates(NamedTuple):
-    """The near-duplicates in folders of images, and the number of images that could not be read."""
+    """Near-duplicates in image folders, and the number of unreadable images."""
 
     source: ImageFiles
     places: list[Place]
@@ -87,7 +87,7 @@ def find_duplicates(
     """Finds the near-duplicates among all images below folders.
 
     Args:
-      folders: one folder, in which folders of splits are recognised by their names, or several,
+      folders: one folder, in which folders of splits are recognized by their names, or several,
         each of them a split; a CSV of files has its labels as classes, and its column `split`, or
         it is train.csv in a folder.
       similarity: lowest similarity of near-duplicates, as in `find_pairs`.
@@ -117,7 +117,7 @@ def find_duplicates(
 
 
 def _collect(folders: Sequence[str]) -> tuple[ImageFiles, list[Place]]:
-    """Returns the images below folders and the place of each; arguments as in `find_duplicates`."""
+    """Returns the images below folders and their splits and classes; see `find_duplicates`."""
     images, places, left_out = [], [], Counter()
     for folder in folders:
         is_list = os.path.isfile(folder) or split_files(folder)
@@ -136,7 +136,7 @@ def _below(folder: str, place: Place) -> Place:
 
 
 def _nearest(pairs: np.ndarray) -> dict[int, tuple[int, float]]:
-    """Returns for each image of some pair the other one of its first pair, and the similarity."""
+    """Returns for each image in a pair its partner in the first such pair, and the similarity."""
     nearest = {}
     for first, second, value in pairs.tolist():
         nearest.setdefault(first, (second, value))
@@ -145,7 +145,7 @@ def _nearest(pairs: np.ndarray) -> dict[int, tuple[int, float]]:
 
 
 def _check(path: str) -> None:
-    """Raises UserError where a path is no folder of image files, and no CSV that lists them."""
+    """Raises UserError if a path is neither a folder of image files nor a CSV that lists them."""
     if prepared := _prepared(path):
         raise UserError(f"{path} is a prepared data set: give {prepared}")
     if not os.path.isdir(path) and not (path.lower().endswith(".csv") and os.path.isfile(path)):
@@ -156,17 +156,12 @@ def _check(path: str) -> None:
 
 
 def _prepared(path: str) -> str:
-    """Returns the images to search in place of a prepared TFDS data set's; empty for another
-    path.
-    """
+    """Names the images to search in place of a prepared TFDS data set; "" for another path."""
     images = "a folder or a CSV of image files, such as it was prepared from"
     if path.startswith("tfds:") and not os.path.exists(path):
         return images
-    levels = (
-        "",
-        "*",
-        os.path.join("*", "*"),
-    )  # The version's folder, the data set's, or --out of prepare.
+    # The path may be the version's folder, the data set's, or --out of prepare.
+    levels = "", "*", os.path.join("*", "*")
     infos = (
         info
         for level in levels
@@ -188,12 +183,12 @@ def _in_folder(folder: str) -> tuple[ImageFiles, list[Place]]:
 
 
 def _listed(path: str) -> tuple[ImageFiles, list[Place]]:
-    """Returns the images that CSVs list, split by split, and their places."""
+    """Returns the images listed in CSVs, split by split, and their splits and classes."""
     images, places, left_out = [], [], Counter()
     for split in split_files(path):
         try:
             listed = open_csv(split, SourceOptions(path))
-        except UserError:  # Labels are shown where there are some, and are not needed.
+        except UserError:  # Labels are optional.
             listed = open_csv(split, SourceOptions(path, label_key=None, labels=False))
         for index, file in enumerate(listed.files):
             images.append((os.path.join(listed.root, file), None))
@@ -204,7 +199,7 @@ def _listed(path: str) -> tuple[ImageFiles, list[Place]]:
 
 
 def place_of(path: str, folder: str) -> Place:
-    """Returns the split and the class that the folders of an image name.
+    """Returns the split and the class of an image according to its folders.
 
     Args:
       path: of the image, in `folder` or below it.
@@ -216,7 +211,7 @@ def place_of(path: str, folder: str) -> Place:
 
 
 def _kind(places: Sequence[Place]) -> str:
-    """The most serious fact about images that are near-duplicates of one another."""
+    """Returns the most serious kind that applies to near-duplicates with these places."""
     splits, classes, within = KINDS
     if len({place.split for place in places}) > 1:
         return splits
@@ -224,9 +219,7 @@ def _kind(places: Sequence[Place]) -> str:
 
 
 def write_duplicates(found: Duplicates, out: Path, similarity: float) -> None:
-    """Writes `duplicates.csv`, a row for each image of each group, and `duplicates.html` into a
-    folder.
-    """
+    """Writes `duplicates.csv` (a row per image and group) and `duplicates.html` into a folder."""
     source, places = found.source, found.places
     rows = (
         (number, kind, *places[image], _cell(source, image), _cell(source, other), round(value, 4))

@@ -1,9 +1,8 @@
-"""The examples of a data set that are prepared, and their order: arrays in a folder of working
-files.
+"""Index of a data set's examples and their order: arrays in a folder of working files.
 
-The folder holds what is done, so that the same call goes on where it was. A task is a function of
-its arguments that ends by renaming its result into place; whoever runs it, in whatever process,
-once or twice, the result is the same.
+The folder contains all finished results, so that a repeated call resumes. A task is a function of
+its arguments that ends by renaming its result into place. The result is the same in any process,
+also if a task runs twice.
 """
 
 import contextlib
@@ -26,11 +25,11 @@ from vit_jax.data.sources.folder_rules import in_words
 from vit_jax.errors import UserError, as_text
 from vit_jax.preparation import readers
 
-CHUNK = 1024  # Images of a task that looks at each.
+CHUNK = 1024  # Images of a task that reads each image.
 
 
 class WorkItem(NamedTuple):
-    """`function(*arguments)`, which is done once the file `result` exists."""
+    """A call `function(*arguments)`; it is done once the file `result` exists."""
 
     function: Callable[..., None]
     arguments: tuple
@@ -39,7 +38,7 @@ class WorkItem(NamedTuple):
 
 
 class Run(Protocol):
-    """Runs tasks in any order and anywhere; `what` and `unit` are for the eye."""
+    """Runs tasks in any order and in any process; `what` and `unit` are for messages only."""
 
     def __call__(self, tasks: list[WorkItem], what: str, unit: str) -> None: ...
 
@@ -47,8 +46,10 @@ class Run(Protocol):
 def in_chunks(
     function: Callable[..., None], what: tuple, size: int, name: str, folder: Path, run: Run
 ) -> list[Path]:
-    """The files that `function(*what, start, stop, file)` saves of the parts of `range(size)`, in
-    order.
+    """Runs a function on parts of `range(size)` and returns its result files.
+
+    Args:
+      function: is called with `(*what, start, stop, file)`.
     """
     tasks = []
     for start in range(0, size, CHUNK):
@@ -62,8 +63,10 @@ def in_chunks(
 def each_file(
     function: Callable[[int, Path], None], files: list[Path], name: str, folder: Path, run: Run
 ) -> list[Path]:
-    """The files that `function(number, file)` saves of each of `files`, which are `in_chunks`'s, in
-    order.
+    """Runs `function(number, file)` for each of `files`; returns the new files.
+
+    Args:
+      files: the results of `in_chunks`.
     """
     results = [part_file(number, name, folder) for number in range(len(files))]
     tasks = [
@@ -74,13 +77,13 @@ def each_file(
 
 
 def part_file(number: int, name: str, folder: Path) -> Path:
-    """A file of `each_file`."""
+    """Returns the path of a file of `each_file`."""
     return folder / f"{name.replace(' ', '-')}-{number:06d}.npy"
 
 
 @contextlib.contextmanager
 def locked(work: Path) -> Iterator[None]:
-    """Keeps a second process out of a folder; the lock goes with its process, however that ends."""
+    """Locks a folder against other processes; the lock ends with its process, even if killed."""
     import fcntl
 
     work.mkdir(parents=True, exist_ok=True)
@@ -89,16 +92,16 @@ def locked(work: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(f"{work.parent} is being prepared by another process") from error
-        for leftover in work.rglob("*.tmp"):  # Killed processes left them.
+        for leftover in work.rglob("*.tmp"):  # From killed processes.
             leftover.unlink(missing_ok=True)
         yield
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a path to write to, which becomes `path` when all went well."""
+    """Yields a temporary path to write to, which is renamed to `path` on success."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Two machines may be at the same task, with the same process number.
+    # Two machines may run the same task with the same process ID.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
@@ -108,23 +111,23 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: dict) -> None:
-    """Writes a JSON file, whole or not at all."""
+    """Writes a JSON file atomically."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(value))
 
 
 def save(path: Path, array: np.ndarray) -> None:
-    """Does what `np.save` does, but says when the disk is full."""
+    """Saves an array like `np.save`, but raises an error if the disk is full."""
     with replacing(path) as temporary, temporary.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
         file.write(array.view(np.uint8))
 
 
-# Index: every example's place, label, name and key.
+# Index: every example's location, label, name and key.
 
 
 class Index(NamedTuple):
-    """All examples, mapped from files: processes share the memory."""
+    """All examples, memory-mapped from files, so that processes share the memory."""
 
     kind: str
     paths: list[str]  # A file or folder for each unit.
@@ -135,12 +138,12 @@ class Index(NamedTuple):
     names: np.ndarray
 
     def name(self, entry: np.void) -> str:
-        """The name of an example in its data set."""
+        """Returns the name of an example in its data set."""
         start, size = int(entry["name"]), int(entry["name_size"])
         return os.fsdecode(self.names[start : start + size].tobytes())
 
     def describe(self, entry: np.void) -> str:
-        """The place of an example, for a person: its file, or its name in one."""
+        """Returns the location of an example, for a person: its file, or its name in one."""
         path = self.paths[entry["unit"]]
         name = self.name(entry)
         return as_text(
@@ -149,7 +152,7 @@ class Index(NamedTuple):
 
 
 def build_index(source: readers.RawDataSet, seed: int, work: Path, run: Run) -> Index:
-    """Indexes a data set in the folder `work`, or maps the index that is there.
+    """Indexes a data set in the folder `work`, or maps an existing index.
 
     Raises:
       UserError: it holds no image, or an image's label is outside its classes.
@@ -198,12 +201,12 @@ def _scan(source: readers.RawDataSet, number: int, seed: int, spool: Path, resul
 
 
 def _merge(parts: list[Path], work: Path, classes: int | None) -> tuple[bool, Counter[str]]:
-    """Joins the units' parts, in their order; returns `multiple` and `left_out` of all of them.
+    """Joins the units' parts, in order; returns `multiple` and `left_out` of all of them.
 
-    One-hot labels become class indices, and multi-hot ones lists of such.
+    One-hot labels become class indices, and multi-hot ones lists of class indices.
 
     Args:
-      classes: number of classes; None: it is not known.
+      classes: number of classes; None if unknown.
 
     Raises:
       UserError: labels are neither class indices nor rows of zeros and ones.
@@ -237,8 +240,10 @@ def _merge(parts: list[Path], work: Path, classes: int | None) -> tuple[bool, Co
 def _index_lists(
     entries: np.ndarray, labels: np.ndarray, classes: int | None
 ) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Returns entries and labels with class indices in place of rows of zeros and ones, and whether
-    there are lists.
+    """Converts rows of zeros and ones to class indices.
+
+    Returns:
+      Entries, labels, and True if there are lists of class indices.
     """
     counts = entries["labels"].astype(np.int64)
     unlabelled = np.zeros(len(entries), bool)
@@ -275,7 +280,7 @@ class Indexed(Source):
 
 
 def training_images(source: readers.RawDataSet, index: Index, work: Path) -> Indexed:
-    """The images of the training split.
+    """Returns the images of the training split.
 
     Raises:
       UserError: there is none.
@@ -290,7 +295,7 @@ def training_images(source: readers.RawDataSet, index: Index, work: Path) -> Ind
 
 
 def load_index(work: Path) -> Index:
-    """Maps the index that `build_index` wrote."""
+    """Maps the index written by `build_index`."""
     described = json.loads((work / "index.json").read_text())
     return Index(
         **described,
@@ -299,24 +304,22 @@ def load_index(work: Path) -> Index:
 
 
 def mapped(path: Path) -> np.ndarray:
-    """A saved array, mapped from its file."""
+    """Returns a saved array, memory-mapped from its file."""
     try:
         return np.load(path, mmap_mode="r")
-    except ValueError:  # Nothing can be mapped of an empty one.
+    except ValueError:  # An empty array cannot be mapped.
         return np.load(path)
 
 
 def class_names(source: readers.RawDataSet, index: Index) -> list[str]:
-    """Names of the classes; numbers where the data set has none."""
+    """Returns the class names; numbers if the data set has none."""
     if source.class_names is not None:
         return source.class_names
     return [str(number) for number in range(int(index.labels.max(initial=0)) + 1)]
 
 
 def description(source: readers.RawDataSet, index: Index) -> list[str]:
-    """Returns lines on what was found: classes, images of each split, and unused files by
-    reason.
-    """
+    """Returns lines on the data set: classes, images of each split, and unused files by reason."""
     lines = []
     if source.class_names is not None or (index.labels >= 0).any():
         names = class_names(source, index)
@@ -330,14 +333,16 @@ def description(source: readers.RawDataSet, index: Index) -> list[str]:
     return lines
 
 
-# Order: a random permutation of each split. Any part of it from its beginning is a fair sample.
+# Order: a random permutation of each split. Every prefix of it is a random sample.
 
 
 def order_splits(
     source: readers.RawDataSet, index: Index, removed: np.ndarray, limit: int | None, work: Path
 ) -> list[str]:
-    """Writes each split's order, as positions in the index but those removed; returns the splits'
-    names.
+    """Writes each split's order, as positions in the index without those removed.
+
+    Returns:
+      The splits' names.
     """
     splits = list(dict.fromkeys(unit.split for unit in source.units))
     number = np.array([splits.index(unit.split) for unit in source.units], np.uint8)[
@@ -347,8 +352,7 @@ def order_splits(
     written = []
     for i, split in enumerate(splits):
         chosen = np.flatnonzero(number == i).astype(np.uint32)
-        # TFDS has put its data sets into a random order already, and papers name slices of that
-        # one.
+        # TFDS has already shuffled its data sets, and papers name slices of that order.
         if source.kind != "tfds":
             chosen = chosen[np.argsort(index.entries["key"][chosen], kind="stable")]
         if len(chosen):
@@ -357,13 +361,13 @@ def order_splits(
     return written
 
 
-# Few-shot splits: the first of each class, of those images that could be read.
+# Few-shot splits: the first readable images of each class.
 
 
 def choose_shots(
     source: readers.RawDataSet, index: Index, shots: tuple[int, ...], skipped, work: Path
 ) -> list[str]:
-    """Writes the orders of `train_<k>shot`, each a part of the next, and returns their names."""
+    """Writes the orders of `train_<k>shot` and returns their names; each contains the previous."""
     if index.multiple or not len(index.labels):
         raise UserError(
             "--shots needs one label for each image"

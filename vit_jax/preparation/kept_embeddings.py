@@ -1,6 +1,6 @@
-"""Embeddings of images by a model, kept on the disk in parts.
+"""Disk cache of image embeddings, in parts.
 
-A run that was killed goes on with them, and no image of a source is embedded twice by one model.
+An interrupted run resumes with it, and no image of a source is embedded twice by one model.
 """
 
 import hashlib
@@ -16,29 +16,27 @@ from vit_jax.preparation.index import Run, in_chunks, save
 
 
 class Embedder(NamedTuple):
-    """A model as data sets are prepared with it."""
+    """A model that computes embeddings for data set preparation."""
 
-    key: str  # Names the model and what it sees of an image: a hash of both.
+    key: str  # A hash of the model and its preprocessing.
     dim: int
-    # The images that can be read, int64 `[n]`, and what the model makes of them, float32 `[n,
-    # dim]`.
+    # Returns indices of readable images, int64 `[n]`, and their embeddings, float32 `[n, dim]`.
     embed: Callable[[Source], tuple[np.ndarray, np.ndarray]]
 
 
 class Embeddings(NamedTuple):
-    """A model's embeddings of any source, in a folder of the source's own below `folder`."""
+    """A model's embeddings of any source, in a separate folder for each source below `folder`."""
 
     embedder: Embedder
     folder: Path
     run: Run  # Runs tasks in this process.
 
     def of(self, source: Source, key: str, what: str) -> list[Path]:
-        """Files with the embeddings of a source, see `read_embeddings`; those that are not there
-        are made.
+        """Returns the files with a source's embeddings (`read_embeddings`); computes missing ones.
 
         Args:
           key: changes when the source does.
-          what: the source's name, for the eye.
+          what: the source's name, for messages.
         """
         digest = hashlib.blake2b(f"{self.embedder.key} {key}".encode(), digest_size=8).hexdigest()
 
@@ -57,11 +55,10 @@ class Embeddings(NamedTuple):
 
 
 def read_embeddings(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """A file's images, uint32 `[n]`: their places in the source; and their vectors, float32 `[n,
-    dim]`.
+    """Reads a file's image indices in the source, uint32 `[n]`, and embeddings, float32 `[n, dim]`.
 
-    These are of length one. Images that cannot be read or whose embedding has no direction are left
-    out.
+    Embeddings have length one. Images that cannot be read or whose embedding has no direction are
+    missing.
     """
     rows = np.load(file)
     return rows["index"].copy(), rows["vector"].copy()

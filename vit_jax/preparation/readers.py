@@ -1,9 +1,8 @@
-"""Readers of every kind of data set that `vit_jax.prepare` takes: the examples it holds, and their
-bytes.
+"""Readers for every kind of data set that `vit_jax.prepare` supports.
 
-`find` recognises a data set and lists its units (a file, a class's folder, a tar inside a tar);
-`scan` lists a unit's examples without decoding any; `read` fetches one by file, offset and size.
-An index row is 44 bytes and a name: 14 million images fit in 1 GB; nothing is kept as an object.
+`find` recognizes a data set and lists its units (a file, a class's folder, a tar inside a tar);
+`scan` lists a unit's examples without decoding any; `read` reads one by file, offset and size. An
+index row is 44 bytes and a name: 14 million images fit in 1 GB; nothing is stored as an object.
 """
 
 import contextlib
@@ -47,22 +46,19 @@ ENTRY = np.dtype(
         ("unit", "u4"),
         ("offset", "u8"),
         ("size", "u4"),
-        ("first_label", "u8"),  # Into the labels of all examples, ...
-        ("labels", "u2"),  # ... where it has this many.
-        ("name", "u8"),  # Into the names of all examples, as bytes.
+        ("first_label", "u8"),  # Index into the labels of all examples.
+        ("labels", "u2"),  # Number of labels.
+        ("name", "u8"),  # Offset into the names of all examples, as bytes.
         ("name_size", "u2"),
-        (
-            "key",
-            "u8",
-        ),  # Hash of seed and of what names the example in its data set: decides its place.
+        ("key", "u8"),  # Hash of the seed and the example's name in its data set: its order.
     ]
 )
-OF_FILES = ("folder", "csv")  # Kinds whose examples are files, named from the folder of their unit.
+OF_FILES = ("folder", "csv")  # Kinds whose examples are files, relative to their unit's folder.
 MOST_CLASSES = 2**22  # Class numbers are below it: the classes' names are written one by one.
 MOST_NOTE = 2**20  # Bytes of a WebDataset label.
 MOST_LABELS = 2**16 - 1  # Of an image.
-# Images are compressed, so a Parquet file that holds far more than its own size is damaged or made
-# to harm.
+# Images are compressed, so a Parquet file with far more content than its own size is damaged or
+# malicious.
 MOST_EXPANSION, MIN_BYTES, ROW_BYTES = 1000, 2**28, 2**10
 PARQUET_ROWS = 16  # In memory at once.
 FURTHER = "further images of a sample"
@@ -75,18 +71,18 @@ _SYNSET = re.compile(r"n\d{8}")
 
 
 class Unit(NamedTuple):
-    """A part of a data set that is scanned at once: a file, a folder or a tar inside a tar."""
+    """A part of a data set that is scanned as a whole: a file, a folder or a tar inside a tar."""
 
     split: str
     path: str
-    start: int = 0  # The bytes of the file that are meant; 0 and 0 are all.
+    start: int = 0  # Range of bytes in the file; 0 and 0: all.
     end: int = 0
-    label: int = -1  # The label of all that is in it, where the unit is a class.
+    label: int = -1  # The label of all examples, if the unit is a class.
 
 
 @dataclasses.dataclass(frozen=True)
 class RawDataSet:
-    """A data set as it was recognised, before it is prepared."""
+    """A recognized data set, before it is prepared."""
 
     kind: str
     root: Path
@@ -94,15 +90,13 @@ class RawDataSet:
     class_names: list[str] | None = None  # None: classes are numbers.
     label_key: str | None = None
     index_labels: bool = False  # Read the examples of a TFDS data set for their labels.
-    left_out: dict[str, int] = dataclasses.field(
-        default_factory=dict
-    )  # Files outside the units, by reason.
-    # Class numbers by a file's own, of files with other class names or in another order; -1: not a
-    # class.
+    # Numbers of files outside the units, by reason.
+    left_out: dict[str, int] = dataclasses.field(default_factory=dict)
+    # Maps class numbers of files with other class names or another order; -1: not a class.
     numbers: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def fingerprint(self) -> str:
-        """A hash that changes when a file is added, goes or changes."""
+        """Returns a hash that changes when a file is added, removed or changed."""
         digest = hashlib.blake2b(digest_size=8)
         try:
             times = {path: os.stat(path).st_mtime_ns for path in {unit.path for unit in self.units}}
@@ -124,8 +118,8 @@ class Scan(NamedTuple):
     entries: np.ndarray
     labels: np.ndarray
     names: np.ndarray
-    multiple: bool  # Some example's label came as a list.
-    left_out: dict[str, int]  # Files that are no examples, by reason.
+    multiple: bool  # Some example's label is a list.
+    left_out: dict[str, int]  # Numbers of files that are no examples, by reason.
 
 
 class _Rows:
@@ -169,15 +163,15 @@ class _Rows:
 
 
 def find(source: str, kind: str | None = None, label_key: str | None = None) -> RawDataSet:
-    """Recognises a data set.
+    """Recognizes a data set.
 
     Args:
       source: a folder, a file, `KIND:PATH`, or `NAME:DATA_DIR` of a TFDS data set.
-      kind: one of `KINDS`; None: it is recognised.
+      kind: one of `KINDS`; None: it is recognized.
       label_key: the Parquet column, JSON key or TFDS feature that holds the label.
 
     Raises:
-      UserError: it does not exist, is empty, or is none of the kinds.
+      UserError: it does not exist, is empty, or is of no supported kind.
     """
     if kind is not None and kind not in KINDS:
         raise UserError(f"unknown --kind={kind}; {nearest(kind, KINDS)}")
@@ -242,7 +236,7 @@ def _recognise_file(file: Path) -> str:
 
 
 def _recognise_images(root: Path) -> str:
-    """Returns whether a folder is a data set with folders of images, or of images alone."""
+    """Returns `folder` for a data set with folders of images, `images` for images alone."""
     inside = sorted(root.iterdir())
     _refuse_compressed(inside)
     folders = [child.name for child in inside if child.is_dir() and not is_ignored(child.name)]
@@ -272,7 +266,7 @@ def _refuse_compressed(files: list[Path]) -> None:
 
 
 def _files(root: Path, suffix: str) -> list[Path]:
-    """The file itself, or those in a folder, down to two folders below."""
+    """Returns the file itself, or those in a folder, down to two levels below."""
     if root.is_file():
         return [root]
     below = (file for depth in ("", "*/", "*/*/") for file in root.glob(f"{depth}*{suffix}"))
@@ -284,8 +278,9 @@ def _files(root: Path, suffix: str) -> list[Path]:
 
 
 def _split(file: Path, root: Path) -> str:
-    """The split that a file's name says, or its folder's: `test-00000-of-00002`, `cars-val-3`,
-    `test/3`.
+    """Returns the split in the name of a file or its folder.
+
+    Examples are `test-00000-of-00002`, `cars-val-3` and `test/3`.
     """
     if of := re.match(r"(\w+)-\d+-of-\d+", file.stem):
         return split_name(of[1]) or of[1]
@@ -304,9 +299,9 @@ def _relative(path: str, root: Path) -> str:
 
 
 def _find_folder(root: Path, _: str | None) -> RawDataSet:
-    """Finds `root/<split>/<class>/...` or `root/<class>/...`, as `folder_rules.layout` reads it.
+    """Finds `root/<split>/<class>/...` or `root/<class>/...`, as in `folder_rules.layout`.
 
-    A split without folders of classes has images without labels.
+    A split without class folders has images without labels.
     """
     found = layout(str(root), [_entry(folder) for folder in _folders(root)])
     splits = {"train": root}
@@ -330,7 +325,7 @@ def _find_folder(root: Path, _: str | None) -> RawDataSet:
 def _class_units(
     split: str, where: Path, folders: Mapping[str, Path], names: list[str]
 ) -> list[Unit]:
-    """Returns the units of a split: its classes' folders.
+    """Returns the units of a split: its class folders.
 
     Args:
       split: name of the split.
@@ -339,7 +334,7 @@ def _class_units(
       names: all classes by number.
 
     Raises:
-      UserError: the split has no folder of a class.
+      UserError: the split lacks the folder of a class.
     """
     if missing := [name for name in names if name not in folders]:
         raise UserError(
@@ -350,11 +345,11 @@ def _class_units(
 
 
 def _count_left_out(folders_of_classes: Collection[Path], others: Collection[Path]) -> dict:
-    """Counts files outside the classes of a data set, by the reason why they are left out.
+    """Counts files outside the classes of a data set, by the reason why they are skipped.
 
     Args:
       folders_of_classes: folders with a folder for each class.
-      others: folders next to those of the splits.
+      others: folders next to the folders of the splits.
     """
     loose = [file.name for folder in folders_of_classes for file in _files_in(folder)]
     images, left_out = sort_out(loose)
@@ -386,20 +381,18 @@ def _scan_folder(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
     for name in sorted(os.path.join(os.path.basename(unit.path), image) for image in images):
         try:
             size = os.stat(os.path.join(above, name)).st_size
-        except OSError:  # A link to nothing, which is named when it is read.
+        except OSError:  # A broken link, which is reported when it is read.
             size = 0
         rows.add(0, size, (unit.label,), name, name)
 
 
 def _find_images(root: Path, _: str | None) -> RawDataSet:
-    """Images without labels, anywhere below a folder."""
+    """Finds images without labels, anywhere below a folder."""
     return RawDataSet("folder", root, [Unit("train", str(root))])
 
 
 def _open_lists(root: Path, label_key: str | None) -> dict[str, CsvList]:
-    """Opens the CSV at a path, or those in a folder, by split; classes are those of the training
-    split.
-    """
+    """Opens the CSV at a path, or a folder's CSVs, by split, with the training split's classes."""
     splits, path = [*split_files(str(root))], str(root)
     options = SourceOptions(path, label_key=label_key or "label")
     first = "train" if "train" in splits else splits[0]
@@ -412,8 +405,9 @@ def _open_lists(root: Path, label_key: str | None) -> dict[str, CsvList]:
 
 
 def _find_lists(root: Path, label_key: str | None) -> RawDataSet:
-    """CSVs with the columns file and label, as the source `csv` reads them; paths are from their
-    folder.
+    """Finds CSVs with the columns file and label, as in the source `csv`.
+
+    Paths are relative to the CSV's folder.
     """
     files, opened = split_files(str(root)), _open_lists(root, label_key)
     left_out = sum((Counter(split.left_out) for split in opened.values()), Counter())
@@ -434,7 +428,7 @@ def _scan_list(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
 
 
 class _Header(tarfile.TarInfo):
-    """A header of a tar, which refuses extended ones that would be read whole into memory."""
+    """A tar header; it rejects extended headers that would be read whole into memory."""
 
     @classmethod
     def frombuf(cls, buf, encoding, errors):
@@ -449,9 +443,9 @@ class _Header(tarfile.TarInfo):
 
 
 def _members(path: Path | str, file, end: int) -> Iterator[tarfile.TarInfo]:
-    """The files of the tar that begins where `file` stands; their offsets are into `file`.
+    """Yields the files of the tar that starts at the position of `file`; offsets are into `file`.
 
-    A tar that was cut short is refused, not used in part: the download wants to be made again.
+    A truncated tar is an error, not used in part: the download must be repeated.
     """
     try:
         tar = tarfile.TarFile(fileobj=file, tarinfo=_Header)
@@ -460,7 +454,7 @@ def _members(path: Path | str, file, end: int) -> Iterator[tarfile.TarInfo]:
     count = 0
     try:
         while (member := tar.next()) is not None:
-            tar.members.clear()  # It would keep them all.
+            tar.members.clear()  # `tarfile` would keep all of them in memory.
             if member.offset_data + member.size > end:
                 break
             if member.isreg():
@@ -468,11 +462,10 @@ def _members(path: Path | str, file, end: int) -> Iterator[tarfile.TarInfo]:
                 yield member
         else:
             file.seek(tar.offset)
-            if file.read(512) == bytes(512):  # Any whole tar ends so.
+            if file.read(512) == bytes(512):  # The end of every complete tar.
                 return
-    except (
-        Exception
-    ):  # Headers may have any numbers, encodings and nestings; callers' errors don't come here.
+    except Exception:
+        # Headers may have any numbers, encodings and nestings. The caller's errors are not caught.
         pass
     raise UserError(
         f"{path} is cut short or damaged after {count} whole files; fetch it again, or take it away"
@@ -480,7 +473,7 @@ def _members(path: Path | str, file, end: int) -> Iterator[tarfile.TarInfo]:
 
 
 def _find_imagenet21k(root: Path, _: str | None) -> RawDataSet:
-    """A tar for each class, in a folder or inside one tar. The editions differ in their classes."""
+    """Finds a tar for each class, in a folder or inside one tar; editions have other classes."""
     tars = []  # Split, path, start, end, synset.
     for path in _files(root, ".tar"):
         size = path.stat().st_size
@@ -519,7 +512,7 @@ def _scan_imagenet21k(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> N
 
 
 def _find_webdataset(root: Path, label_key: str | None) -> RawDataSet:
-    """`key.jpg` with `key.cls` or `key.json`; `classnames.txt` beside, where there is one."""
+    """Finds tars with `key.jpg` and `key.cls` or `key.json`, and an optional `classnames.txt`."""
     tars = _files(root, ".tar")
     units = [Unit(_split(tar, root), str(tar), 0, tar.stat().st_size) for tar in tars]
     listed = (root if root.is_dir() else root.parent) / "classnames.txt"
@@ -533,19 +526,19 @@ def _find_webdataset(root: Path, label_key: str | None) -> RawDataSet:
 
 
 class _Sample(NamedTuple):
-    """Members of a tar that have one name up to its last dot."""
+    """Members of a tar that share a name up to the last dot."""
 
     stem: str
-    parts: dict[str, tarfile.TarInfo]  # By their suffixes.
+    parts: dict[str, tarfile.TarInfo]  # By suffix.
 
     @property
     def images(self) -> list[tarfile.TarInfo]:
-        """Images in formats that are read."""
+        """Images in supported formats."""
         return [self.parts[suffix] for suffix in IMAGE_SUFFIXES if suffix in self.parts]
 
     @property
     def note(self) -> tarfile.TarInfo | None:
-        """The file of the label."""
+        """File with the label."""
         return self.parts.get(".cls") or self.parts.get(".json")
 
 
@@ -563,7 +556,7 @@ def _scan_webdataset(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> No
 def _without_system_files(
     members: Iterator[tarfile.TarInfo], left_out: Counter[str]
 ) -> Iterator[tarfile.TarInfo]:
-    """Yields the members that are no system's, and counts the others."""
+    """Yields the members that are not a system's files, and counts the others."""
     for member in members:
         if reason := of_system(member.name):
             left_out[reason] += 1
@@ -572,14 +565,15 @@ def _without_system_files(
 
 
 def _key(member: tarfile.TarInfo) -> str:
-    """Returns the key of a member's sample: its name up to the first dot, as WebDataset has it."""
+    """Returns the key of a member's sample: its name up to the first dot, as in WebDataset."""
     folder, base = os.path.split(member.name)
     return os.path.join(folder, base.partition(".")[0])
 
 
 def _samples(group: Iterator[tarfile.TarInfo]) -> list[_Sample]:
-    """Returns the samples among adjacent members of one key; a suffix that comes again begins
-    another one.
+    """Returns the samples among adjacent members of one key.
+
+    A repeated suffix starts another sample.
     """
     samples, latest = [], {}
     for member in group:
@@ -595,10 +589,10 @@ def _samples(group: Iterator[tarfile.TarInfo]) -> list[_Sample]:
 def _labelled(
     samples: list[_Sample], left_out: Counter[str], path: str
 ) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarInfo]]:
-    """Yields name, image and label's file of each example of one key, and counts skipped members.
+    """Yields name, image and label file of each example of one key, and counts skipped members.
 
-    There are several where names have dots (`im.v2.000.jpg`), or where samples of one key follow
-    each other. An image has its label's name up to the last dot; or both are alone
+    A key has several examples if names have dots (`im.v2.000.jpg`), or if samples with the same key
+    are adjacent. An image has its label's name up to the last dot; or both are alone
     (`000.photo.jpg`, `000.cls`).
     """
     if pair := _only_pair(samples):
@@ -643,8 +637,9 @@ def _check_label(sample: _Sample, labelled: set[str], path: str) -> None:
 
 
 def _reasons(sample: _Sample) -> list[str]:
-    """Returns why a sample without an image is left out: one reason if it has a label, else each
-    member's.
+    """Returns why a sample without an image is skipped.
+
+    It is one reason if the sample has a label, else the reasons of all members.
     """
     reasons = [why_left_out(member.name) for member in sample.parts.values()]
     if not sample.note:
@@ -660,7 +655,7 @@ def _prefixes(stem: str) -> Iterator[str]:
 
 
 def _read_label(file, note: tarfile.TarInfo, label_key: str | None, where: str):
-    """Returns the value of a `.cls` or `.json`, as it is written."""
+    """Returns the value of a `.cls` or `.json` as it is stored."""
     is_json = note.name.lower().endswith(".json")
     try:
         if note.size > MOST_NOTE:
@@ -684,7 +679,7 @@ def _json_label(values: dict, label_key: str | None):
 
 
 def _labels(value, rows: _Rows, where: str) -> tuple[int, ...]:
-    """One class number, or a list of them; -1 is none."""
+    """Returns a label as a tuple of class numbers; it is a number or a list, and -1 means none."""
     rows.multiple |= isinstance(value, list)
     labels = tuple(value) if isinstance(value, list) else (value,)
     if not all(type(label) is int for label in labels):
@@ -696,7 +691,7 @@ def _labels(value, rows: _Rows, where: str) -> tuple[int, ...]:
 
 
 def _find_parquet(root: Path, label_key: str | None) -> RawDataSet:
-    """Finds Parquet files, whose classes are matched by the names in each file's schema."""
+    """Finds Parquet files; classes are matched by the names in each file's schema."""
     units = [Unit(_split(file, root), str(file)) for file in _files(root, ".parquet")]
     if not units:
         return RawDataSet("parquet", root, [])
@@ -720,7 +715,7 @@ def _leading_names(units: list[Unit], names_of: Mapping[str, list[str]]) -> list
 
 
 def _check_class_names(names_of: Mapping[str, list[str]], names: list[str]) -> None:
-    """Raises UserError where only some files have class names, or a file has one of them twice.
+    """Raises UserError if only some files have class names, or a file has one of them twice.
 
     Args:
       names_of: class names in the schema of each file.
@@ -742,7 +737,7 @@ def _check_class_names(names_of: Mapping[str, list[str]], names: list[str]) -> N
 
 
 def _columns(path: Path | str, label_key: str | None) -> tuple[str, str, list[str] | None]:
-    """Returns the columns of image and label, and the class names, None if the schema has none."""
+    """Returns the columns of image and label, and the class names or None."""
     with _reading(path):
         schema = _parquet(path).schema_arrow
         columns = schema.names
@@ -802,7 +797,7 @@ def _kind_of(feature) -> str | None:
 
 
 def _class_label(feature) -> dict | None:
-    """Returns the description of the classes of a column, or of those in a list."""
+    """Returns the class description of a column, also if the column has lists of classes."""
     if isinstance(feature, list) and feature:
         feature = feature[0]
     if isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
@@ -818,7 +813,7 @@ def _parquet(path: Path | str):
 
 @contextlib.contextmanager
 def _reading(path: Path | str) -> Iterator[None]:
-    """Makes any error that a Parquet file's bytes provoke one line."""
+    """Converts any error in a Parquet file's bytes to a UserError of one line."""
     try:
         yield
     except (UserError, PermissionError):
@@ -830,9 +825,7 @@ def _reading(path: Path | str) -> Iterator[None]:
 
 
 def _scan_parquet(source: RawDataSet, unit: Unit, rows: _Rows, spool: Path) -> None:
-    """Also copies the images out, one behind the other, into `spool`: Parquet has no access by
-    row.
-    """
+    """Lists the rows and copies the images into `spool`: Parquet has no access by row."""
     image, label, _ = _columns(unit.path, source.label_key)
     name, numbers = _relative(unit.path, source.root), source.numbers.get(unit.path)
     limit = max(MIN_BYTES, MOST_EXPANSION * os.path.getsize(unit.path))
@@ -868,7 +861,7 @@ def _rows_of(path: str, image: str, label: str, limit: int) -> Iterator[tuple[An
     """Yields the image and the label of each row, with few rows in memory at once."""
     with _reading(path):
         parquet = _parquet(path)
-        # Not of its columns: to look at their metadata ends the process where these are damaged.
+        # Do not read the columns' metadata: if it is damaged, the process crashes.
         groups = [parquet.metadata.row_group(group) for group in range(parquet.num_row_groups)]
         if max((group.total_byte_size for group in groups), default=0) > limit:
             raise UserError(_too_large(path, limit))
@@ -884,7 +877,7 @@ def _too_large(path: str, limit: int) -> str:
 
 
 def _by_name(labels: tuple[int, ...], numbers: tuple[int, ...], where: str) -> tuple[int, ...]:
-    """Class numbers of the data set, by those of a file whose names are others."""
+    """Converts a file's class numbers to the data set's."""
     for label in labels:
         if label >= len(numbers):
             raise UserError(
@@ -899,7 +892,7 @@ def _by_name(labels: tuple[int, ...], numbers: tuple[int, ...], where: str) -> t
 
 
 def _tfds_folder(source: str) -> Path:
-    """The folder of a prepared data set, given as `NAME:DATA_DIR`."""
+    """Returns the folder of a prepared data set, given as `NAME:DATA_DIR`."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import read_only_builder
 
@@ -921,7 +914,7 @@ def _find_tfds(root: Path, label_key: str | None) -> RawDataSet:
             for split in info.splits.values()
             for path, length in zip(split.filepaths, split.shard_lengths, strict=True)
         ]
-    except Exception as error:  # Its files are JSON of any content, which TFDS does not check.
+    except Exception as error:  # TFDS does not validate its JSON files, so any error is possible.
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"{root} is no prepared TFDS data set: {reason}") from error
     if info.file_format.value != "tfrecord":
@@ -938,7 +931,7 @@ def _find_tfds(root: Path, label_key: str | None) -> RawDataSet:
 
 
 def _masked_crc(data: bytes) -> int:
-    """The checksum as TFRecord has it."""
+    """Returns the checksum in TFRecord's masked form."""
     crc = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -947,7 +940,7 @@ def parse_example(record: bytes, where: str):
     """Returns a serialized tf.Example as a message.
 
     Raises:
-      UserError: it is none.
+      UserError: it has another form.
     """
     from google.protobuf.message import DecodeError
     from tensorflow_datasets.proto import tf_example_pb2
@@ -988,16 +981,16 @@ def _scan_tfds(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
 
 
 def scan(source: RawDataSet, number: int, seed: int, spool: Path) -> Scan:
-    """The examples of a unit, in the order they lie there.
+    """Returns the examples of a unit, in stored order.
 
     Args:
       source: the data set with this unit alone.
       number: the unit's number in the whole data set.
-      seed: the seed of the order that the keys give.
-      spool: a file to write, should the images have to be copied out (Parquet).
+      seed: the seed of the keys, which define the order.
+      spool: a file to write if the images have to be copied out (Parquet).
 
     Raises:
-      UserError: cut short, damaged, or without a label.
+      UserError: the unit is truncated, damaged, or lacks a label.
     """
     rows = _Rows(number, seed)
     KINDS[source.kind].scan(source, source.units[0], rows, spool)
@@ -1005,7 +998,7 @@ def scan(source: RawDataSet, number: int, seed: int, spool: Path) -> Scan:
 
 
 def read(kind: str, path: str, entry: np.void, name: str) -> bytes:
-    """An example's bytes: an image, or of a TFDS data set the serialized example.
+    """Returns an example's bytes: an image, or for a TFDS data set the serialized example.
 
     Args:
       kind: the kind of the data set.
@@ -1014,7 +1007,7 @@ def read(kind: str, path: str, entry: np.void, name: str) -> bytes:
       name: its name in the index.
 
     Raises:
-      Unreadable: it is a file that is gone, or no regular one.
+      Unreadable: its file is missing, or no regular file.
       UserError: it is damaged.
     """
     if kind in OF_FILES:
@@ -1034,8 +1027,10 @@ def read(kind: str, path: str, entry: np.void, name: str) -> bytes:
 
 
 def read_image(kind: str, path: str, entry: np.void, name: str) -> bytes:
-    """An example's image, encoded; it is taken out of a TFDS data set's example. Raises what `read`
-    does.
+    """Returns an example's encoded image; arguments and errors as in `read`.
+
+    Raises:
+      Unreadable: also if a TFDS example has no image.
     """
     data = read(kind, path, entry, name)
     if kind != "tfds":

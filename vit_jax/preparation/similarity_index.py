@@ -1,4 +1,4 @@
-"""An index of embeddings by faiss: the most similar of millions."""
+"""Similarity search among millions of embeddings, with faiss."""
 
 from pathlib import Path
 
@@ -7,14 +7,14 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.preparation.index import replacing
 
-EXACT = 100_000  # Images up to which all are compared with all.
-LISTS = 4  # Of a larger index, times the root of how many images it is for.
-PROBED = 64  # Lists that are looked through for each image.
-SAMPLE = 64  # Images of each list that the lists' centres are computed of.
+EXACT = 100_000  # Up to this number of images, all are compared with all.
+LISTS = 4  # A larger index has this times the square root of the number of images as lists.
+PROBED = 64  # Lists searched for each image.
+SAMPLE = 64  # Images per list from which the lists' centres are computed.
 
 
 def need_faiss() -> None:
-    """Raises UserError where faiss is not installed."""
+    """Raises UserError if faiss is not installed."""
     try:
         import faiss  # noqa: F401
     except ImportError as error:
@@ -22,12 +22,10 @@ def need_faiss() -> None:
 
 
 def check_memory(images: int, dim: int) -> None:
-    """Raises UserError where an index of so many embeddings is larger than the memory that is
-    free.
-    """
+    """Raises UserError if an index of `images` embeddings is larger than the free memory."""
     from vit_jax.parallel.process_settings import host_memory
 
-    needed, free = images * (4 * dim + 8), host_memory()[1]  # The vectors, and a number of each.
+    needed, free = images * (4 * dim + 8), host_memory()[1]  # A vector and its number for each.
     if needed > free:
         raise UserError(
             f"--retrieve_for: {images:,} images need an index of {needed / 2**30:,.1f} GiB, and "
@@ -37,19 +35,19 @@ def check_memory(images: int, dim: int) -> None:
 
 
 def lists_for(images: int) -> int:
-    """The number of lists of an index for so many images; 0: all are compared with all."""
+    """Returns the number of lists of an index for `images`; 0: all are compared with all."""
     return 0 if images <= EXACT else round(LISTS * images**0.5)
 
 
 class SimilarityIndex:
-    """Vectors of length one, and the nearest of them by cosine similarity.
+    """Index of unit vectors for nearest neighbour search by cosine similarity.
 
     Args:
       dim: of the vectors.
-      lists: 0 compares with all. Otherwise vectors lie in so many lists, by the nearest centre, and
-        one is compared with those in the lists of the `PROBED` nearest centres.
-      sample: vectors that the centres are computed of, float32 `[n, dim]`, `SAMPLE` for each list.
-      file: where the centres are kept, so that the same are used again.
+      lists: number of lists; 0 compares with all vectors. Otherwise a vector is stored in the list
+        of its nearest centre, and compared with the lists of the `PROBED` nearest centres.
+      sample: vectors for computing the centres, float32 `[n, dim]`, `SAMPLE` for each list.
+      file: stores the centres, so that they are reused.
     """
 
     def __init__(
@@ -74,12 +72,14 @@ class SimilarityIndex:
         return self._index.ntotal
 
     def add(self, vectors: np.ndarray) -> None:
-        """Adds vectors, float32 `[n, dim]`; they are numbered in the order in which they come."""
+        """Adds vectors, float32 `[n, dim]`; they are numbered in order."""
         self._index.add(vectors)
 
     def nearest(self, vectors: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The most similar for each of `[n, dim]`: cosines float32, and numbers int64 or -1, `[n,
-        count]`.
+        """Returns the most similar vectors for each of `[n, dim]`.
+
+        Returns:
+          Cosines, float32 `[n, count]`, and numbers, int64 `[n, count]`, -1 for missing ones.
         """
         cosines, numbers = self._index.search(vectors, count)
         return np.where(numbers < 0, -1, cosines), numbers

@@ -1,7 +1,7 @@
-"""A data set of any kind becomes a TFDS data set in ArrayRecord: index, order, write, describe.
+"""Converts a data set of any kind to a TFDS data set in ArrayRecord: index, order, write, describe.
 
-Working files are in `.prepare/` of the data set's folder until TFDS's description, which comes
-last, makes it one that TFDS sees.
+Working files are in `.prepare/` in the data set's folder. TFDS's description is written last, so
+that TFDS does not find an unfinished data set.
 """
 
 import contextlib
@@ -44,12 +44,11 @@ from vit_jax.preparation.kept_embeddings import Embedder, Embeddings
 from vit_jax.preparation.similarity_index import check_memory
 
 WORK = ".prepare"
-EMBEDDINGS = (
-    ".embeddings"  # Beside the data sets: another one of the same source embeds nothing anew.
-)
+EMBEDDINGS = ".embeddings"  # Next to the data sets, which share embeddings of the same source.
 SUMMARY = "prepared.json"  # The settings and sizes of a finished data set.
 
-OTHER = {  # What differs, where the values would say nothing to a person.
+# Descriptions of changed settings whose values are not readable.
+OTHER = {
     "files": "other files in the source",
     "model": "another model in --embeddings",
     "curated": "other images in --retrieve_for",
@@ -58,21 +57,21 @@ OTHER = {  # What differs, where the values would say nothing to a person.
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The choices for a prepared data set.
+    """Options of a prepared data set.
 
     Args:
       name: the TFDS data set's name; None names it after the source.
       seed: the seed of the order.
-      limit: keep only the first so many of each split.
+      limit: maximum number of examples in each split.
       shards: files of each split; None lets TFDS choose by size.
-      shots: make splits `train_<k>shot` of the first k of each class.
-      deduplicate_against: `NAME:DIR/SPLIT` of test sets whose near-duplicates leave the training
-        split.
-      embeddings: the checkpoint whose model finds these; None compares perceptual hashes.
-      similarity: cosine of two embeddings from which on they are near-duplicates.
-      retrieve_for: curated sets, as of `open_curated`: the training split is what is near to their
-        images.
-      neighbours: how many are retrieved for each of these.
+      shots: creates splits `train_<k>shot` of the first k of each class.
+      deduplicate_against: `NAME:DIR/SPLIT` of test sets whose near-duplicates are removed from the
+        training split.
+      embeddings: the checkpoint whose model finds near-duplicates; None compares perceptual hashes.
+      similarity: least cosine of two embeddings of near-duplicates.
+      retrieve_for: curated sets, as in `open_curated`: the training split consists of their images'
+        nearest neighbours.
+      neighbours: number of images retrieved for each curated image.
     """
 
     name: str | None = None
@@ -88,12 +87,12 @@ class Options:
 
 
 class Split(NamedTuple):
-    """A split as it was written."""
+    """A written split."""
 
     name: str
     lengths: list[int]  # Examples of each shard.
     bytes: int
-    skipped: list[tuple[int, str, str]]  # Place in the order, name, reason.
+    skipped: list[tuple[int, str, str]]  # Position in the order, name, reason.
 
 
 class Prepared(NamedTuple):
@@ -102,10 +101,10 @@ class Prepared(NamedTuple):
     path: str  # The value for `data.path`.
     label_key: str
     splits: dict[str, int]
-    skipped: int  # Unreadable.
+    skipped: int  # Unreadable images.
     removed: int  # Near-duplicates of test images.
     duplicates: int  # Near-duplicates of other training images.
-    left_out: dict[str, int]  # Files that are no examples, by reason.
+    left_out: dict[str, int]  # Numbers of files that are no examples, by reason.
     folder: Path
 
 
@@ -123,10 +122,11 @@ def prepare(
     Args:
       source: the data set to convert.
       out: folder of TFDS data sets.
-      options: choices for the data set.
+      options: options of the data set.
       run: runs the tasks of indexing and searching.
       write: runs the tasks that write the shards, which take longest.
-      embedding: a model that compares images, and what runs it in this process.
+      embedding: a model that computes embeddings, and the function that runs its tasks in this
+        process.
       say: callback for lines on progress.
 
     Raises:
@@ -143,7 +143,7 @@ def prepare(
         return _prepared(out, identity)
     _make_room(folder, source.root)
     with locked(work):
-        for leftover in folder.glob("*.tmp"):  # Killed processes left them.
+        for leftover in folder.glob("*.tmp"):  # From killed processes.
             leftover.unlink(missing_ok=True)
         _claim(work, settings)
         index = build_index(source, options.seed, work, run)
@@ -167,7 +167,7 @@ def prepare(
 def _settings(
     source: readers.RawDataSet, options: Options, embedding: tuple[Embedder, Run] | None
 ) -> dict:
-    """Returns the values that determine the content of the data set; arguments as in `prepare`."""
+    """Returns the settings that determine the data set's content; arguments as in `prepare`."""
     settings = {
         "source": str(source.root.absolute()),
         "kind": source.kind,
@@ -192,7 +192,7 @@ def _write_splits(
     options: Options,
     write: Run,
 ) -> list[Split]:
-    """Writes the splits of an ordered index, and those of a few images a class (`shots`).
+    """Writes the splits of an ordered index, and the few-shot splits (`shots`).
 
     Args:
       folder: folder of the data set.
@@ -203,7 +203,7 @@ def _write_splits(
       options: as in `prepare`.
       write: as in `prepare`.
     """
-    if options.shots:  # An error is raised before the splits are written.
+    if options.shots:  # Raise errors before the splits are written.
         choose_shots(source, index, options.shots, (), folder / WORK)
     written = [_write(folder, name, split, options.shards, write) for split in splits]
     if options.shots:
@@ -220,9 +220,7 @@ def _label_key(source: readers.RawDataSet, index: Index) -> str:
 
 
 class Choice(NamedTuple):
-    """The training examples that are left out: positions in the index; how many for which
-    reason.
-    """
+    """The training examples to remove, as positions in the index, and their numbers by reason."""
 
     left_out: np.ndarray
     removed: int = 0  # Near-duplicates of test images.
@@ -237,7 +235,7 @@ def _choose(
     run: Run,
     embeddings: Embeddings | None,
 ) -> Choice:
-    """Leaves out near-duplicates, and what is not near to the curated sets; writes the reports."""
+    """Selects near-duplicates, and images far from the curated sets, to remove; writes reports."""
     if not (options.deduplicate_against or options.retrieve_for):
         return Choice(np.empty(0, np.uint32))
     work, tests = folder / WORK, options.deduplicate_against
@@ -265,11 +263,11 @@ def _choose(
     return Choice(left_out, len(removed), int(np.count_nonzero(~curated.compared["kept"])))
 
 
-# The folder: whose it is.
+# The data set's folder.
 
 
 def _identity(source: readers.RawDataSet, name: str | None) -> tuple[str, ...]:
-    """Name, config if there is one, and version."""
+    """Returns name, config if there is one, and version."""
     rest = ("1.0.0",)
     if source.kind == "tfds":
         tfds_name, *rest = _tfds_info(source).full_name.split("/")
@@ -290,7 +288,7 @@ def _is_finished(folder: Path, settings: dict) -> bool:
 
 
 def _make_room(folder: Path, source: Path) -> None:
-    """Makes the folder, unless there is one that is not ours."""
+    """Creates the folder; raises UserError if it has other content."""
     if source.resolve() in folder.resolve().parents:
         raise UserError(f"--out lies inside the source {source}: give another one")
     work = folder / WORK
@@ -311,11 +309,12 @@ def _make_room(folder: Path, source: Path) -> None:
 
 
 def _claim(work: Path, settings: dict) -> None:
-    """Goes on with what was begun with the same settings; others may be given before the first
-    shard.
+    """Resumes a preparation with the same settings.
+
+    Before the first shard is written, other settings restart it; afterwards they raise UserError.
     """
     kept = work / "settings.json"
-    # Few-shot splits come in addition: they may be chosen until the end.
+    # Few-shot splits are additional: they may be changed until the end.
     settings = {key: value for key, value in settings.items() if key != "shots"}
     if kept.exists() and any(work.glob("shards/*.json")):
         return _same(json.loads(kept.read_text()), settings, work.parent)
@@ -338,11 +337,11 @@ def _same(before: dict, now: dict, folder: Path) -> None:
             )
 
 
-# Write: shards of any split whose order is there.
+# Writing: shards of ordered splits.
 
 
 def _write(folder: Path, name: str, split: str, shards: int | None, run: Run) -> Split:
-    """Writes the shards that are not there yet."""
+    """Writes a split's missing shards."""
     from tensorflow_datasets.core import naming
     from tensorflow_datasets.core.utils import shard_utils
 
@@ -378,7 +377,7 @@ def _write(folder: Path, name: str, split: str, shards: int | None, run: Run) ->
 def write_shard(work: Path, split: str, start: int, stop: int, shard: Path, result: Path) -> None:
     """Writes one file of a split: the examples from `start` to `stop` of its order.
 
-    It may run on any machine that sees the data set's folder and the source under the same paths.
+    It may run on any machine that has the data set's folder and the source under the same paths.
     """
     index, order = load_index(work), mapped(work / f"order-{split}.npy")
     serialize = _serializer(work, index)
@@ -401,21 +400,22 @@ def write_shard(work: Path, split: str, start: int, stop: int, shard: Path, resu
 def _writer(path: Path) -> Iterator[Callable[[bytes], None]]:
     from array_record.python import array_record_module
 
-    # Images are compressed as they are, and groups of one record are what random access wants.
+    # Images are already compressed, and groups of one record are best for random access.
     writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
     try:
         yield writer.write
     finally:
         try:
-            writer.close()  # Tells of all that went wrong in writing.
+            writer.close()  # Raises all errors of the writer.
         except RuntimeError as error:
             number = errno.ENOSPC if "No space left" in str(error) else errno.EIO
             raise OSError(number, os.strerror(number), str(path.parent)) from error
 
 
 def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
-    """Makes a TFDS example of an index row; that raises `Unreadable` where an image in it does not
-    decode.
+    """Returns a function from an index row to a serialized TFDS example.
+
+    The function raises `Unreadable` if an image in it cannot be decoded.
     """
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import example_serializer
@@ -443,7 +443,7 @@ def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
         labels = index.labels[entry["first_label"] :][: entry["labels"]].tolist()
         label = {"labels": labels} if index.multiple else {"label": labels[0]}
         example = {"image": image, "file_name": as_text(index.name(entry)), **label}
-        # Otherwise the order of the features would differ between processes.
+        # Without `deterministic` the order of the features would differ between processes.
         return serializer.get_tf_example(features.encode_example(example)).SerializeToString(
             deterministic=True
         )
@@ -452,7 +452,7 @@ def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
 
 
 def _check(image: bytes) -> None:
-    """Raises `Unreadable` where training would; all of a JPEG is read, at 1/8 of its size."""
+    """Raises `Unreadable` if training would; all of a JPEG is read, at 1/8 of its size."""
     opened = open_image(image)
     opened.region(Box(0, 0, opened.width, opened.height), 1)
 
@@ -509,9 +509,7 @@ def _info(source: readers.RawDataSet, identity: tuple[str, ...], folder: Path, f
 
 
 def _finish(folder: Path, info, splits: list[Split], chosen: Choice, summary: dict) -> None:
-    """Writes the description that makes it a data set to TFDS; before the last rename it is
-    none.
-    """
+    """Writes TFDS's description; its last rename makes the folder a TFDS data set."""
     import tensorflow_datasets as tfds
 
     described = folder / WORK / "metadata"
@@ -544,7 +542,7 @@ def _finish(folder: Path, info, splits: list[Split], chosen: Choice, summary: di
 def _prepared(out: Path, identity: tuple[str, ...]) -> Prepared:
     folder = out.joinpath(*identity)
     summary = json.loads((folder / SUMMARY).read_text())
-    # The version is named, or TFDS would look for the newest of a name that it knows.
+    # With the version, or TFDS would search for the newest one of a registered name.
     path = f"{'/'.join(identity[:-1])}:{identity[-1]}:{out.absolute()}"
     return Prepared(
         path,

@@ -1,11 +1,9 @@
-"""The figures that the paper prints, as data: one file of `tables` each, with where each figure
-stands.
+"""The results that the paper reports, as data: one file in `tables` for each table.
 
-A file has the `table` of the paper, the `unit` of its figures, a `note` on what its reader should
-know, the
-`columns` (model, pre-training set, epochs, or what else each is of) and the `rows`, with a figure
-or none (null) for each column. A column with `"baseline": true` is of another paper's model, which
-this paper compares its own with.
+A file contains the `table` of the paper, the `unit` of its results, a `note` for the reader, the
+`columns` (model, pre-training set, epochs, or other properties) and the `rows`, with a number or
+null for each column. A column with `"baseline": true` belongs to another paper's model that this
+paper compares with.
 """
 
 import functools
@@ -26,15 +24,19 @@ class Table(NamedTuple):
     source: str  # Paper and table.
     unit: str
     note: str
-    columns: tuple[Mapping[str, Any], ...]  # `model`, perhaps `pretraining`, `epochs`, `baseline`.
+    # Keys: `model`; optional: `pretraining`, `epochs`, `baseline`.
+    columns: tuple[Mapping[str, Any], ...]
     rows: Mapping[str, tuple[float | None, ...]]
 
     def figure(self, row: str, **column: Any) -> float | None:
-        """The figure of a row in the column that has these values, such as `model="ViT-B/16",
-        epochs=7`.
+        """Returns the result of a row in the column with these values.
+
+        Args:
+          row: name of the row.
+          **column: values of the column, such as `model="ViT-B/16", epochs=7`.
 
         Raises:
-          UserError: the table has no such row, or not one such column.
+          UserError: the table has no such row, or not exactly one such column.
         """
         if row not in self.rows:
             raise UserError(f"{self.source} has no row {row!r}; {nearest(row, self.rows)}")
@@ -46,11 +48,12 @@ class Table(NamedTuple):
         return self.rows[row][places[0]]
 
     def by_model(self, baselines: bool = False) -> dict[str, dict[str, float]]:
-        """The figures of the paper's own models, by "model, pre-training set" and what else tells
-        the columns apart, such as "7 epochs", and by row.
+        """Returns the results by model and row; the keys are "model, pre-training set".
+
+        A key also contains other values that distinguish the columns, such as "7 epochs".
 
         Args:
-          baselines: those of other papers' models too.
+          baselines: include other papers' models.
         """
         figures = {}
         for place, head in enumerate(self.columns):
@@ -69,7 +72,7 @@ class Table(NamedTuple):
 
 @functools.cache
 def table(name: str) -> Table:
-    """The table of a file, such as `table2`.
+    """Returns the table of a file, such as `table2`.
 
     Raises:
       UserError: there is no such file.

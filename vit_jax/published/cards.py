@@ -1,7 +1,6 @@
-"""The sizes and costs of the listed models, in `cards.json`, since computing them takes most of a
-minute.
+"""Sizes and costs of the listed models, stored in `cards.json`: computing them takes a minute.
 
-`tests/models/write_cards.py` makes the file.
+`tests/models/write_cards.py` writes the file.
 """
 
 import functools
@@ -13,14 +12,14 @@ FILE = Path(__file__).parent / "cards.json"
 
 
 class Figures(NamedTuple):
-    """The size and cost of a model with 1,000 classes, for one image of 224 x 224 pixels."""
+    """Size and cost of a model with 1,000 classes, for one image of 224 x 224 pixels."""
 
     parameters: int
     multiply_adds: int
-    tokens: int | None  # None for a model without.
+    tokens: int | None  # None for a model without tokens.
 
 
 @functools.cache
 def all_figures() -> dict[str, Figures]:
-    """The figures of each listed model by its name."""
+    """Returns the sizes and costs of each listed model by name."""
     return {name: Figures(*values) for name, values in json.loads(FILE.read_text()).items()}

@@ -1,9 +1,9 @@
-"""The data on which published weights were trained, by the names that `weights.tsv` has for them.
+"""The data sets on which published weights were trained, by their names in `weights.tsv`.
 
-`tests/interop/write_weights.py` says by which words of timm's tags weights are told to be of them.
+`tests/interop/write_weights.py` maps the words of timm's tags to these names.
 """
 
-# In plain words, as their authors say it. Pairs are of an image and a text.
+# Plain descriptions, based on the authors'. Pairs consist of an image and a text.
 DATA_SETS = {
     "ImageNet-1k": "1.28 million photographs of 1,000 classes, of the challenge of 2012",
     "ImageNet-12k": "the 11,821 classes of ImageNet-21k that have enough images",

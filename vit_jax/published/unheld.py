@@ -1,12 +1,10 @@
-"""Published models that look like ours and compute something else: their names, and what they
-have.
-"""
+"""Published models that look similar to ours but are unsupported, with the reason by name."""
 
 import re
 
 from vit_jax.errors import UserError
 
-# What begins with an author's name, and architectures of timm's.
+# Names of authors' models, and timm's architectures.
 UNHELD = {
     r"PE-core-G(/\d+)?|vit_pe_core_gigantic\w*": (
         "the MLP of its attention pooling has another width than those of its layers"
@@ -19,9 +17,7 @@ UNHELD = {
 
 
 def refuse_unheld(name: str) -> None:
-    """Raises UserError where a model of this name, with an owner and a tag or without, is one of
-    these.
-    """
+    """Raises UserError for the name of an unsupported model, with or without owner and tag."""
     bare = re.sub(r"\.\w+$", "", name.removeprefix("timm/"))
     for pattern, what in UNHELD.items():
         if re.fullmatch(pattern, bare):

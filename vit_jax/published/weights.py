@@ -1,8 +1,8 @@
-"""The published weights that load by a name, one line each in `weights.tsv`, and what they reach.
+"""The published weights that load by name, one line each in `weights.tsv`, with their accuracies.
 
-`tests/interop/write_weights.py` makes the file of timm's registry, and `data_sets.py` says what the
-data are that it names. `write_accuracies.py` makes what `accuracies.json` has of timm's evaluation;
-the rest of that file is from the authors' pages, which it names.
+`tests/interop/write_weights.py` writes the file from timm's registry, and `data_sets.py` describes
+its data sets. `write_accuracies.py` writes timm's evaluation results to `accuracies.json`; the
+other results in that file are from the authors' pages, which it cites.
 """
 
 import functools
@@ -21,14 +21,14 @@ ACCURACIES = Path(__file__).parent / "accuracies.json"
 
 
 class Accuracy(NamedTuple):
-    """One published figure of some weights.
+    """One published result of some weights.
 
     Attributes:
-      what: `ImageNet top-1` of a classifier, or of a frozen model `ImageNet k-NN` or `linear`.
-      percent: of the images that are right.
-      pixels: side of the images; None where the source does not say.
-      crop: share of the resized image's side that is seen; None where the source does not say.
-      source: who published it, and where.
+      what: `ImageNet top-1` of a classifier, or `ImageNet k-NN` or `linear` of a frozen model.
+      percent: accuracy in percent.
+      pixels: side of the images; None: the source does not contain it.
+      crop: side of the crop relative to the resized image; None: the source does not contain it.
+      source: author and place of the publication.
     """
 
     what: str
@@ -46,21 +46,20 @@ class Weights(NamedTuple):
     """Published weights of a model.
 
     Attributes:
-      model: our name of it.
-      tag: what names the weights: how and on what they were trained, by timm's words.
-      repository: on the Hugging Face Hub; its last part names no other weights.
+      model: our name of the model.
+      tag: name of the weights, in timm's words: the training method and data.
+      repository: repository on the Hugging Face Hub; its last part is unique.
       pixels: side of the images.
-      classes: 0 for none.
-      data: names of `DATA_SETS` on which the weights were trained, the first first, as the tag
-        says; not those of a teacher, or of weights from which training began without the tag's
-        saying so.
-      crop: side of the square that is seen over that of the resized image.
+      classes: number of classes; 0: no head.
+      data: training data sets in order, names of `DATA_SETS`, according to the tag. A teacher's
+        data are excluded, and so are the data of initial weights that the tag does not mention.
+      crop: side of the square crop relative to the resized image.
       kind: `short_side` or `square`: which sides are resized before the central crop.
-      interpolation: as of `data.interpolation`.
-      mean, std: by which pixels in [0, 1] are normalised; one number, or one a channel.
-      licence: in the words of the registry.
-      gelu: that of the model's arguments which the weights were trained with, where the
-        repository's own files mean another one; else `-`.
+      interpolation: as in `data.interpolation`.
+      mean, std: normalization of pixels in [0, 1]; one number, or one per channel.
+      licence: licence in the words of the registry.
+      gelu: the model's argument in training, if the repository's own files imply another one; else
+        `-`.
     """
 
     model: str
@@ -90,7 +89,7 @@ class Weights(NamedTuple):
 
     @property
     def crop_words(self) -> str:
-        """Words for the part of an image that the model sees."""
+        """Description of the crop that the model is evaluated on."""
         if self.kind == "square":
             part = "all of" if self.crop == 1 else f"the centre, {self.crop:g} of each side of"
             return f"sees {part} the image squeezed, {self.interpolation}"
@@ -103,12 +102,12 @@ class Weights(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, str]:
-        """Arguments of the model that the repository's own files do not say."""
+        """Arguments of the model that the repository's own files lack."""
         return {} if self.gelu == "-" else dict(gelu=self.gelu)
 
     @property
     def accuracies(self) -> tuple[Accuracy, ...]:
-        """The published figures of these weights; empty where none is known."""
+        """The published results of these weights; empty: none is known."""
         return _accuracies().get(self.repository, ())
 
 
@@ -116,19 +115,19 @@ HEADER = Weights._fields
 
 
 def _numbers(value: Statistic) -> str:
-    """One number, or those of the channels, to four digits."""
+    """Formats one number, or the numbers of the channels, with four digits."""
     return " ".join(f"{x:.4g}" for x in (value if isinstance(value, tuple) else (value,)))
 
 
 @functools.cache
 def all_weights() -> tuple[Weights, ...]:
-    """All of them."""
+    """Returns all published weights."""
     lines = FILE.read_text().splitlines()[1:]
     return tuple(_read(dict(zip(HEADER, line.split("\t"), strict=True))) for line in lines)
 
 
 def _read(row: dict[str, str]) -> Weights:
-    """The weights of a line."""
+    """Returns the weights of a line."""
     found: dict[str, Any] = dict(row, pixels=int(row["pixels"]), classes=int(row["classes"]))
     found |= dict(data=tuple(row["data"].split(", ")), crop=float(row["crop"]))
     for name in ("mean", "std"):
@@ -139,7 +138,7 @@ def _read(row: dict[str, str]) -> Weights:
 
 @functools.cache
 def _accuracies() -> dict[str, tuple[Accuracy, ...]]:
-    """Published figures by repository."""
+    """Returns the published results by repository."""
     found = defaultdict(tuple)
     for group in json.loads(ACCURACIES.read_text()):
         for repository, values in group["figures"].items():
@@ -148,9 +147,9 @@ def _accuracies() -> dict[str, tuple[Accuracy, ...]]:
 
 
 def find_weights(model: str, pretrained: str) -> Weights:
-    """Returns the weights of a model by tag or repository, with its owner or without.
+    """Returns the weights of a model by tag or repository, with or without its owner.
 
-    Of timm's two forms of DINOv3's weights these are those with the biases of queries and values.
+    Of timm's two forms of DINOv3's weights it returns the one with biases of queries and values.
 
     Raises:
       UserError: there are none, or several.
@@ -173,7 +172,7 @@ def find_weights(model: str, pretrained: str) -> Weights:
 
 
 def _are_forms_of_dinov3(weights: list[Weights]) -> bool:
-    """Returns True for the same weights without biases, and with them in `..._qkvb`."""
+    """Returns True for a pair of the same weights without biases, and with them (`..._qkvb`)."""
     if len(weights) != 2:
         return False
     return weights[1].repository == weights[0].repository.replace(".", "_qkvb.")
@@ -185,12 +184,11 @@ def _names(weights: Weights) -> tuple[str, str, str]:
 
 
 def checkpoint_of(source: str) -> str:
-    """The repository of a model that has one published set of weights, or the checkpoint that is
-    named.
+    """Returns the repository of a model with exactly one set of weights, else the source itself.
 
     Raises:
-      UserError: it is the name of a model with several sets, or of one whose repository does not
-        say all.
+      UserError: the model has several sets of weights, or its repository lacks some of its
+        arguments.
     """
     found = [weights for weights in all_weights() if weights.model == source]
     if len(found) > 1:

@@ -1,6 +1,4 @@
-"""The README.md of a model on the Hub: what it is, how it is used, what is known of its
-training.
-"""
+"""The README.md of a model on the Hub: its description, its usage and its training."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,21 +9,22 @@ from vit_jax.interop.checkpoint import Checkpoint, model_name
 from vit_jax.publishing.run_facts import RunFacts
 from vit_jax.publishing.usage import PICTURE, TOLERANCE, Tried
 
-NAMES = 10  # Classes that are named on the page; the files name all of them.
+NAMES = 10  # Number of classes listed on the page; the files contain all of them.
 _TITLES = {"timm": "timm", "transformers": "Transformers"}
 
 
 class Published(NamedTuple):
-    """A model that a card is about.
+    """A model to be described by a card.
 
     Attributes:
       name: `owner/name` on the Hub.
-      form: the library whose folder it is, `timm` or `transformers`.
-      licence: by the Hub's identifier.
-      base: the model of the Hub that it started from or is, `owner/name`; None: none is known.
-      facts: of its run; None: it is not of a run of ours.
-      differs: lines on what the folder cannot say of how images are prepared.
-      tried: the lines that load it.
+      form: the library of the folder, `timm` or `transformers`.
+      licence: the Hub's identifier of the licence.
+      base: the Hub's model that it was initialized from or is identical to, `owner/name`; None:
+        unknown.
+      facts: facts of its training run; None: it is not from a run of ours.
+      differs: lines on preprocessing that the folder cannot store.
+      tried: usage examples that load it.
     """
 
     name: str
@@ -38,7 +37,7 @@ class Published(NamedTuple):
 
 
 def write_card(checkpoint: Checkpoint, about: Published) -> str:
-    """The text of a model's card."""
+    """Returns the text of a model's card."""
     parts = [_data(checkpoint, about), f"# {about.name.split('/')[1]}", _summary(checkpoint, about)]
     differs = [f"These files prepare images somewhat otherwise: {line}." for line in about.differs]
     if about.tried:
@@ -69,7 +68,7 @@ def write_card(checkpoint: Checkpoint, about: Published) -> str:
 
 
 def _data(checkpoint: Checkpoint, about: Published) -> str:
-    """The card's data, which the Hub reads, between lines of dashes."""
+    """Returns the card's YAML metadata, which the Hub reads."""
     from huggingface_hub import ModelCardData
 
     data = ModelCardData(
@@ -85,7 +84,7 @@ def _data(checkpoint: Checkpoint, about: Published) -> str:
 
 
 def _summary(checkpoint: Checkpoint, about: Published) -> str:
-    """The table of what the model is."""
+    """Returns a table with the properties of the model."""
     values, names = checkpoint.arguments, checkpoint.class_names
     height, width = values["image_size"]
     classes = f"{values['num_classes']:,}" if values["num_classes"] else "none: it gives features"
@@ -106,7 +105,7 @@ def _summary(checkpoint: Checkpoint, about: Published) -> str:
 
 
 def _usage(about: Published) -> list[str]:
-    """The lines of each library, and what was found when they were run."""
+    """Returns the usage examples of each library, and their measured differences."""
     parts = []
     for usage, _ in about.tried:
         kind, code = (

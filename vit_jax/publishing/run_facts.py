@@ -1,6 +1,4 @@
-"""The facts that a published model's card says of its training: data, recipe, figures, and their
-protocol.
-"""
+"""Facts on a published model's training for its card: data, recipe, results, and protocol."""
 
 import re
 from pathlib import Path
@@ -15,21 +13,21 @@ from vit_jax.runs.goodput import read_rows
 from vit_jax.runs.predictions import CLASS_FIGURES, metric_in_words
 from vit_jax.runs.workdir import METRICS, saved_run
 
-# Values that say nothing of how a model came about.
+# Config values without influence on the trained model.
 _ELSEWHERE = OPERATIONAL | {"log_every", "evaluate_every", "profile", "hang_seconds"}
 _SECTIONS = ("sweep.", "checkpoint.")
 
 
 class RunFacts(NamedTuple):
-    """A record of the run that a checkpoint is of, as far as a card tells it.
+    """Facts on the training run of a checkpoint, for its card.
 
     Attributes:
-      figures: what was measured at this step, in words, by its name.
-      protocol: how, in sentences.
-      data: what it was trained on, in a sentence.
-      recipe: each value of the config that is no default, in words.
+      figures: results at this step, formatted, by name.
+      protocol: sentences on how they were measured.
+      data: a sentence on the training data.
+      recipe: each config value that differs from the default, formatted.
       made_with: versions and devices, in a sentence.
-      base: the model of the Hub that it started from, `owner/name`; None: there is none.
+      base: the Hub's model that the run was initialized from, `owner/name`; None: there is none.
     """
 
     figures: dict[str, str]
@@ -45,7 +43,7 @@ def read_facts(workdir: Path, which: str, checkpoint: Checkpoint) -> RunFacts | 
 
     Args:
       workdir: the run's folder.
-      which: the checkpoint's name: `best`, a step, or nothing for the newest.
+      which: the checkpoint's name: `best`, a step, or empty for the newest.
       checkpoint: the checkpoint.
     """
     if checkpoint.step is None or (run := saved_run(workdir)) is None:
@@ -67,7 +65,7 @@ def read_facts(workdir: Path, which: str, checkpoint: Checkpoint) -> RunFacts | 
 
 
 def _source(config: dict[str, Any]) -> str:
-    """Returns the data of a run in words, without folders of its machine."""
+    """Returns a description of a run's data, without folders of its machine."""
     source = " ".join(without_folders(x) for x in (config["data.source"], config["data.path"]) if x)
     if parts := config["data.parts"]:
         source += f" ({', '.join(map(without_folders, parts))})"
@@ -77,7 +75,7 @@ def _source(config: dict[str, Any]) -> str:
 def _protocol(
     config: dict[str, Any], manifest: dict, which: str, checkpoint: Checkpoint
 ) -> list[str]:
-    """Returns in sentences how a checkpoint was chosen and evaluated."""
+    """Returns sentences on how a checkpoint was selected and evaluated."""
     chosen_by = "dev" if config["data.dev_split"] is not None else "test"
     best = f", the best of its checkpoints by the {chosen_by} images" if which == "best" else ""
     crop = checkpoint_crop(checkpoint, checkpoint.arguments["image_size"])
@@ -98,7 +96,7 @@ def _protocol(
 
 
 def _figures(file: Path, step: int) -> dict[str, str]:
-    """The figures in a run's log of evaluations after so many steps; the last of several counts."""
+    """Returns the results in a run's evaluation log at a step; the last of several counts."""
     found: dict[str, float] = {}
     for row in read_rows(file):
         if row["step"] == step:
@@ -119,7 +117,7 @@ def _figures(file: Path, step: int) -> dict[str, str]:
 
 
 def _recipe(config: Any) -> dict[str, str]:
-    """The values other than the defaults."""
+    """Returns the config values that differ from the defaults."""
     default = dict(leaves(base_config()))
     return {
         key: without_folders(str(value))
@@ -129,25 +127,23 @@ def _recipe(config: Any) -> dict[str, str]:
 
 
 def _base(checkpoint: str | None) -> str | None:
-    """The repository of the Hub that a run started from."""
+    """Returns the Hub's repository that a run was initialized from, or None."""
     return repository(checkpoint_of(checkpoint)) if checkpoint else None
 
 
 def repository(source: str) -> str | None:
-    """The `owner/name` of `hf://owner/name`; None for another source."""
+    """Returns the `owner/name` of `hf://owner/name`; None for another source."""
     found = re.fullmatch(r"hf://([^@]+)(@.*)?", source)
     return found[1] if found else None
 
 
 def licence_of(name: str) -> str | None:
-    """The licence of published weights, where it is known."""
+    """Returns the licence of published weights; None: unknown."""
     return next((weights.licence for weights in all_weights() if weights.repository == name), None)
 
 
 def without_folders(text: str) -> str:
-    """A text without the folders of paths: what is published says nothing of the machine it comes
-    from.
-    """
+    """Removes the folders of paths from a text, to publish nothing about the machine."""
     start = r"(?:(?<=^)|(?<=[\s:=,'\"]))(?<!hf:)"
     return re.sub(
         start + r"(?:gs://|s3://|~/|\.{0,2}/)(?:[^\s:=,'\"/]*/)*(?=[^\s:=,'\"/])", "", text

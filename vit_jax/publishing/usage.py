@@ -1,8 +1,7 @@
-"""The lines by which each library loads a published model, which are run before they are shown.
+"""Usage examples that load a published model in each library; they are run before publication.
 
-They are run as they stand, each in a process of its own that asks no server: its cache of the Hub
-has the folder under the name that it will have there. What they compute of a picture is compared
-with the model.
+The examples run unchanged, each in a separate process without network access: its Hub cache
+contains the folder under its future name. Their outputs for an image are compared with the model's.
 """
 
 import importlib.metadata
@@ -25,20 +24,20 @@ from vit_jax.interop.checkpoint import Checkpoint
 from vit_jax.load import build_model
 
 PICTURE = "photo.jpg"
-TOLERANCE = 1e-3  # Of the largest number: float32 in another order of sums stays far below it.
+TOLERANCE = 1e-3  # Relative to the largest number; float32 rounding stays far below it.
 _COMMIT = "0" * 40
 _RESULT = "result.npy"
 
 
 class Usage(NamedTuple):
-    """Lines that load a model and compute something of a picture.
+    """Code that loads a model and computes its output for an image.
 
     Attributes:
       title: the library's name.
-      packages: what must be installed.
-      code: the lines, in Python or `$ ` and a command.
-      numbers: Python, run after the code, for what it computed: probabilities or features of the
-        picture.
+      packages: required packages.
+      code: the code, in Python, or `$ ` and a command.
+      numbers: a Python expression, evaluated after the code, for its output: probabilities or
+        features of the image.
     """
 
     title: str
@@ -48,9 +47,7 @@ class Usage(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """Lines that were run, and how far from the model's their numbers were, as a share of the
-    largest.
-    """
+    """Code that was run, and the relative difference of its output from the model's."""
 
     usage: Usage
     distance: float
@@ -62,7 +59,7 @@ class Tried(NamedTuple):
 
 
 def _version(package: str) -> str:
-    """Its version; ours is known where it is not installed, but run from a checkout."""
+    """Returns the version of a package; ours is also known if it runs from a checkout."""
     return vit_jax.__version__ if package == "vit_jax" else importlib.metadata.version(package)
 
 
@@ -111,14 +108,14 @@ _EMBED = (
 def usages(
     name: str, form: str, classes: int, named: bool, probabilities: str
 ) -> list[list[Usage]]:
-    """The lines that may be right, of each library, the best first.
+    """Returns candidates for the usage examples of each library, the best first.
 
     Args:
       name: `owner/name`.
-      form: whose folder it is, `timm` or `transformers`.
-      classes: 0 for none.
+      form: library of the folder, `timm` or `transformers`.
+      classes: number of classes; 0: no head.
       named: the classes have names.
-      probabilities: of `PROBABILITIES`.
+      probabilities: a key of `PROBABILITIES`.
     """
     torch = ("torch", "torchvision")
     through_timm = ("timm",) if form == "timm" else ()
@@ -173,16 +170,16 @@ def try_usages(
     name: str,
     say: Callable[[str], None],
 ) -> list[Tried]:
-    """The first lines of each library that run and compute what a checkpoint's model computes.
+    """Returns the first example of each library that runs and matches the checkpoint's model.
 
     Args:
-      folder: what `name` will be on the Hub.
-      say: is told which libraries have none, and why.
+      folder: the future content of `name` on the Hub.
+      say: called with a message for each library without such an example.
     """
     found = []
     with tempfile.TemporaryDirectory() as place:
         picture, expected = _expected(checkpoint)
-        Image.fromarray(picture).save(Path(place, PICTURE), "PNG")  # Which loses nothing.
+        Image.fromarray(picture).save(Path(place, PICTURE), "PNG")  # PNG is lossless.
         _put_into_cache(Path(place, "hub"), folder, name)
         for candidates in wanted:
             why = []
@@ -198,8 +195,9 @@ def try_usages(
 
 
 def _expected(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
-    """A picture of the size that is cropped without a resize, and the model's probabilities or
-    features.
+    """Returns a random image that needs no resize, and the model's output for it.
+
+    The output is probabilities, or features of a model without a head.
     """
     import jax.numpy as jnp
 
@@ -218,7 +216,7 @@ def _expected(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _put_into_cache(cache: Path, folder: Path, name: str) -> None:
-    """Makes the cache of huggingface_hub as it is when a repository was fetched."""
+    """Creates a cache of huggingface_hub that contains the repository."""
     repository = cache / f"models--{name.replace('/', '--')}"
     (repository / "snapshots").mkdir(parents=True)
     (repository / "snapshots" / _COMMIT).symlink_to(folder.absolute(), target_is_directory=True)
@@ -227,7 +225,7 @@ def _put_into_cache(cache: Path, folder: Path, name: str) -> None:
 
 
 def _try(usage: Usage, place: Path, expected: np.ndarray) -> Tried | str:
-    """The lines with their distance, or in words why they are not shown."""
+    """Returns the example with its difference, or the reason why it is not shown."""
     if missing := [name for name in usage.packages if importlib.util.find_spec(name) is None]:
         return f"not tried, since {', '.join(missing)} cannot be imported here"
     (place / _RESULT).unlink(missing_ok=True)
@@ -249,7 +247,7 @@ def _try(usage: Usage, place: Path, expected: np.ndarray) -> Tried | str:
     if done.returncode or not (place / _RESULT).exists():
         return f"they fail: {(done.stderr.strip().splitlines() or ['no result'])[-1][:300]}"
     found = np.load(place / _RESULT).reshape(-1)
-    if len(found) < len(expected):  # The likeliest classes alone.
+    if len(found) < len(expected):  # Only the most likely classes.
         expected = np.sort(expected)[::-1][: len(found)]
     if found.shape != expected.shape:
         return f"they give {len(found)} numbers where the model gives {len(expected)}"

@@ -1,6 +1,4 @@
-"""The sections of a report on single answers: mistakes, confusion, classes, calibration, a
-sample.
-"""
+"""Report sections on predictions: mistakes, confusion, classes, calibration and samples."""
 
 import html
 import io
@@ -26,14 +24,14 @@ MOST_PAIRS = 10
 MOST_IN_MATRIX = 100  # Classes.
 MOST_LISTED = 40  # Classes, before the rest is folded.
 MOST_NAME = 22  # Characters of a class in the matrix.
-CELL = 26  # Of a matrix, in the units of its drawing.
+CELL = 26  # Side of a matrix cell, in units of the SVG.
 
 
 def answer_sections(found: Predictions, names: Sequence[str]) -> list[Section]:
-    """All sections of a report that are made of predictions.
+    """Returns all sections of a report that show predictions.
 
     Args:
-      names: of all classes.
+      names: names of all classes.
     """
     figures = Figures(found, names)
     return [
@@ -46,7 +44,7 @@ def answer_sections(found: Predictions, names: Sequence[str]) -> list[Section]:
 
 
 class Figures:
-    """Figures of predictions, as HTML."""
+    """Predictions as HTML."""
 
     def __init__(self, found: Predictions, names: Sequence[str]):
         self._found, self._names = found, names
@@ -55,7 +53,7 @@ class Figures:
         self._pixels = {rows[number]: image for number, image in shown if number in rows}
 
     def worst(self) -> Section:
-        """The wrong answers that the model is surest of."""
+        """Returns the section of the wrong predictions with the highest probability."""
         found = self._found
         images, mistakes = len(found.numbers), found.mistakes.tolist()
         if not mistakes:
@@ -68,7 +66,7 @@ class Figures:
         return Section(heading, self._cards(mistakes[:MOST_MISTAKES]), "")
 
     def sample(self) -> Section:
-        """Images spread over the split."""
+        """Returns the section of images spread over the split."""
         images = len(self._found.numbers)
         spread = np.unique(
             np.linspace(0, images - 1, min(MOST_SAMPLES, images)).astype(int)
@@ -77,14 +75,14 @@ class Figures:
         return Section("", folded(summary, self._cards(spread)), "")
 
     def _cards(self, rows: Sequence[int]) -> str:
-        """The images of some rows that were kept, with their predictions."""
+        """Returns cards of the kept images in these rows, with their predictions."""
         cards = "".join(self._card(row) for row in rows if row in self._pixels)
         return (
             f'<div class="samples" style="{card_width(self._names)}">{cards}</div>' if cards else ""
         )
 
     def _card(self, row: int) -> str:
-        """One image with its prediction; a wrong one has a sign and a frame."""
+        """Returns one image with its prediction; a wrong one has a sign and a frame."""
         found, pixels = self._found, self._pixels[row]
         names = [self._names[int(label)] for label in found.labels[row].tolist() if label >= 0]
         label, prediction = (
@@ -93,7 +91,7 @@ class Figures:
         )
         about = html.escape(f"{label}, predicted {prediction}", quote=True)
         right = bool(found.right[row])
-        # Single pixels are shown as such; a photograph is scaled down smoothly.
+        # Small images keep their pixels; a photograph is scaled down smoothly.
         size = ' class="small"' if _is_small(pixels) else ""
         return (
             f'<figure class="{"right" if right else "wrong"}">'
@@ -104,9 +102,7 @@ class Figures:
         )
 
     def confusion(self) -> str:
-        """The pairs that are taken for one another most often, beside the matrix where it can be
-        read.
-        """
+        """Returns the most frequent confusions, next to the matrix if it is small enough."""
         if not self._found.one_class_each:
             return note("Not defined: some images are of several classes.")
         pairs, counts = confused(self._found)
@@ -130,7 +126,7 @@ class Figures:
         return f'<div class="beside">{self._matrix(matrix, images)}{most}</div>'
 
     def _matrix(self, matrix: np.ndarray, images: np.ndarray) -> str:
-        """An SVG of the confusion matrix: a row for each class, a column for each answer."""
+        """Returns an SVG of the confusion matrix: rows are classes, columns are predictions."""
         short = [_shortened(name) for name in self._names]
         margin = 12 + 6.4 * max(map(len, short))
         drawn = []
@@ -158,7 +154,7 @@ class Figures:
                     f'<text x="{x + CELL / 2 - 0.5}" y="{y + 17}" text-anchor="middle">{count}</text></g>'
                 )
         size = round(margin + CELL * len(matrix))
-        least = min(size, round(margin) + 15 * len(matrix))  # Smaller ones cannot be read.
+        least = min(size, round(margin) + 15 * len(matrix))  # Smaller ones are illegible.
         about = "Rows: what an image is. Columns: what it was taken for."
         return (
             f'<div style="flex:1 1 {least}px;max-width:{max(size, 320)}px"><div class="scroll">'
@@ -167,8 +163,9 @@ class Figures:
         )
 
     def accuracies(self) -> str:
-        """The recall of each class, its precision and F1 score where images are of one class each,
-        the worst recall first.
+        """Returns bars with the recall of each class, the worst first.
+
+        Where each image is of one class, they have precision and F1 score too.
         """
         images, right = by_class(self._found, len(self._names))
         tested = np.flatnonzero(images)
@@ -217,7 +214,7 @@ class Figures:
         return text
 
     def calibration(self) -> str:
-        """Charts of how often an answer of a probability is right, and of how sure the model is."""
+        """Returns charts of the accuracy by predicted probability, and of the probabilities."""
         bins, error = calibration(self._found)
         sure, right = bins[:, 2] @ bins[:, :2] / bins[:, 2].sum()
         said, hit = self._found.probability, self._found.right
@@ -239,7 +236,7 @@ class Figures:
 
 
 def _shortened(name: str) -> str:
-    """A name without its middle where it is long: classes often differ at the end alone."""
+    """Returns a name without its middle if it is long: classes often differ at the end alone."""
     return (
         name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 9].rstrip()}…{name[-8:].lstrip()}"
     )
@@ -250,7 +247,7 @@ def _is_small(pixels: np.ndarray) -> bool:
 
 
 def _encoded(pixels: np.ndarray) -> str:
-    """The address of an image within the page: small ones to the bit, photographs as JPEG."""
+    """Returns an image as a data URL: small ones losslessly as PNG, photographs as JPEG."""
     from PIL import Image
 
     kind, values = ("png", {}) if _is_small(pixels) else ("jpeg", {"quality": 88})

@@ -1,4 +1,4 @@
-"""The typed parts of a run, made from its config: one function for the loop and the benchmarks."""
+"""Builds the parts of a run from its config, for the training loop and for benchmarks."""
 
 import dataclasses
 import os
@@ -37,18 +37,18 @@ SAMPLES, HANDED_IN_SAMPLES = 16, 256  # Examples of a split that are read for it
 
 
 class Parts(NamedTuple):
-    """All that a run is made of, before it has a workdir; nothing is allocated on the devices yet.
+    """All parts of a run before it has a workdir; nothing is allocated on the devices yet.
 
     Attributes:
-      config: the run's, in which what a checkpoint says of images stands in the place of None.
+      config: the run's config, in which the checkpoint's preprocessing replaces None.
       data: fingerprints of the splits and of the suites' data, by name.
-      suites: evaluations besides that of the splits, their data opened.
+      suites: evaluation suites, with their data opened.
       num_classes: width of the head; 0: there is none.
       steps: length of the run.
-      origin: the model, and where its first parameters and the objective's come from.
-      frozen: the model that the objective learns from; None: there is none.
+      origin: the model, and the initialization source of its and the objective's parameters.
+      frozen: the objective's frozen model, such as a teacher; None: there is none.
       program: the training step, with the objective, the optimizer and the schedule.
-      caller: what a program handed in.
+      caller: the api overrides of the calling program.
     """
 
     config: ConfigDict
@@ -64,13 +64,15 @@ class Parts(NamedTuple):
     caller: Caller
 
     def feed(self, first_step: int, say: Callable[[str], None]) -> Feed:
-        """Training batches from step `first_step` on; `say` is told of images that cannot be
-        read.
+        """Returns training batches from step `first_step` on.
+
+        Args:
+          say: callback for messages about unreadable images.
         """
         return open_feed(self.config, self.splits.train, first_step, say, self.mesh)
 
     def program_of(self, config: ConfigDict) -> Program:
-        """The program that another config would have for the same data."""
+        """Returns the program of another config for the same data."""
         names = all_names(learned_classes(config, self.splits.train), self.num_classes)
         origin = find_origin(config, self.num_classes, self.caller.model, names)
         return _program(
@@ -85,13 +87,13 @@ def assemble(
     caller: Caller | None = None,
     steps: int | None = None,
 ) -> Parts:
-    """Turns a checked config into the parts of its run.
+    """Builds the parts of a run from a checked config.
 
     Args:
       peers: the run's processes, which must read the same data; None: this one alone.
-      begins: is told of each phase that may take long.
-      caller: what a program hands in, in place of what the config names.
-      steps: length of the run, if it is not the config's.
+      begins: callback that receives the name of each phase that may take long.
+      caller: api overrides, which replace values of the config.
+      steps: length of the run; None: the config's.
 
     Raises:
       UserError: the config fits neither the devices nor the data, or its checkpoint cannot be read.
@@ -161,8 +163,13 @@ def _program(
 
 
 def class_count(config: ConfigDict, source: Source) -> int:
-    """Width of the head: the config's, or the data set's own; as an objective without labels
-    says.
+    """Returns the width of the head: the config's, else the number of the data set's classes.
+
+    An objective without labels determines it instead.
+
+    Raises:
+      UserError: the config's width is less than the number of classes, or all images are of one
+        class.
     """
     if not objective_of(config).labels:
         return objective_of(config).outputs(config)
@@ -202,12 +209,16 @@ def check_several_classes(config: ConfigDict, source: Source) -> None:
 
 
 def learned_classes(config: ConfigDict, source: Source) -> tuple[str, ...]:
-    """Names of the classes that a run learns; none where its objective reads no labels."""
+    """Returns the names of the classes that a run learns; empty for objectives without labels."""
     return tuple(source.class_names) if objective_of(config).labels else ()
 
 
 def step_count(config: ConfigDict, images: int) -> int:
-    """Length of the run: whole batches in the config's epochs, or its steps."""
+    """Returns the run's length: the config's steps, or the whole batches of its epochs.
+
+    Raises:
+      UserError: the epochs are less than one batch.
+    """
     steps = config.steps or int(config.epochs * images / config.batch_size)
     if steps < 1:
         raise UserError(
@@ -218,9 +229,7 @@ def step_count(config: ConfigDict, images: int) -> int:
 
 
 def with_images_of(config: ConfigDict, origin: Origin) -> ConfigDict:
-    """A copy of the config, in which what a checkpoint says of images stands in the place of
-    None.
-    """
+    """Returns a copy of the config in which the checkpoint's preprocessing replaces None."""
     config = config.copy_and_resolve_references()
     config.data.interpolation = origin.interpolation
     mean = origin.options.mean
@@ -229,7 +238,7 @@ def with_images_of(config: ConfigDict, origin: Origin) -> ConfigDict:
 
 
 def train_crop(config: ConfigDict) -> TrainCrop:
-    """The crop that training sees of an image."""
+    """Returns the training transform that a config describes."""
     data = config.data
     return TrainCrop(
         data.image_size,
@@ -244,7 +253,7 @@ def train_crop(config: ConfigDict) -> TrainCrop:
 
 
 def pictures(config: ConfigDict) -> tuple[Picture, ...]:
-    """The making of the views that the objective wants, of an image in training."""
+    """Returns the resolved views of the objective for a training image."""
     crop = train_crop(config)
 
     def crop_of(size: int, **values) -> TrainCrop:
@@ -255,11 +264,10 @@ def pictures(config: ConfigDict) -> tuple[Picture, ...]:
 
 
 def evaluation_pictures(config: ConfigDict) -> tuple[Picture, ...]:
-    """The making of the views that the objective wants, of a test image; none where that is the
-    crop alone.
+    """Returns the resolved views of the objective for a test image; empty if it is the crop alone.
 
-    Views of one rectangle are the test crop, each at its size. Others are drawn as in training, by
-    the image's number.
+    Views of one rectangle are the test crop, each at its size. Others are drawn as in training,
+    with random numbers that depend on the image's number.
     """
     first, *others = objective_of(config).views(config)
     if first.count or any(view.count or view.same_rectangle_as != first.name for view in others):
@@ -275,18 +283,17 @@ def evaluation_pictures(config: ConfigDict) -> tuple[Picture, ...]:
 
 
 def image_augmentation(config: ConfigDict) -> Callable | None:
-    """The augmentation of a crop where it is decoded, `(pixels, rng) -> pixels`; None: there is
-    none.
+    """Returns the augmentation of a decoded crop, `(pixels, rng) -> pixels`; None: there is none.
 
     Raises:
-      UserError: timm's RandAugment cannot turn and shear by the interpolation of the crops.
+      UserError: timm's RandAugment does not support the interpolation of the crops.
     """
     values = config.augment
     layers_magnitude, _ = resolve(values.level, values.randaugment, values.mixup)
     policy = None
     if values.policy:
         check_fits(config, "augment.policy")
-        check_fits(config, "data.interpolation")  # A checkpoint may have said it.
+        check_fits(config, "data.interpolation")  # It may come from a checkpoint.
         resampling = "bicubic" if config.data.interpolation == "bicubic" else "bilinear"
         mean = tuple(config.model.mean or (0.5,))
         fill = tuple(min(255, round(255 * x)) for x in (mean if len(mean) > 1 else 3 * mean))
@@ -299,7 +306,7 @@ def image_augmentation(config: ConfigDict) -> Callable | None:
 def open_feed(
     config: ConfigDict, source: Source, first_step: int, say: Callable, mesh: Mesh
 ) -> Feed:
-    """Training batches from step `first_step` on, placed on the devices of `mesh`."""
+    """Returns training batches from step `first_step` on, placed on the devices of `mesh`."""
     batches = training_batches(
         source,
         seed=config.seed,

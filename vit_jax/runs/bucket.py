@@ -1,9 +1,8 @@
 """Workdirs in buckets: `gs://BUCKET/RUN` and `s3://BUCKET/RUN`.
 
-Orbax writes checkpoints into the bucket itself. The other files of a run are small, and some of
-them are
-appended to, which no bucket can: they are in a folder of this process, and whole copies of those
-that changed follow to the bucket every few seconds, and before each checkpoint.
+Orbax writes checkpoints into the bucket itself. The other files of a run are small, and some are
+appended to, which buckets do not support. They are in a local folder of this process; changed files
+are copied to the bucket every few seconds, and before each checkpoint.
 """
 
 import contextlib
@@ -19,12 +18,12 @@ from etils import epath
 
 from vit_jax.errors import UserError
 
-UPLOAD_SECONDS = 10.0  # Between two looks at what has changed.
+UPLOAD_SECONDS = 10.0  # Between two checks for changed files.
 
-# Of a workdir, what nobody reads beside its checkpoints: it is left in the bucket.
+# Files of a workdir that are not copied from the bucket: checkpoints, and files that nobody reads.
 _LEFT = ("checkpoints/", "profile/", "events.out.tfevents.", ".lock", ".shared")
 
-# What other hosts write is seen at once: by Orbax too, whose file systems are made by these names.
+# Writes of other hosts are visible immediately, in Orbax too, which uses the same protocol names.
 for protocol in ("gs", "gcs", "s3"):
     fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
 
@@ -32,8 +31,9 @@ for protocol in ("gs", "gcs", "s3"):
 class Bucket:
     """The objects below a URL, by the rest of their names.
 
-    Raises, in all it does:
-      UserError: there is no such bucket, it may not be used, or it cannot be reached.
+    Raises:
+      UserError: in all methods: the bucket does not exist, access is denied, or it cannot be
+        reached.
     """
 
     def __init__(self, url: str):
@@ -42,7 +42,7 @@ class Bucket:
             self._files, self._root = _file_system(url)
 
     def read(self, name: str) -> bytes | None:
-        """An object's content; None where there is none."""
+        """Returns an object's content; None if it does not exist."""
         with self._named_errors():
             try:
                 return self._files.cat_file(f"{self._root}/{name}")
@@ -50,12 +50,12 @@ class Bucket:
                 return None
 
     def write(self, name: str, content: bytes) -> None:
-        """Makes the object, or gives it another content."""
+        """Creates or replaces the object."""
         with self._named_errors():
             self._files.pipe_file(f"{self._root}/{name}", content)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Makes the object; False where there is one already, of which the bucket is the judge."""
+        """Creates the object atomically; returns False if it exists."""
         with self._named_errors():
             try:
                 self._files.pipe_file(f"{self._root}/{name}", content, mode="create")
@@ -64,17 +64,17 @@ class Bucket:
         return True
 
     def remove(self, name: str) -> None:
-        """Removes the object, if it is there."""
+        """Removes the object if it exists."""
         with self._named_errors(), contextlib.suppress(FileNotFoundError):
             self._files.rm_file(f"{self._root}/{name}")
 
     def names(self) -> list[str]:
-        """The names of all objects."""
+        """Returns the names of all objects."""
         with self._named_errors():
             return [name[len(self._root) + 1 :] for name in self._files.find(self._root)]
 
     def read_all(self, names: list[str]) -> dict[str, bytes]:
-        """The contents of several objects, by name, without those that are gone."""
+        """Returns the contents of several objects by name, without those that do not exist."""
         with self._named_errors():
             found = self._files.cat([f"{self._root}/{name}" for name in names], on_error="return")
             gone = {
@@ -86,20 +86,19 @@ class Bucket:
         return {name[len(self._root) + 1 :]: found[name] for name in found.keys() - gone}
 
     def top(self) -> list[str]:
-        """The names that stand directly below the URL."""
+        """Returns the names directly below the URL."""
         with self._named_errors():
             try:
                 found = self._files.ls(self._root, detail=False)
             except FileNotFoundError:
-                self._files.find(
-                    self._root, maxdepth=1
-                )  # Raises where the bucket itself is not there.
+                # Raises if the bucket itself does not exist.
+                self._files.find(self._root, maxdepth=1)
                 return []
         return [name.rstrip("/").rpartition("/")[2] for name in found]
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:
-        """Makes what a file system's library raises one line."""
+        """Converts errors of the file system's library into a UserError of one line."""
         try:
             yield
         except UserError:
@@ -109,7 +108,8 @@ class Bucket:
             raise UserError(
                 f"there is no bucket {bucket}, or these credentials do not see it"
             ) from error
-        except Exception as error:  # Of aiohttp, botocore, google.auth: each has its own.
+        # From aiohttp, botocore or google.auth: each has its own exceptions.
+        except Exception as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             command = _SIGN_IN[self.url[:5]]
             raise UserError(
@@ -123,8 +123,9 @@ _SIGN_IN = {"gs://": "gcloud auth application-default login", "s3://": "aws conf
 
 @functools.cache
 def _file_system(url: str):
-    """The file system of a URL and the path in it."""
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # It writes tracebacks of what it raises.
+    """Returns the file system of a URL and the path in it."""
+    # It logs tracebacks of the errors that it raises.
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     try:
         files, root = fsspec.core.url_to_fs(url)
     except ImportError as error:
@@ -137,7 +138,7 @@ _urls: dict[Path, str] = {}
 
 
 def fetched(url: str) -> Path:
-    """The folder of this process with the files of a workdir in a bucket, as they are there now.
+    """Copies the files of a workdir in a bucket into a local folder of this process; returns it.
 
     Raises:
       UserError: the bucket cannot be used.
@@ -158,19 +159,17 @@ def fetched(url: str) -> Path:
 
 
 def url_of(workdir: Path) -> str | None:
-    """The URL of the workdir whose files were fetched into a folder; None for a folder of its
-    own.
-    """
+    """Returns the URL of the workdir that was copied into a folder; None for other folders."""
     return _urls.get(workdir)
 
 
 def shown(workdir: Path) -> str:
-    """The workdir's place, as its user named it."""
+    """Returns the workdir's place, as its user named it."""
     return url_of(workdir) or str(workdir)
 
 
 def checkpoints_of(workdir: Path) -> Path | epath.Path:
-    """The folder of a workdir's checkpoints, which stay in the bucket where it is in one."""
+    """Returns the folder of a workdir's checkpoints, which is in the bucket if the workdir is."""
     url = url_of(workdir)
     return epath.Path(url) / "checkpoints" if url else workdir / "checkpoints"
 
@@ -201,20 +200,18 @@ def move(source: str, target: str) -> None:
 
 
 class Upload:
-    """Copies of a folder's files in its bucket, kept up to date; a context, at whose end all are.
+    """Context manager that copies a folder's changed files to its bucket, the last ones at its end.
 
     Args:
-      workdir: as `fetched` made it.
-      check: raises where the workdir in the bucket is another run's by now; called before anything
-        is copied.
+      workdir: folder that `fetched` returned.
+      check: called before each copy; raises if another run now owns the workdir in the bucket.
     """
 
     def __init__(self, workdir: Path, check: Callable[[], None], seconds: float = UPLOAD_SECONDS):
         self._workdir, self._check, self._seconds = workdir, check, seconds
         self._bucket = Bucket(shown(workdir))
-        self._copied: dict[
-            str, tuple[int, int]
-        ] = {}  # Size and time of each file, as it was copied.
+        # Size and time of each copied file.
+        self._copied: dict[str, tuple[int, int]] = {}
         self._one_at_a_time, self._closed = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._follow, name="upload", daemon=True)
 
@@ -229,21 +226,20 @@ class Upload:
         try:
             self.flush()
         except Exception:
-            if kind is None:  # Else the first error is the one to show.
+            if kind is None:  # Otherwise the first error is raised.
                 raise
 
     def flush(self) -> None:
-        """Copies what has changed; the report, which says that a run is over, last.
+        """Copies the changed files; the report is last, as it marks a run as finished.
 
         Raises:
-          UserError: it cannot be copied.
+          UserError: they cannot be copied.
         """
         with self._one_at_a_time:
             changed = {}
             for path in self._workdir.rglob("*"):
-                with contextlib.suppress(
-                    FileNotFoundError
-                ):  # A temporary file, which has its name by now.
+                # A temporary file may have been renamed.
+                with contextlib.suppress(FileNotFoundError):
                     status = path.stat()
                     name, state = (
                         str(path.relative_to(self._workdir)),
@@ -261,7 +257,6 @@ class Upload:
 
     def _follow(self) -> None:
         while not self._closed.wait(self._seconds):
-            with contextlib.suppress(
-                UserError, OSError
-            ):  # What lasts is raised before the next checkpoint.
+            # Permanent errors are raised before the next checkpoint.
+            with contextlib.suppress(UserError, OSError):
                 self.flush()

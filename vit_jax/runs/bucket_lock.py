@@ -1,12 +1,13 @@
-"""One run at a time on a workdir in a bucket, which knows neither links nor locks of the kernel.
+"""Lock that allows one run at a time on a workdir in a bucket, without links or kernel locks.
 
-As in a folder (`workdir_lock.py`), the newest of the objects `.lock-1`, `.lock-2`, ... says who has
-the
-workdir, an empty one nobody, and a number is never used twice: the bucket itself makes an object
-only where there is none (`ifGenerationMatch=0` of Google Cloud Storage, `If-None-Match: *` of S3).
-The holder writes its own anew every few seconds. A store that takes no notice of the condition
-protects from all but a second start within the same second, which the first of the two notices at
-its next sign of life.
+As in a folder (`workdir_lock.py`), the newest of the objects `.lock-1`, `.lock-2`, ... names the
+owner of the workdir; an empty one has no owner, and a number is never used twice. The bucket itself
+creates an object only if it does not exist (`ifGenerationMatch=0` of Google Cloud Storage,
+`If-None-Match: *` of S3).
+
+The owner rewrites its object every few seconds as a heartbeat. A store that ignores the condition
+protects against all but a second start within the same second, which the first of the two detects
+at its next heartbeat.
 """
 
 import contextlib
@@ -22,23 +23,23 @@ from vit_jax.errors import UserError
 from vit_jax.runs.bucket import Bucket
 from vit_jax.runs.workdir_lock import PREFIX, STALE_SECONDS, Holder, still_held, this_process
 
-BEAT_SECONDS = 15.0  # Between two signs of life: each is a write that the bucket's owner pays for.
+BEAT_SECONDS = 15.0  # Between two heartbeats: each is a write that the bucket's owner pays for.
 
 
 class Sign(NamedTuple):
     """The content of a lock's object."""
 
     holder: Holder
-    token: str  # The holder's own.
-    beat: int  # Of its signs of life.
+    token: str  # Identifies the holder.
+    beat: int  # Number of the heartbeat.
 
 
 class BucketLock:
-    """The lock on the workdir in a bucket; it is held as a context.
+    """Lock on the workdir in a bucket; a context manager.
 
     Args:
-      say: is told whom it was taken over from, and for whom it waits.
-      beat_seconds, stale_seconds: the same for all that may want the workdir.
+      say: callback for messages about a takeover and about waiting for another process.
+      beat_seconds, stale_seconds: the same in all processes that may use the workdir.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class BucketLock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self):
-        """Takes the workdir; waits where only time can tell whether another host's process lives.
+        """Takes the workdir; waits for a heartbeat if another host's process may be alive.
 
         Raises:
           UserError: another run has it, or the bucket cannot be used.
@@ -77,12 +78,12 @@ class BucketLock:
     def __exit__(self, *_):
         self._closed.set()
         self._thread.join()
-        with contextlib.suppress(UserError):  # It becomes stale then.
+        with contextlib.suppress(UserError):  # The lock then becomes stale.
             if self._is_mine():
                 self._bucket.write(self._name(self._number), b"")
 
     def check(self) -> None:
-        """Raises UserError when the workdir is no longer there, or no longer this run's."""
+        """Raises UserError if the workdir no longer exists, or no longer belongs to this run."""
         if self._is_mine():
             return
         newest = self._newest()
@@ -103,14 +104,14 @@ class BucketLock:
         return [name for name in self._bucket.top() if _number(name)]
 
     def _newest(self) -> int:
-        """The highest number of a lock's object; 0: there is none."""
+        """Returns the highest number of a lock's object; 0: there is none."""
         return max(map(_number, self._names()), default=0)
 
     def _content(self, beat: int) -> bytes:
         return json.dumps(self._holder._asdict() | {"token": self._token, "beat": beat}).encode()
 
     def _read(self, number: int) -> Sign | None:
-        """The sign in a lock's object; None where it is empty, which was given back, or gone."""
+        """Returns the content of a lock's object; None if it is empty (released) or gone."""
         if not (content := self._bucket.read(self._name(number))):
             return None
         try:
@@ -124,16 +125,15 @@ class BucketLock:
             ) from error
 
     def _is_mine(self) -> bool:
-        """True while the newest object is this process's."""
+        """Returns True if the newest object is this process's."""
         sign = self._read(self._number)
         return sign is not None and sign.token == self._token and self._newest() == self._number
 
     def _wait(self, number: int) -> Holder | None:
-        """Waits until the lock is nobody's; returns the process that left it without a word, if one
-        did.
+        """Waits until the lock is free; returns the process that left it unreleased, if any.
 
         Raises:
-          UserError: it is held.
+          UserError: another run holds it.
         """
         first, until = None, 0.0
         while True:
@@ -162,13 +162,13 @@ class BucketLock:
         beat = 0
         while not self._closed.wait(self._beat_seconds):
             beat += 1
-            with contextlib.suppress(UserError):  # Who writes next will say it.
+            with contextlib.suppress(UserError):  # The next write raises the error.
                 if not self._is_mine():
                     return
                 self._bucket.write(self._name(self._number), self._content(beat))
 
 
 def _number(name: str) -> int:
-    """The number of a lock's object; 0 for another name."""
+    """Returns the number of a lock's object; 0 for another name."""
     found = re.fullmatch(rf"{re.escape(PREFIX)}-(\d+)", name)
     return int(found[1]) if found else 0

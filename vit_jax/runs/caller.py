@@ -1,6 +1,4 @@
-"""A program that trains within its own process, such as a notebook, and what it hands to the
-run.
-"""
+"""Api overrides: data, a model and callbacks of a program that trains in its own process."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,14 +7,15 @@ from vit_jax.models.image_model import ImageModel
 
 
 class Caller(NamedTuple):
-    """Things that a calling program hands in, in place of what the config names.
+    """Overrides of the config by a calling program, such as a notebook.
 
     Attributes:
-      data: data sets by split, `train` and `test`, as of `handed_in`; None: the config's.
-      model: starts the run with its parameters; None: the config's model or checkpoint does.
-      on_log: is called with the step and its figures, the rows of `metrics.jsonl`, as they are
+      data: data sets by split, `train` and `test`, similar to `handed_in`; None: the config's.
+      model: model whose parameters start the run; None: the config's model or checkpoint.
+      on_log: called with the step and its metrics, the rows of `metrics.jsonl`, as they are
         written.
-      groups: the group of each example of `train`: a slice has all examples of a group or none.
+      groups: the group of each example of `train`; a slice contains all examples of a group or
+        none.
     """
 
     data: Mapping[str, Any] | None = None

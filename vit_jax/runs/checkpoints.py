@@ -1,10 +1,10 @@
-"""Checkpoints of a run, through Orbax: the only module that knows Orbax.
+"""Checkpoints of a run, through Orbax: the only module that uses Orbax.
 
-They are in a folder, or in a bucket by a URL. A checkpoint holds `params`, `optimizer` and `run`
-(step, metrics since the last log line) as separate items, so that parameters can be read alone, and
-beside them a checksum of each. It appears by an atomic rename, in a bucket by an object that is
-written last: what is listed is complete. What has been damaged since is found by the checksums,
-whatever the number of processes and devices that wrote or that read it.
+They are in a folder, or in a bucket with a URL. A checkpoint contains `params`, `optimizer` and
+`run` (step, metrics since the last log line) as separate items, so that parameters can be read
+alone, and a checksum of each. It is published by an atomic rename, in a bucket by an object that is
+written last, so that listed checkpoints are complete. Checksums detect later damage; they do not
+depend on the number of processes and devices that wrote or read the checkpoint.
 """
 
 import contextlib
@@ -37,9 +37,9 @@ from vit_jax.paths import is_url
 from vit_jax.runs.bucket import move, read_through
 from vit_jax.training.step import Metrics, State
 
-DAMAGED = "damaged"  # Folder beside the checkpoints, for those that cannot be restored.
+DAMAGED = "damaged"  # Folder next to the checkpoints, for those that cannot be restored.
 
-# In errors of TensorStore and the system that say nothing about what a file holds.
+# Parts of TensorStore's and system errors that do not prove damage of a file.
 _PASSING = (
     *(
         "PERMISSION_DENIED",
@@ -54,18 +54,17 @@ _PASSING = (
 
 
 class DamagedCheckpoint(UserError):
-    """The error that a checkpoint does not hold what was saved."""
+    """Error for a checkpoint whose content differs from the saved one."""
 
 
 class Checkpoints:
-    """The checkpoints in one folder; saving goes on in the background.
+    """The checkpoints in one folder; they are saved in the background.
 
     Args:
-      keep_last: how many to keep, the newest; None only reads, and may do so while a run writes.
-      keep_every: those at multiples of so many steps are kept too; None: none.
-      keep_best: so many of the best are kept too, by test accuracy, or test loss where there is
-        none.
-      say: is told which damaged checkpoints were moved aside, and where to.
+      keep_last: number of newest checkpoints to keep; None: read-only, possible while a run writes.
+      keep_every: checkpoints at multiples of this number of steps are kept, too; None: none.
+      keep_best: number of best checkpoints to keep, too, by test accuracy, else by test loss.
+      say: callback for messages about damaged checkpoints that are moved aside.
     """
 
     def __init__(
@@ -77,9 +76,8 @@ class Checkpoints:
         say: Callable[[str], None] = print,
     ):
         self._remote, self._say = is_url(folder), say
-        self.folder = (
-            folder if self._remote else folder.absolute()
-        )  # Orbax finds nothing by a relative path.
+        # Orbax does not support relative paths.
+        self.folder = folder if self._remote else folder.absolute()
         if str(folder).startswith("s3://"):
             _teach_orbax_s3()
         if keep_last is None:
@@ -91,7 +89,7 @@ class Checkpoints:
             multihost_utils.sync_global_devices("swept")
         logging.get_absl_logger().addFilter(_not_of_orbax)
         policies = ocp.training.preservation_policies
-        kept = [policies.LatestN(keep_last)]  # None: all.
+        kept = [policies.LatestN(keep_last)]  # None keeps all.
         if keep_every:
             kept.append(policies.EveryNSteps(keep_every))
         if keep_best:
@@ -101,8 +99,8 @@ class Checkpoints:
                 )
             )
         context = ocp.Context()
-        # Both cost training half of the processor time of a save: weights hardly compress (8 %),
-        # and who restores says where arrays go.
+        # Both take half of the processor time of a save: weights hardly compress (8 %), and the
+        # shardings are set when a checkpoint is restored.
         context.array.saving.use_compression = False
         context.array.saving.enable_write_sharding_file = False
         self._checkpointer = ocp.training.Checkpointer(
@@ -126,24 +124,22 @@ class Checkpoints:
 
     @property
     def figures(self) -> dict[int, dict[str, float]]:
-        """The evaluations that were saved with checkpoints, by step."""
+        """The metrics of evaluations that were saved with checkpoints, by step."""
         return {c.step: c.metrics for c in self._checkpointer.checkpoints if c.metrics}
 
     @property
     def best(self) -> int | None:
-        """Step of the best figures, the newest of several."""
+        """Step of the best metrics, the newest of several."""
         return self.best_with({})
 
     def best_with(self, more: dict[int, dict[str, float]]) -> int | None:
-        """Step of the best figures, the newest of several, among those that were saved and more of
-        them.
-        """
+        """Returns the step of the best metrics, saved or in `more`; the newest of several."""
         figures = self.figures | more
         return max(figures, key=lambda step: (_score(figures[step]), step), default=None)
 
     @property
     def last_good(self) -> str:
-        """Part of an error message: where the newest checkpoint is."""
+        """Part of an error message: the place of the newest checkpoint."""
         if self.latest is None:
             return f"no checkpoint is in {self.folder} yet"
         return f"the last good checkpoint is {self.folder / str(self.latest)}"
@@ -155,14 +151,14 @@ class Checkpoints:
         figures: dict[str, float] | None = None,
         overwrite: bool = False,
     ) -> None:
-        """Copies the items from the devices, and writes them while training goes on.
+        """Copies the items from the devices, and writes them while training continues.
 
         Args:
-          figures: of an evaluation at this step.
-          overwrite: in place of a checkpoint of this step, if there is one, which else stays.
+          figures: metrics of an evaluation at this step.
+          overwrite: replace a checkpoint of this step; False: an existing one is kept.
 
         Raises:
-          UserError: no space left, now or in the writing of the one before.
+          UserError: no space is left, now or while the previous checkpoint was written.
         """
         self.wait()
         if self.latest == step and not overwrite:
@@ -181,13 +177,17 @@ class Checkpoints:
             )
 
     def restore_newest(self, like: dict) -> tuple[int, dict] | None:
-        """The newest checkpoint that is whole and its step, placed as the arrays of `like` are.
+        """Restores the newest undamaged checkpoint with the shardings of `like`.
 
-        Damaged ones that are newer are moved aside, but only when it has been restored: what ails
-        them all may be no damage. All processes call this, and see the same.
+        Newer damaged ones are moved aside, but only after another one was restored: if all fail,
+        the cause may be something else. All processes call this, with the same result.
+
+        Returns:
+          The step and the items; None if there is no checkpoint.
 
         Raises:
-          UserError: all are damaged; one cannot be read for another reason, or holds other arrays.
+          UserError: all are damaged; one cannot be read for another reason, or contains other
+            arrays.
         """
         problems = {}
         for step in reversed(self.steps):
@@ -196,7 +196,7 @@ class Checkpoints:
                 restored, sums = self._read(step, like)
             except DamagedCheckpoint as error:
                 problem = str(error)
-            # One process alone may have met the damage; none goes on before it knows of the others.
+            # Damage may be visible to one process alone; all must agree before any continues.
             if multihost_utils.process_allgather(np.bool_(restored is not None)).all():
                 try:
                     whole = self._compare(step, restored, sums)
@@ -216,18 +216,18 @@ class Checkpoints:
         return None
 
     def restore(self, step: int, like: dict) -> dict:
-        """The items of one checkpoint, in one process.
+        """Restores the items of one checkpoint, in one process.
 
         Raises:
-          UserError: it is damaged (DamagedCheckpoint), or holds other arrays than `like`.
+          UserError: it is damaged (DamagedCheckpoint), or contains other arrays than `like`.
         """
         return self._compare(step, *self._read(step, like))
 
     def wait(self) -> None:
-        """Returns when everything is written.
+        """Waits until everything is written.
 
         Raises:
-          UserError: it could not be, for want of space.
+          UserError: no space is left.
         """
         with self._named_errors():
             if self._saving is not None:
@@ -242,11 +242,11 @@ class Checkpoints:
             self.wait()
             self._checkpointer.close()
         except Exception:
-            if kind is None:  # Else the first error is the one to show.
+            if kind is None:  # Otherwise the first error is raised.
                 raise
 
     def _read(self, step: int, like: dict) -> tuple[dict, dict[str, int]]:
-        """The items of a checkpoint, and the checksums that they should have."""
+        """Returns the items of a checkpoint, and their expected checksums."""
         path = self.folder / str(step)
         abstract = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)),
@@ -269,13 +269,14 @@ class Checkpoints:
                 )
                 sums = {name: metadata.custom_metadata["checksums"][name] for name in like}
                 return ocp.load_checkpointables(path, abstract), sums
+        # The checkpoint of another model, or no memory for it.
         except (
             UserError,
             MemoryError,
             jax.errors.JaxRuntimeError,
-        ):  # Another model; no memory for it.
+        ):
             raise
-        except Exception as error:  # Orbax, TensorStore and the file system have many.
+        except Exception as error:  # Orbax, TensorStore and the file system have many exceptions.
             raise _verdict(path, error) from error
 
     def _compare(self, step: int, restored: dict, sums: dict[str, int]) -> dict:
@@ -288,24 +289,23 @@ class Checkpoints:
         return restored
 
     def _sweep(self) -> None:
-        """Removes what is left of writes that were killed; moves aside whose figures Orbax cannot
-        read.
-        """
-        if not self._remote:  # There Orbax does it itself.
+        """Removes incomplete checkpoints of killed runs; moves those with damaged metrics aside."""
+        if not self._remote:  # In buckets Orbax removes them itself.
             for rest in self.folder.glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(rest)
         for path, problem in self._unreadable_figures():
             self._move_aside(path, f"checkpoint {path} is damaged: {problem}")
 
     def _unreadable_figures(self) -> Iterator[tuple[Path | epath.Path, str]]:
-        """Checkpoints whose figures are no JSON, and why: with one of them Orbax lists none at
-        all.
+        """Yields checkpoints whose metrics are no JSON, with the error.
+
+        If there is one, Orbax lists no checkpoints at all.
         """
         for figures in self.folder.glob("[0-9]*/metrics/metrics"):
             try:
                 json.loads(figures.read_text())
             except FileNotFoundError:
-                continue  # A run that writes has removed the checkpoint.
+                continue  # The run that writes has removed the checkpoint.
             except ValueError as error:
                 yield figures.parents[1], f"{figures}: {error}"
 
@@ -360,16 +360,14 @@ class Checkpoints:
 
 
 def as_items(state: State, metrics: Metrics) -> dict:
-    """The content of a checkpoint, in items that can be read alone; a frozen model can be read
-    again.
-    """
+    """Returns the content of a checkpoint in separate items, without a frozen model."""
     run = {"step": state["step"], "skipped": state["skipped"], "metrics": metrics}
     items = {name: state[name] for name in ("params", "extra", "optimizer") if state[name]}
     return items | state["memory"] | {"run": run}
 
 
 def from_items(items: dict) -> tuple[State, Metrics]:
-    """The state and the metrics of a checkpoint, without a frozen model."""
+    """Returns the state and the metrics of a checkpoint, without a frozen model."""
     run = dict(items["run"])
     metrics = run.pop("metrics")
     weights = {"params": items["params"], "extra": items.get("extra", {})}
@@ -384,14 +382,14 @@ def from_items(items: dict) -> tuple[State, Metrics]:
 
 
 def load_items(folder: Path | epath.Path, like: dict, which: str = "") -> dict:
-    """Some items of one checkpoint in `folder`, such as `params`, and nothing else of it.
+    """Loads some items of one checkpoint in `folder`, such as `params`, and no others.
 
     Args:
-      like: items of arrays or `jax.ShapeDtypeStruct`s, of the shapes and places that are wanted.
-      which: a step, `best` (by test accuracy, else test loss), or nothing for the newest.
+      like: items of arrays or `jax.ShapeDtypeStruct`s, with the shapes and shardings of the result.
+      which: a step, `best` (by test accuracy, else test loss), or empty for the newest.
 
     Returns:
-      The items by their names, and as `step` the checkpoint's number.
+      The items by their names, and the checkpoint's number as `step`.
 
     Raises:
       UserError: there is no such checkpoint, it is damaged, or of another model.
@@ -415,8 +413,7 @@ def load_items(folder: Path | epath.Path, like: dict, which: str = "") -> dict:
 
 
 def item_shapes(folder: Path | epath.Path, step: int) -> dict[str, Shapes]:
-    """The shapes of all arrays of one checkpoint in `folder`, of each item by path, of which
-    nothing is read.
+    """Returns the shapes of all arrays in a checkpoint, by item and path, without reading them.
 
     The path within an item that is one array is empty.
 
@@ -427,7 +424,7 @@ def item_shapes(folder: Path | epath.Path, step: int) -> dict[str, Shapes]:
     try:
         with _alone():
             items = ocp.checkpointables_metadata(path).metadata
-    except Exception as error:  # Orbax, TensorStore and the file system have many.
+    except Exception as error:  # Orbax, TensorStore and the file system have many exceptions.
         raise _verdict(path, error) from error
     return {
         name: {path_name(path): tuple(x.shape) for path, x in jax.tree.leaves_with_path(item)}
@@ -436,8 +433,9 @@ def item_shapes(folder: Path | epath.Path, step: int) -> dict[str, Shapes]:
 
 
 def _alone() -> ocp.Context:
-    """The context in which a process reads by itself: one that cannot must not leave the others
-    waiting in Orbax.
+    """Returns the Orbax context for reads by a single process.
+
+    A process that fails to read must not leave the others waiting in Orbax.
     """
     alone = ocp.Context()
     alone.multiprocessing.active_processes = {jax.process_index()}
@@ -485,13 +483,12 @@ def _verdict(path: Path | epath.Path, error: Exception) -> UserError:
 
 
 def _teach_orbax_s3() -> None:
-    """Makes Orbax take `s3://` as it takes `gs://`: by TensorStore, complete by an object written
-    last.
+    """Patches Orbax to support `s3://` in the same way as `gs://`: by TensorStore, and atomically.
 
-    By itself it takes such a URL for a relative path (https://github.com/google/orbax/pull/2739).
+    Unpatched, it treats such a URL as a relative path (https://github.com/google/orbax/pull/2739).
 
     Raises:
-      UserError: it is another Orbax, in which these names mean something else.
+      UserError: the patch does not work with the installed version of Orbax.
     """
     if gcs_utils.is_gcs_path(epath.Path("s3://bucket/run")):
         return
@@ -513,12 +510,13 @@ def _teach_orbax_s3() -> None:
 
 
 def _s3_store(url: str) -> dict:
-    """TensorStore's description of a place in S3, at the endpoint that AWS's variables name."""
+    """Returns TensorStore's spec of a place in S3, at the endpoint of AWS's variables."""
     bucket, _, path = url.removeprefix("s3://").partition("/")
     store = {"driver": "s3", "bucket": bucket, "path": path}
     if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
         store["endpoint"] = endpoint
-    if os.environ.get("AWS_ACCESS_KEY_ID"):  # Else all of AWS's ways are tried.
+    # Otherwise all of AWS's credential providers are tried.
+    if os.environ.get("AWS_ACCESS_KEY_ID"):
         store["aws_credentials"] = {"type": "environment"}
     return store
 
@@ -528,19 +526,21 @@ def _raise(error: OSError):
 
 
 def _not_of_orbax(record: LogRecord) -> bool:
-    """False for Orbax's pages about what it cannot read or write: its errors are raised too."""
+    """Returns False for Orbax's long log records on failures, which it also raises."""
     return "/orbax/" not in record.pathname
 
 
 def _score(figures: dict[str, float]) -> float:
-    """Higher is better; a run has all its figures of one kind. Of one accuracy, the lower loss is
-    better.
+    """Returns the score of an evaluation: k-NN, else accuracy, else negative loss.
+
+    A higher score is better. All evaluations of a run have the same metrics. At equal accuracy, the
+    lower loss is better.
     """
     loss = figures.get("loss", math.inf)
     score = -loss
-    if "knn" in figures:  # Of a training without labels, whose losses do not compare.
+    if "knn" in figures:  # From a training without labels, whose losses are not comparable.
         score = figures["knn"]
-    elif "accuracy" in figures:  # Its steps are 1 / images.
+    elif "accuracy" in figures:  # Its resolution is 1 / images; the loss breaks ties.
         score = figures["accuracy"] - min(loss, 100.0) / (
             1000 * max(1.0, figures.get("images", 1e9))
         )
@@ -548,9 +548,10 @@ def _score(figures: dict[str, float]) -> float:
 
 
 def _checksums(items: dict) -> dict[str, int]:
-    """The sum of each item's bits modulo 2^32, which is exact in any order, on any devices.
+    """Returns the sum of each item's bits modulo 2^32, which is exact in any order, on any devices.
 
-    An array at a time: one program for all of ViT-S/16's took ten times as long on the CPU.
+    Arrays are summed one at a time: one program for all of ViT-S/16's took ten times as long on the
+    CPU.
     """
     sums = {
         name: [_in_turn(_sum_of_bits(x)) for x in jax.tree.leaves(item)]
@@ -560,8 +561,9 @@ def _checksums(items: dict) -> dict[str, int]:
 
 
 def _in_turn(array: jax.Array) -> jax.Array:
-    """Programs run side by side on a CPU: two processes that meet others' sums in another order
-    never end.
+    """Waits for a sharded array, so that programs run one after another on a CPU.
+
+    Two processes that run their collectives in different orders would wait forever.
     """
     return array if array.is_fully_addressable else array.block_until_ready()
 
@@ -573,7 +575,7 @@ def _sum_of_bits(array: jax.Array) -> jax.Array:
 
 
 def _arrays(tree: dict) -> dict[str, str]:
-    """Path -> type and shape of every array, in items or in what Orbax says of them."""
+    """Returns the dtype and shape of every array by path, in items or in Orbax's metadata."""
     return {
         path_name(path): f"{np.dtype(x.dtype)}{list(x.shape)}"
         for path, x in jax.tree.leaves_with_path(tree)

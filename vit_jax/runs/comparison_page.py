@@ -1,4 +1,4 @@
-"""A page that compares runs, made of nothing but what is in their workdirs."""
+"""Page that compares runs, made from the content of their workdirs alone."""
 
 import html
 import itertools
@@ -27,14 +27,14 @@ from vit_jax.runs.run_page import (
     with_unit,
 )
 
-MOST_CLASSES = 30  # Of those whose accuracies differ most.
+MOST_CLASSES = 30  # Classes whose accuracies differ most.
 
 
 def comparison_page(runs: Sequence[RunFiles], live: bool = False) -> str:
-    """The comparison as HTML.
+    """Returns the comparison as HTML.
 
     Args:
-      live: the page loads itself anew until the runs are over.
+      live: the page reloads itself until the runs are finished.
     """
     names = short_names([run.workdir for run in runs])
     titles = dict.fromkeys(title_of(run.saved) for run in runs)
@@ -56,7 +56,7 @@ def comparison_page(runs: Sequence[RunFiles], live: bool = False) -> str:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """The shortest end of each path that tells it from the others."""
+    """Returns the shortest end of each path that distinguishes it from the others."""
     for parts in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-parts:]) for path in paths]
         if len({*names}) == len(paths):
@@ -65,7 +65,7 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _overview(runs: Sequence[RunFiles], names: Sequence[str], several: bool) -> str:
-    """Returns a table with a column for each run: its figures, time, speed and cost.
+    """Returns a table with a column for each run: its metrics, time, speed and cost.
 
     Args:
       several: the runs have different titles, which are shown.
@@ -109,8 +109,9 @@ def _progress_and_cost(run: RunFiles) -> dict[str, str]:
 
 
 def _other_data(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    """A paragraph for each run whose data are not those of the first one: their figures do not
-    compare.
+    """Returns a warning for each run whose data differ from the first run's data.
+
+    The metrics of such runs are not comparable.
     """
     first = {key: value for key, value in runs[0].saved.manifest.items() if key in KEYS}
     lines = []
@@ -124,9 +125,7 @@ def _other_data(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
 
 
 def _differences(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    """The values of the configs that are not the same in all runs, and so of what the manifests
-    say.
-    """
+    """Returns a table of the values that differ between the runs' configs, commits and devices."""
     values = [
         dict(leaves(run.saved.config))
         | {"commit": short_commit(run.saved.manifest), "devices": run.saved.manifest["devices"]}
@@ -171,8 +170,9 @@ def _panels(runs: Sequence[RunFiles]) -> Sequence[tuple[str, str, float]]:
 
 
 def _paired(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    """Counts of the images that only one of two runs got right, of all pairs that answered the
-    same.
+    """Returns counts of images that only one of two runs predicts correctly, with McNemar's test.
+
+    All pairs of runs with predictions for the same images are compared.
     """
     rows = []
     for (one, first), (other, second) in itertools.combinations(zip(runs, names, strict=True), 2):
@@ -213,7 +213,7 @@ def _same_images(one: Predictions | None, other: Predictions | None) -> bool:
 
 
 def sign_test(one: int, other: int) -> float:
-    """Probability of a split of `one + other` fair coins that is as uneven as this, or more."""
+    """Returns the probability that `one + other` fair coins are split at least as unevenly."""
     tosses = one + other
     tail = sum(math.comb(tosses, heads) for heads in range(min(one, other) + 1))
     return min(1.0, float(tail * 2 / 2**tosses)) if tosses < 1000 else _normal_tail(one, other)
@@ -253,7 +253,7 @@ def _classes(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
 
 
 def _most_different(accuracies: np.ndarray) -> np.ndarray:
-    """Returns the numbers of the classes whose accuracies differ most, of those that all runs test.
+    """Returns the numbers of the classes whose accuracies differ most, if all runs test them.
 
     Args:
       accuracies: `[runs, classes]`, NaN for classes without images.

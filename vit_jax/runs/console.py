@@ -1,4 +1,4 @@
-"""Writes what a run says: lines for a terminal and a log file, scalars for machines."""
+"""Writes a run's messages and progress for a terminal and a log file, and metrics as JSON lines."""
 
 import json
 import time
@@ -11,13 +11,13 @@ from vit_jax.runs.trackers.delivery import Delivery
 
 
 class Console:
-    """Prints lines that stay, and by time a status line; a log file gets both.
+    """Prints permanent lines and a status line at intervals; both are also logged to a file.
 
-    A terminal or a notebook overwrites the status line. Elsewhere, and in the log file, it is a
-    line a second in the first minute and one in ten seconds from then on.
+    A terminal or a notebook overwrites the status line. Elsewhere, and in the log file, it is
+    written every second in the first minute and every ten seconds from then on.
 
     Args:
-      log: the file; None is the console of a process that leaves the talking to another one.
+      log: the file; None: nothing is printed, as another process prints.
     """
 
     def __init__(self, log: Path | None):
@@ -27,7 +27,7 @@ class Console:
         self._status = ""
 
     def say(self, text: str) -> None:
-        """Prints a line that stays."""
+        """Prints and logs a permanent line."""
         if self._log:
             LINE.clear()
             print(text, flush=True)
@@ -35,21 +35,21 @@ class Console:
 
     @property
     def due(self) -> bool:
-        """True where a status line would be printed or logged now."""
+        """True if a status line would be printed or logged now."""
         return self._log is not None and (self._screen.due() or self._file.due())
 
     @property
     def late(self) -> bool:
-        """True where readers have waited for a status line."""
+        """True if the last status line is too old."""
         return self._log is not None and self._screen.due(LATE)
 
     def status(self, text: str, last: bool = False) -> None:
-        """Prints and logs the progress line where it is due; the last one always."""
+        """Prints and logs the progress line if it is due; the last one always."""
         self._status = text
         self._show(text, "", last)
 
     def still(self, text: str) -> None:
-        """Adds a part, if there is one, to the last progress line, where readers have waited."""
+        """Adds a part, if it is not empty, to the last progress line if that line is too old."""
         if text and self.late:
             self._show(self._status, f" | {text}" if self._status else text)
 
@@ -71,10 +71,10 @@ class Console:
 
 
 class MetricWriter:
-    """Writes scalars by step into `metrics.jsonl`, and hands them and pictures to trackers.
+    """Writes metrics by step into `metrics.jsonl`, and passes them and pictures to trackers.
 
     Attributes:
-      rows: those of an earlier start, up to the step that the run goes on from.
+      rows: rows of an earlier start, up to the step from which the run continues.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class MetricWriter:
         first_step: int,
         on_log: Callable[[int, dict[str, float]], None] | None = None,
     ):
-        """Drops rows after `first_step` that a killed run left: they will come again.
+        """Removes rows after `first_step`, which a killed run left: the run writes them again.
 
         Args:
-          on_log: is called with each step and its scalars, behind the file.
+          on_log: called with each step and its metrics, after they are written.
         """
         self._on_log = on_log
         self._deliveries: Sequence[Delivery] = ()
@@ -98,7 +98,7 @@ class MetricWriter:
         self._file = path.open("a", encoding="utf-8")
 
     def deliver_to(self, deliveries: Sequence[Delivery]) -> None:
-        """Hands the rows from here on to trackers, which close with the writer."""
+        """Passes the rows from now on to trackers, which close with the writer."""
         self._deliveries = deliveries
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
@@ -114,7 +114,7 @@ class MetricWriter:
             self._on_log(step, dict(scalars))
 
     def picture(self, step: int, name: str, png: bytes) -> None:
-        """Hands a picture to the trackers; the workdir's own files are others' to write."""
+        """Passes a picture to the trackers; other code writes it into the workdir."""
         for delivery in self._deliveries:
             delivery.picture(step, name, png)
 

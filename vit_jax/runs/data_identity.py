@@ -1,6 +1,4 @@
-"""The data of a run, by which a later start is compared with the first one: classes, counts and
-files.
-"""
+"""Identity of a run's data: classes, counts and files, which later starts compare."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,9 +9,9 @@ from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import all_names
 from vit_jax.runs.splits import SPOKEN, Splits
 
-KEYS = ("class_names", "images", "data")  # Of the manifest.
+KEYS = ("class_names", "images", "data")  # Keys of the manifest.
 SHOWN = 5  # Classes in a message.
-# Values of a fingerprint in words, in the order in which one explains the next.
+# Values of a fingerprint in words; an earlier one explains the later ones.
 VALUES = {
     "files": "other names or sizes of files",
     "labels": "other labels",
@@ -23,18 +21,17 @@ VALUES = {
 
 
 def differences(saved: Mapping[str, Any], given: Mapping[str, Any], now: str = "now") -> list[str]:
-    """Returns the differences between the data of two manifests; entries of only one of them are
-    ignored.
+    """Returns the differences between the data of two manifests; entries of only one are ignored.
 
     Args:
-      now: stands for the given manifest in the lines.
+      now: the name of the second manifest in the lines.
     """
     before, after = (manifest.get("class_names") or () for manifest in (saved, given))
     other_classes = [*_class_differences(before, after)] if before and after else []
     lines = [*other_classes]
     for name in dict.fromkeys((*saved.get("images", {}), *saved.get("data", {}))):
         difference = _count_difference(saved, given, name, now)
-        if not difference and not other_classes:  # With the classes all else changes.
+        if not difference and not other_classes:  # Other classes change everything else, too.
             difference = _content_difference(saved, given, name)
         if difference:
             lines.append(f"{SPOKEN.get(name, name)}: {difference}")
@@ -63,7 +60,7 @@ def _content_difference(saved: Mapping[str, Any], given: Mapping[str, Any], spli
 
 
 def identity_of(splits: Splits) -> dict[str, Any]:
-    """The values of a manifest that identify the splits of a run, as `differences` takes them."""
+    """Returns a manifest's values that identify the splits of a run, for `differences`."""
     return {
         "class_names": splits.train.class_names,
         "images": {name: len(source) for name, source in splits.named.items()},
@@ -85,9 +82,7 @@ def _class_differences(before, now) -> Iterator[str]:
 
 
 def fits_head(saved: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    """True where a run's head is of use for other data: the classes that stay have their
-    numbers.
-    """
+    """Returns True if a run's head fits other data: common classes keep their numbers."""
     classes = saved.get("num_classes")
     if classes != given.get("num_classes"):
         return False

@@ -1,4 +1,4 @@
-"""Brings batches onto the devices before they are asked for."""
+"""Prefetching of batches onto the devices."""
 
 import queue
 import threading
@@ -13,12 +13,12 @@ from vit_jax.parallel.mesh import to_devices
 
 
 class Feed:
-    """An iterator of device batches, placed by a thread of its own while the devices compute.
+    """Iterator of device batches, placed by a separate thread while the devices compute.
 
     Args:
       batches: this process's batches, endless.
-      check: applied to each batch first; what it raises, the iterator raises.
-      ahead: batches that wait on the devices at most.
+      check: function applied to each batch first; the iterator raises its errors.
+      ahead: largest number of batches that wait on the devices.
     """
 
     def __init__(
@@ -38,11 +38,10 @@ class Feed:
         self.idle_seconds = 0.0  # Time for which the devices waited for a batch.
 
     def take(self, running: jax.Array | None = None) -> dict[str, jax.Array]:
-        """The next batch.
+        """Returns the next batch.
 
         Args:
-          running: a result of the step that the devices work on; from when it is ready on they are
-            idle.
+          running: a result of the step that the devices compute; when it is ready, they are idle.
         """
         while True:
             since = time.perf_counter()
@@ -57,7 +56,7 @@ class Feed:
         return item
 
     def close(self) -> None:
-        """Ends the thread and the processes that decode for it."""
+        """Ends the thread and its decoding processes."""
         self._closed.set()
         while self._thread.is_alive():
             try:

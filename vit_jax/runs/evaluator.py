@@ -1,4 +1,4 @@
-"""Accuracy and loss over whole splits."""
+"""Evaluation over whole splits: loss, metrics, predictions and pictures."""
 
 import contextlib
 from collections.abc import Callable
@@ -19,18 +19,19 @@ from vit_jax.training.step import Evaluated, make_eval_step, make_pictures
 
 
 class Evaluator:
-    """Evaluates parameters on every image of a split once; compiled at the first call.
+    """Evaluates parameters once on every image of a split; compiled at the first call.
 
     Args:
       splits: sources by name.
-      say: is told of images that cannot be read.
-      views: of a test image, as `evaluation_pictures` makes them; none: the test crop alone.
+      say: callback for messages about unreadable images.
+      views: views of a test image, as `evaluation_pictures` returns them; empty: the test crop
+        alone.
 
     Attributes:
-      metrics: formats of the objective's, by name.
-      draws: the objective has pictures.
-      answers: what the model said of each readable image in the last evaluation, by the names of
-        `Predictions`; None: it was of no labels.
+      metrics: formats of the objective's metrics, by name.
+      draws: True if the objective has pictures.
+      answers: predictions for each readable image of the last evaluation, by the fields of
+        `Predictions`; None: the objective has no labels.
     """
 
     def __init__(
@@ -39,9 +40,8 @@ class Evaluator:
         objective = program.abstract_objective()
         self.metrics, self.draws = objective.metrics, objective.pictures is not None
         self._mesh, self._splits, self._say = program.mesh, splits, say
-        self._most = (
-            config.batch_size // config.micro_batches
-        )  # What training has on the devices at once.
+        # The number of images that training has on the devices at the same time.
+        self._most = config.batch_size // config.micro_batches
         self._arguments = dict(
             crop=test_crop(config), workers=config.data.workers, threads=config.data.threads
         )
@@ -58,13 +58,14 @@ class Evaluator:
     def __call__(
         self, split: str, evaluated: Evaluated, go_on: Callable[[], bool]
     ) -> dict[str, float] | None:
-        """Mean `loss` and the objective's metrics over the readable images, and how many `images`
-        these were.
+        """Returns mean `loss`, mean metrics and the number of readable `images` of a split.
 
-        Where each image has one label, also `class_figures` of the whole split.
+        Where each image has one label, `class_figures` of the whole split are added.
 
         Args:
-          go_on: asked before each batch; None is returned when it says no.
+          split: name of the split.
+          go_on: called before each batch; if it returns False, the evaluation ends and returns
+            None.
         """
         total, said, source = None, [], self._splits[split]
         # As large as the training batch, but no larger than the split needs.
@@ -90,14 +91,16 @@ class Evaluator:
         return figures | (class_figures(counts) if counts else {}) | {"images": images}
 
     def counts(self) -> ClassCounts | None:
-        """The last evaluation's counts by class; None unless each image has one label."""
+        """Returns the last evaluation's counts by class; None unless each image has one label."""
         return (
             class_counts(self.answers["labels"], self.answers["answer"]) if self.answers else None
         )
 
     def predictions(self, split: str, step: int) -> Predictions | None:
-        """The last evaluation's answers, which was of `split`, with the images that a report
-        shows.
+        """Returns the predictions of the last evaluation, with the images that a report shows.
+
+        Args:
+          split: name of the split that was evaluated last.
         """
         if self.answers is None or not len(self.answers["numbers"]):
             return None
@@ -106,29 +109,32 @@ class Evaluator:
         return kept._replace(shown=batch["numbers"], images=batch["image"])
 
     def images(self, most: int = 6) -> np.ndarray:
-        """Test images spread evenly over the split, uint8 `[images, height, width, 3]`."""
+        """Returns test images spread evenly over the split, uint8 `[images, height, width, 3]`."""
         batch = self._spread("test", most)
         return batch["image"][batch["mask"]]
 
     def pictures(self, split: str, evaluated: Evaluated, most: int = 6) -> np.ndarray:
-        """Images spread evenly over a split, what is visible of them, and what the objective
-        predicts: uint8
-        `[3, images, height, width, 3]`."""
+        """Returns images spread evenly over a split, their visible parts and their predictions.
+
+        Returns:
+          uint8 `[3, images, height, width, 3]`.
+        """
         batch = self._spread(split, most, **self._views)
         drawn = jax.device_get(self._pictures(evaluated, self._placed(batch)))
         return np.stack([batch["image"], *drawn])[:, batch["mask"]]
 
     def _spread(self, split: str, most: int, **views) -> dict[str, np.ndarray]:
-        """A whole batch of so many images spread evenly over the split, as `_read` makes it."""
+        """Returns a whole batch with `most` images spread evenly over the split; see `_read`."""
         chosen = np.unique(np.linspace(0, len(self._splits[split]) - 1, most).astype(int))
         return self._read(split, chosen, whole_batch(self._mesh, 1), **views)
 
     def _read(self, split: str, chosen: np.ndarray, of: int, **views) -> dict[str, np.ndarray]:
-        """These images of a split in one batch, whose size is a multiple of `of`, with their
-        `numbers`.
+        """Returns these images of a split in one batch, whose size is a multiple of `of`.
+
+        The batch has the images' numbers in the split as `numbers`.
 
         Args:
-          **views: `views` and `seed` of `evaluation_batches`, in place of the test crop.
+          **views: `views` and `seed` of `evaluation_batches`, instead of the test crop.
         """
         batch_size = -(-len(chosen) // of) * of
         arguments = self._arguments | dict(
@@ -139,14 +145,17 @@ class Evaluator:
         return batch | {"numbers": np.resize(chosen, batch_size).astype(np.int32)}
 
     def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Views and numbers of a batch that every process has whole, on the devices."""
+        """Places the views and numbers of a batch on the devices.
+
+        Every process has read the whole batch.
+        """
         rows = local_rows(self._mesh, len(batch["image"]))
         seen = {"image", "numbers"} | {view.name for view in self._views.get("views", ())}
         return to_devices({name: batch[name][rows] for name in seen}, self._mesh)
 
 
 def _joined(said: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
-    """The answers of all batches, of the readable images, with their numbers in the split."""
+    """Returns the predictions for the readable images of all batches, with their numbers."""
     if not said or not said[0]:
         return None
     answers = {name: np.concatenate([batch[name] for batch in said]) for name in said[0]}
@@ -157,7 +166,7 @@ def _joined(said: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
 
 
 def test_crop(config: ConfigDict) -> TestCrop:
-    """The crop of test images."""
+    """Returns the evaluation transform that a config describes."""
     data = config.data
     return TestCrop(
         data.image_size,

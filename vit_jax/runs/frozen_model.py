@@ -1,4 +1,4 @@
-"""The frozen model of a run, which its objective learns from: found, compared, and read."""
+"""The frozen model of a run's objective, such as a teacher: opened, compared and read."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -23,20 +23,19 @@ from vit_jax.runs.warm_start import fingerprint_of, matched_head, objective_shap
 from vit_jax.training.objectives import objective_of
 from vit_jax.training.objectives.frozen import RANDOM, TeacherSpec, WithHeads
 
-# Nearly all parameters of a transformer. The head's are used as they are, a BiT's are standardised
-# first.
+# Kernels of attention and MLP: nearly all parameters of a transformer. The head's are used in full
+# precision, and a BiT's are standardised first.
 ROUNDED = re.compile(r"(^|/)(attention|mlp)/(?!bias_mlp/).*kernel$")
 
 
 class FrozenModel(NamedTuple):
-    """A frozen model, of which nothing is read yet.
+    """Frozen model whose parameters are not read yet.
 
     Attributes:
-      model: with shapes in place of arrays, in the types in which they are kept; an `ImageModel`,
-        or a
-        `WithHeads`.
-      sources: reads each parameter, by path.
-      found: what it is, in lines.
+      model: an `ImageModel` or a `WithHeads`, with shapes instead of arrays, in the dtypes of
+        storage.
+      sources: functions that read each parameter, by path.
+      found: description of the model, in lines.
     """
 
     model: nnx.Module
@@ -44,13 +43,13 @@ class FrozenModel(NamedTuple):
     found: list[str]
 
     def read(self) -> dict:
-        """Its parameters, on the host."""
+        """Returns the parameters, on the host."""
         return nnx.traversals.unflatten_mapping(
             {tuple(path.split("/")): x for path, x in self._read_each()}
         )
 
     def fingerprint(self) -> str:
-        """A checksum of its parameters, which are read for it one by one."""
+        """Returns a checksum of the parameters, which are read one by one."""
         return fingerprint_of(self._read_each())
 
     def _read_each(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -60,14 +59,14 @@ class FrozenModel(NamedTuple):
 
 
 def open_frozen(config: ConfigDict, class_names: Sequence[str] = ()) -> FrozenModel | None:
-    """The frozen model that the config's objective asks for; None where it asks for none.
+    """Returns the frozen model that the config's objective requires; None if it requires none.
 
     Args:
-      class_names: of the run's head, by number; none where the run learns no classes.
+      class_names: classes of the run's head, by number; empty if the run learns no classes.
 
     Raises:
-      UserError: there is no such checkpoint, it is damaged, does not fit, lacks the heads that are
-        asked for, or has other classes; or a teacher is named that the objective does not ask for.
+      UserError: the checkpoint does not exist, is damaged, does not fit, lacks the required heads,
+        or has other classes; or a teacher is named, but the objective uses none.
     """
     wanted = objective_of(config).teacher_spec(config)
     if wanted is None:
@@ -101,7 +100,7 @@ def open_frozen(config: ConfigDict, class_names: Sequence[str] = ()) -> FrozenMo
 
 
 def _random_frozen(config: ConfigDict, class_names: Sequence[str]) -> FrozenModel:
-    """The small untrained model that `teacher='random'` stands for; the same for every process."""
+    """Returns the small untrained model of `teacher='random'`, the same in every process."""
     num_classes = len(class_names) or config.data.num_classes or 0
     model = objective_of(config).random_teacher(config, num_classes, nnx.Rngs(0))
     params = jax.tree.leaves_with_path(_params(model))
@@ -119,11 +118,13 @@ def _with_heads(
     model: nnx.Module,
     sources: dict[str, Callable],
 ) -> tuple[WithHeads, dict[str, Callable]]:
-    """A frozen model with what the checkpoint's objective has beside it or remembers, and how to
-    read both.
+    """Returns a frozen model with the heads and the state of the checkpoint's objective.
+
+    Returns:
+      The model, and functions that read its parameters, by path.
 
     Raises:
-      UserError: the checkpoint has no such objective's.
+      UserError: the checkpoint contains no such objective.
     """
     start, found = f"config.objective.teacher={wanted.source!r}", checkpoint.objective
     if found is None or found.name != wanted.objective:
@@ -152,16 +153,15 @@ def _params(module: nnx.Module) -> dict:
 
 
 def frozen_shapes(config: ConfigDict) -> nnx.Module | None:
-    """The frozen model with shapes in place of arrays, which a program is made with; None: there is
-    none.
-    """
+    """Returns the frozen model with shapes instead of arrays; None: there is none."""
     frozen = open_frozen(config)
     return None if frozen is None else frozen.model
 
 
 def _halved(model: nnx.Module) -> nnx.Module:
-    """The abstract model with bfloat16 kernels where it rounds them at each use: it computes the
-    same.
+    """Returns the abstract model with bfloat16 kernels where it rounds them at each use anyway.
+
+    Its results do not change.
     """
     graphdef, params = nnx.split(model)
 

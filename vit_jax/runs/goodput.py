@@ -1,12 +1,10 @@
-"""Goodput: the share of a run's time, over all its starts, that was training, and the rest by
-kind.
-"""
+"""Goodput: the share of training in a run's time over all its starts, and the rest by kind."""
 
 import json
 import time
 from pathlib import Path
 
-# Kinds of time, in words; `train` is what a run is for, and its share is the goodput.
+# Kinds of time with their descriptions; the share of `train` is the goodput.
 KINDS = {
     "train": "training",
     "start": "starting and compiling",
@@ -18,12 +16,12 @@ KINDS = {
 
 
 class Ledger:
-    """Seconds of each kind; at any time one of them is running.
+    """Timer that counts the seconds of each kind; one kind is running at any time.
 
     Args:
       started: `time.time()` when the command began.
-      rows: those of the `metrics.jsonl` of earlier starts; their seconds are added, and what was
-        trained after `first_step` is lost.
+      rows: rows of the `metrics.jsonl` of earlier starts. Their seconds are added; training after
+        `first_step` counts as lost.
     """
 
     def __init__(self, started: float, rows: list[dict], first_step: int):
@@ -37,7 +35,7 @@ class Ledger:
         self._since = time.perf_counter() - (time.time() - started)
 
     def enter(self, kind: str) -> None:
-        """Counts the time from here on as this kind."""
+        """Counts the time from now on as this kind."""
         now = time.perf_counter()
         self.seconds[self._kind] += now - self._since
         self._kind, self._since = kind, now
@@ -48,14 +46,14 @@ class Ledger:
         self.seconds[kind] += seconds
 
     def row(self) -> dict[str, float]:
-        """Metrics: seconds of each kind so far, and `goodput`, the share of training."""
+        """Returns metrics: seconds of each kind so far, and `goodput`, the share of training."""
         self.enter(self._kind)
         return {f"time/{kind}": value for kind, value in self.seconds.items()} | {
             "goodput": self.seconds["train"] / sum(self.seconds.values())
         }
 
     def in_words(self) -> str:
-        """One line: shares of all the time."""
+        """Returns a line with the share of each kind in the total time."""
         row = self.row()
         total = sum(self.seconds.values())
         rest = sorted(
@@ -70,14 +68,12 @@ class Ledger:
 
 
 def read_rows(path: Path) -> list[dict]:
-    """The rows of a `metrics.jsonl`, without lines that a killed process or a bad disk left
-    unreadable.
-    """
+    """Returns the rows of a `metrics.jsonl`, without lines that a crash left unreadable."""
     rows = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError):  # Also of bytes that are not UTF-8.
+        except (ValueError, RecursionError):  # Bytes that are not UTF-8 raise a ValueError, too.
             continue
         if isinstance(row, dict) and isinstance(row.get("step"), int):
             rows.append(row)

@@ -1,7 +1,7 @@
-"""Runs training jobs as processes of their own, in sequence: finished ones are kept, a failure is a
-line.
+"""Runs training jobs one after another in separate processes, and records their failures.
 
-Several machines that see one folder share its jobs: what another one runs is left to it.
+Finished jobs are not repeated. Several machines that share a folder share its jobs: a job that
+another machine runs is skipped.
 """
 
 import json
@@ -18,7 +18,7 @@ from vit_jax.runs.workdir import METRICS, ends_run
 from vit_jax.runs.workdir_lock import in_use
 from vit_jax.shipped import CONFIGS
 
-POLL_SECONDS = 20.0  # Between two looks at the runs of other processes.
+POLL_SECONDS = 20.0  # Between two checks of the runs of other processes.
 
 
 class Job(NamedTuple):
@@ -29,24 +29,23 @@ class Job(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The run's name: that of its folder."""
+        """The name of the run: the name of its folder."""
         return self.workdir.name
 
     @property
     def failed(self) -> Path:
-        """The file beside the workdir that says why the run failed, if it did."""
+        """The file next to the workdir that contains the reason of a failure, if the run failed."""
         return self.workdir.with_name(f"{self.name}.failed")
 
 
 class Outcome(NamedTuple):
-    """The figures of a run's last evaluation, or why there are none.
+    """The metrics of a run's last evaluation, or the reason of its failure.
 
     Attributes:
-      figures: of the test images by their bare names, such as `accuracy`; of suites as
-        `fewshot/pets/5`; and
-        `seconds`, the time of all starts of the run.
-      failure: why the run failed.
-      history: the figures of all evaluations so far, by the same names.
+      figures: metrics of the test images without a prefix, such as `accuracy`; metrics of suites as
+        `fewshot/pets/5`; and `seconds`, the time of all starts of the run.
+      failure: the reason of the failure; empty if the run did not fail.
+      history: the metrics of all evaluations so far, by the same names.
     """
 
     figures: dict[str, float] | None = None
@@ -55,16 +54,16 @@ class Outcome(NamedTuple):
 
     @property
     def pending(self) -> bool:
-        """It has neither finished nor failed."""
+        """True if the run has neither finished nor failed."""
         return self.figures is None and not self.failure
 
 
 def job_of(workdir: Path, config: str, values: Mapping[str, Any]) -> Job:
-    """A run of a config with some of its values changed.
+    """Returns a run of a config with some of its values changed.
 
     Args:
       config: a file, or the name of one in configs/, with its argument: `finetune:cifar10`.
-      values: by their dotted keys.
+      values: values by their dotted keys.
     """
     name, colon, argument = config.partition(":")
     file = name if name.endswith(".py") else str(CONFIGS / f"{name}.py")
@@ -79,9 +78,8 @@ def outcome(job: Job) -> Outcome:
         lines = (job.workdir / METRICS).read_text().splitlines(keepends=True)
     except OSError:
         return Outcome(failure=_failure(job))
-    rows = [
-        json.loads(line) for line in lines if line.endswith("\n")
-    ]  # Another process may be writing one.
+    # Another process may be writing the last line, which is then incomplete.
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]
     history: dict[str, list[float]] = {}
     seconds, last = 0.0, None
     for row in rows:
@@ -97,7 +95,7 @@ def outcome(job: Job) -> Outcome:
 
 
 def _figures(row: Mapping[str, float]) -> dict[str, float]:
-    """Returns the evaluation figures in a row of metrics, those of `test` without a prefix."""
+    """Returns the evaluation metrics in a row; `test` metrics have no prefix."""
     return {
         key.removeprefix("test/"): value
         for key, value in row.items()
@@ -127,7 +125,7 @@ def run_jobs(
       after_each: called after each run.
 
     Raises:
-      KeyboardInterrupt: the user stopped one, which saved first.
+      KeyboardInterrupt: the user stopped a run, which saved a checkpoint first.
     """
     waiting = _unfinished(jobs)
     begun, ran, retried = time.monotonic(), 0, set()
@@ -146,7 +144,7 @@ def run_jobs(
             job.failed.unlink(missing_ok=True)
             failure, ran = _run(job), ran + 1
             if failure and in_use(job.workdir):
-                continue  # Another process began it in the same moment.
+                continue  # Another process started it at the same moment.
             if failure:
                 _write_failure(job, failure)
                 say(f"== {job.name} failed: {failure}")
@@ -160,7 +158,7 @@ def _unfinished(jobs: Iterable[Job]) -> list[Job]:
 
 
 def _run(job: Job) -> str:
-    """Runs a job and returns why it failed; nothing if it did not."""
+    """Runs a job and returns the reason of its failure; empty if it succeeded."""
     command = [sys.executable, "-m", "vit_jax.main", *job.flags, f"--workdir={job.workdir}"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     last = ""
@@ -170,8 +168,8 @@ def _run(job: Job) -> str:
             last = line.strip() or last
         code = process.wait()
     except KeyboardInterrupt:
-        process.wait()  # It got the signal too.
+        process.wait()  # It received the signal, too.
         raise
     if code == 0 and outcome(job).figures is None:
-        raise KeyboardInterrupt  # The signal was to the run alone: it saved and ended.
+        raise KeyboardInterrupt  # The signal went to the run alone, which saved and ended.
     return (last.removeprefix("error: ") or f"exit code {code}") if code else ""

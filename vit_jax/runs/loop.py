@@ -1,8 +1,9 @@
-"""A run from its config to its report.
+"""Training loop of a run, from its config to its report.
 
-One turn of the loop, in this order: step, take the next batch, log, evaluate, save. A run that is
-stopped anywhere and started again on the same workdir goes on from its newest checkpoint and
-ends with the same bits: batches and random numbers are functions of the seed and the step.
+Each iteration runs these parts in this order: step, next batch, logging, evaluation, checkpoint. A
+run that was stopped anywhere and is started again on the same workdir continues from its newest
+checkpoint. Its result is bit-exact, as batches and random numbers depend on the seed and the step
+only.
 """
 
 import contextlib
@@ -51,19 +52,18 @@ def train(
     started: float | None = None,
     caller: Caller | None = None,
 ) -> dict[str, float]:
-    """Trains to the end, or until SIGTERM or SIGINT, and writes all of it into `workdir`.
+    """Trains to the end, or until SIGTERM or SIGINT, and writes all results into `workdir`.
 
     Args:
       config: checked by `vit_jax.config.check`.
       workdir: new, empty, or of an earlier start with the same config, which is continued.
-      peers: the run's processes, where there are several (`vit_jax.parallel.distributed.start`).
+      peers: the run's processes, if there are several (`vit_jax.parallel.distributed.start`).
       started: `time.time()` when the command began, for the log.
-      caller: the program whose process this is; None: the process is the run's own, and ends where
+      caller: api overrides of the calling program; None: the process is the run's own, and ends if
         it hangs.
 
     Returns:
-      The last evaluation's figures of the test images; empty when the run was stopped before its
-      end.
+      The last evaluation's metrics of the test images; empty if the run was stopped before its end.
 
     Raises:
       UserError: the config does not fit the data, the devices or the workdir; another run is in the
@@ -99,12 +99,13 @@ def _take_workdir(
     held: contextlib.ExitStack,
     flops: float,
 ) -> tuple[Lock | BucketLock | None, Console]:
-    """The lock of the workdir, which one process holds for all, and the console, which has
-    described the run.
+    """Claims the workdir and logs the run's description; returns the lock and the console.
+
+    One process holds the lock for all of them.
 
     Args:
-      config: as it is written into the workdir.
-      flops: of training, for each image.
+      config: the config that is written into the workdir.
+      flops: training FLOPs per image.
     """
     program, origin, splits = parts.program, parts.origin, parts.splits
     leader = jax.process_index() == 0
@@ -141,9 +142,7 @@ def _take_workdir(
 
 
 def _identified(config: ConfigDict, parts: Parts, peers: Peers) -> dict:
-    """Values of the manifest that identify the data, what a program handed in, and the frozen
-    model.
-    """
+    """Returns the manifest's values that identify the data, api overrides and the frozen model."""
     values = {"data": parts.data}
     if parts.caller.model is not None:
         values["parameters"] = fingerprint_of(sorted(params_of(parts.caller.model).items()))
@@ -158,14 +157,14 @@ def _identified(config: ConfigDict, parts: Parts, peers: Peers) -> dict:
 
 
 class Run:
-    """A run in its workdir: the training state, and everything that a turn of the loop uses.
+    """A run in its workdir: the training state, and all parts that the training loop uses.
 
     Args:
       started: `time.time()` when the command began.
-      lock: of the workdir, on the process that writes; None on the others.
-      held: closes what is opened here, when the run ends.
-      flops: of training, for each image.
-      on_log: is told of each row of figures.
+      lock: lock of the workdir, on the process that writes; None on the others.
+      held: closes the run's resources at its end.
+      flops: training FLOPs per image.
+      on_log: callback that receives each step and its metrics.
     """
 
     def __init__(
@@ -189,9 +188,8 @@ class Run:
         )
         self.started, self.watchdog, self.console, self.lock = started, watchdog, console, lock
         leader = jax.process_index() == 0
-        warn = (
-            console.say if leader else print
-        )  # Each process names the images that it cannot read.
+        # Each process names the images that it cannot read.
+        warn = console.say if leader else print
         self.upload = (
             held.enter_context(Upload(workdir, lock.check)) if lock and url_of(workdir) else None
         )
@@ -236,9 +234,7 @@ class Run:
         held.enter_context(ticking(lambda: console.still(watchdog.in_words())))
 
     def turns(self) -> Figures | None:
-        """Trains to the last step; returns its evaluation, or None where a signal stopped the run
-        before.
-        """
+        """Trains to the last step and returns its evaluation; None if a signal stopped the run."""
         figures = self._first_figures()
         if figures and "kept" in figures:  # The run has ended, perhaps before its last step.
             return figures
@@ -249,7 +245,7 @@ class Run:
             last = step == self.steps
             self.trace.before(step)
             self.state, self.metrics = self.program.train_step(self.state, self.metrics, self.batch)
-            # While the devices work on this step.
+            # Loads the next batch while the devices work on this step.
             self.batch = None if last else self.feed.take(self.state["step"])
             self.trace.after(step, self.state)
             if step == self.first_step + 1:
@@ -276,7 +272,7 @@ class Run:
         return figures
 
     def finish(self, figures: Figures) -> None:
-        """Writes the report, and says how the run went."""
+        """Writes the report, and logs a summary of the run."""
         self.ledger.enter("save")
         self.watchdog.begins("writing the report")
         write = self.evaluation.last_report(self.state)
@@ -292,9 +288,7 @@ class Run:
             self.console.say(f"report: {shown(report.parent)}/{report.name}")
 
     def _restore(self, peers: Peers) -> int:
-        """Sets the state and the metrics to the newest checkpoint's, or to the first; returns their
-        step.
-        """
+        """Restores the newest checkpoint, or initializes the first state; returns its step."""
         program, origin, frozen = self.program, self.parts.origin, self.parts.frozen
         frozen = frozen.read() if frozen else {}
         if restored := self.checkpoints.restore_newest(as_items(program.state, program.metrics)):
@@ -319,8 +313,10 @@ class Run:
         return 0
 
     def _first_figures(self) -> Figures | None:
-        """The evaluation of the step that the run goes on from, made now where a signal had cut it
-        off.
+        """Returns the evaluation of the step from which the run continues.
+
+        It is evaluated now if a signal interrupted that evaluation. The initial parameters are
+        evaluated if later ones are compared with them.
         """
         step, last = self.first_step, self.first_step >= self.steps
         figures = self.evaluation.restored(self.checkpoints.figures.get(step))
@@ -342,8 +338,9 @@ class Run:
         self.log.begin(step)
 
     def _log(self, step: int, logging: bool) -> None:
-        """Writes the row of an earlier step, while the devices work on this one, and begins this
-        step's.
+        """Writes the metrics of an earlier step, while the devices work on this one.
+
+        The metrics of this step are then queued.
         """
         self.log.flush()
         if logging:
@@ -355,9 +352,7 @@ class Run:
             self.log.look(step, self.metrics)
 
     def _check(self, step: int, logging: bool, waiting: bool) -> None:
-        """Checks that the workdir is still ours and, where the run waits for the step, the loss
-        too.
-        """
+        """Checks that the run owns the workdir; if it waits for the step, checks the loss, too."""
         if self.lock and (waiting or logging):
             self.lock.check()
         if waiting:
@@ -365,10 +360,10 @@ class Run:
             self.log.check(step, self.metrics)
 
     def _evaluate(self, step: int, last: bool) -> Figures | None:
-        """The evaluation of the newest parameters; None where a signal came before its end.
+        """Evaluates the newest parameters; returns None if a signal came before the end.
 
         With `checkpoint.final='best'`, a run that ends here restores the best parameters: `kept`
-        holds their step.
+        contains their step.
         """
         self.ledger.enter("evaluate")
         self.watchdog.begins("evaluating")
@@ -409,9 +404,7 @@ class Run:
         return {chosen_by: figures[chosen_by], "kept": {"step": best}} | tested
 
     def _evaluate_start(self) -> Figures | None:
-        """The evaluation of the first parameters, with which later ones are compared: dev and test
-        images.
-        """
+        """Evaluates the initial parameters on dev and test images, as a baseline for later ones."""
         self.ledger.enter("evaluate")
         self.watchdog.begins("evaluating the first parameters")
         splits = dict.fromkeys((self.evaluation.chosen_by, "test"))
@@ -424,9 +417,10 @@ class Run:
     def _save(self, step: int, figures: Figures | None, overwrite: bool = False) -> None:
         self.ledger.enter("save")
         self.watchdog.begins("saving")
-        if self.lock:  # An evaluation takes its time.
+        if self.lock:  # The workdir may have changed owner during an evaluation.
             self.lock.check()
-        if self.upload:  # The rows up to here, which the run that goes on from it keeps.
+        # A run that continues from this checkpoint keeps the rows up to here.
+        if self.upload:
             self.upload.flush()
         saved = figures and self.evaluation.saved(figures)
         self.checkpoints.save(step, as_items(self.state, self.metrics), saved, overwrite)
@@ -441,7 +435,7 @@ class Run:
 
 @contextlib.contextmanager
 def _lost_workdir_in_words(lock: Lock | BucketLock | None):
-    """Errors that come of a workdir that is gone say so."""
+    """Raises the lock's UserError instead of another error if the workdir is lost."""
     try:
         yield
     except UserError:
@@ -454,7 +448,7 @@ def _lost_workdir_in_words(lock: Lock | BucketLock | None):
 
 @contextlib.contextmanager
 def _out_of_memory_in_words(memory: MemoryCheck):
-    """A want of memory is one line that says what should fit."""
+    """Converts out-of-memory errors into a UserError that suggests changes of the config."""
     try:
         yield
     except Exception as error:

@@ -1,6 +1,4 @@
-"""Estimates the device memory of a step before it is compiled, and what to change where it does not
-fit.
-"""
+"""Estimate of a step's device memory before compilation, and changes that make it fit."""
 
 import contextlib
 import copy
@@ -22,18 +20,19 @@ from vit_jax.training.step import weights_of
 
 Changes = dict[str, Any]  # Values by key in the config.
 
-# The share of activations and gradients that rematerialisation leaves, roughly.
+# Approximate share of activations and gradients that remains with each rematerialisation policy.
 LEFT = {"none": 1.0, "dots": 0.6, "full": 0.2}
-CERTAIN = 2.0  # So many times the memory that there is does not fit, whatever the compiler does.
-# Times the activations at best: what a compiler may take, measured with a small model on a CPU.
+# A step that needs more than this factor times the memory cannot fit, with any compiler.
+CERTAIN = 2.0
+# Compiled over least memory of the activations, measured with a small model on a CPU.
 TAKEN = 4
 PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
 class Needs(NamedTuple):
-    """Bytes on each device, at best: what a compiler adds is not in it."""
+    """Least bytes on each device; the compiler's overhead is not included."""
 
-    parameters: int  # Also an average of them, where a run keeps one, and those of a frozen model.
+    parameters: int  # Including their average, if the run keeps one, and a frozen model's.
     optimizer: int
     gradients: int
     batch: int
@@ -41,7 +40,7 @@ class Needs(NamedTuple):
 
     @property
     def certain(self) -> int:
-        """Bytes that no compiler can do without."""
+        """Bytes that no compiler can avoid."""
         return self.parameters + self.optimizer + self.gradients + self.batch
 
     def __str__(self):
@@ -52,13 +51,13 @@ class Needs(NamedTuple):
 
 
 def needs_of(program: Program, config: ConfigDict, max_labels: int) -> Needs:
-    """Estimates the needs of a step, which is traced and not compiled.
+    """Estimates the memory of a step, which is traced and not compiled.
 
     Args:
-      max_labels: the most labels of an image.
+      max_labels: the largest number of labels of an image.
     """
     batch = abstract_batch(config, program.mesh, max_labels)
-    # JAX keeps the trace, and takes it when the step is compiled.
+    # JAX caches the trace and reuses it when the step is compiled.
     jaxpr = program.train_step.trace(program.state, program.metrics, batch).jaxpr.jaxpr
     weights = weights_of(program.state)
     leaves = zip(*map(jax.tree.leaves, (weights, trained(config, weights))), strict=True)
@@ -75,11 +74,11 @@ def needs_of(program: Program, config: ConfigDict, max_labels: int) -> Needs:
 
 
 class MemoryCheck:
-    """Says of a run whether its step can fit, and what to change where it does not.
+    """Check that a run's step fits into memory, with suggestions if it does not.
 
     Args:
-      make: makes the program of a config.
-      max_labels: the most labels of an image.
+      make: function that makes the program of a config.
+      max_labels: the largest number of labels of an image.
     """
 
     def __init__(
@@ -99,10 +98,10 @@ class MemoryCheck:
         self._needs = needs_of(program, config, max_labels)
 
     def check(self, say: Callable[[str], None]) -> None:
-        """Says when the step will hardly fit.
+        """Logs a note if the step will hardly fit.
 
         Raises:
-          UserError: it cannot.
+          UserError: it cannot fit.
         """
         limit, free = memory_of(self._device)
         if limit is None:
@@ -121,7 +120,7 @@ class MemoryCheck:
             )
 
     def explain(self, error: BaseException) -> str | None:
-        """The line for an error that is a lack of memory; None for another."""
+        """Returns a line that explains an out-of-memory error; None for other errors."""
         asked = bytes_asked(error)
         if asked is None:
             return None
@@ -130,15 +129,16 @@ class MemoryCheck:
         text += f", {limit / GIB:,.1f} GiB)" if limit else ")"
         if asked:
             text += f": {asked / GIB:,.1f} GiB were asked for"
-        # The activations took what was asked for, and all that was left.
+        # The activations took the requested bytes, or all the remaining memory.
         taken = max(asked, (limit or 0) - self._needs.certain, self._needs.activations)
         return f"{text}; {self._remedy(taken / max(1, self._needs.activations), limit or taken)}"
 
     def _remedy(self, taken: float, limit: float) -> str:
-        """A phrase on what to change so that the step should fit.
+        """Returns a phrase that suggests changes with which the step should fit.
 
         Args:
-          taken: how many times the activations at best a compiler takes.
+          taken: factor of the compiled over the least memory of the activations.
+          limit: bytes of a device.
         """
 
         def total(needs: Needs) -> float:
@@ -152,7 +152,7 @@ class MemoryCheck:
             likely_changes(config, self._mesh.size, limit, *sizes), tries
         ):
             other = changed(config, changes)
-            with contextlib.suppress(UserError):  # It does not divide.
+            with contextlib.suppress(UserError):  # The batch may not divide.
                 if total(needs_of(self._make(other), other, self._max_labels)) <= limit:
                     remedies.append(in_words(changes))
                     break
@@ -167,7 +167,7 @@ class MemoryCheck:
 
 
 def changed(config: ConfigDict, changes: Changes) -> ConfigDict:
-    """The config with other values."""
+    """Returns a copy of the config with some values changed."""
     config = copy.deepcopy(config)
     config.update_from_flattened_dict(changes)
     return config
@@ -181,11 +181,12 @@ def likely_changes(
     optimizer: int,
     temporaries: int,
 ) -> Iterator[Changes]:
-    """Yields changes that should fit, those that cost the least time first.
+    """Yields changes that should fit, the fastest first.
 
     Args:
-      limit: bytes of a device; the other sizes are those of each kind without a change.
-      temporaries: activations and gradients.
+      limit: bytes of a device.
+      parameters, optimizer: bytes on a device without a change.
+      temporaries: bytes of activations and gradients on a device without a change.
     """
     mesh, state = config.mesh, parameters + optimizer
     fsdps = {
@@ -204,7 +205,7 @@ def likely_changes(
 
 
 def _changes(config: ConfigDict, micro: int, remat: str, fsdp: int) -> Changes:
-    """Returns the changes of a config to so many times its micro-batches and other values."""
+    """Returns the changes of a config to `micro` times its micro-batches and other values."""
     changes: Changes = {}
     if micro > 1:
         changes["micro_batches"] = config.micro_batches * micro
@@ -217,7 +218,7 @@ def _changes(config: ConfigDict, micro: int, remat: str, fsdp: int) -> Changes:
 
 
 def groups_within(config: ConfigDict, micro_batches: int) -> Changes:
-    """The group of KoLeo that lies in one micro-batch, where the objective has KoLeo."""
+    """Returns a group size of KoLeo that fits into one micro-batch; empty without KoLeo."""
     dino, size = config.dino, config.batch_size // micro_batches
     if (
         config.objective.name != "dino"
@@ -229,31 +230,29 @@ def groups_within(config: ConfigDict, micro_batches: int) -> Changes:
 
 
 def in_words(changes: Changes) -> str:
-    """The changes as flags of a command."""
+    """Returns the changes as flags of a command."""
     return " ".join(
         f"--config.{key}={value}" for key, value in changes.items() if value is not None
     )
 
 
 def held(tree) -> int:
-    """Bytes of arrays on a device."""
+    """Returns the bytes of arrays on a device."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
     )
 
 
 def most_alive(jaxpr: core.Jaxpr) -> int:
-    """The most bytes of results that are alive at once, in one run of a program; its arguments do
-    not count.
+    """Returns the peak bytes of live results in one run of a program, without its arguments.
 
-    A result that is not of a product, a sum or a loop stands for the results that it is made of.
+    A result is counted only for products, sums and loops; any other result stands for its inputs.
     """
-    # The size of each result that lives in memory, and the first and the last operation of its
-    # life.
+    # The size of each result in memory, and the first and the last operation of its life.
     sizes: list[int] = []
     born: list[int] = []
     last: list[int] = []
-    extra: dict[int, int] = {}  # Bytes that an operation needs within itself.
+    extra: dict[int, int] = {}  # Bytes that an operation needs internally.
     clock = 0
 
     def run(jaxpr: core.Jaxpr, arguments: list[frozenset]) -> list[frozenset]:
@@ -299,14 +298,14 @@ def most_alive(jaxpr: core.Jaxpr) -> int:
 
 
 def program_memory(compiled: jax.stages.Compiled) -> int:
-    """Bytes on a device: arguments, temporaries, and results that take no argument's place."""
+    """Returns the bytes on a device: arguments, temporaries and results that reuse no argument."""
     sizes = compiled.memory_analysis()
     new = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     return sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + new
 
 
 def bytes_of(arrays: list) -> int:
-    """Bytes of arrays, or of their shapes, on all devices together."""
+    """Returns the bytes of arrays, or of their shapes, on all devices together."""
     return sum(
         math.prod(x.shape) * x.dtype.itemsize for x in arrays if hasattr(x.dtype, "itemsize")
     )

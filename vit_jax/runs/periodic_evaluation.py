@@ -1,6 +1,4 @@
-"""The evaluations of a run while it trains and at its end: their figures, lines, pictures and
-report.
-"""
+"""Evaluations of a run during training and at its end: metrics, lines, pictures and report."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -21,20 +19,21 @@ from vit_jax.training.objectives.objective import in_format
 from vit_jax.training.program import Evaluated
 from vit_jax.training.step import State
 
-# The figure that chooses among checkpoints of a training without labels: the mean of all k-NN.
+# The metric for model selection in a training without labels: mean accuracy of all k-NN suites.
 KNN = "knn"
-Figures = dict[str, dict[str, float]]  # The figures of an evaluation, by split.
+Figures = dict[str, dict[str, float]]  # The metrics of an evaluation, by split.
 
-UNEQUAL = 1.5  # Ratio of the largest class to the smallest one from which lines have more metrics.
+# Least ratio of the largest class to the smallest one for which lines have more metrics.
+UNEQUAL = 1.5
 MOST_NEVER = 10  # Classes that a note names.
 
 
 class PeriodicEvaluation:
-    """Evaluates a training state on the split that chooses, and at the end on the test images too.
+    """Evaluations on the split for model selection, and at the end on the test images.
 
     Args:
-      writer: takes the figures as a row; None on the processes that do not write.
-      warn: is told of images that cannot be read.
+      writer: writes the metrics as a row; None on the processes that do not write.
+      warn: callback for messages about unreadable images.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class PeriodicEvaluation:
             program, parts.splits.named, config, warn, evaluation_pictures(config)
         )
         shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
-        # Of the other splits balanced accuracy is nearly accuracy, and the lines stay short.
+        # For balanced splits, balanced accuracy is nearly accuracy, and the lines stay short.
         self._unequal = {
             name
             for name, source in parts.splits.named.items()
@@ -63,7 +62,7 @@ class PeriodicEvaluation:
 
     @property
     def chosen_by(self) -> str:
-        """The name of the split that chooses among checkpoints."""
+        """The name of the split for model selection."""
         return self._chosen_by
 
     def __call__(
@@ -75,15 +74,16 @@ class PeriodicEvaluation:
         last: bool | None = None,
         kept: int | None = None,
     ) -> Figures | None:
-        """Evaluates a training state, writes and logs its figures, and returns them.
+        """Evaluates a training state, writes and logs its metrics, and returns them.
 
         Args:
           step: number of steps that the state was trained for.
           go_on: called before each batch; if it returns False, nothing is written, and None is
             returned.
-          splits: to evaluate; none: the one that chooses, and at the end the test images.
-          last: this is the run's last evaluation; None: by the step.
-          kept: the step that the parameters come from, if it is not this one.
+          splits: splits to evaluate; empty: the one for model selection, and at the end the test
+            images.
+          last: this is the run's last evaluation; None: it depends on the step.
+          kept: the step of the parameters, if it is not this one.
         """
         last = step == self._parts.steps if last is None else last
         evaluated = self._parts.program.evaluated(state)
@@ -107,7 +107,7 @@ class PeriodicEvaluation:
     def _figures(
         self, splits: Sequence[str], evaluated: Evaluated, go_on: Callable[[], bool]
     ) -> Figures | None:
-        """Returns the figures by split; None if `go_on` returns False."""
+        """Returns the metrics by split; None if `go_on` returns False."""
         figures = {}
         for split in splits:
             if (of_split := self._evaluate(split, evaluated, go_on)) is None:
@@ -116,11 +116,11 @@ class PeriodicEvaluation:
         return figures
 
     def _write(self, step: int, figures: Figures, row: dict[str, float], kept: int | None) -> None:
-        """Writes the figures as a row of metrics, and the predictions of the last split.
+        """Writes the metrics as a row, and the predictions of the last split.
 
         Args:
-          row: figures of evaluation suites.
-          kept: as of `__call__`.
+          row: metrics of evaluation suites.
+          kept: see `__call__`.
         """
         if not self._writer:
             return
@@ -133,7 +133,7 @@ class PeriodicEvaluation:
         """Adds the mean accuracy of k-NN, which selects the checkpoint of a pre-training.
 
         Args:
-          row: figures of evaluation suites.
+          row: metrics of evaluation suites.
         """
         accuracies = [value for key, value in row.items() if key.startswith(f"{KNN}/")]
         if self._parts.config.auto == "pretrain" and accuracies and self._chosen_by in figures:
@@ -155,8 +155,9 @@ class PeriodicEvaluation:
         return f"note: never predicted in the {SPOKEN[split]} images: {shown}{more}"
 
     def last_report(self, state: State) -> Callable[[], Path]:
-        """Computes what the last report shows, on all processes; the leader calls the result, which
-        writes it.
+        """Computes the last report on all processes; returns a function that writes it.
+
+        Only the leader calls that function.
         """
         params, program = self._parts.program.evaluated(state).params, self._parts.program
         seen = attention_figures(program.graphdef, params, program.mesh, self._evaluate.images())
@@ -176,12 +177,12 @@ class PeriodicEvaluation:
         return write
 
     def saved(self, figures: Figures) -> dict[str, float]:
-        """An evaluation as a checkpoint keeps it: by their bare names the figures that choose."""
+        """Returns an evaluation for a checkpoint: metrics for model selection without a prefix."""
         others = {split: values for split, values in figures.items() if split != self._chosen_by}
         return figures[self._chosen_by] | by_name(others, "/")
 
     def restored(self, saved: dict[str, float] | None) -> Figures | None:
-        """The evaluation that a checkpoint kept, as `saved` made it."""
+        """Returns the evaluation that a checkpoint stores; the inverse of `saved`."""
         figures = {}
         for name, value in (saved or {}).items():
             split, _, figure = name.rpartition("/")
@@ -189,7 +190,7 @@ class PeriodicEvaluation:
         return figures or None
 
     def _draw(self, step: int, evaluated: Evaluated) -> None:
-        """Keeps the objective's picture of this step, and reports it until the run's end does."""
+        """Writes the objective's picture of this step, and a report before the last step."""
         images = self._evaluate.pictures(self._chosen_by, evaluated)
         if jax.process_index() != 0:
             return
@@ -204,7 +205,7 @@ class PeriodicEvaluation:
 
 
 def by_name(figures: Figures, between: str) -> dict[str, float]:
-    """Figures of all splits, each by the split's name and its own."""
+    """Returns the metrics of all splits, each with the split's name as prefix."""
     return {
         f"{split}{between}{name}": value
         for split, found in figures.items()
@@ -213,10 +214,10 @@ def by_name(figures: Figures, between: str) -> dict[str, float]:
 
 
 def since_start(rows: Sequence[Mapping[str, float]]) -> list[str]:
-    """Lines on k-NN and matched views of the first parameters and of those that the run ended with.
+    """Returns lines that compare k-NN and matched views before and after training.
 
     Args:
-      rows: of the run, in the order of their steps.
+      rows: rows of the run, in the order of their steps.
     """
     first = next((row for row in rows if row["step"] == 0), {})
     last = next((row for row in reversed(rows) if "test/loss" in row), {})
@@ -231,12 +232,12 @@ def since_start(rows: Sequence[Mapping[str, float]]) -> list[str]:
 
 
 def in_words(figures: Figures, metrics: dict[str, str], unequal: Collection[str] = ()) -> list[str]:
-    """An evaluation as parts of lines, one for each split.
+    """Returns an evaluation as parts of lines, one for each split.
 
     Args:
-      metrics: formats of the objective's, by name.
-      unequal: splits whose classes are unequal: their lines have the metrics that weight classes
-        alike.
+      metrics: formats of the objective's metrics, by name.
+      unequal: splits with unequal classes; their lines include metrics that weight all classes
+        equally.
     """
     lines = []
     for split, found in figures.items():

@@ -1,6 +1,4 @@
-"""The answers of a run's model to each evaluated image, kept in the workdir, and what follows from
-them.
-"""
+"""Predictions of a run's model for each evaluated image, kept in the workdir, and their metrics."""
 
 import secrets
 import zipfile
@@ -13,7 +11,8 @@ PREDICTIONS = "predictions.npz"
 MOST_MISTAKES, MOST_SAMPLES = 24, 24
 BINS = 10
 
-CLASS_FIGURES = {"balanced_accuracy": "share", "macro_f1": "share"}  # Formats of `class_figures`.
+# Formats of the metrics of `class_figures`.
+CLASS_FIGURES = {"balanced_accuracy": "share", "macro_f1": "share"}
 
 
 def metric_in_words(name: str) -> str:
@@ -22,15 +21,15 @@ def metric_in_words(name: str) -> str:
 
 
 class Predictions(NamedTuple):
-    """The answers to the readable images of a split, in its order.
+    """Predictions for the readable images of a split, in its order.
 
     Attributes:
-      numbers: of the images in the split, `[images]`.
+      numbers: numbers of the images in the split, `[images]`.
       labels: their classes, `[images, most]`, padded with -1.
-      answer: the class that the model thinks most likely, `[images]`.
-      probability: of that class, `[images]`.
-      shown, images: numbers of some of them, and their pixels, uint8 `[shown, height, width,
-        channels]`.
+      answer: the most probable class, `[images]`.
+      probability: probability of that class, `[images]`.
+      shown, images: numbers of the images that a report shows, and their pixels, uint8 `[shown,
+        height, width, channels]`.
     """
 
     split: str
@@ -44,18 +43,18 @@ class Predictions(NamedTuple):
 
     @property
     def right(self) -> np.ndarray:
-        """True where the answer is one of an image's classes, bool `[images]`."""
+        """True where the prediction is one of an image's classes, bool `[images]`."""
         return (self.answer[:, None] == self.labels).any(axis=1)
 
     @property
     def mistakes(self) -> np.ndarray:
-        """Rows of the wrong answers, the surest first."""
+        """Rows of the wrong predictions, the most probable first; labelled images only."""
         wrong = np.flatnonzero(~self.right & (self.labels >= 0).any(axis=1))
         return wrong[np.argsort(-self.probability[wrong], kind="stable")]
 
     @property
     def one_class_each(self) -> bool:
-        """No image is of several classes."""
+        """True if no image is of several classes."""
         return bool(((self.labels >= 0).sum(axis=1) <= 1).all())
 
 
@@ -65,7 +64,7 @@ class ClassCounts(NamedTuple):
     Attributes:
       images: images of the class.
       answers: images for which the model predicted the class.
-      right: images of the class for which it did.
+      right: images of the class for which the model predicted the class.
     """
 
     images: np.ndarray
@@ -79,7 +78,7 @@ class ClassCounts(NamedTuple):
 
     @property
     def precision(self) -> np.ndarray:
-        """Share of the predictions of a class that are right; 0 where it is never predicted."""
+        """Share of the predictions of a class that are right; 0 if it is never predicted."""
         return self.right / np.maximum(self.answers, 1)
 
     @property
@@ -94,16 +93,14 @@ class ClassCounts(NamedTuple):
 
 
 def to_show(predictions: Predictions) -> np.ndarray:
-    """Numbers of the images to look at: the worst mistakes, and some spread evenly over the
-    split.
-    """
+    """Returns the numbers of the images to show: the worst mistakes, and a sample of the split."""
     rows = np.linspace(0, len(predictions.numbers) - 1, min(MOST_SAMPLES, len(predictions.numbers)))
     chosen = np.concatenate([predictions.mistakes[:MOST_MISTAKES], rows.astype(int)])
     return np.unique(predictions.numbers[chosen])
 
 
 def keep(workdir: Path, predictions: Predictions) -> None:
-    """Writes them into the workdir in one stroke, in the place of earlier ones."""
+    """Writes the predictions into the workdir atomically, replacing earlier ones."""
     temporary = workdir / f"{PREDICTIONS}.{secrets.token_hex(4)}.tmp"
     with temporary.open("wb") as file:
         np.savez_compressed(file, **predictions._asdict())
@@ -111,7 +108,7 @@ def keep(workdir: Path, predictions: Predictions) -> None:
 
 
 def kept(workdir: Path) -> Predictions | None:
-    """The newest that a workdir has; None where there are none, or the file is damaged."""
+    """Returns the predictions in a workdir; None if there are none, or the file is damaged."""
     try:
         with np.load(workdir / PREDICTIONS) as file:
             found = Predictions(**{name: file[name] for name in Predictions._fields})
@@ -121,8 +118,13 @@ def kept(workdir: Path) -> Predictions | None:
 
 
 def confused(predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs `[pairs, 2]` of an image's class and another one that it was taken for, and how often,
-    the most frequent first. Of images of one class each.
+    """Returns pairs of an image's class and another predicted class, and their counts.
+
+    Args:
+      predictions: predictions for images of one class each.
+
+    Returns:
+      Pairs `[pairs, 2]` and counts `[pairs]`, the most frequent first.
     """
     wrong = predictions.mistakes
     pairs = np.stack([predictions.labels[wrong].max(axis=1), predictions.answer[wrong]], axis=1)
@@ -132,7 +134,7 @@ def confused(predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:
 
 
 def by_class(predictions: Predictions, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """The images of each class, and how many of them got a right answer: int `[classes]` each."""
+    """Returns the images of each class, and those predicted correctly: int `[classes]` each."""
     of_images = np.where(predictions.right, 1, 0)[:, None] * np.ones_like(predictions.labels)
     known = predictions.labels >= 0
     images = np.bincount(predictions.labels[known], minlength=classes)
@@ -156,10 +158,10 @@ def class_counts(labels: np.ndarray, answer: np.ndarray, classes: int = 0) -> Cl
 
 
 def class_figures(counts: ClassCounts) -> dict[str, float]:
-    """Returns metrics that weight classes alike, by the names of `CLASS_FIGURES`.
+    """Returns metrics that weight all classes equally, by the names of `CLASS_FIGURES`.
 
     `balanced_accuracy` is the mean recall of the classes that have images; `macro_f1` is the mean
-    F1 score of the classes that have images or are predicted. Both are scikit-learn's.
+    F1 score of the classes that have images or are predicted. Both are the same as scikit-learn's.
     """
     return {
         "balanced_accuracy": float(counts.recall[counts.images > 0].mean()),
@@ -168,12 +170,12 @@ def class_figures(counts: ClassCounts) -> dict[str, float]:
 
 
 def calibration(predictions: Predictions) -> tuple[np.ndarray, float]:
-    """The share of answers of a probability that is right, and by how much the two are apart.
+    """Returns the reliability diagram of the predictions and their expected calibration error.
 
     Returns:
-      Bins of equal width `[BINS, 3]`: mean probability, share that is right, number of images; and
-      the expected calibration error (Guo et al., 2017): the mean distance between the first two,
-      over the images.
+      Bins of equal width `[BINS, 3]`: mean probability, share of right predictions, number of
+      images; and the expected calibration error (Guo et al., 2017): the mean distance between the
+      first two, over the images.
     """
     where = np.minimum((predictions.probability * BINS).astype(int), BINS - 1)
     counts = np.bincount(where, minlength=BINS)

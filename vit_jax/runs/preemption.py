@@ -1,29 +1,27 @@
-"""Preemption: a run leaves in good order when its machine is taken away or the user presses
-Ctrl-C.
-"""
+"""Stops a run cleanly when its machine is preempted or the user presses Ctrl-C."""
 
 import signal
 import threading
 
-from jax._src import distributed  # JAX keeps its preemption service there.
+# JAX keeps its preemption service there.
+from jax._src import distributed
 
 
 class StopSignal:
-    """A context in which SIGTERM and the first SIGINT are noted instead of obeyed.
+    """Context manager that records SIGTERM and the first SIGINT, so that a run can save and stop.
 
-    In runs of several processes JAX's preemption service has SIGTERM. It makes all of them stop
-    after the
-    same number of questions: one more than the most that any had asked. It is the
-    service that Orbax's preemption policy asks too, but with the step's number, in every save and
-    sometimes of a step that is over. The count would jump and the stop be missed, so Orbax does not
-    get to see the service.
+    In runs of several processes JAX's preemption service handles SIGTERM. It stops all processes
+    after the same number of queries: one more than the largest number of any process. Orbax's
+    preemption policy would query the same service, but with the step's number, in every save and
+    sometimes for an earlier step. The count would jump and the stop would be missed, so the service
+    is hidden from Orbax.
     """
 
     def __enter__(self):
         self._stopping, self._interrupted, self._asked = False, False, 0
         handled = (signal.SIGTERM, signal.SIGINT)
         if threading.current_thread() is not threading.main_thread():
-            handled = ()  # A program's own thread, in which Python sets no handlers.
+            handled = ()  # Python sets signal handlers in the main thread only.
         self._previous = {number: signal.getsignal(number) for number in handled}
         self._service = distributed.global_state.preemption_sync_manager
         distributed.global_state.preemption_sync_manager = None
@@ -38,7 +36,7 @@ class StopSignal:
             signal.signal(number, handler)
 
     def reached(self) -> bool:
-        """True where the run is to stop now; all processes ask at the same places."""
+        """Returns True if the run must stop now; all processes call this at the same places."""
         if self._service is not None and not self._stopping:
             self._asked += 1
             self._stopping = self._service.reached_sync_point(self._asked)
@@ -52,4 +50,5 @@ class StopSignal:
         if self._service is None:
             self._stopping = True
         else:
-            signal.raise_signal(signal.SIGTERM)  # The service's: it tells the others.
+            # JAX's service handles this signal and notifies the other processes.
+            signal.raise_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The head of a run that starts as its own linear probe (LP-FT: Kumar et al., 2022, 2202.10054)."""
+"""Initialization of a run's head by a linear probe (LP-FT: Kumar et al., 2022, 2202.10054)."""
 
 from collections.abc import Callable
 
@@ -17,14 +17,15 @@ from vit_jax.runs.evaluator import test_crop
 def with_probe_head(parts: Parts, params: dict, say: Callable[[str], None]) -> dict:
     """Returns the first parameters of a run with the head of a linear probe on its training images.
 
-    The images are seen by the test crop, each once.
+    The features are computed once per image, with the evaluation transform.
 
     Args:
-      params: of the model, nested, on the host.
+      params: parameters of the model, nested, on the host.
       say: callback for lines on progress, unreadable images and the fitted probe.
 
     Raises:
-      UserError: the model has no single head, an image has not one label.
+      UserError: the model does not have exactly one head, or an image does not have exactly one
+        label.
     """
     config, program = parts.config, parts.program
     if "kernel" not in params.get("head", {}):
@@ -55,7 +56,7 @@ def with_probe_head(parts: Parts, params: dict, say: Callable[[str], None]) -> d
 
 
 def _groups(parts: Parts) -> np.ndarray | None:
-    """The group of each training image; None where none are named, or all images are trained on."""
+    """Returns the group of each training image; None without groups or slices."""
     source, given = parts.splits.train, parts.caller.groups
     named = parts.config.data.groups if given is None else given
     if named is None or not isinstance(source, Subset):

@@ -1,4 +1,4 @@
-"""A trace of some steps for XProf (TensorBoard's profiler)."""
+"""Profiler trace of some training steps for XProf (TensorBoard's profiler)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,10 +7,11 @@ import jax
 
 
 class Trace:
-    """A context that traces the steps of a range, where the run comes by its first.
+    """Context manager that traces a range of steps, if the run reaches the first of them.
 
     Args:
-      folder: where the trace goes; every process writes what its devices did.
+      steps: the steps to trace; None: no trace.
+      folder: the trace's folder; every process writes the trace of its own devices.
     """
 
     def __init__(self, steps: range | None, folder: Path, say: Callable[[str], None]):
@@ -24,7 +25,7 @@ class Trace:
             self._running = True
 
     def after(self, step: int, results) -> None:
-        """Ends the trace at its last step; called with what the step returned."""
+        """Ends the trace at its last step; called with the step's results."""
         if self._running and step == self._steps[-1]:
             jax.block_until_ready(results)
             self._stop()

@@ -1,8 +1,8 @@
-"""The search for a learning rate, by `python -m vit_jax.sweep`: its runs, its folder and its table.
+"""Learning rate search of `python -m vit_jax.sweep`: its runs, its folder and its table.
 
-The paper's protocol (appendix B.1.1): rates are compared on images that are held out of the
-training split; at the best rate there is a run for each seed on all of them, and the test images
-are looked at once.
+The protocol of the paper (appendix B.1.1): learning rates are compared on images that are excluded
+from training. The best learning rate is then trained on the whole training split, once per seed,
+and each of these runs is evaluated on the test images once, at its end.
 """
 
 import itertools
@@ -25,11 +25,11 @@ from vit_jax.runs.splits import MANY, open_splits
 from vit_jax.runs.warm_start import has_resnet
 from vit_jax.training.objectives import objective_of
 
-SWEEP = "sweep.json"  # The config, so that another's runs are not mixed in.
+SWEEP = "sweep.json"  # The config, so that runs of different sweeps are not mixed.
 
 
 def check_sweep(config: ConfigDict, file: ConfigDict | None = None) -> None:
-    """Raises UserError for a config with which no sweep is possible; `file` is as of `check`."""
+    """Raises UserError if no sweep is possible with a config; `file` is passed to `check`."""
     check(config, file=file)
     if not config.sweep.rates or not config.sweep.seeds:
         raise UserError("config.sweep.rates and config.sweep.seeds must name at least one each")
@@ -41,7 +41,7 @@ def check_sweep(config: ConfigDict, file: ConfigDict | None = None) -> None:
 
 
 def rate_jobs(config: ConfigDict, folder: Path, given: tuple[str, ...]) -> dict[float, Job]:
-    """The runs that are compared, by their rates; of the test images they see none.
+    """Returns the runs that are compared, by learning rate; none of them reads test images.
 
     Args:
       given: the flags of every run.
@@ -69,8 +69,9 @@ def rate_jobs(config: ConfigDict, folder: Path, given: tuple[str, ...]) -> dict[
 def seed_jobs(
     config: ConfigDict, folder: Path, given: tuple[str, ...], rate: float
 ) -> dict[int, Job]:
-    """The runs at the best rate, by their seeds: on all training images, and tested at their end
-    only.
+    """Returns the runs at the best learning rate, by seed.
+
+    They train on all training images and are evaluated on the test images at their end only.
     """
     values = {"optimizer.learning_rate": rate, "evaluate_every": 10**9}
     return {
@@ -80,7 +81,7 @@ def seed_jobs(
 
 
 def held_out_splits(config: ConfigDict) -> tuple[str, str]:
-    """The splits for training a rate and for comparing rates, perhaps slices of the training split.
+    """Returns the splits for training and comparing learning rates, perhaps slices of one split.
 
     Raises:
       UserError: they share images with each other or with the test split.
@@ -104,7 +105,7 @@ def held_out_splits(config: ConfigDict) -> tuple[str, str]:
 
 
 def held_out_config(config: ConfigDict) -> ConfigDict:
-    """The config with the splits on which rates are compared."""
+    """Returns the config with the splits on which learning rates are compared."""
     held_out = from_json(to_json(config))
     train_split, dev_split = held_out_splits(config)
     held_out.data.update(dict(train_split=train_split, test_split=dev_split, dev_split=None))
@@ -112,10 +113,10 @@ def held_out_config(config: ConfigDict) -> ConfigDict:
 
 
 def check_data(jobs: Collection[Job], config: ConfigDict) -> None:
-    """Raises UserError where a run was begun with other data than those that the config names now.
+    """Raises UserError if a run was started with other data than the config names.
 
     Args:
-      config: with the splits of these runs.
+      config: the config with the splits of these runs.
     """
     begun = {job.name: saved for job in jobs if (saved := workdir.saved_run(job.workdir))}
     if not begun or config.data.changed == "accepted":
@@ -130,8 +131,7 @@ def check_data(jobs: Collection[Job], config: ConfigDict) -> None:
 
 
 def open_held_out(config: ConfigDict) -> None:
-    """Opens what rates are trained on and compared on, before any run, so that a mistake in it is
-    said once.
+    """Opens the splits for training and comparing learning rates, to detect errors before any run.
 
     Raises:
       UserError: one of the two cannot be opened.
@@ -143,16 +143,14 @@ def open_held_out(config: ConfigDict) -> None:
 
 
 def check_begun(jobs: Collection[Job]) -> None:
-    """Raises UserError where a run failed before it began: the others would make the same
-    mistake.
-    """
+    """Raises UserError if a run failed before it started: the others would fail in the same way."""
     for job in jobs:
         if (failure := outcome(job).failure) and not (job.workdir / MANIFEST).exists():
             raise UserError(f"{failure} ({job.name} says so, and no other run is tried)")
 
 
 def best_rate(found: dict[float, Outcome]) -> float:
-    """The rate of the highest accuracy, which is also printed.
+    """Returns and prints the learning rate of the highest accuracy.
 
     Raises:
       UserError: a run is not finished, or all have failed.
@@ -174,8 +172,9 @@ def best_rate(found: dict[float, Outcome]) -> float:
 
 
 def check_seeds(seeds: dict[int, Job], rate: float) -> None:
-    """Raises UserError where a seed's run was begun at another rate: before more rates were
-    compared.
+    """Raises UserError if a seed's run was started at another learning rate.
+
+    This happens when more learning rates are compared later, and the best one changes.
     """
     for job in seeds.values():
         file = job.workdir / CONFIG
@@ -189,18 +188,23 @@ def check_seeds(seeds: dict[int, Job], rate: float) -> None:
 
 
 def changed(path: Path, given: tuple[str, ...], values: dict[str, Any]) -> Job:
-    """The run of these flags with some of the config's values changed."""
+    """Returns the run of these flags with some of the config's values changed."""
     return Job(path, (*given, *(f"--config.{key}={value}" for key, value in values.items())))
 
 
 def claim(folder: Path, config: ConfigDict) -> None:
-    """Makes `folder` this config's sweep, or sees that it is."""
+    """Writes the sweep's config into `folder`, or checks that the folder belongs to this sweep.
+
+    Raises:
+      UserError: the folder belongs to another sweep, or contains other files.
+    """
     file = folder / SWEEP
     if file.exists():
         saved = from_json(file.read_text()).sweep
         differing = differences(file.read_text(), config) + [
+            # Learning rates are compared on the same images.
             f"sweep.{key}: {saved[key]} -> {config.sweep[key]}"
-            for key in ("train_split", "dev_split")  # Rates are compared on the same images.
+            for key in ("train_split", "dev_split")
             if saved[key] != config.sweep[key]
         ]
         if differing:
@@ -218,7 +222,7 @@ def claim(folder: Path, config: ConfigDict) -> None:
 def write(
     folder: Path, rates: dict[float, Outcome], best: float, seeds: dict[int, Outcome]
 ) -> None:
-    """The table, printed and as results.md, results.json and results.png."""
+    """Writes results.md, results.json and results.png, and prints the table."""
     lines = ["| run | learning rate | images | accuracy |", "|---|---|---|---|"]
     for rate, result in rates.items():
         lines.append(f"| held-out training images | {rate:g} | {cells(result)} |")
@@ -247,19 +251,19 @@ def write(
 
 
 def as_json(result: Outcome) -> dict:
-    """A run's figures, or why there are none."""
+    """Returns a run's metrics and the reason of its failure, as a JSON object."""
     return {"figures": result.figures, "failure": result.failure}
 
 
 def cells(result: Outcome) -> str:
-    """The cells of a run's row in the table."""
+    """Returns the cells of a run's row in the table."""
     if result.figures is None:
         return f"| {result.failure or 'not run'}"
     return f"{result.figures['images']:,.0f} | {result.figures['accuracy']:.2%}"
 
 
 def draw(path: Path, rates: dict[float, Outcome], best: float, tests: list[float]) -> None:
-    """Accuracy over the learning rate."""
+    """Draws accuracy over the learning rate."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5, 3.4), layout="constrained")

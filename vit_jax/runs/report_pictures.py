@@ -1,4 +1,4 @@
-"""Pictures for a run's report: what a model sees of some test images, or predicts in them."""
+"""Pictures for a run's report: attention maps of test images, and reconstructions."""
 
 import io
 from collections.abc import Sequence
@@ -18,14 +18,13 @@ from vit_jax.models.layers import placing
 from vit_jax.parallel.mesh import replicated
 
 MOST_IMAGES = 6
-MOST_BYTES = 2**30  # Of attention weights.
-LEAST_SIDE = 64  # Pixels: smaller images are shown larger.
-SIDE, GAP = 160, 4  # Pixels of an image in a sheet, at least, and between two.
+MOST_BYTES = 2**30  # Largest memory of attention weights.
+LEAST_SIDE = 64  # In pixels; smaller images are enlarged.
+SIDE, GAP = 160, 4  # Least side of an image in a sheet, and the gap between two images, in pixels.
 MOST_PICTURES = 6
 MOST_HEADS = 6
 
-# Of a run's pictures of what the model sees, by the files' names: the tallest first, a column of
-# the page.
+# Captions of the attention pictures by file name, in the order of the page: the tallest first.
 SEEN = {
     "heads.png": "Attention of the last layer, a row for each head",
     "rollout.png": "Attention rollout over test images",
@@ -37,14 +36,18 @@ SEEN = {
 def attention_figures(
     graphdef: nnx.GraphDef, params: dict, mesh: Mesh, images: Sequence[np.ndarray]
 ) -> dict[str, bytes]:
-    """The files of `SEEN`: over the first images rollout, the class token's or the patches'
-    attention in the last layer, and the last patches' principal components as colours; and the
-    heads' distances.
+    """Returns the files of `SEEN` for some images: attention maps, patch colours and distances.
 
-    Empty for a model without full attention, with so much of it that one image's would take a GiB,
-    or whose attention is not finite. All processes of a run call this.
+    The maps show the attention rollout and the last layer's attention, of the class token or of the
+    patches. The colours are the principal components of the last layer's patches; the distances are
+    the mean attention distances of the heads.
+
+    Returns:
+      Contents by file name; empty for a model without full attention, if the attention of one image
+      exceeds 1 GiB, or if it is not finite. All processes of a run call this.
     """
-    from vit_jax.inspection import figures  # Matplotlib, for which no run should wait at its start.
+    # Imported late: Matplotlib would slow down the start of each run.
+    from vit_jax.inspection import figures
 
     model = nnx.merge(graphdef, params)
     try:
@@ -67,8 +70,9 @@ def attention_figures(
         jax.jit(captured, out_shardings=replicated(mesh))(params, np.stack(images))
     )
     attention = found["attention"]
+    # The run diverged.
     if not all(np.isfinite(weights).all() for weights in attention):
-        return {}  # Of a run that diverged.
+        return {}
     seen = of_patches(model, rollout(attention)[-1])
     overlays = [
         figures.heat_map(image, weights) for image, weights in zip(images, seen, strict=True)
@@ -92,9 +96,7 @@ def attention_figures(
 
 
 def sheet(images: Sequence[np.ndarray], columns: int) -> bytes:
-    """A PNG of images in rows, each as large as the first or a few times as large, with gaps
-    between.
-    """
+    """Returns a PNG of images in rows with gaps, enlarged to at least `SIDE` pixels."""
     height, width = images[0].shape[:2]
     times = max(1, -(-SIDE // max(height, width)))
     height, width = times * height, times * width
@@ -109,7 +111,7 @@ def sheet(images: Sequence[np.ndarray], columns: int) -> bytes:
 
 
 def reconstruction_picture(images: np.ndarray) -> bytes:
-    """A PNG of the rows original, visible and predicted, from `Evaluator.pictures`."""
+    """Returns a PNG with the rows original, visible and predicted, from `Evaluator.pictures`."""
     times = max(1, LEAST_SIDE // images.shape[2])
     large = images.repeat(times, axis=2).repeat(times, axis=3)
     framed = np.pad(large, ((0, 0), (0, 0), (2, 2), (2, 2), (0, 0)), constant_values=255)
@@ -117,9 +119,7 @@ def reconstruction_picture(images: np.ndarray) -> bytes:
 
 
 def kept_pictures(folder: Path) -> dict[str, bytes]:
-    """The pictures in `folder`, named by their step: the newest first, the others spread over the
-    run.
-    """
+    """Returns the pictures in `folder` by step: the newest first, then a sample of the others."""
     files = sorted(folder.glob("*.png"), key=lambda file: int(file.stem), reverse=True)
     chosen = sorted(
         {round(i) for i in np.linspace(0, len(files) - 1, min(len(files), MOST_PICTURES))}

@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file, made of nothing but what is in its workdir."""
+"""Report of a run: one HTML file, made from the content of its workdir alone."""
 
 import functools
 import html
@@ -50,7 +50,7 @@ from vit_jax.runs.workdir import (
 from vit_jax.training.objectives import OBJECTIVES
 from vit_jax.training.objectives.objective import in_format
 
-REFRESH_SECONDS = 10  # Of a page that is served while its run trains.
+REFRESH_SECONDS = 10  # Reload interval of a page that is served while its run trains.
 
 
 def _of_each_split(name: str) -> dict[str, str]:
@@ -60,7 +60,7 @@ def _of_each_split(name: str) -> dict[str, str]:
 ENTROPIES = {"train/teacher_entropy": "teacher", "train/student_entropy": "student"}
 ENTROPIES |= {"train/kl": "student's divergence"}
 
-# Title, rows' keys with their names in the legend, and the factor to the unit shown.
+# Title, the rows' keys with their labels in the legend, and the factor to the displayed unit.
 CURVES = (
     ("Loss", _of_each_split("loss"), 1),
     ("Accuracy, %", _of_each_split("accuracy"), 100),
@@ -75,11 +75,12 @@ CURVES = (
 
 
 class RunFiles(NamedTuple):
-    """A run as the files of its workdir describe it.
+    """The files of a run's workdir.
 
     Attributes:
-      rows: of `metrics.jsonl`.
-      predictions: of its last evaluation; None: it was of no labels, or there was none yet.
+      rows: rows of `metrics.jsonl`.
+      predictions: predictions of the last evaluation; None: it had no labels, or there was none
+        yet.
     """
 
     workdir: Path
@@ -89,25 +90,23 @@ class RunFiles(NamedTuple):
 
     @property
     def step(self) -> int:
-        """The last step that was logged."""
+        """The last logged step."""
         return max((row["step"] for row in self.rows), default=0)
 
     @property
     def finished(self) -> bool:
-        """The run has ended: its last step was evaluated, or it stopped early."""
+        """True if the run has ended: its last step was evaluated, or it stopped early."""
         steps = self.saved.manifest["steps"]
         return any(ends_run(row, steps) for row in self.rows)
 
     @property
     def kept_step(self) -> int | None:
-        """The step whose parameters the run ended with, where it chose among its evaluations."""
+        """The step of the final parameters, if the run selected them among its evaluations."""
         return next((row["kept/step"] for row in reversed(self.rows) if "kept/step" in row), None)
 
     @property
     def probe(self) -> dict[str, float]:
-        """The figures of the linear probe that the run started as; empty where it started
-        otherwise.
-        """
+        """Metrics of the linear probe with which the run started; empty if it did not."""
         return next((row for row in self.rows if row["step"] == 0 and "test/loss" in row), {})
 
     @property
@@ -117,9 +116,7 @@ class RunFiles(NamedTuple):
 
     @property
     def figures(self) -> dict[str, float]:
-        """The figures of the last evaluation, by split and name, such as `test/accuracy`; empty if
-        there was none.
-        """
+        """Metrics of the last evaluation, such as `test/accuracy`; empty if there was none."""
         evaluated = self.evaluated
         if not evaluated:
             return {}
@@ -131,30 +128,30 @@ class RunFiles(NamedTuple):
 
     @property
     def formats(self) -> dict[str, str]:
-        """Formats of the objective's metrics; of earlier versions' runs the accuracy's alone."""
+        """Formats of the objective's metrics; for earlier versions' runs, the accuracy's alone."""
         return CLASS_FIGURES | self.saved.manifest.get("metrics", {"accuracy": "share"})
 
     @property
     def labelled(self) -> bool:
-        """It was of labels; an objective without them may have a model with a head too."""
+        """True if the objective has labels; without them, a model may have a head nevertheless."""
         kind = OBJECTIVES.get(self.saved.config.objective.name)
         return bool(self.saved.manifest["num_classes"]) and (kind is None or kind.labels)
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """A name for each class, or its number."""
+        """The name of each class, or its number."""
         names, classes = self.saved.manifest["class_names"], self.saved.manifest["num_classes"]
         return all_names(names, classes) or tuple(map(str, range(classes)))
 
     @property
     def seconds(self) -> dict[str, float]:
-        """The time so far, by its kind."""
+        """The seconds so far, by kind."""
         timed = [row for row in self.rows if "time/train" in row]
         return {kind: timed[-1][f"time/{kind}"] for kind in KINDS} if timed else {}
 
 
 def read_run(workdir: Path) -> RunFiles:
-    """Reads what a workdir has for its report, which a run may write meanwhile.
+    """Reads the files of a workdir for its report; a run may write them at the same time.
 
     Raises:
       UserError: there is no run, or its files are damaged.
@@ -171,7 +168,7 @@ def write_report(workdir: Path) -> Path:
 
 
 def title_of(saved: SavedRun) -> str:
-    """The work of a run in words: `ViT-B/16 fine-tuned on pets`."""
+    """Returns the work of a run in words: `ViT-B/16 fine-tuned on pets`."""
     config = saved.config
     options = _options_of(saved.manifest)
     name = model_name(options) if options else config.model.name or "a model"
@@ -182,7 +179,7 @@ def title_of(saved: SavedRun) -> str:
 
 
 def data_name(config) -> str:
-    """The name of the data that a config trains on, without the folders that it lies in."""
+    """Returns the name of a config's training data, without the folders that contain it."""
     data = config.data
     if data.parts:
         return " + ".join(_named(*part.partition(":")[::2]) for part in data.parts)
@@ -197,10 +194,10 @@ def _named(source: str, path: str) -> str:
 
 
 def run_page(run: RunFiles, live: bool = False) -> str:
-    """The report as HTML.
+    """Returns the report as HTML.
 
     Args:
-      live: the page loads itself anew until the run is over.
+      live: the page reloads itself until the run is finished.
     """
     sections = [
         Section("", _head(run) + table(numbers_of(run), "facts"), "beside"),
@@ -256,7 +253,7 @@ def _figures_in_words(run: RunFiles) -> dict[str, str]:
 def figure(
     key: str, value: float | None, formats: Mapping[str, str], figures: Mapping[str, float]
 ) -> str:
-    """A figure in words, an accuracy with its standard error over the images."""
+    """Returns a metric in words; an accuracy has its standard error over the images."""
     split, _, name = key.partition("/")
     if value is None:
         return "not finite"
@@ -269,7 +266,7 @@ def figure(
 
 
 def curves(rows: Sequence[dict]) -> list[str]:
-    """SVGs of all that was measured, over the steps."""
+    """Returns SVGs of all metrics over the steps."""
     drawn = []
     for title, lines, scale in (*CURVES, *_curves_of_suites(rows)):
         points = {name: points_of(rows, key, scale) for key, name in lines.items()}
@@ -280,14 +277,12 @@ def curves(rows: Sequence[dict]) -> list[str]:
 
 
 def points_of(rows: Sequence[dict], key: str, scale: float = 1) -> list[tuple[float, float]]:
-    """A scalar over the steps, where it was measured and finite."""
+    """Returns the points of a scalar over the steps, where it was measured and finite."""
     return [(row["step"], scale * row[key]) for row in rows if row.get(key) is not None]
 
 
 def _curves_of_suites(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], int]]:
-    """A panel for each evaluation suite that the run has figures of: `knn/pets/20` is its line
-    `pets/20`.
-    """
+    """Returns a panel for each evaluation suite of the run: `knn/pets/20` is its line `pets/20`."""
     keys = dict.fromkeys(key for row in rows for key in row)
     return [
         (
@@ -300,7 +295,7 @@ def _curves_of_suites(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], i
 
 
 def _answers(run: RunFiles) -> list[Section]:
-    """The sections that are made of single answers, or why there are none."""
+    """Returns the sections on predictions, or the reason that there are none."""
     if run.predictions is not None:
         return answer_sections(run.predictions, run.class_names)
     if not run.figures:
@@ -316,7 +311,7 @@ def _answers(run: RunFiles) -> list[Section]:
 
 
 def _seen(folder: Path) -> str:
-    """The run's pictures of what its model sees of test images."""
+    """Returns the run's attention pictures of test images."""
     kinds = {".png": "png", ".svg": "svg+xml"}  # As images: a script in an SVG does not run then.
     return "".join(
         picture(caption, inline(file.read_bytes(), kinds[file.suffix]))
@@ -326,7 +321,7 @@ def _seen(folder: Path) -> str:
 
 
 def numbers_of(run: RunFiles) -> dict[str, str]:
-    """The time that a run took, the size of its model and data, and what it computed."""
+    """Returns facts about the run: its time, speed, model size, data size and FLOPs."""
     saved, manifest = run.saved, run.saved.manifest
     lines = {}
     if seconds := run.seconds:
@@ -361,7 +356,7 @@ def numbers_of(run: RunFiles) -> dict[str, str]:
 
 
 def provenance(saved: SavedRun) -> dict[str, str]:
-    """The origin of a run: data, checkpoint, devices, code and versions."""
+    """Returns the provenance of a run: data, checkpoint, devices, code and versions."""
     config, manifest = saved.config, saved.manifest
     data = config.data
     lines = {"from": ", ".join(data.parts) if data.parts else f"{data.source} {data.path}".strip()}
@@ -379,8 +374,9 @@ def provenance(saved: SavedRun) -> dict[str, str]:
 
 
 def short_commit(manifest: dict) -> str:
-    """The first digits of the code's commit, and whether files differed from it; empty: it is not
-    known.
+    """Returns the first digits of the code's commit; empty if it is unknown.
+
+    If files differed from the commit, `, changed` is appended.
     """
     commit, comma, changed = manifest.get("commit", "").partition(",")
     return commit[:12] + comma + changed
@@ -400,7 +396,7 @@ class ModelCost(NamedTuple):
 
 
 def model_cost_of(manifest: dict) -> ModelCost | None:
-    """The size and the cost of a run's model; None where it is of a kind that is not known here."""
+    """Returns the size and the cost of a run's model; None if its family is unknown."""
     return _cost(json.dumps({"model": manifest["model"]}, sort_keys=True))
 
 
@@ -421,9 +417,7 @@ def _options_of(manifest: dict) -> ImageOptions | None:
 
 
 def parameter_table(manifest: dict) -> str:
-    """The parameters of a run's model, folded: layers that differ in their number alone share a
-    row.
-    """
+    """Returns the parameters of a run's model, folded; layers with equal shapes share a row."""
     if (options := _options_of(manifest)) is None:
         return ""
     made, groups = sketch(options), {}
@@ -442,7 +436,7 @@ def parameter_table(manifest: dict) -> str:
 
 
 def with_unit(number: float) -> str:
-    """A number with a unit of thousands: `85.8 M`."""
+    """Returns a number with a metric prefix: `85.8 M`."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.3g} {unit}"
@@ -450,7 +444,7 @@ def with_unit(number: float) -> str:
 
 
 def changed_values(saved: SavedRun) -> dict[str, tuple[Any, Any]]:
-    """The config's values that are not the default, each with the default, by key."""
+    """Returns the config's values that differ from the defaults, each with its default, by key."""
     defaults = dict(leaves(base_config()))
     return {
         key: (value, defaults.get(key))
@@ -464,7 +458,7 @@ def _plain(value: Any) -> Any:
 
 
 def config_values(saved: SavedRun) -> str:
-    """The config: what differs from the defaults, and folded all of it."""
+    """Returns the config: differences from the defaults, and all values in a folded part."""
     rows = "".join(
         f"<tr><td>{html.escape(key)}<td>{html.escape(str(value))}<td>{html.escape(str(default))}</tr>"
         for key, (value, default) in changed_values(saved).items()

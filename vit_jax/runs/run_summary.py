@@ -1,4 +1,4 @@
-"""The description of a run at its start: model, data, decoding and devices."""
+"""Summary of a run at its start: model, data, decoding and devices."""
 
 import math
 
@@ -16,7 +16,7 @@ from vit_jax.training.objectives import objective_of
 
 
 def describe(parts: Parts, manifest: dict) -> str:
-    """Model, data and devices of a run."""
+    """Returns the summary of a run's model, data and devices, in lines."""
     config, program, origin = parts.config, parts.program, parts.origin
     parameters = parameter_overview.count_parameters(program.state["params"])
     images, classes = manifest["images"], f", {manifest['num_classes']:,} classes"
@@ -51,9 +51,7 @@ def describe(parts: Parts, manifest: dict) -> str:
 
 
 def unused(splits: Splits) -> list[str]:
-    """Returns lines with the number of unused files by reason; slices of one folder share a
-    line.
-    """
+    """Returns lines with the numbers of unused files by reason; slices of a folder share a line."""
     names: dict[str, list[str]] = {}
     for name, source in splits.named.items():
         if source.left_out:
@@ -62,6 +60,6 @@ def unused(splits: Splits) -> list[str]:
 
 
 def _decoders(config: ConfigDict, images: int) -> str:
-    """Says what decodes training images."""
+    """Returns the number of processes and threads that decode training images, in words."""
     workers, threads = decoders(config.data.workers, config.data.threads, images)
     return f"{f'{workers} processes of' if workers else 'this process,'} {threads} thread(s)"

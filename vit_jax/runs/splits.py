@@ -1,4 +1,4 @@
-"""The splits of a run: what it trains on, what it chooses by, and what it reports."""
+"""The splits of a run: training, model selection and test."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -14,7 +14,7 @@ from vit_jax.data.sources.slices import overlap
 from vit_jax.errors import UserError
 from vit_jax.training.objectives import objective_of
 
-MANY = 10**9  # Images of a split whose size is not known, for the shares that are cut out of it.
+MANY = 10**9  # Assumed size of a split of unknown size, for slices in per cent.
 
 
 SPOKEN = {"train": "training", "dev": "dev", "test": "test"}
@@ -24,7 +24,7 @@ class Splits(NamedTuple):
     """The sources of a run.
 
     Attributes:
-      dev: what is evaluated while training goes on, and chosen by; None: `test` is.
+      dev: split for evaluation during training and for model selection; None: `test` is used.
     """
 
     train: Source
@@ -33,27 +33,27 @@ class Splits(NamedTuple):
 
     @property
     def named(self) -> dict[str, Source]:
-        """Those that there are, by their names in metrics and figures."""
+        """The existing splits, by their names in metrics."""
         return {name: source for name, source in self._asdict().items() if source is not None}
 
     @property
     def chosen_by(self) -> str:
-        """The name of the split that chooses among checkpoints."""
+        """The name of the split for model selection."""
         return "test" if self.dev is None else "dev"
 
 
 def open_splits(
     config: ConfigDict, data: Mapping[str, Any] | None = None, groups: Sequence | None = None
 ) -> Splits:
-    """The sources that a config names; classes have the numbers of the training split.
+    """Opens the sources that a config names; classes have the numbers of the training split.
 
     Args:
-      data: what a program hands in, by split, in place of the data set that the config names.
-      groups: of each example of `train` that is handed in, in place of `config.data.groups`.
+      data: api override of the config's data set, by split.
+      groups: the group of each example of `train`, which replaces `config.data.groups`.
 
     Raises:
-      UserError: one does not exist, is empty or cannot be read; what chooses is trained on or
-        reported.
+      UserError: a split does not exist, is empty or cannot be read; the split for model selection
+        shares images with training or test.
     """
     values = config.data
     arguments = dict(
@@ -89,7 +89,7 @@ def open_splits(
 
 
 def share(config: ConfigDict, train: Source, one: str, other: str) -> bool:
-    """True where two splits of `config.data` have images in common, where that matters."""
+    """Returns True if two splits of `config.data` share images; False for synthetic data."""
     if SOURCES[config.data.source].made_up:
         return False
     images = len(train.source) if isinstance(train, Subset) else MANY
@@ -100,7 +100,7 @@ def notes(config: ConfigDict, splits: Splits, groups: Sequence | None = None) ->
     """Returns notes on unexpected properties of a run's splits.
 
     Args:
-      groups: as of `open_splits`.
+      groups: see `open_splits`.
     """
     lines = [
         line for name, source in splits.named.items() for line in lacking(SPOKEN[name], source)
@@ -126,7 +126,7 @@ def notes(config: ConfigDict, splits: Splits, groups: Sequence | None = None) ->
 
 
 def _note_on_sample(config: ConfigDict, train: Source) -> list[str]:
-    """Returns a note if a slice of data that a program hands in is a random sample of them."""
+    """Returns a note if a slice of a calling program's data is a random sample of them."""
     if config.data.source != "handed_in" or config.data.slices != "stratified":
         return []
     if not isinstance(train, Subset):

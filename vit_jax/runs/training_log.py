@@ -1,6 +1,4 @@
-"""The progress line: what training did since the last one, how fast, and how long it still
-takes.
-"""
+"""Training log: metrics since the last line, speed and remaining time."""
 
 import jax
 from ml_collections import ConfigDict
@@ -14,20 +12,20 @@ from vit_jax.runs.goodput import Ledger
 from vit_jax.training.objectives.objective import in_format
 from vit_jax.training.program import Program
 
-MANY = 64  # Images that are not all classified correctly by chance.
+MANY = 64  # The number of images that are not all classified correctly by chance.
 
 
 class TrainLog:
-    """Turns sums of metrics into rows by step and lines by time.
+    """Converts sums of metrics into rows by step and a progress line by time.
 
-    A row is fetched only after the next step began.
+    A row is fetched only after the next step has started.
 
     Args:
-      images: in the training split.
-      flops: of training, for each image.
-      ledger: what of the time was training.
-      skipped: updates that were left out before.
-      classes: in the training split; 0: the objective has no labels.
+      images: number of images in the training split.
+      flops: training FLOPs per image.
+      ledger: timer of training and other work.
+      skipped: number of updates that were skipped before.
+      classes: number of classes in the training split; 0: the objective has no labels.
     """
 
     def __init__(
@@ -49,28 +47,26 @@ class TrainLog:
         self._schedule, self._objective = program.schedule, program.abstract_objective()
         self._metrics, self._warned = self._objective.metrics, False
         self._checkpoints, self._console, self._writer = checkpoints, console, writer
-        # Images a second at which the devices would do nothing but these operations; None: not
-        # known.
+        # Images per second at the devices' peak FLOPs; None: unknown.
         peak = peak_flops(jax.devices()[0].device_kind)
         self._peak_speed = peak * jax.device_count() / flops if peak else None
         self._ledger, self._max_skipped = ledger, config.max_skipped_steps
         self._pending = None
         self._skipped = skipped
         self._begun = self._logged = None
-        # A head that is a linear probe's may well have no loss from the first step on.
+        # The head of a linear probe may have zero loss from the first step on.
         self._suspicion = None if config.finetune.head == "probe" else Suspicion(classes)
 
     def begin(self, step: int) -> None:
-        """Begins to count speed, now that the program is compiled."""
+        """Starts to measure the speed, now that the program is compiled."""
         self._begun = self._logged = step, *self._clock()
 
     def take(self, step: int, metrics: dict) -> None:
-        """Hands over the sums at a log step, still on the devices."""
+        """Queues the sums at a log step, which are still on the devices."""
         self._pending = step, metrics
 
     def check(self, step: int, metrics: dict) -> None:
-        """Says which updates were left out since the last check, for a loss or gradient that is not
-        finite.
+        """Logs the updates skipped since the last check, as their loss or gradient is not finite.
 
         Raises:
           UserError: too many in a row.
@@ -92,7 +88,7 @@ class TrainLog:
         self._skipped = skipped["total"]
 
     def flush(self) -> None:
-        """Writes what was handed over, if anything.
+        """Writes the queued metrics, if any.
 
         Raises:
           UserError: too many losses in a row were not finite.
@@ -116,9 +112,9 @@ class TrainLog:
             self._writer.write(step, row | self._ledger.row())
 
     def look(self, step: int, metrics: dict) -> None:
-        """Writes the line of a step between two rows, where readers have waited for one.
+        """Writes a progress line between two rows if the last line is too old.
 
-        Only this process waits for the step then: what is fetched lies on its own devices.
+        Only this process waits for the step, as the metrics are on its own devices.
         """
         if self._console.late:
             row, means = self._row(step, jax.device_get(metrics), self._logged)
@@ -127,10 +123,10 @@ class TrainLog:
     def _row(
         self, step: int, sums: dict, before: tuple[int, float, float]
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """The row of a step, and the means of the metrics since the last row.
+        """Returns the row of a step, and the means of the metrics since the last row.
 
         Args:
-          before: step of the last row, and the clock then.
+          before: step and clock values of the last row.
         """
         done, seconds = step - before[0], self._clock()[0] - before[1]
         # Means are NaN where no step was finite, and null in the file.
@@ -163,22 +159,22 @@ class TrainLog:
         return line
 
     def account(self, step: int) -> None:
-        """Writes where the time went until now, for the start that goes on from here."""
+        """Writes the times until now, for the start that continues from here."""
         if self._writer:
             self._writer.write(step, self._ledger.row())
 
     def _clock(self) -> tuple[float, float]:
-        """Seconds of training so far, and of all that goes on once a run has begun."""
+        """Returns the seconds of training so far, and of all work after the start of a run."""
         row = self._ledger.row()
         training = row["time/train"] + row["time/data"]
         return training, training + row["time/evaluate"] + row["time/save"]
 
 
 class Suspicion:
-    """Finds figures of the first steps that no training has: they tell of wrong or missing labels.
+    """Detects implausible metrics in the first steps, which indicate wrong or missing labels.
 
     Args:
-      classes: in the training split; 0: there are no labels.
+      classes: number of classes in the training split; 0: there are no labels.
     """
 
     def __init__(self, classes: int):
@@ -186,12 +182,11 @@ class Suspicion:
         self._constant: float | None = None  # The accuracy of all rows so far.
 
     def remark(self, means: dict[str, float], images: int) -> str | None:
-        """Returns a remark, once, where the loss is 0 or accuracy constantly 0 or 1 from the first
-        step on.
+        """Returns a remark, once, if the loss is 0 or the accuracy always 0 or always 1 so far.
 
         Args:
-          means: of the metrics since the last row.
-          images: trained on since the first step.
+          means: means of the metrics since the last row.
+          images: number of images trained on since the first step.
         """
         if self._over:
             return None

@@ -1,4 +1,4 @@
-"""The model of a run and its first parameters: drawn from the seed, or those of a checkpoint."""
+"""Warm start: the model of a run and its first parameters, random or from a checkpoint."""
 
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -29,20 +29,22 @@ from vit_jax.parallel.sharding import path_name
 from vit_jax.training.objectives import OBJECTIVES, abstract_objective, objective_of
 from vit_jax.training.program import model_arguments
 
-HANDED_IN = "handed_in"  # The `finetune.checkpoint` of a run whose model a program handed in.
+HANDED_IN = "handed_in"  # The `finetune.checkpoint` of a run whose model a program passed.
 _RANDOM_OBJECTIVE = "config.finetune.objective='new' starts at random ones"  # Advice in errors.
 
 
 class Origin(NamedTuple):
-    """The model of a run, and where its first parameters come from."""
+    """The model of a run, and the initialization source of its parameters."""
 
-    options: ImageOptions  # Of the model.
-    sources: dict[str, Callable[[], np.ndarray]]  # By path; empty: they are drawn from the seed.
-    found: list[str]  # What the checkpoint was, and what became of it, in lines.
-    interpolation: str  # Of images.
-    beside: ObjectiveParams | None = None  # What the checkpoint has of an objective.
-    objective: dict[str, Callable[[], np.ndarray]] = {}  # Of the run's objective, as `sources`.
-    memory: dict[str, Callable[[], np.ndarray]] = {}  # Of what it remembers, by name.
+    options: ImageOptions  # Options of the model.
+    # Functions that read the parameters, by path; empty: they are random.
+    sources: dict[str, Callable[[], np.ndarray]]
+    found: list[str]  # Description of the checkpoint and its changes, in lines.
+    interpolation: str  # Interpolation of images.
+    beside: ObjectiveParams | None = None  # The checkpoint's parameters of an objective.
+    # Parameters of the run's objective, similar to `sources`.
+    objective: dict[str, Callable[[], np.ndarray]] = {}
+    memory: dict[str, Callable[[], np.ndarray]] = {}  # State of the objective, by name.
 
     @property
     def name(self) -> str:
@@ -54,15 +56,15 @@ class Origin(NamedTuple):
         return family_of(self.options).model(self.options, rngs=rngs)
 
     def read(self) -> dict:
-        """The checkpoint's parameters, on the host; empty where there is none."""
+        """Returns the checkpoint's parameters, on the host; empty if there is none."""
         return _read(self.sources)
 
     def read_objective(self) -> dict:
-        """Those of the run's objective, on the host; empty where they are drawn."""
+        """Returns the parameters of the run's objective, on the host; empty if they are random."""
         return _read(self.objective)
 
     def read_memory(self) -> dict:
-        """The memories of the objective that the checkpoint has, on the host."""
+        """Returns the checkpoint's state of the objective, on the host."""
         return _read(self.memory)
 
 
@@ -73,7 +75,7 @@ def _read(sources: dict[str, Callable[[], np.ndarray]]) -> dict:
 
 
 def has_resnet(config: ConfigDict) -> bool:
-    """The config's model is a BiT or a hybrid, whether its name says so or the checkpoint.
+    """Returns True if the model of the config or its checkpoint is a BiT or a hybrid.
 
     Raises:
       UserError: there is no such model or checkpoint, or it is damaged.
@@ -179,8 +181,9 @@ def _regularisation_note(options: ImageOptions, stored: dict[str, Any]) -> list[
 
 
 def _training_defaults(options: ImageOptions) -> dict[str, Any]:
-    """Returns the defaults of a model's arguments that no later run takes over: regularisation, the
-    head's start.
+    """Returns the defaults of model arguments that are not inherited from a checkpoint.
+
+    These are the regularisation and the head's initialization.
     """
     declared = options_of(type(options))
     names = REGULARISATION | {"head_bias", "head_std"}
@@ -301,7 +304,7 @@ def objective_shapes(found: ObjectiveParams, options: ImageOptions) -> Shapes:
       options: the arguments of the model.
 
     Raises:
-      UserError: it is made by values that no objective has, or does not fit the model.
+      UserError: the objective's options are invalid, or it does not fit the model.
     """
     if found.shapes:
         return found.shapes()
@@ -348,13 +351,13 @@ def matched_head(
     place: str,
     remedy: str,
 ) -> tuple[dict[str, Callable[[], np.ndarray]], list[str]]:
-    """A checkpoint's parameters with those of its head in the order of the data's classes, and
-    notes on it.
+    """Returns a checkpoint's parameters with a head in the order of the data's classes, and notes.
 
     Args:
-      sources: by path.
-      class_names: of the run's head, by number.
-      place: the checkpoint's name for messages; remedy: the advice if it has other classes.
+      sources: functions that read the parameters, by path.
+      class_names: classes of the run's head, by number.
+      place: the checkpoint's name for messages.
+      remedy: the advice in the error if it has other classes.
 
     Raises:
       UserError: some of its classes are the data's at other numbers, and others are not.
@@ -374,14 +377,14 @@ def matched_head(
 
 
 def _reordered(read: Callable[[], np.ndarray], order: np.ndarray) -> np.ndarray:
-    """A parameter of a head, whose last axis is of classes, in another order of these."""
+    """Returns a parameter of a head with its classes, the last axis, in another order."""
     return np.asarray(read())[..., order]
 
 
 def _handed_in_origin(
     config: ConfigDict, num_classes: int, model: ImageModel | None, class_names: Sequence[str]
 ) -> Origin:
-    """Returns the start from a model of a program, with its head and its regularisation."""
+    """Returns the warm start from a calling program's model, with its head and regularisation."""
     if model is None:
         raise UserError(
             "the model of this run was handed in by a program (finetune.checkpoint is "
@@ -417,7 +420,7 @@ def _handed_in_origin(
 
 
 def _checkpoint_of(model: ImageModel) -> Checkpoint:
-    """A model in the memory as a checkpoint, with its parameters as they are now."""
+    """Returns a model in memory as a checkpoint, with its current parameters."""
     if not isinstance(model, ImageModel) or model.about is None:
         raise UserError(
             f"model is a {type(model).__name__}, and must be of vit_jax.load_model or create_model"
@@ -428,9 +431,8 @@ def _checkpoint_of(model: ImageModel) -> Checkpoint:
         "the calling program",
         model.options,
         {path: tuple(x.shape) for path, x in params.items()},
-        lambda path: np.array(
-            params[path]
-        ),  # A copy: the first step gives away the memory of its own.
+        # A copy: the first step donates the buffers of its own arrays.
+        lambda path: np.array(params[path]),
         preprocessing=model.about.preprocessing,
         class_names=model.about.class_names,
         probabilities=model.about.probabilities,
@@ -438,7 +440,7 @@ def _checkpoint_of(model: ImageModel) -> Checkpoint:
 
 
 def fingerprint_of(params: Iterable[tuple[str, Any]]) -> str:
-    """A checksum of parameters and their paths, in this order, for the same ones and no others."""
+    """Returns a checksum of parameters and their paths, in this order."""
     total = 0
     for path, x in params:
         values = np.ascontiguousarray(x).view(np.uint8)  # NumPy gives no buffer of bfloat16.

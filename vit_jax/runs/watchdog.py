@@ -1,6 +1,4 @@
-"""Ends a run that hangs: a lost network file system, a pipe for an image, a device that is
-silent.
-"""
+"""Ends a process that hangs, as when a network file system, a pipe or a device does not respond."""
 
 import faulthandler
 import multiprocessing
@@ -15,13 +13,13 @@ from vit_jax.progress import LATE, duration
 
 
 class Watchdog:
-    """A context that writes down the stacks of all threads when nothing was done for so long.
+    """Context manager that writes the stacks of all threads when a process makes no progress.
 
-    After twice the time the process ends with exit code 1, for whatever started it to start it
-    again.
+    After twice the time the process ends with exit code 1, so that its supervisor can restart it.
 
     Args:
-      seconds: longer than anything that the run may wait for, and than any phase of its start.
+      seconds: timeout; longer than anything that the run may wait for, and than any phase of its
+        start.
       ends: the process may be ended; otherwise its stacks are written, and no more.
     """
 
@@ -33,24 +31,21 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def report_to(self, stacks: Path, say: Callable[[str], None]) -> None:
-        """Sends stacks into this file instead of standard error from here on, and the first line to
-        `say`.
-        """
+        """Writes stacks into this file instead of standard error, and logs with `say`."""
         self._stacks, self._say = stacks, say
 
     def begins(self, phase: str) -> None:
-        """Notes that something long begins, such as `compiling the step`; the time counts from
-        here.
-        """
+        """Records the start of a long phase, such as `compiling the step`; restarts the timeout."""
         self._last = time.monotonic(), self._last[1], f": {phase}"
 
     def done(self, what: str) -> None:
-        """Notes that something was finished; the time counts from here."""
+        """Records that something was finished, and restarts the timeout."""
         self._last = time.monotonic(), what, ""
 
     def in_words(self) -> str:
-        """Work that takes long: `compiling the step: 12 s so far`, `step 3 done 12 s ago`; empty:
-        none.
+        """Returns the pending work: `compiling the step: 12 s so far`; empty if it is recent.
+
+        Between two phases it is the last finished work: `step 3 done 12 s ago`.
         """
         since, done, phase = self._last
         passed = time.monotonic() - since
@@ -76,8 +71,9 @@ class Watchdog:
     def _watch(self):
         told = None
         while not self._closed.wait(self._seconds / 20):
-            # A thread that hangs with the interpreter's lock holds this one up as well. Python's
-            # own watchdog needs no lock: unless it is set anew here, it shows the stacks and exits.
+            # A thread that hangs with the interpreter's lock blocks this one too. Python's own
+            # watchdog needs no lock: it writes the stacks and exits, unless its timer is restarted
+            # here.
             if self._ends:
                 faulthandler.dump_traceback_later(2 * self._seconds, exit=True, file=sys.__stderr__)
             since, done, phase = self._last
@@ -100,7 +96,6 @@ class Watchdog:
             with self._stacks.open("a") if self._stacks else open(os.dup(2), "w") as file:
                 print(f"{time.ctime()}: {what}", file=file, flush=True)
                 faulthandler.dump_traceback(file)
-        except (
-            OSError
-        ) as error:  # The disk may be what hangs, or is full: the end comes all the same.
+        # The disk may be full or may hang itself. The process ends nevertheless.
+        except OSError as error:
             print(f"no stacks of {what}: {error}", file=sys.stderr, flush=True)

@@ -1,13 +1,13 @@
 """The files that a run keeps in its workdir, next to its checkpoints.
 
-config.json     the config, as given
-manifest.json   what followed from config and data: model, classes, steps, versions, commit, devices
-checkpoints/    by step
+config.json       the config, as the user set it
+manifest.json     values from config and data: model, classes, steps, versions, commit, devices
+checkpoints/      by step
 metrics.jsonl, log.txt, events.out.tfevents.*, report.html
-predictions.npz what the model said of each image of the last evaluation, and some of the images
-seen/           what it sees of test images, at the end
-.lock-N         which process writes into it, if one does
-reconstructions/  of a self-supervised run: pictures by step
+predictions.npz   predictions for the images of the last evaluation, and some of the images
+seen/             attention maps of test images, at the end
+.lock-N           the process that writes into the workdir, if any
+reconstructions/  pictures of a self-supervised run, by step
 """
 
 import contextlib
@@ -44,15 +44,15 @@ from vit_jax.training.schedule import sees_length
 METRICS, RECONSTRUCTIONS = "metrics.jsonl", "reconstructions"
 REPORT, SEEN_FOLDER = "report.html", "seen"
 LENGTH = {"steps", "epochs"}
-FORMAT = 7  # Of a workdir; earlier ones were written before the first release.
+FORMAT = 7  # Version of a workdir's format; earlier ones were written before the first release.
 SHARED = ".shared"
-SEEN_SECONDS = 10  # After which a file that one host wrote is there for another, over NFS too.
+SEEN_SECONDS = 10  # The time after which a file of one host is visible to another, over NFS too.
 
 
 class SavedRun(NamedTuple):
-    """The run that a workdir describes."""
+    """The run in a workdir."""
 
-    text: str  # Of `config.json`.
+    text: str  # Content of `config.json`.
     config: ConfigDict
     manifest: dict
 
@@ -61,27 +61,26 @@ class SavedRun(NamedTuple):
 def claim(
     workdir: Path, config: ConfigDict, manifest: dict, say: Callable[[str], None] = print
 ) -> Iterator[Lock | BucketLock]:
-    """The context in which `workdir` is this config's, made so if it is new, and no other run's.
+    """Creates or resumes a workdir and holds its lock while the context is open.
 
-    A run in which nothing depends on its length is made longer where the config is. Data that have
-    changed are taken where the config accepts them.
+    A run is made longer if the config is longer and nothing depends on the length. Changed data are
+    accepted if the config accepts them.
 
     Raises:
-      UserError: it belongs to another config or other data, holds other files, is in use, or cannot
-        be written.
+      UserError: the workdir belongs to another config or other data, contains other files, is in
+        use, or cannot be written.
     """
     check_name(workdir)
     with contextlib.ExitStack() as held:
         try:
-            _belongs(workdir, config, manifest)  # Before anything is made.
+            _belongs(workdir, config, manifest)  # Before anything is created.
             workdir.mkdir(parents=True, exist_ok=True)
             url = url_of(workdir)
             lock = held.enter_context(BucketLock(Bucket(url), say) if url else Lock(workdir, say))
             if url:
                 fetched(url)
-            saved = _belongs(
-                workdir, config, manifest
-            )  # Again: whoever had it may have made it another's.
+            # Again: the previous owner may have changed it.
+            saved = _belongs(workdir, config, manifest)
             if not saved:
                 _write(workdir, manifest, configs.to_json(config))
             elif changed := data_identity.differences(saved.manifest, _as_saved(manifest)):
@@ -105,7 +104,7 @@ def claim(
 
 
 def _write(workdir: Path, manifest: dict, config: str) -> None:
-    """Writes both files, the config last: a workdir with one is a workdir of a run."""
+    """Writes the manifest and then the config, which marks the workdir as complete."""
     for name, text in ((MANIFEST, json.dumps(manifest, indent=2)), (CONFIG, config)):
         temporary = workdir / (name + ".tmp")
         temporary.write_text(text + "\n")
@@ -123,7 +122,7 @@ def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> SavedRun | No
         _check_empty(workdir)
         return None
     if not steps_made(workdir):
-        return None  # It may begin with other values.
+        return None  # A run without checkpoints may start again with other values.
     given = _as_saved(manifest)
     _check_config(workdir, saved, config, manifest["steps"])
     _check_data(workdir, saved, config, given)
@@ -132,8 +131,8 @@ def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> SavedRun | No
 
 
 def _check_empty(workdir: Path) -> None:
-    """Raises UserError if a workdir without a run contains files that no start of a run made."""
-    begun = (MANIFEST, CONFIG + ".tmp", PREFIX)  # Of a start that was killed.
+    """Raises UserError if a workdir without a run contains files that are not a run's."""
+    begun = (MANIFEST, CONFIG + ".tmp", PREFIX)  # From a start that was killed.
     url = url_of(workdir)
     names = Bucket(url).top() if url else os.listdir(workdir) if workdir.exists() else ()
     if any(not name.startswith(begun) for name in names):
@@ -141,7 +140,7 @@ def _check_empty(workdir: Path) -> None:
 
 
 def _check_config(workdir: Path, saved: SavedRun, config: ConfigDict, steps: int) -> None:
-    """Raises UserError unless the run has this config, or may be made longer to have it.
+    """Raises UserError unless the run has this config, or may be extended to it.
 
     Args:
       steps: number of steps of this config.
@@ -183,18 +182,18 @@ def _check_data(workdir: Path, saved: SavedRun, config: ConfigDict, given: dict)
 
 
 def _sees_length(config: ConfigDict) -> bool:
-    """True where what training does depends on the length of the run."""
-    ends_with_best = (
-        config.checkpoint.final == "best"
-    )  # Whose optimizer state is that of the last step.
+    """Returns True if the training depends on the length of the run."""
+    # The optimizer state is then the last step's, not the best step's.
+    ends_with_best = config.checkpoint.final == "best"
     return (
         ends_with_best or sees_length(config.optimizer) or objective_of(config).sees_length(config)
     )
 
 
 def _identity(manifest: dict) -> dict[str, dict]:
-    """The values that identify each thing but the data that the config does not, by its name in
-    words.
+    """Returns the values that identify the model, an api override of it and the frozen model.
+
+    The data and values of the config are not included.
     """
     model = {
         key: x for key, x in manifest["model"].items() if f"model.{key}" not in configs.OPERATIONAL
@@ -206,13 +205,15 @@ def _identity(manifest: dict) -> dict[str, dict]:
 
 
 def _as_saved(manifest: dict) -> dict:
-    """The manifest as it is read back: lists in the place of tuples."""
+    """Returns the manifest as it is read back: lists instead of tuples."""
     return json.loads(json.dumps(manifest))
 
 
 def steps_of(workdir: Path, config: ConfigDict) -> int | None:
-    """The number of steps that a run keeps where its data have changed; None: as config and data
-    make it.
+    """Returns the number of steps of a saved run whose changed data are accepted.
+
+    Returns:
+      None if the number follows from config and data.
     """
     saved = saved_run(workdir) if config.data.changed == "accepted" else None
     if saved is None or any(saved.config[name] != config[name] for name in LENGTH):
@@ -232,7 +233,7 @@ def ends_run(row: dict[str, float], steps: int) -> bool:
 
 
 def _check_same(workdir: Path, saved: dict, given: dict) -> None:
-    """Raises UserError where something else is given than the run began with."""
+    """Raises UserError if other values are passed than those with which the run started."""
     for name, known in saved.items():
         if differing := [
             key for key, value in known.items() if given.get(name, {}).get(key) != value
@@ -244,9 +245,7 @@ def _check_same(workdir: Path, saved: dict, given: dict) -> None:
 
 
 def check_name(workdir: Path) -> None:
-    """Raises UserError where a workdir's path is not UTF-8, which the library of checkpoints cannot
-    open.
-    """
+    """Raises UserError if a workdir's path is not UTF-8, which Orbax cannot open."""
     path = str(workdir.absolute())
     if as_text(path) != path:
         raise UserError(
@@ -256,7 +255,7 @@ def check_name(workdir: Path) -> None:
 
 
 def saved_run(workdir: Path) -> SavedRun | None:
-    """The run that a workdir is of; None where there is none.
+    """Returns the run in a workdir; None if there is none.
 
     Raises:
       UserError: one of its files is damaged or cannot be read.
@@ -269,7 +268,7 @@ def saved_run(workdir: Path) -> SavedRun | None:
 
 
 def _read_json(workdir: Path, name: str, parse: Callable[[str], Any]) -> tuple[str, Any]:
-    """Returns the text of a JSON file that holds an object, and what `parse` makes of it."""
+    """Returns the text of a JSON file that contains an object, and the result of `parse`."""
     try:
         text = read_small(workdir / name)
         if not isinstance(json.loads(text), dict):
@@ -322,10 +321,10 @@ def check_shared(workdir: Path, peers: Peers) -> None:
 
 
 class _SharedFile(NamedTuple):
-    """The file in a workdir that all processes of a run read."""
+    """File in a workdir that all processes of a run read, to check that they share it."""
 
     path: Path
-    bucket: Bucket | None  # Of a workdir in a bucket.
+    bucket: Bucket | None  # The bucket of the workdir, if it is in one.
 
     def write(self, text: str) -> None:
         if self.bucket:
@@ -354,13 +353,13 @@ def make_manifest(
     metrics: dict[str, str],
     flops: float,
 ) -> dict:
-    """The manifest: all that a reader of the run needs besides its config.
+    """Returns the manifest: all values that a reader of the run needs in addition to its config.
 
     Args:
       options: the arguments of the model.
-      interpolation: of images, which the checkpoint that the run starts from may have said.
-      metrics: formats of the objective's.
-      flops: of training, for each image.
+      interpolation: interpolation of images, which may come from the checkpoint of a warm start.
+      metrics: formats of the objective's metrics.
+      flops: training FLOPs per image.
     """
     return {
         "format": FORMAT,
@@ -383,7 +382,7 @@ def make_manifest(
 
 
 def versions_here() -> dict[str, str]:
-    """The versions of Python and of the packages that a run depends on."""
+    """Returns the versions of Python and of the packages that a run depends on."""
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
     return {"python": platform.python_version()} | {
         package: importlib.metadata.version(package) for package in packages
@@ -391,8 +390,9 @@ def versions_here() -> dict[str, str]:
 
 
 def commit_of_package() -> str:
-    """The commit of the checkout that this package lies in: `1e41b65...`, with `, changed` where
-    files differ from it; empty where it is not known.
+    """Returns the commit of this package's checkout, `1e41b65...`; empty if it is unknown.
+
+    If files differ from the commit, `, changed` is appended.
     """
     root = Path(__file__).parents[2]
     git = ["git", "-C", str(root)]
@@ -411,8 +411,7 @@ def commit_of_package() -> str:
 
 
 def workdir_at(place: str | Path) -> Path:
-    """Returns the folder of a workdir; for one in a bucket a local folder, to which its files are
-    copied.
+    """Returns the folder of a workdir; for a bucket, a local folder with copies of its files.
 
     Raises:
       UserError: the bucket cannot be used.
@@ -421,8 +420,7 @@ def workdir_at(place: str | Path) -> Path:
 
 
 def place_of(source: str | Path) -> tuple[Path, str]:
-    """Returns the folder of a workdir and the checkpoint that `WORKDIR@best` or `WORKDIR@3000`
-    names.
+    """Returns the folder of a workdir and the checkpoint in `WORKDIR@best` or `WORKDIR@3000`.
 
     Raises:
       UserError: the bucket cannot be used.

@@ -1,11 +1,10 @@
-"""One run at a time on a workdir: a lock that ends with its process, also on a disk that many hosts
-share.
+"""Lock that allows one run at a time on a workdir, also on a disk that many hosts share.
 
-The newest of the files `.lock-1`, `.lock-2`, ... in the workdir says who has it: an empty one
-nobody. The next is made by an atomic hard link, so of several that want it one gets it, and a
-number is never used twice. Its process holds a `flock` on it, which the kernel ends with the
-process, and gives it a new time every few seconds, as the only sign that another host sees where
-the file system keeps no locks for all.
+The newest of the files `.lock-1`, `.lock-2`, ... in the workdir names the owner; an empty file has
+no owner. The next file is created by an atomic hard link: if several processes try, only one
+succeeds, and a number is never used twice. The owner holds a `flock` on its file, which the kernel
+releases when the process ends. It also updates the file's time every few seconds. This heartbeat is
+the only sign for other hosts if the file system does not share locks.
 """
 
 import contextlib
@@ -24,21 +23,21 @@ from typing import BinaryIO, NamedTuple
 
 from vit_jax.errors import UserError
 
-PREFIX = ".lock"  # The beginning of the names of a lock's files.
-BEAT_SECONDS = 5.0  # Between two signs of life.
-STALE_SECONDS = 90.0  # Without a sign for so long a holder on another host counts as gone.
+PREFIX = ".lock"  # Prefix of the names of a lock's files.
+BEAT_SECONDS = 5.0  # Between two heartbeats.
+STALE_SECONDS = 90.0  # A holder on another host without a heartbeat for this time counts as gone.
 
 
 class Holder(NamedTuple):
-    """The process that has a workdir, as its lock file says."""
+    """The process in a lock file."""
 
     host: str
     pid: int
     since: float  # `time.time()`
-    boot: str  # Identifies the start of its kernel.
-    namespace: str  # The one in which the pid counts.
-    born: str  # When the process began, in the kernel's units: a pid is used again.
-    inode: int  # The lock file's: a file with another inode is a copy.
+    boot: str  # Identifies the boot of its kernel.
+    namespace: str  # The PID namespace.
+    born: str  # Start time of the process, in the kernel's units: PIDs are reused.
+    inode: int  # The lock file's inode: a file with another inode is a copy.
 
     def __str__(self):
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
@@ -46,11 +45,11 @@ class Holder(NamedTuple):
 
 
 class Lock:
-    """The lock on `workdir`, a folder; it is held as a context.
+    """Lock on `workdir`, a folder; a context manager.
 
     Args:
-      say: is told whom it was taken over from, and for whom it waits.
-      beat_seconds, stale_seconds: the same for all that may want the workdir.
+      say: callback for messages about a takeover and about waiting for another process.
+      beat_seconds, stale_seconds: the same in all processes that may use the workdir.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class Lock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self):
-        """Takes the workdir; waits where only time can tell whether another host's process lives.
+        """Takes the workdir; waits for a heartbeat if another host's process may be alive.
 
         Raises:
           UserError: another run has it.
@@ -93,13 +92,13 @@ class Lock:
         os.close(self._descriptor)
 
     def check(self) -> None:
-        """Raises UserError when the workdir is no longer there, or no longer this run's."""
+        """Raises UserError if the workdir no longer exists, or no longer belongs to this run."""
         try:
             if self._mine.read_bytes() == self._content and self._newest() == self._number:
                 return
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
-                return  # Who writes next will say it.
+                return  # The next write raises the error.
         newest = self._newest() if self._workdir.is_dir() else 0
         if newest <= self._number:
             raise UserError(
@@ -117,16 +116,15 @@ class Lock:
         return self._workdir / f"{PREFIX}-{number}"
 
     def _newest(self) -> int:
-        """The highest number of a lock file; 0: there is none."""
+        """Returns the highest number of a lock file; 0: there is none."""
         names = (re.fullmatch(rf"{PREFIX}-(\d+)", name) for name in os.listdir(self._workdir))
         return max((int(match[1]) for match in names if match), default=0)
 
     def _wait(self, number: int) -> Holder | None:
-        """Waits until the lock is nobody's; returns the process that left it without a word, if one
-        did.
+        """Waits until the lock is free; returns the process that left it unreleased, if any.
 
         Raises:
-          UserError: it is held.
+          UserError: another run holds it.
         """
         seen, until = None, 0.0
         while True:
@@ -135,14 +133,14 @@ class Lock:
                     status, locked = os.fstat(file.fileno()), _locked(file.fileno())
                     holder = _read(file)
             except FileNotFoundError:
-                return None  # Whoever removed it made the next.
+                return None  # The process that removed it made the next one.
             if holder is None:
                 return None
             held = still_held(holder, status.st_ino, locked)
             if held is None:
                 if seen is None:
                     seen, silent = status.st_mtime_ns, self._silent_seconds(status.st_mtime_ns)
-                    # Never at once: the clocks of two hosts may differ.
+                    # Never immediately: the clocks of two hosts may differ.
                     seconds = max(self._stale_seconds - max(silent, 0), 2 * self._beat_seconds)
                     until = time.monotonic() + seconds
                     self._say(
@@ -161,8 +159,9 @@ class Lock:
             return holder
 
     def _silent_seconds(self, last: int) -> float:
-        """Seconds since a file's time, by the clock that gives files their times, which may be a
-        server's.
+        """Returns the seconds since a file's time, by the clock of its file system.
+
+        That clock may be a server's.
         """
         file = self._workdir / f"{PREFIX}.{secrets.token_hex(8)}"
         try:
@@ -172,9 +171,7 @@ class Lock:
             file.unlink(missing_ok=True)
 
     def _make(self, number: int) -> bool:
-        """Makes the lock file, which others see when it is whole; False where another process was
-        first.
-        """
+        """Creates the complete lock file atomically; returns False if another process was first."""
         self._number, self._mine = number, self._file(number)
         temporary = self._workdir / f"{PREFIX}.{secrets.token_hex(8)}"
         self._descriptor = _create(temporary)
@@ -183,12 +180,12 @@ class Lock:
             try:
                 os.link(temporary, self._mine)
             except FileExistsError:
-                if os.stat(temporary).st_nlink == 1:  # Two: NFS made the link and lost its answer.
+                # Two links: NFS made the link, but its reply was lost.
+                if os.stat(temporary).st_nlink == 1:
                     os.close(self._descriptor)
                     return False
-            except (
-                OSError
-            ):  # There are no hard links: an empty file counts as nobody's until it is written.
+            # The file system has no hard links. An empty file has no owner until it is written.
+            except OSError:
                 os.close(self._descriptor)
                 try:
                     self._descriptor = _create(self._mine)
@@ -199,15 +196,14 @@ class Lock:
             temporary.unlink(missing_ok=True)
         if self._newest() == number:
             return True
-        self._mine.unlink(
-            missing_ok=True
-        )  # The list that said this number comes next was an old one.
+        # The listing that led to this number was outdated.
+        self._mine.unlink(missing_ok=True)
         os.close(self._descriptor)
         return False
 
     def _sign(self) -> None:
-        """Locks the file that was made and writes this process into it."""
-        with contextlib.suppress(OSError):  # Not every file system can.
+        """Locks the new file and writes this process into it."""
+        with contextlib.suppress(OSError):  # Some file systems do not support this.
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         holder = this_process(os.fstat(self._descriptor).st_ino)
         self._content = json.dumps(holder._asdict()).encode()
@@ -221,7 +217,7 @@ class Lock:
 
 
 def in_use(workdir: Path) -> bool:
-    """True where another run has the workdir, as far as this host can tell."""
+    """Returns True if another run has the workdir, as far as this host can determine."""
     if not workdir.is_dir():
         return False
     lock = Lock(workdir)
@@ -239,12 +235,12 @@ def in_use(workdir: Path) -> bool:
 
 
 def _create(file: Path) -> int:
-    """Descriptor of a file that did not exist."""
+    """Returns the descriptor of a new file; raises FileExistsError if it exists."""
     return os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
 
 
 def _read(file: BinaryIO) -> Holder | None:
-    """The holder that a lock file names; None for an empty file, which was given back."""
+    """Returns the holder in a lock file; None for an empty file, which was released."""
     content = file.read()
     try:
         return Holder(**json.loads(content)) if content else None
@@ -255,9 +251,10 @@ def _read(file: BinaryIO) -> Holder | None:
 
 
 def _locked(descriptor: int) -> bool | None:
-    """True where a process has the file's `flock`; None where the file system has none."""
+    """Returns True if a process holds the file's `flock`; None if this is not supported."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # Shared: others may be looking too.
+        # Shared: other processes may check at the same time.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
@@ -266,7 +263,7 @@ def _locked(descriptor: int) -> bool | None:
 
 
 def this_process(inode: int = 0) -> Holder:
-    """The holder that this process is."""
+    """Returns the holder that describes this process."""
     return Holder(
         host=socket.gethostname(),
         pid=os.getpid(),
@@ -279,7 +276,7 @@ def this_process(inode: int = 0) -> Holder:
 
 
 def still_held(holder: Holder, inode: int, locked: bool | None) -> bool | None:
-    """True where the process that a lock file names still has it; None: this host cannot know."""
+    """Returns True if the process in a lock file still holds it; None: unknown on this host."""
     if holder.boot != _boot():
         return None
     if holder.inode != inode:  # The workdir is a copy.
@@ -288,11 +285,11 @@ def still_held(holder: Holder, inode: int, locked: bool | None) -> bool | None:
         return True
     if holder.namespace == _namespace():
         return _born(holder.pid) == holder.born
-    return locked  # The process of another container: only the kernel knows.
+    return locked  # The process runs in another container: only the kernel's lock is conclusive.
 
 
 def _boot() -> str:
-    """An identifier that differs between machines, and between two starts of one."""
+    """Returns an identifier that differs between machines, and between two boots of one."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -307,9 +304,7 @@ def _namespace() -> str:
 
 
 def _born(pid: int) -> str | None:
-    """The time when a process of this namespace began; None: it is gone, but perhaps for its exit
-    code.
-    """
+    """Returns the start time of a process in this namespace; None if it is gone or a zombie."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if state in "ZX" else fields[18]

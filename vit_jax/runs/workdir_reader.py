@@ -48,9 +48,8 @@ def open_workdir(source: str | Path) -> Checkpoint:
     options = _options_of(manifest, f"{shown(workdir)}/{MANIFEST}")
     _, shapes = skeleton(options)
     params, step = _load_params(workdir, config, manifest, shapes, which)
-    handed_in = (
-        "objective" in manifest
-    )  # A program passed the objective, so it is not in the registry.
+    # The calling program passed the objective, so it is not in the registry.
+    handed_in = "objective" in manifest
 
     return Checkpoint(
         f"{shown(workdir)}{which and '@' + which}",
@@ -77,13 +76,11 @@ def _options_of(manifest: dict, place: str) -> ImageOptions:
 def _load_params(
     workdir: Path, config: ConfigDict, manifest: dict, shapes: Shapes, which: str
 ) -> tuple[dict, int]:
-    """Loads the parameters by which a run's model is evaluated; returns them, nested, and their
-    step.
-    """
+    """Returns the parameters with which a run's model is evaluated, nested, and their step."""
     params, folder = _abstract(shapes), checkpoints_of(workdir)
     handed_in = manifest.get("objective")
     evaluated = handed_in["eval_params"] if handed_in else objective_of(config).eval_params(config)
-    if evaluated:  # Such as a moving average of the parameters.
+    if evaluated:  # Such as an EMA of the parameters.
         items = load_items(folder, {evaluated: params}, which)
         return items[evaluated], items["step"]
     extra = jax.eval_shape(functools.partial(init_extra, config), params)
@@ -109,7 +106,8 @@ def _at(params: dict, path: str) -> jax.Array:
 def _objective_params(workdir: Path, config: ConfigDict, step: int) -> ObjectiveParams | None:
     """Returns the parameters of a run's objective at a step, which are loaded on demand.
 
-    None: the objective has none from which another run can start.
+    Returns:
+      None if the objective has no parameters from which another run can start.
     """
     kind, name = objective_of(config), config.objective.name
     if not kind.made_by:

@@ -1,4 +1,4 @@
-"""Images that wait are computed together."""
+"""Dynamic batching: waiting images are computed together."""
 
 import asyncio
 import contextlib
@@ -10,24 +10,23 @@ import numpy as np
 from vit_jax.serving.engine import Engine, Look
 from vit_jax.serving.metrics import Metrics
 
-PATIENCE = (
-    1.0  # Seconds for which a request waits for places: to refuse it costs as much as to answer it.
-)
+# Seconds for which a request waits for places. Rejecting it costs as much as answering it.
+PATIENCE = 1.0
 
 
 class Busy(Exception):
-    """The exception for an image for which there is no place."""
+    """Exception for an image when the server is full."""
 
 
 class Batcher:
-    """The one that gives images to the device: while it computes, others come together in a batch.
+    """Dynamic batcher: while the device computes, further images are collected in a batch.
 
     Args:
-      most: images that may have a place, from when their bytes are there until they are answered.
-      most_pixels: of these images together.
+      most: largest number of images with a place, from the arrival of their bytes to the response.
+      most_pixels: largest number of pixels of these images together.
 
     Attributes:
-      waiting: images that have a place.
+      waiting: number of images that have a place.
     """
 
     def __init__(self, engine: Engine, most: int, most_pixels: int, metrics: Metrics):
@@ -39,17 +38,15 @@ class Batcher:
         )
         self._first, self._freed = asyncio.Lock(), asyncio.Event()
         self._pixels = 0
-        self._device = ThreadPoolExecutor(
-            1, "device"
-        )  # One thing at a time, in the order of coming.
+        # One computation at a time, in the order of arrival.
+        self._device = ThreadPoolExecutor(1, "device")
         self._queue: asyncio.Queue[tuple[np.ndarray, asyncio.Future]] = asyncio.Queue()
         self.waiting = 0
         metrics.waiting.set_function(lambda: self.waiting)
 
     @contextlib.asynccontextmanager
     async def places(self, images: int, pixels: int) -> AsyncIterator[None]:
-        """The context in which `images` images have a place; places are given in the order of
-        arrival.
+        """Reserves places for `images` images while the context is open, in the order of arrival.
 
         Raises:
           Busy: there was no place for `PATIENCE` seconds.
@@ -71,19 +68,19 @@ class Batcher:
             self._freed.set()
 
     async def classify(self, image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Probabilities and classes of an image, the likeliest first."""
+        """Returns probabilities and classes of an image, the most probable first."""
         answer = asyncio.get_running_loop().create_future()
         self._queue.put_nowait((image, answer))
         return await answer
 
     async def look(self, image: np.ndarray) -> Look:
-        """Computes what else there is to show of an image."""
+        """Returns the features and the attention rollout of an image."""
         return await asyncio.get_running_loop().run_in_executor(
             self._device, self._engine.look, image
         )
 
     async def run(self) -> None:
-        """Computes what comes, until it is cancelled."""
+        """Computes queued images until it is cancelled."""
         while True:
             batch = [await self._queue.get()]
             while len(batch) < self._engine.sizes[-1] and not self._queue.empty():
@@ -100,9 +97,8 @@ class Batcher:
             found = await asyncio.get_running_loop().run_in_executor(
                 self._device, self._engine.classify, images
             )
-        except (
-            Exception
-        ) as error:  # A fault of ours, or no memory: the next batch may have more luck.
+        # A bug, or not enough memory: the next batch may succeed.
+        except Exception as error:
             for answer in answers:
                 if not answer.cancelled():
                     answer.set_exception(error)

@@ -1,6 +1,4 @@
-"""Limits that uvicorn has not: how many connections are open, and how long a request may take to
-come.
-"""
+"""Limits that uvicorn lacks: number of open connections, and timeouts of requests."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,10 +16,10 @@ class ConnectionLimits(NamedTuple):
     """The limits of a server.
 
     Attributes:
-      most: connections that are open at once.
-      head: seconds in which a request's first lines must have come.
-      whole: seconds after that in which the answer must have been taken.
-      refused: is called for each connection that is ended.
+      most: largest number of open connections.
+      head: timeout in seconds for a request's first lines.
+      whole: timeout in seconds, after that, until the response is sent.
+      refused: called for each connection that is closed.
     """
 
     most: int
@@ -31,7 +29,7 @@ class ConnectionLimits(NamedTuple):
 
 
 def limited(limits: ConnectionLimits) -> type[H11Protocol]:
-    """Makes the protocol of a server with these limits."""
+    """Returns the protocol class of a server with these limits."""
 
     class Limited(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
@@ -47,7 +45,7 @@ def limited(limits: ConnectionLimits) -> type[H11Protocol]:
 
         def on_response_complete(self):
             self._expect_request()
-            # Which begins with the next request where that is there.
+            # Last, because it starts the next request if one is waiting.
             super().on_response_complete()
 
         def connection_lost(self, exc):

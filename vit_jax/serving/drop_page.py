@@ -1,4 +1,4 @@
-"""The page on which a photograph is dropped."""
+"""Page of the server, on which a photograph is dropped."""
 
 import html
 import json
@@ -124,12 +124,12 @@ NEAREST = 8
 
 
 def drop_page(title: str, about: str, heat: bool, folder: str) -> str:
-    """The page as HTML.
+    """Returns the page as HTML.
 
     Args:
-      about: stands below the title.
-      heat: attention rollout is laid over the image.
-      folder: whose nearest images are shown; empty: none are.
+      about: text below the title.
+      heat: show attention rollout over the image.
+      folder: folder of the nearest images; empty: none are shown.
     """
     asked = ["seen=1", *["heat=1"] * heat, *[f"neighbours={NEAREST}"] * bool(folder)]
     over, slider = ('<img class="over" alt="">', viewer.strength_slider()) if heat else ("", "")

@@ -1,4 +1,4 @@
-"""A classifier's compiled programs, for batches of a few fixed sizes."""
+"""Compiled programs of a classifier, for batches of a few fixed sizes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -25,24 +25,23 @@ from vit_jax.parallel.sharding import parameter_shardings
 
 
 class Look(NamedTuple):
-    """The model's view of an image, beside its classes."""
+    """Features and attention rollout of an image."""
 
-    features: np.ndarray  # float32 `[features]`, as they enter the head.
+    features: np.ndarray  # Features that enter the head, float32 `[features]`.
     heat: np.ndarray | None  # Attention rollout, `[rows, columns]` of patches, which sum to 1.
 
 
 class Engine:
-    """The programs that classify images and look into the model, compiled when it is made and never
-    after.
+    """Programs for classification, features and attention, compiled only at construction.
 
     Args:
-      batch_size: images that are computed at once, at most.
-      top: highest number of classes named of each image.
-      threshold: lowest probability of the classes that are named.
+      batch_size: largest number of images in a batch.
+      top: largest number of classes per image.
+      threshold: least probability of the returned classes.
 
     Attributes:
-      sizes: of batches for which there is a program; fewer images are padded.
-      no_heat: why there is no attention rollout; None where there is.
+      sizes: batch sizes of the programs; smaller batches are padded.
+      no_heat: reason why attention rollout is undefined; None if it is defined.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Engine:
         return program.lower(self._params, self._batch([], size)).compile()
 
     def _batch(self, images: Sequence[np.ndarray], size: int) -> dict[str, jax.Array]:
-        """Images on the devices, padded with black ones."""
+        """Returns images on the devices, padded with black ones."""
         pixels = np.zeros((size, *self.classifier.model.image_size, 3), np.uint8)
         for row, image in zip(pixels, images, strict=False):
             row[:] = image
@@ -76,10 +75,10 @@ class Engine:
         return to_devices({"image": pixels, "labels": labels, "mask": mask}, self._mesh)
 
     def classify(self, images: Sequence[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Probabilities and classes of images as the crop gives them, the likeliest first.
+        """Returns probabilities and classes of images, the most probable first.
 
         Args:
-          images: of the largest of `sizes` at most.
+          images: output of the evaluation transform, at most as many as the largest of `sizes`.
         """
         size = next(size for size in self.sizes if size >= len(images))
         found = self._classify[size](self._params, self._batch(images, size))
@@ -91,21 +90,21 @@ class Engine:
         return [(chances[:count], labels[:count]) for chances, labels, count in each]
 
     def look(self, image: np.ndarray) -> Look:
-        """Features and attention rollout of an image."""
+        """Returns the features and the attention rollout of an image."""
         found = self._look(self._params, self._batch([image], self.sizes[0]))
         features, attention = jax.device_get(found["values"])
         if self.no_heat is not None:
             return Look(features[0], None)
         last = rollout([layer[:1] for layer in attention])[-1]
         model = self.classifier.model
-        assert isinstance(model, TokenModel)  # Of others there is no rollout.
+        assert isinstance(model, TokenModel)  # Other models have no rollout.
         return Look(features[0], of_patches(model, last)[0])
 
     def features(self, images: ImageFiles, threads: int, say: Callable[[str], None]) -> Features:
-        """The features of all readable images.
+        """Returns the features of all readable images.
 
         Raises:
-          UserError: none is.
+          UserError: no image is readable.
         """
         extractor, params = extractor_of(
             self.classifier.model,
@@ -117,12 +116,12 @@ class Engine:
             say=say,
         )
         found = extractor(params, images)
-        assert found is not None  # Nobody stops it.
+        assert found is not None  # The extractor is never stopped here.
         return found
 
 
 def _features_and_attention(model, images):
-    """The features, and each layer's attention, of which only the heads' mean is needed."""
+    """Returns the features, and each layer's attention averaged over its heads."""
     _, found = model(images, capture=("attention",))
     return representation(model, images), [
         layer.mean(axis=1, keepdims=True) for layer in found["attention"]
@@ -130,7 +129,7 @@ def _features_and_attention(model, images):
 
 
 def _features(model, images):
-    """The features alone."""
+    """Returns the features, and an empty list for the attention."""
     return representation(model, images), []
 
 

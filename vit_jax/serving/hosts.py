@@ -1,7 +1,7 @@
-"""The names by which a server may be addressed.
+"""Check of the Host header of requests, against DNS rebinding.
 
-A web page can point its own domain name to this machine (DNS rebinding) and then read the answers
-of this server as its own. The Host header of its requests still contains that domain.
+A web page can point its own domain name to this machine (DNS rebinding) and then read this server's
+responses as its own. The Host header of its requests still contains that domain.
 """
 
 import ipaddress
@@ -11,9 +11,9 @@ from collections.abc import Collection
 
 
 def is_ours(host: str, names: Collection[str] = ()) -> bool:
-    """True of a Host header that no stranger's domain can have.
+    """Returns True for a Host header that no foreign domain can have.
 
-    It is an address, localhost, this machine's name or one of `names`, of which `*` stands for all.
+    It is an address, localhost, this machine's name or one of `names`; `*` in `names` allows all.
     """
     name = re.sub(r":\d*$", "", host).strip("[]").lower().removesuffix(".")
     if "*" in names or name == "localhost" or name.endswith(".localhost"):

@@ -1,4 +1,4 @@
-"""Counters of a server, as Prometheus reads them."""
+"""Prometheus metrics of a server."""
 
 from collections.abc import Sequence
 
@@ -15,10 +15,10 @@ SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
 class Metrics:
-    """The counters of one server.
+    """The metrics of one server.
 
     Args:
-      sizes: of batches.
+      sizes: batch sizes.
     """
 
     def __init__(self, sizes: Sequence[int]):
@@ -55,5 +55,5 @@ class Metrics:
         ProcessCollector(registry=self.registry)
 
     def text(self) -> bytes:
-        """All of them, in Prometheus' text format."""
+        """Returns all metrics in Prometheus' text format."""
         return generate_latest(self.registry)

@@ -1,4 +1,4 @@
-"""Images of a folder that are near to a photograph, by a model's features."""
+"""Nearest images of a folder to a photograph, by a model's features."""
 
 import os
 from collections.abc import Callable
@@ -16,13 +16,13 @@ from vit_jax.serving.engine import Engine
 
 
 class Neighbours:
-    """The readable images of a folder, whose features are computed when it is made.
+    """The readable images of a folder, with features that are computed at construction.
 
     Args:
-      say: is told how far that is.
+      say: callback for messages about progress.
 
     Raises:
-      UserError: the folder has no image that can be read.
+      UserError: the folder contains no readable image.
     """
 
     def __init__(self, folder: str, engine: Engine, threads: int, say: Callable[[str], None]):
@@ -37,9 +37,7 @@ class Neighbours:
         return len(self._indices)
 
     def nearest(self, features: np.ndarray, count: int) -> list[dict[str, Any]]:
-        """The nearest images by cosine similarity: their paths in the folder, and pictures of
-        them.
-        """
+        """Returns the nearest images by cosine similarity: paths in the folder, and pictures."""
         similarities = self._features @ unit(features[None])[0]
         nearest = np.argsort(-similarities, kind="stable")[:count].tolist()
         return [
@@ -54,7 +52,7 @@ class Neighbours:
         ]
 
     def _picture(self, index: int) -> str | None:
-        """The address of what the model sees of an image; None where it is gone."""
+        """Returns the data URL of an image after the evaluation transform; None if it is gone."""
         try:
             return image_address(self._crop(self._files[index].image))
         except (OSError, Unreadable):

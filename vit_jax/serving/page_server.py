@@ -1,4 +1,4 @@
-"""A server of one page, which is made anew for each request."""
+"""Server of one page, which is rendered for each request."""
 
 import asyncio
 import re
@@ -10,11 +10,12 @@ from http import HTTPStatus
 from vit_jax.errors import UserError
 from vit_jax.serving.hosts import is_ours
 
-MOST_CONNECTIONS = 64  # More are closed.
-HEAD_SECONDS, ANSWER_SECONDS = 10, 60  # For a request to come, and for its answer to be taken.
+MOST_CONNECTIONS = 64  # Further connections are closed.
+# Timeouts for receiving a request and for sending its response.
+HEAD_SECONDS, ANSWER_SECONDS = 10, 60
 MOST_HEAD = 2**14  # Bytes.
-# The ways in which a connection ends without an answer; cancelled: the server ends, and asyncio
-# would log it.
+# Exceptions that end a connection without a response. asyncio would log CancelledError when the
+# server ends.
 LEFT = (
     *(asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, TimeoutError),
     asyncio.CancelledError,
@@ -22,10 +23,10 @@ LEFT = (
 
 
 async def page_server(make: Callable[[], str], listening: socket.socket) -> asyncio.Server:
-    """Starts the server; a connection takes no thread, and is closed after its answer.
+    """Starts the server; a connection takes no thread, and is closed after its response.
 
     Args:
-      make: returns the HTML, one call at a time. The message of a UserError becomes the answer.
+      make: returns the HTML, one call at a time. The message of a UserError becomes the response.
     """
     maker = ThreadPoolExecutor(1, "page")
     connections = 0
@@ -52,7 +53,7 @@ async def page_server(make: Callable[[], str], listening: socket.socket) -> asyn
 
 
 def _answer(head: str, make: Callable[[], str]) -> bytes:
-    """The answer to a request, of which `head` is the first lines."""
+    """Returns the response to a request; `head` is its request line and headers."""
     request, *lines = head.split("\r\n")
     hosts = [line[5:].strip() for line in lines if line.lower().startswith("host:")]
     if not all(map(is_ours, hosts)):

@@ -1,4 +1,4 @@
-"""The answers of a server to each request."""
+"""HTTP handlers of the classification server."""
 
 import asyncio
 import base64
@@ -29,14 +29,14 @@ from vit_jax.serving.metrics import Metrics
 from vit_jax.serving.neighbours import Neighbours
 
 MOST_NEIGHBOURS = 24
-MOST_HELD = 1 << 29  # Bytes of all uploads under way.
+MOST_HELD = 1 << 29  # Bytes of all current uploads.
 AGAIN = {"Retry-After": "1"}
 ASKED = ("images", "heat", "neighbours", "seen")
 MOST_SYNTAX = 10_000  # Characters of JSON outside of strings and numbers.
 WORDS = (
     bytes(range(ord("a"), ord("z") + 1)) + bytes(range(ord("A"), ord("Z") + 1)) + b"0123456789+/=\\"
 )
-# Headers of all answers; the page itself contains the rest of its policy (`html_page.policy`).
+# Headers of all responses; the page itself contains the rest of its policy (`html_page.policy`).
 HEADERS = (
     (b"content-security-policy", b"frame-ancestors 'none'"),
     (b"x-content-type-options", b"nosniff"),
@@ -47,9 +47,9 @@ class Limits(NamedTuple):
     """The limits of a request.
 
     Attributes:
-      upload: bytes.
-      pixels: of all its images together.
-      seconds: from its first line to its answer.
+      upload: bytes of the body.
+      pixels: pixels of all its images together.
+      seconds: time from its first line to its response.
     """
 
     upload: int
@@ -58,12 +58,12 @@ class Limits(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The questions of a request.
+    """The content of a request.
 
     Attributes:
-      images: encoded.
-      heat, seen: attention rollout, and the part of the image that the model sees.
-      neighbours: so many.
+      images: encoded images.
+      heat, seen: return attention rollout, and the part of the image that the model receives.
+      neighbours: number of nearest images to return.
     """
 
     images: list[bytes]
@@ -73,25 +73,25 @@ class Asked(NamedTuple):
 
     @property
     def looks(self) -> bool:
-        """True where more is asked for than the classes."""
+        """True if the request needs more than the classes."""
         return self.heat or self.neighbours > 0
 
 
 class Refused(Exception):
-    """A request that is not answered, by the status and the words that say why."""
+    """Exception for a rejected request, with the status and the error message."""
 
     def __init__(self, status: int, words: str):
         self.status, self.words = status, words
 
 
 class Service:
-    """The answers of one server.
+    """Handlers and state of one server.
 
     Args:
-      about: of the server, what /health says.
+      about: facts about the server for /health.
       page: the HTML of /.
-      most: images that may wait.
-      threads: that decode images.
+      most: largest number of waiting images.
+      threads: number of threads that decode images.
       hosts: further names of the server, see `is_ours`.
     """
 
@@ -111,13 +111,14 @@ class Service:
         self._metrics, self._about, self._page, self._hosts = metrics, about, page, hosts
         self._batcher = Batcher(engine, most, 4 * limits.pixels, metrics)
         self._decoders = ThreadPoolExecutor(threads, "decode")
-        self._large = limits.pixels // threads  # Images from this size are decoded one at a time.
+        # Images of at least this size are decoded one at a time.
+        self._large = limits.pixels // threads
         self._one_large = asyncio.Lock()
         self._held = 0  # Bytes of uploads.
         self._running: asyncio.Task | None = None
 
     def app(self) -> Starlette:
-        """The server's application."""
+        """Returns the server's application."""
         return Starlette(
             routes=[
                 Route("/", self.front),
@@ -137,11 +138,11 @@ class Service:
         self._running.cancel()
 
     async def front(self, request: Request) -> Response:
-        """The page."""
+        """Returns the page."""
         return HTMLResponse(self._page)
 
     async def health(self, request: Request) -> Response:
-        """The model, and that it answers; 503 where nothing computes any more."""
+        """Returns the model and the server's status; 503 if the computing task has ended."""
         works = self._running is not None and not self._running.done()
         said = {
             "status": "ok" if works else "failed",
@@ -151,11 +152,11 @@ class Service:
         return JSONResponse(said, 200 if works else 503)
 
     async def metrics(self, request: Request) -> Response:
-        """The counters, for Prometheus."""
+        """Returns the counters, for Prometheus."""
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def predict(self, request: Request) -> Response:
-        """The classes of the images in the request, and what else it asks for."""
+        """Returns the classes of the images in the request, and the other requested results."""
         started, status, headers = time.perf_counter(), 200, {}
         try:
             answer = await self._answer(request)
@@ -205,8 +206,8 @@ class Service:
         """Reads a request's body into `body`.
 
         Raises:
-          Refused: it is too large.
-          Busy: the uploads under way are, together.
+          Refused: the body is too large.
+          Busy: the current uploads are too large together.
         """
         most = self._limits.upload
         too_large = Refused(413, f"an upload may have {most / 1e6:g} MB (--max_mb)")
@@ -225,12 +226,12 @@ class Service:
             )
 
     def _measured(self, request: Request, body: bytes) -> tuple[Asked, bool, list[int]]:
-        """The result of `_asked`, and the number of pixels of each image."""
+        """Returns the result of `_asked`, and the number of pixels of each image."""
         asked, single = self._asked(request, body)
         return asked, single, self._pixels(asked.images)
 
     def _asked(self, request: Request, body: bytes) -> tuple[Asked, bool]:
-        """The questions of a request, and whether its body is an image, not JSON."""
+        """Parses a request; also returns True if its body is an image, False if it is JSON."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "multipart/form-data":
             raise Refused(415, "send the image itself, not a form: curl --data-binary @photo.jpg")
@@ -238,9 +239,8 @@ class Service:
             query = {key: _number(value) for key, value in request.query_params.items()}
             return self._checked(query, [body]), True
         try:
-            if (
-                len(body.translate(None, WORDS)) > MOST_SYNTAX
-            ):  # Millions of small values take seconds.
+            # Parsing millions of small values takes seconds.
+            if len(body.translate(None, WORDS)) > MOST_SYNTAX:
                 raise ValueError
             said = json.loads(body)
             if not isinstance(said, dict) or not isinstance(said.get("images"), list):
@@ -278,10 +278,10 @@ class Service:
         return asked
 
     async def _of_image(self, image: bytes, size: int, number: int, asked: Asked) -> dict[str, Any]:
-        """The answer to one of the images.
+        """Returns the results for one of the images.
 
         Args:
-          size: its pixels.
+          size: its number of pixels.
           number: its place in the request, from 1.
         """
         async with self._one_large if size > self._large else contextlib.nullcontext():
@@ -312,7 +312,7 @@ class Service:
         )
 
     def _pixels(self, images: list[bytes]) -> list[int]:
-        """The number of pixels of each image, by its first bytes.
+        """Returns the number of pixels of each image, read from its header.
 
         Raises:
           Refused: one is no image, or they have too many pixels.
@@ -326,7 +326,7 @@ class Service:
                 width, height = Image.open(io.BytesIO(image), formats=FORMATS).size
             except Image.DecompressionBombError:
                 raise Refused(413, f"{where}{allowed}, and this image has far more") from None
-            except Exception:  # Pillow's parsers raise whatever the bytes provoke.
+            except Exception:  # Pillow's parsers may raise any exception for invalid bytes.
                 kinds = ", ".join(FORMATS)
                 raise Refused(422, f"{where}this is no image that can be read ({kinds})") from None
             pixels.append(width * height)
@@ -338,7 +338,7 @@ class Service:
         return pixels
 
     def _decode(self, image: bytes, where: str) -> np.ndarray:
-        """The pixels that the model sees of an image.
+        """Decodes an image with the evaluation transform.
 
         Raises:
           Refused: it is damaged.
@@ -351,9 +351,7 @@ class Service:
 
 
 class _Guard:
-    """Answers only requests that name this server as their host, and adds `HEADERS` to each
-    answer.
-    """
+    """Middleware that rejects requests for other hosts, and adds `HEADERS` to each response."""
 
     def __init__(self, app: ASGIApp, hosts: Collection[str]):
         self._app, self._hosts = app, hosts
@@ -385,7 +383,7 @@ def _number(text: str) -> int | str:
 
 
 async def _as_json(request: Request, error: Exception) -> Response:
-    """The answer to a path or a method that there is not."""
+    """Returns the error response for an unknown path or method."""
     assert isinstance(error, HTTPException)
     ways = "POST /predict, GET /, /health and /metrics"
     return JSONResponse(

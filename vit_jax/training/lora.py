@@ -1,7 +1,8 @@
-"""A run's weights: what of them is trained, and what the model computes with.
+"""Weights of a training run: which of them are trained, and the parameters of the forward pass.
 
-They are `{"params", "extra"}`: the model's own, and those that only training has: `lora`, low-rank
-changes (Hu et al., 2022), and `objective`, what the objective has beyond the model.
+Weights are `{"params", "extra"}`. `params` has the model's parameters. `extra` has weights that
+only training uses: `lora`, low-rank changes of kernels (Hu et al., 2022), and `objective`, the
+objective's own parameters.
 """
 
 import re
@@ -22,7 +23,11 @@ CHANGED_BY_LORA = r"(^|/)attention/(qkv|out)/kernel$"
 
 
 def init_extra(config: ConfigDict, params: dict) -> dict:
-    """The weights that only training has; `lora` starts so that it changes nothing."""
+    """Returns the weights that only training uses; the initial `lora` leaves the model unchanged.
+
+    Raises:
+      UserError: the model has no attention kernels for LoRA.
+    """
     if config.finetune.train != "lora":
         return {}
     rank, key = config.finetune.lora_rank, jax.random.key(config.seed)
@@ -45,9 +50,10 @@ def init_extra(config: ConfigDict, params: dict) -> dict:
 
 
 def weight_axes(path: str, rank: int) -> Axes | None:
-    """The logical axes of one of a run's weights, by its path: `params/...` or `extra/...`.
+    """Returns the logical axes of one weight by its path, `params/...` or `extra/...`.
 
-    A low-rank change has its kernel's inputs and a `rank`, or a `rank` and the outputs.
+    The two factors of a low-rank change have the kernel's input axes and `rank`, and `rank` and the
+    kernel's output axes.
     """
     kernel, _, factor = path.removeprefix("extra/lora/").partition("/")
     if not path.startswith("extra/lora/"):
@@ -60,19 +66,17 @@ def weight_axes(path: str, rank: int) -> Axes | None:
 
 
 def objective_weights(weights: Weights) -> dict:
-    """The objective's own."""
+    """Returns the objective's own parameters."""
     return weights["extra"].get("objective", {})
 
 
 def with_frozen(own: dict, frozen: dict) -> dict:
-    """All parameters of an objective: its own, and those of its frozen model, if it has one."""
+    """Returns all parameters of an objective: its own and, if it has one, its frozen model's."""
     return own | ({"frozen": frozen} if frozen else {})
 
 
 def effective(weights: Weights) -> dict:
-    """The parameters that the model computes with: kernel + down x up where there is a low-rank
-    change.
-    """
+    """Returns the parameters of the forward pass; LoRA adds `down` times `up` to kernels."""
     lora = weights["extra"].get("lora", {})
 
     def changed(path, kernel):
@@ -85,7 +89,7 @@ def effective(weights: Weights) -> dict:
 
 
 def trained(config: ConfigDict, weights: Weights) -> Weights:
-    """True for the weights that training changes."""
+    """Returns True for each weight that training updates, else False."""
     everything = config.finetune.train == "all"
 
     def is_trained(path, _):

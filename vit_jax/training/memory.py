@@ -1,7 +1,7 @@
-"""Memories of a run's weights: their EMA, and teachers that follow a student.
+"""Moving averages of a run's weights: their EMA, and teachers that follow a student.
 
-Nothing here is trained. A memory is changed after each update, is a part of the train state, and is
-an item of its own in each checkpoint.
+They have no gradient. Each is updated after the optimizer's update, is part of the train state and
+is a separate item of each checkpoint.
 """
 
 import math
@@ -15,27 +15,30 @@ from flax import nnx
 
 @dataclass(frozen=True)
 class Momentum:
-    """An exponential moving average (EMA) of weights: `mean += share(t) (weights - mean)` after
-    update t.
+    """Exponential moving average (EMA): `mean += share(t) * (weights - mean)` after update t.
 
     Attributes:
-      share: of the newest weights, as a function of the number of the update, which counts from 1.
+      share: weight of the newest weights, a function of the number of the update, counted from 1.
     """
 
     share: Callable[[jax.Array], jax.Array]
 
     def after(self, mean: dict, weights: dict, update: jax.Array) -> dict:
-        """The average after an update that made `weights`; before the first one it is those."""
+        """Returns the average after an update that resulted in `weights`.
+
+        Before the first update the average is the initial weights.
+        """
         share = self.share(update)
         return jax.tree.map(lambda mean, x: mean + share * (x - mean), mean, weights)
 
 
 def polyak_share(factor: float, start: str) -> Callable[[jax.Array], jax.Array]:
-    """The share of the newest parameters in Polyak's average after update t = 1, 2, ...
+    """Returns the weight of the newest parameters in Polyak's average after update t = 1, 2, ...
 
-    The average is the sum of factor^(t - i) times parameters i. From `zero` it is divided by the
-    sum of its weights, so that nothing of the first parameters is left in it; from `weights` it
-    starts at these, and keeps factor^t of them (13.5 % after 20,000 steps at 0.9999).
+    The average is the sum of factor^(t - i) times parameters i. With `start="zero"` it is divided
+    by the sum of its weights, so the initial parameters have no part in it. With `start="weights"`
+    it starts at the initial parameters and keeps factor^t of them (13.5 % after 20,000 steps at
+    0.9999).
     """
 
     def share(update: jax.Array) -> jax.Array:
@@ -47,10 +50,10 @@ def polyak_share(factor: float, start: str) -> Callable[[jax.Array], jax.Array]:
 
 
 def cosine_share(factor: float, steps: int, last: float = 1.0) -> Callable[[jax.Array], jax.Array]:
-    """The share of a teacher whose momentum goes from `factor` to `last` over so many updates, as
-    half a cosine (BYOL, 2006.07733, section 3.2; DINO, 2104.14294, section 3.2).
+    """Returns the share of a teacher with momentum from `factor` to `last` over `steps` updates.
 
-    The first update has `factor` itself, as in the code of DINO, DINOv2 and DINOv3.
+    The momentum follows half a cosine (BYOL, 2006.07733, section 3.2; DINO, 2104.14294, section
+    3.2). The first update has momentum `factor`, as in the code of DINO, DINOv2 and DINOv3.
     """
 
     def share(update: jax.Array) -> jax.Array:
@@ -61,7 +64,5 @@ def cosine_share(factor: float, steps: int, last: float = 1.0) -> Callable[[jax.
 
 
 def with_weights(module: nnx.Module, weights: dict) -> nnx.Module:
-    """A module that computes as `module` does, with other weights: a teacher made of its
-    student.
-    """
+    """Returns a copy of `module` with other weights, such as a teacher made from its student."""
     return nnx.merge(nnx.graphdef(module), weights)

@@ -1,7 +1,7 @@
 """Augmentations of the whole batch, on the devices: flips, random erasing, mixup, CutMix.
 
-Pure functions inside the compiled step. All random numbers are drawn for the global batch from
-the step's key, so they are the same for any number of devices, processes and micro-batches.
+They are pure functions inside the compiled step. All random numbers are drawn for the global batch
+from the step's key, so they are the same for any number of devices, processes and micro-batches.
 """
 
 import math
@@ -28,22 +28,23 @@ def augment(
     cutmix_share: float = 0.5,
     repeats: int = 1,
 ) -> dict[str, jax.Array]:
-    """A batch with what is on done to it: flips, then random erasing, then mixup or CutMix.
+    """Applies the enabled augmentations to a batch: flips, random erasing, then mixup or CutMix.
 
     Args:
       batch: `image` uint8 `[batch, height, width, 3]` and `labels` int32 `[batch, max_labels]`.
-      flips: for each view the name by which its flips are drawn.
+      key: of the step.
+      flip: whether images are flipped.
+      flips: for each view the name that its flips are drawn by.
       erasing: probability for each image.
-      mean, std: those by which the model normalises pixels in [0, 1]: the noise of erasing
-        has them.
+      mean, std: the model's normalisation of pixels in [0, 1]; the noise of erasing has the same.
       mixup, cutmix: alpha of each; 0 is off.
-      cutmix_share: of the batches, where both are on.
-      repeats: rows in a row that may be of one image, which is not mixed with itself.
+      cutmix_share: share of the batches with CutMix, if both are on.
+      repeats: number of successive rows that may be of one image, which is not mixed with itself.
 
     Returns:
       `image`, still uint8 if only flipped (a quarter of the memory), else float32 in [-1, 1];
-      `labels`; and where images are mixed, `partner_labels` and `share` float32 `[batch]`: the part
-      of the pixels that has `labels`, which is the larger one.
+      `labels`; and for mixed images `partner_labels` and `share` float32 `[batch]`, the part of the
+      pixels that has `labels`, which is the larger one.
     """
     if flip:
         flipped = {
@@ -72,16 +73,17 @@ def random_erasing(
     mean: Statistic = 0.5,
     std: Statistic = 0.5,
 ) -> jax.Array:
-    """Fills a rectangle of each image with noise, with a probability (1708.04896; timm's "pixel"
-    mode).
+    """Fills a rectangle of each image with noise, with a probability (1708.04896; timm's "pixel").
 
-    The rectangle has 2 % to a third of the area, height over width log-uniform in 0.3 to 1/0.3.
-    Both are drawn again, up to ten times in all, until it is lower and narrower than the image. The
-    noise is standard normal once the model has normalised it, each number its own.
+    The rectangle has 2 % to a third of the area; its height over width is log-uniform in 0.3 to
+    1/0.3. Both are drawn again, up to ten times in all, until the rectangle is lower and narrower
+    than the image. The noise is drawn for each value and is standard normal after the model's
+    normalisation.
 
     Args:
       images: float32 `[batch, height, width, channels]`, in [-1, 1].
-      mean, std: as of `augment`.
+      probability: for each image.
+      mean, std: as in `augment`.
     """
     batch, height, width, _ = images.shape
     keys = jax.random.split(key, 4)
@@ -102,7 +104,7 @@ def random_erasing(
 
 
 def _interval(draw: jax.Array, length: jax.Array, side: int) -> jax.Array:
-    """`[batch, side]` bool: `length` positions in a row, wherever the draw in [0, 1) puts them."""
+    """Returns `[batch, side]` bool: `length` consecutive positions, placed by a draw in [0, 1)."""
     start = jnp.floor(draw * (side - length + 1))[:, None]
     position = jnp.arange(side)
     return (position >= start) & (position < start + length[:, None])
@@ -111,9 +113,7 @@ def _interval(draw: jax.Array, length: jax.Array, side: int) -> jax.Array:
 def mixing_weights(
     key: jax.Array, size: tuple[int, int], mixup: float, cutmix: float, cutmix_share: float
 ) -> jax.Array:
-    """Shares of the image that each pixel keeps, `[height, width]`, one draw for the whole
-    batch.
-    """
+    """Draws the share of the image that each pixel keeps, `[height, width]`, once for a batch."""
     if not cutmix:
         return mixup_weights(_fold(key, "mixup"), size, mixup)
     cut = cutmix_weights(_fold(key, "cutmix"), size, cutmix)
@@ -124,17 +124,17 @@ def mixing_weights(
 
 
 def mixup_weights(key: jax.Array, size: tuple[int, int], alpha: float) -> jax.Array:
-    """a ~ Beta(alpha, alpha), or 1 - a if larger, for every pixel (1710.09412, as in AugReg)."""
+    """Returns max(a, 1 - a), a ~ Beta(alpha, alpha), for all pixels (1710.09412; AugReg)."""
     a = jax.random.beta(key, alpha, alpha)
     return jnp.full(size, jnp.maximum(a, 1 - a))
 
 
 def cutmix_weights(key: jax.Array, size: tuple[int, int], alpha: float) -> jax.Array:
-    """0 in a rectangle about a random pixel, 1 outside of it (1905.04899).
+    """Returns 0 in a rectangle around a random pixel and 1 outside of it (1905.04899).
 
-    Before it is cut off at the edge, the rectangle has the image's aspect ratio and 1 - a of its
+    Before it is cropped at the edge, the rectangle has the image's aspect ratio and 1 - a of its
     area, a ~ Beta(alpha, alpha). Its sides are rounded down to even numbers, as in the paper's code
-    and in the versions of timm that the recipes name, 0.3.2 to 0.5.4; later ones round down to
+    and in the versions of timm that the recipes name, 0.3.2 to 0.5.4; later versions round down to
     whole pixels.
     """
     keys = jax.random.split(key, 3)
@@ -149,9 +149,9 @@ def cutmix_weights(key: jax.Array, size: tuple[int, int], alpha: float) -> jax.A
 
 
 def mix(batch: dict[str, jax.Array], weights: jax.Array, repeats: int = 1) -> dict[str, jax.Array]:
-    """Each image times `weights` `[height, width]`, plus its partner times the rest.
+    """Returns each image times `weights` `[height, width]`, plus its partner times 1 - `weights`.
 
-    That is the image before it in the batch, or so many rows before it as may be of one image.
+    The partner is the image `repeats` rows before it in the batch.
     """
     images, labels = to_floats(batch["image"]), batch["labels"]
     partners, partner_labels = jnp.roll(images, repeats, axis=0), jnp.roll(labels, repeats, axis=0)
@@ -166,5 +166,5 @@ def mix(batch: dict[str, jax.Array], weights: jax.Array, repeats: int = 1) -> di
 
 
 def _fold(key: jax.Array, name: str) -> jax.Array:
-    """A key for a name: what else is drawn does not change it."""
+    """Returns a key for a name, independent of the other names that are drawn."""
     return jax.random.fold_in(key, zlib.crc32(name.encode()))

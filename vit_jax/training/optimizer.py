@@ -1,4 +1,4 @@
-"""The optimizer: gradient clipping, a direction of `directions/`, weight decay, learning rates."""
+"""Optimizer: gradient clipping, an update rule of `directions/`, weight decay, learning rates."""
 
 import math
 import operator
@@ -32,23 +32,24 @@ def make_optimizer(
     stem: Sequence[str] = (),
     frozen_steps: int = 0,
 ) -> optax.GradientTransformation:
-    """Clip by norm, the direction that is named, weight decay, learning rate by layer.
+    """Chains gradient clipping, the update rule, weight decay and learning rates by layer.
 
-    Its `update` takes `finite`, as of `unless_skipped`: only the schedules count a skipped one.
+    `update` takes `finite`, as in `unless_skipped`: only the schedules count a skipped update.
 
-    Weight decay is decoupled, added to the direction (Loshchilov and Hutter, 2019), or coupled,
-    added to the clipped gradient from which the direction is made, as in PyTorch's SGD.
+    Weight decay is decoupled, added to the update (Loshchilov and Hutter, 2019), or coupled, added
+    to the clipped gradient before the update rule, as in PyTorch's SGD.
 
     Args:
+      config: the section `optimizer`.
       schedule: the learning rate of update t = 1, 2, ...
-      weight_decay: the same for all updates, or that of update t.
-      trained: of weights, True for those that change; None: all. For the others nothing is kept.
-      layer: the model family's, for `layer_decay`.
-      embedding: the model family's, for `embedding_rate`.
+      weight_decay: a constant, or a function of update t.
+      trained: returns True for the weights that change; None: all. The others have no optimizer
+        state.
+      layer: the model family's function for `layer_decay`.
+      embedding: the model family's parameters for `embedding_rate`.
       frozen_prefixes: `Objective.frozen_prefixes`.
-      stem: the objective's: starts of the paths of its own parameters that enter before the
-        encoder.
-      frozen_steps: for so many first updates the rate of all but the heads is 0.
+      stem: path prefixes of the objective's own parameters that enter before the encoder.
+      frozen_steps: number of first updates in which only the heads are trained.
 
     Raises:
       UserError: `clip_update` for another optimizer than Adafactor.
@@ -63,8 +64,7 @@ def make_optimizer(
     # Optax counts from 0; the first update is t = 1.
     changing = (lambda count: weight_decay(count + 1)) if callable(weight_decay) else weight_decay
     decay = optax.add_decayed_weights(changing, mask=DECAYED[config.decay])
-    # A stage that is not asked for is left out or has no state: states of earlier versions are
-    # restored.
+    # Disabled stages are skipped or have no state, so that states of earlier versions are restored.
     slowed = [f"params/{start}" for start in embedding]
     stages = [
         clip_by_norm(config.clip_norm, config.clip) if config.clip_norm else optax.identity(),
@@ -86,7 +86,7 @@ def make_optimizer(
 def _frozen_stages(
     frozen_prefixes: Mapping[str, int], frozen_steps: int
 ) -> list[optax.GradientTransformation]:
-    """Returns the stages that freeze weights in the first steps; as of `make_optimizer`."""
+    """Returns the stages that freeze weights in the first steps, as in `make_optimizer`."""
     stages = [
         _freeze(steps, partial(below, [f"extra/objective/{start}"]))
         for start, steps in frozen_prefixes.items()
@@ -107,10 +107,10 @@ def _freeze(steps: int, mask: Callable[[dict], dict]) -> optax.GradientTransform
 def unless_skipped(
     direction: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """A direction whose whole state, its count of updates included, stays as it is in a skipped
-    update.
+    """Keeps an update rule's whole state, with its count of updates, unchanged in a skipped update.
 
-    Its `update` takes `finite`, False for a skipped update; None: whether the gradient is finite.
+    Its `update` takes `finite`, False for a skipped update. None stands for whether the gradient is
+    finite.
     """
 
     def update(updates, state, params=None, *, finite=None):
@@ -123,13 +123,12 @@ def unless_skipped(
 
 
 def check_first(config: ConfigDict, changes: Callable[[dict], dict] | None, weights: dict) -> None:
-    """Raises UserError where LAMB would start from zeros, which it hardly moves: it goes by their
-    length.
+    """Raises UserError if LAMB would update arrays of zeros: its updates scale with their norm.
 
     Args:
       config: the section `optimizer`.
-      changes: as `make_optimizer`'s `trained`.
-      weights: a run's first.
+      changes: `trained` of `make_optimizer`.
+      weights: a run's initial weights.
     """
     if config.name != "lamb":
         return
@@ -147,13 +146,12 @@ def check_first(config: ConfigDict, changes: Callable[[dict], dict] | None, weig
 
 
 def kernels(params: dict) -> dict:
-    """True for the weights of dense and convolution layers: by name, whatever their rank."""
+    """Returns True for the weights of dense and convolution layers: by name, for any rank."""
     return _named(params, lambda name: name == "kernel")
 
 
 def tables(params: dict) -> dict:
-    """True for kernels, for tables of biases by offset, and for an objective's token of masked
-    patches.
+    """Returns True for kernels, relative position bias tables and an objective's mask token.
 
     Positions, class tokens, biases and scales do not decay, as in the code of BEiT and EVA.
     """
@@ -161,14 +159,15 @@ def tables(params: dict) -> dict:
 
 
 def matrices(params: dict) -> dict:
-    """True for all but biases and scales: what has more than one axis in PyTorch, tokens and tables
-    too.
+    """Returns True for all but biases and scales, so also for tokens and tables.
+
+    In PyTorch these arrays have more than one axis.
     """
     return _named(params, lambda name: name not in ("bias", "scale", "scale1", "scale2"))
 
 
 def _named(params: dict, decays: Callable[[str], bool]) -> dict:
-    """True for parameters whose own name decays, and which no family keeps out of it."""
+    """Returns True for parameters whose own name decays, unless their family excludes them."""
 
     def both(path, _):
         return decays(path[-1].key) and not is_undecayed(path_name(path))
@@ -180,7 +179,7 @@ DECAYED = {"kernels": kernels, "tables": tables, "matrices": matrices, "all": No
 
 
 def below(starts: Sequence[str], weights: dict) -> dict:
-    """True for the weights whose paths are one of `starts` or go on from it."""
+    """Returns True for the weights whose path is one of `starts` or lies below one of them."""
 
     def begins(path, _):
         return any(f"{path_name(path)}/".startswith(f"{start}/") for start in starts)
@@ -189,17 +188,19 @@ def below(starts: Sequence[str], weights: dict) -> dict:
 
 
 def _behind_heads(weights: dict) -> dict:
-    """True for all weights but those of the model's heads."""
+    """Returns True for all weights except the model's heads."""
     return jax.tree.map(operator.not_, below(HEADS, weights))
 
 
 def clip_by_norm(norm: float, of: str) -> optax.GradientTransformation:
-    """Gradients made so much smaller that a norm is not above `norm`.
+    """Scales gradients down to a maximum norm.
 
     Args:
-      of: what has one norm: `global`, all; `tensor`, each array; `module`, the model, and each part
-        of the objective by the first name below its own parameters. Parts are multiplied by norm /
-        (their norm + 1e-6) where that is below 1, as in PyTorch, DINO and DINOv2.
+      norm: the maximum.
+      of: the arrays that share a norm. `global`: all; `tensor`: each array; `module`: the model,
+        and each part of the objective by the first name below its own parameters. `tensor` and
+        `module` multiply by norm / (gradient norm + 1e-6) if that is below 1, as in PyTorch, DINO
+        and DINOv2.
     """
     if of == "global":
         return optax.clip_by_global_norm(norm)
@@ -224,16 +225,17 @@ def clip_by_norm(norm: float, of: str) -> optax.GradientTransformation:
 def scale_by_layer(
     decay: float, layer: Callable[[str], float], stem: Sequence[str] = ()
 ) -> optax.GradientTransformation:
-    """Updates of an encoder layer times `decay` for each layer between it and the head.
+    """Multiplies a layer's updates by `decay` for each layer between it and the head.
 
-    What comes before the encoder counts as one layer, a hybrid's ResNet too; a row layer and a
-    column layer of axial attention are one; what comes behind the encoder keeps its rate, as does
-    an objective's decoder (BEiT, 2106.08254; MAE, 2111.06377, appendix A.2). An objective's token
-    of masked patches is of the layer before the encoder (DINOv2's `param_groups.py`).
+    Parameters before the encoder count as one layer, also a hybrid's ResNet. A row layer and a
+    column layer of axial attention are one layer. Parameters behind the encoder and an objective's
+    decoder keep their learning rate (BEiT, 2106.08254; MAE, 2111.06377, appendix A.2). An
+    objective's mask token belongs to the layer before the encoder (DINOv2's `param_groups.py`).
 
     Args:
-      layer: of a family's model, by a parameter's path in it.
-      stem: starts of the paths of an objective's parameters that enter before the encoder.
+      decay: factor per layer.
+      layer: the model family's function from a parameter's path in the model to its layer.
+      stem: path prefixes of an objective's parameters that enter before the encoder.
     """
 
     def scale(updates, params=None):
@@ -252,14 +254,14 @@ def scale_by_layer(
 
 
 def layer_of(layer: Callable[[str], float], path: str, stem: Sequence[str] = ()) -> float:
-    """The number of the encoder layer of one of a run's weights; -1 before them, infinity behind.
+    """Returns the encoder layer of a weight; -1 before the encoder, infinity behind it.
 
     Args:
-      layer: of a family's model, by a parameter's path in it.
-      path: among a run's weights: `params/blocks/00/norm1/scale`.
-      stem: as of `scale_by_layer`.
+      layer: the model family's function from a parameter's path in the model to its layer.
+      path: a path in a run's weights, such as `params/blocks/00/norm1/scale`.
+      stem: as in `scale_by_layer`.
     """
-    if path.startswith("extra/objective/"):  # A decoder's layers too.
+    if path.startswith("extra/objective/"):  # Also a decoder's layers.
         own = path.removeprefix("extra/objective/")
         return -1 if any(f"{own}/".startswith(f"{start}/") for start in stem) else math.inf
     if path.startswith("extra/lora/"):  # Low-rank changes are named by the kernel that they change.

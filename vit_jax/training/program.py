@@ -1,6 +1,4 @@
-"""The compiled parts of a run, made from its config: what trains, what plans, and what measures
-share.
-"""
+"""The compiled training step of a config, with the shapes and shardings of its state."""
 
 from collections.abc import Callable
 from functools import partial
@@ -41,26 +39,24 @@ from vit_jax.training.step import (
     weights_of,
 )
 
-OBJECTIVE = 2**31  # Folded into the seed for the objective's parameters.
+OBJECTIVE = 2**31  # Folded into the seed to draw the objective's parameters.
 
 
 class Program(NamedTuple):
-    """A training step, and the shape and place of all that it takes; nothing is allocated yet."""
+    """Training step, and the shapes and shardings of its arguments; nothing is allocated yet."""
 
     build: Callable[..., nnx.Module]  # Makes the model from `rngs=`.
-    init_extra: Callable[[dict], dict]  # What only training has, from the model's parameters.
+    init_extra: Callable[[dict], dict]  # Makes training's extra weights from the model's.
     graphdef: nnx.GraphDef  # Of the model.
     objective: nnx.GraphDef  # With its frozen model.
-    judged_by: (
-        str | None
-    )  # The memory that holds the parameters that are evaluated; None: those trained.
+    # Key in the objective's state of the evaluated parameters; None: the trained ones.
+    judged_by: str | None
     optimizer: optax.GradientTransformation
-    check_first: Callable[
-        [Weights], None
-    ]  # Raises UserError where the optimizer cannot start from them.
+    # Raises UserError if the optimizer cannot start from these weights.
+    check_first: Callable[[Weights], None]
     schedule: Callable[[jax.Array], jax.Array]
     mesh: Mesh
-    state: State  # Of `jax.ShapeDtypeStruct`s with shardings, as are the metrics.
+    state: State  # `jax.ShapeDtypeStruct`s with shardings, as are the metrics.
     metrics: Metrics
     train_step: Callable[[State, Metrics, dict], tuple[State, Metrics]]
     one_image: dict[str, jax.ShapeDtypeStruct]  # A batch of one.
@@ -73,13 +69,14 @@ class Program(NamedTuple):
         objective: dict | None = None,
         remembered: dict | None = None,
     ) -> State:
-        """The state before the first step, each process making what its devices hold.
+        """Returns the state before the first step; each process makes the part on its devices.
 
         Args:
+          seed: of the parameters that are drawn.
           params: the model's parameters, on the host; None draws them.
-          frozen: the parameters of the frozen model, on the host, where the objective has one.
-          objective: parts of the objective's own, on the host; the others are drawn.
-          remembered: memories that do not begin as the objective says, on the host.
+          frozen: the frozen model's parameters, on the host, if the objective has one.
+          objective: parts of the objective's own parameters, on the host; the others are drawn.
+          remembered: parts of the objective's state that replace its initial ones, on the host.
 
         Raises:
           UserError: the optimizer cannot start from these.
@@ -102,11 +99,11 @@ class Program(NamedTuple):
         return state | counts
 
     def placed_frozen(self, params: dict) -> dict:
-        """The frozen model's parameters in their places, from the host."""
+        """Moves the frozen model's parameters from the host to the devices."""
         return jax.tree.map(lambda x, like: place(x, like.sharding), params, self.state["frozen"])
 
     def evaluated(self, state: State) -> Evaluated:
-        """The parameters that a run is evaluated with and leaves behind."""
+        """Returns the parameters that are evaluated, and exported at the end of a run."""
         memory = state["memory"]
         if self.judged_by:
             params = memory[self.judged_by]
@@ -118,23 +115,23 @@ class Program(NamedTuple):
         )
 
     def evaluated_places(self) -> Evaluated:
-        """Shardings of what is evaluated."""
+        """Returns the shardings of `evaluated`."""
         own = with_frozen(objective_weights(self.state), self.state["frozen"])
         evaluated = Evaluated(self.state["params"], own, self.state["memory"], self.state["step"])
         return jax.tree.map(lambda x: x.sharding, evaluated)
 
     def abstract_objective(self) -> Objective:
-        """The objective without its parameters: what it says of itself."""
+        """Returns the objective with shapes in place of parameters."""
         own = with_frozen(objective_weights(self.state), self.state["frozen"])
         return nnx.merge(self.objective, own)
 
     def flops(self) -> float:
-        """Those of a training step for each image, at least."""
+        """Returns a lower bound of a training step's floating-point operations for each image."""
         model = nnx.merge(self.graphdef, self.state["params"])
         return training_flops(self.abstract_objective().multiply_adds(model, self.one_image))
 
     def initial_metrics(self) -> Metrics:
-        """Zeros."""
+        """Returns metrics of zeros on the devices."""
         zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.metrics)
         return jax.device_put(zeros, replicated(self.mesh))
 
@@ -145,18 +142,18 @@ class Program(NamedTuple):
         return {"params": params, "extra": extra | ({"objective": own} if own else {})}
 
     def _on_host(self, make: Callable[[], Weights]) -> Weights:
-        # Eagerly: to compile it takes longer. On the host, where a model fits that no device could
-        # hold.
+        # Eagerly, which is faster than to compile it. On the host, which also has room for models
+        # that are larger than the memory of a device.
         try:
             host = jax.local_devices(backend="cpu")[0]
-        except RuntimeError:  # JAX_PLATFORMS leaves it out.
+        except RuntimeError:  # JAX_PLATFORMS excludes the CPU.
             host = None
         with jax.default_device(host):
             return make()
 
 
 def model_arguments(config: ConfigDict) -> dict:
-    """Arguments of `model_factory` from a config; sizes left open are the name's."""
+    """Returns a config's arguments of `model_factory`; unset sizes follow from the model's name."""
     chosen = {key: value for key, value in config.model.items() if value is not None}
     return chosen | {"image_size": config.data.image_size}
 
@@ -171,13 +168,17 @@ def make_program(
     frozen: nnx.Module | None = None,
     class_weights: tuple[float, ...] = (),
 ) -> Program:
-    """The program of a run of so many steps, for the devices of `mesh`, which need not exist here.
+    """Returns the program of a run of `steps` steps for `mesh`, whose devices need not exist here.
 
     Args:
-      build: makes the model from `rngs=`; None: as the config names it.
-      frozen: the model that the objective asked for by `teacher_spec`, with shapes in place of
+      config: of the run.
+      num_classes: outputs of the model's head.
+      steps: length of the run.
+      mesh: of the devices.
+      build: makes the model from `rngs=`; None: the config's model.
+      frozen: the model that the objective requires by `teacher_spec`, with shapes in place of
         arrays.
-      class_weights: of each class's images in the loss of a classification; empty: all are 1.
+      class_weights: weight of each class in the classification loss; empty: all are 1.
 
     Raises:
       UserError: the model, the schedule or the batch does not fit the config or the mesh.
@@ -251,9 +252,7 @@ def make_program(
 
 
 def _check_layers(config: ConfigDict, model: nnx.Module) -> None:
-    """Raises UserError where the config gives layers a learning rate and the model has none of
-    them.
-    """
+    """Raises UserError if the config sets learning rates of layers that the model does not have."""
     layers, embedding = family_of(model).layer, family_of(model).embedding
     if config.optimizer.layer_decay < 1 and layers is None:
         raise UserError(
@@ -268,7 +267,7 @@ def _check_layers(config: ConfigDict, model: nnx.Module) -> None:
 
 
 def _check_held(config: ConfigDict, objective: Objective, own: dict) -> None:
-    """Raises UserError where an objective holds what it does not have."""
+    """Raises UserError if an objective freezes parameters that it does not have."""
     for start in objective.frozen_prefixes():
         if not any(jax.tree.leaves(below([start], own))):
             raise UserError(
@@ -280,7 +279,7 @@ def _check_held(config: ConfigDict, objective: Objective, own: dict) -> None:
 def abstract_batch(
     config: ConfigDict, mesh: Mesh, max_labels: int = 1
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shape and place of a training batch, which follow from the objective's views."""
+    """Returns shapes and shardings of a training batch, which follow from the objective's views."""
     shapes = shapes_of_batch(config, config.batch_size, max_labels)
     return {name: _shape(x, split_batch(mesh)) for name, x in shapes.items()}
 
@@ -288,7 +287,7 @@ def abstract_batch(
 def shapes_of_batch(
     config: ConfigDict, images: int, max_labels: int = 1
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shape of a training batch of so many images, wherever it lives."""
+    """Returns the shapes of a training batch of `images` images, without shardings."""
     shapes = {"labels": jax.ShapeDtypeStruct((images, max_labels), jnp.int32)}
     for view in objective_of(config).views(config):
         shape = images, *view.shape(config.data.image_size)
@@ -297,7 +296,7 @@ def shapes_of_batch(
 
 
 def _copy(x, sharding) -> jax.Array:
-    """A copy of an array in its place: the step gives the memory of what it takes back."""
+    """Copies an array to its place, since the step donates its state's buffers."""
     same = isinstance(x, jax.Array) and x.sharding == sharding
     return jnp.copy(x) if same else place(np.asarray(x), sharding)
 

@@ -1,4 +1,4 @@
-"""The learning rate of each update (paper, section 4.1 and table 3), and its weight decay."""
+"""Schedules of the learning rate (paper, section 4.1 and table 3) and of the weight decay."""
 
 from collections.abc import Callable
 
@@ -10,18 +10,18 @@ from vit_jax.errors import UserError
 
 
 def make_schedule(config: ConfigDict, steps: int) -> Callable[[jax.Array], jax.Array]:
-    """The learning rate of update t = 1 ... `steps`.
+    """Returns the learning rate of update t = 1 ... `steps`, as a function.
 
-    Linear warm-up from `warmup_learning_rate`, then a decay of `learning_rate`: linear or cosine,
-    down to
-    `end_learning_rate`; by stairs, a factor after each of so many shares of the run; or none. The
-      first
-    update is number `count_from` of the schedule: counted from 1 its rate is above zero and the
-    last one has the end rate; counted from 0 each update has the rate that it has in big_vision,
-    vision_transformer and Optax, one update later.
+    The warm-up is linear from `warmup_learning_rate`. Then `learning_rate` decays linearly or by
+    half a cosine down to `end_learning_rate`, or in stairs, by a factor after each of `stairs`
+    (shares of the run), or not at all.
+
+    The first update is number `count_from` of the schedule. Counted from 1, its learning rate is
+    above zero and the last one has the end rate. Counted from 0, each update has the learning rate
+    that big_vision, vision_transformer and Optax use, one update later.
 
     Raises:
-      UserError: warm-up as long as the whole run.
+      UserError: the warm-up is as long as the whole run.
     """
     base, end, warmup = config.learning_rate, config.end_learning_rate, config.warmup_steps
     if warmup >= steps and warmup > 0:
@@ -49,11 +49,11 @@ def make_schedule(config: ConfigDict, steps: int) -> Callable[[jax.Array], jax.A
 
 
 def make_weight_decay(config: ConfigDict, steps: int) -> float | Callable[[jax.Array], jax.Array]:
-    """The weight decay, or that of update t = 1 ... `steps` where it goes to `weight_decay_end`.
+    """Returns the weight decay, or a function of update t if it changes to `weight_decay_end`.
 
-    It goes there by half a cosine over the whole run, warm-up too, and is counted as the learning
-    rate is: from 1 the last update has the end's; from 0 the first one has `weight_decay`, as in
-    DINO and DINOv2.
+    The schedule is half a cosine over the whole run, including the warm-up, and counts as the
+    learning rate does. Counted from 1, the last update has `weight_decay_end`; counted from 0, the
+    first one has `weight_decay`, as in DINO and DINOv2.
     """
     base, end = config.weight_decay, config.weight_decay_end
     if end is None:
@@ -67,9 +67,7 @@ def make_weight_decay(config: ConfigDict, steps: int) -> float | Callable[[jax.A
 
 
 def sees_length(config: ConfigDict) -> bool:
-    """True where the learning rate or the weight decay of an update depends on the length of the
-    run.
-    """
+    """Returns True if the learning rate or the weight decay depends on the length of the run."""
     return config.schedule != "constant" or config.weight_decay_end is not None
 
 

@@ -1,9 +1,9 @@
 """The training step and the evaluation step: pure functions of plain pytrees, compiled once.
 
-The train state is `{"params", "extra", "memory", "frozen", "optimizer", "step", "skipped"}`, of
-which `extra` (what only training has), `memory` (what the objective remembers) and `frozen` (the
-parameters of its frozen model, which no step changes) may be empty; every random number of step t
-is drawn from a key folded from (seed, t), so nothing random is kept between steps.
+The train state is `{"params", "extra", "memory", "frozen", "optimizer", "step", "skipped"}`. Three
+items may be empty: `extra`, weights that only training uses; `memory`, the objective's state; and
+`frozen`, the parameters of the objective's frozen model, which no step changes. All random numbers
+of step t are drawn from a key folded from (seed, t), so the state has no random generator.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,19 +34,19 @@ from vit_jax.training.objectives.objective import Loss, StepContext
 
 # Folded into a step's key; dropout folds in small numbers.
 AUGMENT, PREPARE = 2**31, 2**31 + 1
-EVALUATE = 2**32 - 1  # In place of a step.
+EVALUATE = 2**32 - 1  # In place of the step's number.
 
 State = dict
 Metrics = dict[str, jax.Array]
 
 
 class Evaluated(NamedTuple):
-    """The parameters that an evaluation looks at and a run leaves behind.
+    """Parameters that are evaluated, and exported at the end of a run.
 
     Attributes:
-      params: of the model: those that the objective judges by.
-      own: the objective's parameters, with those of its frozen model.
-      memory: what it remembers.
+      params: the model's parameters that the objective selects for evaluation.
+      own: the objective's parameters, including its frozen model's.
+      memory: the objective's state.
       update: number of the last update.
     """
 
@@ -57,7 +57,7 @@ class Evaluated(NamedTuple):
 
 
 def init_metrics(names: Sequence[str]) -> Metrics:
-    """Sums over the finite steps since the last log line, and the state's counts of skipped ones.
+    """Returns zero sums over the finite steps since the last log line, and counts of skipped steps.
 
     Args:
       names: the objective's own metrics.
@@ -67,15 +67,16 @@ def init_metrics(names: Sequence[str]) -> Metrics:
 
 
 def init_state(weights: Weights, memory: dict, frozen: dict, optimizer_state) -> State:
-    """The state before the first step; `skipped` counts updates left out, in all and just now in a
-    row.
+    """Returns the state before the first step.
+
+    `skipped` counts the skipped updates: all of them, and those in a row up to now.
     """
     counts = {"step": np.int32(0), "skipped": _no_skips()}
     return weights | {"memory": memory, "frozen": frozen, "optimizer": optimizer_state} | counts
 
 
 def weights_of(state: State) -> Weights:
-    """The part of the state that the optimizer changes."""
+    """Returns the part of the state that the optimizer changes."""
     return {"params": state["params"], "extra": state["extra"]}
 
 
@@ -86,14 +87,14 @@ def _no_skips() -> dict[str, np.int32]:
 def make_gradients(
     graphdef: nnx.GraphDef, objective: nnx.GraphDef, config: ConfigDict, mesh: Mesh
 ) -> Callable[..., tuple]:
-    """Makes `(weights, frozen, memory, update, batch, key) -> ((means, gradient), seen)`, means of
-    a batch.
+    """Returns a function that computes a batch's mean loss, mean metrics and mean gradient.
 
-    With `config.micro_batches` above 1 the batch is cut up, and each part drops out by its own key.
-    `seen` is what the objective saw of each image, in the batch's order.
+    The function is `(weights, frozen, memory, update, batch, key) -> ((means, gradient), seen)`.
+    `seen` has the objective's auxiliary outputs for each image, in the batch's order. With
+    `config.micro_batches` above 1 the batch is split, and each part has its own dropout key.
 
     Raises:
-      UserError: the gradients cannot be summed as the config asks on such a mesh.
+      UserError: the mesh does not support the config's way to sum gradients.
     """
     once = config.optimizer.sum_gradients == "float32_once"
     if once and (mesh.shape["fsdp"] > 1 or mesh.shape["tensor"] > 1):
@@ -103,7 +104,7 @@ def make_gradients(
         )
 
     def loss_of(weights, frozen, memory, update, micro, key):
-        # The backward pass computes nothing for what is frozen.
+        # The backward pass skips frozen weights.
         weights = jax.tree.map(
             lambda x, changes: x if changes else jax.lax.stop_gradient(x),
             weights,
@@ -120,9 +121,7 @@ def make_gradients(
     gradient_of = jax.value_and_grad(loss_of, has_aux=True)
 
     def accumulate(weights, frozen, memory, update, batch, key):
-        """`((loss, metrics), gradient)`, means over the batch, and what the objective saw of its
-        images.
-        """
+        """Returns `((loss, metrics), gradient)`, means of the batch, and auxiliary outputs."""
         parts = config.micro_batches
 
         def micro_gradient(micro, key):
@@ -135,7 +134,7 @@ def make_gradients(
             return micro_gradient(batch, key)
 
         def cut(array):
-            # Part i takes every parts-th image, so that each stays on the device it is on.
+            # Part i takes every `parts`-th image, so that no image moves to another device.
             array = array.reshape(-1, parts, *array.shape[1:]).swapaxes(0, 1)
             if once:
                 return array
@@ -160,7 +159,8 @@ def make_gradients(
         return jax.lax.pmean(means, BATCH), seen
 
     if once:
-        # Each device sums its own gradients; XLA would add up every product at once, in its type.
+        # Each device sums its own gradients. XLA would reduce each product over the devices at
+        # once, in the product's type.
         same, divided = PartitionSpec(), PartitionSpec(BATCH)
         places = (same, same, same, same, divided, same)
         return jax.shard_map(
@@ -177,11 +177,11 @@ def make_train_step(
     mesh: Mesh,
     state_shardings: State,
 ) -> Callable[[State, Metrics, dict], tuple[State, Metrics]]:
-    """Compiles `(state, metrics, batch) -> (state, metrics)`; the old state's memory is reused.
+    """Compiles `(state, metrics, batch) -> (state, metrics)`; the old state's buffers are donated.
 
-    The batch is augmented as a whole. With `config.micro_batches` above 1 it is then cut up, each
-    part drops out by its own key, and the gradients are averaged: the same update as from the
-    whole batch. Where the loss or the gradient is not finite the update is left out, and counted;
+    The batch is augmented as a whole. With `config.micro_batches` above 1 it is then split, each
+    part has its own dropout key, and the gradients are averaged: the update is the same as from the
+    whole batch. If the loss or the gradient is not finite, the update is skipped and counted, and
     the schedule goes on.
     """
     values = config.augment
@@ -276,17 +276,19 @@ def make_eval_step(
     mesh: Mesh,
     places: Evaluated,
 ) -> Callable[[Evaluated, dict, jax.Array], tuple[Metrics, dict[str, jax.Array]]]:
-    """Compiles `(evaluated, batch, first) -> ({loss, ..., images}, answers)`, sums over the
-    unmasked images.
+    """Compiles `(evaluated, batch, first) -> ({loss, ..., images}, answers)`.
 
-    What is drawn at random is the same for an image whenever it is evaluated: `first` is the number
-    of the batch's first image in its split. `answers` has of each image the class that the model
-    thinks most likely,
-    `answer`, its `probability`, and the batch's `labels` and `mask`; with an objective without
-    labels it is empty.
+    The first result has sums over the unmasked images. `answers` has for each image the most likely
+    class, `answer`, its `probability`, and the batch's `labels` and `mask`; it is empty for
+    objectives without labels. `first` is the number of the batch's first image in its split, so
+    that an image has the same random numbers in each evaluation.
 
     Args:
-      places: shardings of what is evaluated.
+      graphdef: of the model.
+      objective: with its frozen model.
+      config: of the run.
+      mesh: of the devices.
+      places: shardings of `Evaluated`.
     """
     key = jax.random.fold_in(jax.random.key(config.seed), EVALUATE)
     labelled = objective_of(config).labels
@@ -332,7 +334,8 @@ def make_pictures(
 ) -> Callable[[Evaluated, dict], tuple[jax.Array, jax.Array]]:
     """Compiles `(evaluated, batch) -> (visible, predicted)`, the objective's `pictures`, as uint8.
 
-    The batch has the images' `numbers` in their split, so that they are seen as they are evaluated.
+    The batch has the images' `numbers` in their split, so that their random numbers are the same as
+    in the evaluation.
     """
     key = jax.random.fold_in(jax.random.key(config.seed), EVALUATE)
 
@@ -350,16 +353,14 @@ def make_pictures(
 
 
 def _prepare(objective, own, mesh, batch, key, numbers) -> dict[str, jax.Array]:
-    """The batch with what the objective draws for each image, from the key and the image's
-    number.
-    """
+    """Adds the objective's random draws for each image, from the key and the image's number."""
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
     drawn = nnx.merge(objective, own).prepare(batch, keys)
     return jax.lax.with_sharding_constraint(drawn, split_batch(mesh))
 
 
 def _loss(graphdef, objective, mesh, params, own, batch, context: StepContext, alone=False) -> Loss:
-    """The objective's loss, activations where the rules want them.
+    """Computes the objective's loss, with activations sharded by the rules.
 
     Args:
       alone: within a `shard_map`: the batch is this device's part of it.

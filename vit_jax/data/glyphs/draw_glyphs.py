@@ -1,8 +1,9 @@
-"""Draws glyphs.png and glyphs.json from matplotlib's fonts: python -m
-vit_jax.data.glyphs.draw_glyphs
+"""Draws glyphs.png and glyphs.json from matplotlib's fonts.
+
+Usage: python -m vit_jax.data.glyphs.draw_glyphs
 
 It has been run once, with matplotlib 3.11.2 and Pillow 13.0.0, and its files are kept: another
-FreeType may draw other pixels, and images that are made of them must stay the same.
+FreeType may draw other pixels, and images composed of them must stay the same.
 """
 
 import json
@@ -14,24 +15,23 @@ import numpy as np
 from PIL import Image, ImageFont
 
 FOLDER = Path(__file__).parent
-# Without those whose letters are others' letters at a slant, which every image gives them anyway.
+# Without slanted copies of other fonts: every image slants the letters anyway.
 FONTS = (
     *(f"DejaVuSans{style}" for style in ("", "-Bold")),
     *(f"DejaVuSansMono{style}" for style in ("", "-Bold")),
     *(f"DejaVuSerif{style}" for style in ("", "-Bold", "-Italic", "-BoldItalic")),
     *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
 )
-COMPARED = (0, 4)  # DejaVu Sans and Serif, by which characters are found too alike.
-FEWEST_STYLES = 8  # Of a character, each of its own.
+COMPARED = (0, 4)  # DejaVu Sans and Serif: characters are compared in these fonts.
+FEWEST_STYLES = 8  # Different drawings that a character must have.
 CELL = 32  # Pixels.
 GREYS = 4
 ALIKE = 0.4  # Share of their ink that two characters must differ in.
 SAME = 0.08  # Share of their ink that two fonts' drawings of a character must differ in.
-SLENDER = 3  # Sides of a character differ by less.
+SLENDER = 3  # The sides of a character differ by a smaller factor.
 CATEGORIES = ("Lu", "Ll", "Lo", "Nd", "Sm", "So", "Sc", "Po")
-# The most characters of each collection, and the words with which their names in Unicode begin.
-# A character that looks like one before it is left out: the alphabets are new to who has learned
-# the first.
+# For each collection: the most characters, and the first words of their Unicode names.
+# Characters that resemble an earlier one are skipped, so that the alphabets do not overlap.
 COLLECTIONS = {
     "glyphs": (200, ("LATIN", "DIGIT", "")),
     "greek": (32, ("GREEK",)),
@@ -42,7 +42,7 @@ COLLECTIONS = {
 
 
 def draw(character: str, font: ImageFont.FreeTypeFont) -> np.ndarray | None:
-    """A character scaled to fill a cell, uint8 `[CELL, CELL]`; None for one without ink."""
+    """Draws a character that fills a cell, uint8 `[CELL, CELL]`; None if it is blank or slender."""
     mask = font.getmask(character, mode="L")
     ink = np.asarray(mask, np.uint8).reshape(mask.size[::-1])
     rows, columns = np.flatnonzero(ink.any(1)), np.flatnonzero(ink.any(0))
@@ -60,12 +60,12 @@ def draw(character: str, font: ImageFont.FreeTypeFont) -> np.ndarray | None:
 
 
 def differ(one: np.ndarray, others: np.ndarray, share: float) -> bool:
-    """True where a drawing differs from each of `others` in more than a share of their ink."""
+    """Returns True if a drawing differs from each of `others` in more than a share of their ink."""
     return bool((np.abs(others - one).sum(1) > share * np.minimum(others.sum(1), one.sum())).all())
 
 
 def distinct(drawn: list[np.ndarray | None]) -> list[np.ndarray | None]:
-    """A character's drawings without those that are like an earlier font's: None in their place."""
+    """Replaces a character's drawings that resemble an earlier font's by None."""
     kept = np.zeros((0, CELL * CELL))
     result = []
     for one in drawn:
@@ -76,7 +76,7 @@ def distinct(drawn: list[np.ndarray | None]) -> list[np.ndarray | None]:
 
 
 def script(character: str) -> str:
-    """The collection that a character is taken for."""
+    """Returns the collection of a character, by its Unicode name."""
     name = unicodedata.name(character, "")
     for collection, (_, words) in reversed(COLLECTIONS.items()):
         if any(name.startswith(word) for word in words):
@@ -85,20 +85,18 @@ def script(character: str) -> str:
 
 
 def candidates(maps: list[set[int]]) -> list[str]:
-    """Characters that are in enough fonts and have no accents: letters and figures first, by
-    collection.
-    """
+    """Returns characters without accents that enough fonts have, by collection, letters first."""
     characters = [
         character
         for character in map(chr, sorted(maps[0]))
         if sum(ord(character) in known for known in maps) >= FEWEST_STYLES
         and unicodedata.category(character) in CATEGORIES
         and not unicodedata.decomposition(character)
-        and character != "\ufffd"  # Which is drawn where another is lacking.
+        and character != "\ufffd"  # The replacement for missing characters.
     ]
     plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
     order = tuple(COLLECTIONS)
-    # Of the symbols every place of the table has its share: arrows and boxes lie in long rows.
+    # Take symbols from all over the Unicode table: arrows and boxes lie in long rows.
     spread = {
         character: (index * 0.6180339887498949) % 1 for index, character in enumerate(characters)
     }
@@ -116,7 +114,7 @@ def drawings(character: str, fonts: list, maps: list[set[int]]) -> list[np.ndarr
 
 
 def compared_ink(drawn: list[np.ndarray | None]) -> np.ndarray | None:
-    """Returns the drawings that are compared between characters, in one row; None if one lacks."""
+    """Returns the drawings used to compare characters, in one row; None if one is missing."""
     compared = [drawn[number] for number in COMPARED]
     if any(one is None for one in compared):
         return None
@@ -126,8 +124,8 @@ def compared_ink(drawn: list[np.ndarray | None]) -> np.ndarray | None:
 def choose(fonts: list, maps: list[set[int]]) -> dict[str, list[np.ndarray | None]]:
     """Returns the drawings of the chosen characters, by character in the order of the sheet.
 
-    A character is chosen if its collection has room, enough styles of it differ, and it is not
-    like an earlier one.
+    A character is chosen if its collection has room, enough of its styles differ, and it does not
+    resemble an earlier one.
     """
     chosen, sizes = {}, Counter()
     earlier = np.zeros((0, len(COMPARED) * CELL * CELL))
@@ -150,7 +148,7 @@ def choose(fonts: list, maps: list[set[int]]) -> dict[str, list[np.ndarray | Non
 
 
 def save_sheet(chosen: dict[str, list[np.ndarray | None]]) -> None:
-    """Writes the drawings as a picture: a row for each character, a column for each font."""
+    """Writes the drawings as an image: a row for each character, a column for each font."""
     empty = np.zeros((CELL, CELL), np.uint8)
     rows = [
         np.concatenate([empty if one is None else one for one in drawn], axis=1)

@@ -3,7 +3,7 @@
 A source has a length; `source[index]` is an `Example`; `describe(index)` names it for a person.
 Sources are read by many threads and sent to worker processes, so they hold no open files.
 
-`SOURCES` lists the kinds there are. A new one is a file with a `SourceKind`, and its line here.
+`SOURCES` lists all kinds. A new one is a file with a `SourceKind`, and an entry in `SOURCES`.
 """
 
 import os
@@ -33,15 +33,17 @@ def open_source(kind: str, split: str, *, only: Sequence[str] | None = None, **o
     Args:
       kind: one of `SOURCES`.
       split: its name, with TFDS's slices: `train`, `train[:90%]`, `test[100:]`, `all[:80%][:90%]`.
-        A slice is a fair sample, whatever the order of the images; the whole comes in that order.
-      only: names of classes; the others' images are left out, and these are numbered in this order.
-      **options: `path` and others, as of `SourceOptions`.
+        A slice is a representative sample, whatever the order of the images; a whole split keeps
+        that order.
+      only: names of classes; images of other classes are excluded, and these classes are numbered
+        in this order.
+      **options: `path` and other fields of `SourceOptions`.
 
     Raises:
       UserError: the data set does not exist, is empty or cannot be read.
     """
     asked = SourceOptions(**options)
-    if only is not None:  # Which names the classes, in an order of its own.
+    if only is not None:  # It defines the class names and their order.
         if asked.weights:
             raise UserError(
                 "data.weights and data.classes together are unsupported: images of some classes "
@@ -55,13 +57,14 @@ def open_source(kind: str, split: str, *, only: Sequence[str] | None = None, **o
 def open_handed_in(
     data: Mapping[str, Any], split: str, *, only: Sequence[str] | None = None, **options
 ) -> Source:
-    """A split of the data sets that a program hands in, sliced as those that `open_source` opens.
+    """Opens a split of data sets that the caller passes in; it is sliced as in `open_source`.
 
     Args:
-      data: what `handed_in` takes, by the name of the split: `train`, `test`.
+      data: arguments of `handed_in` by name of the split: `train`, `test`.
+      split, only, options: see `open_source`.
 
     Raises:
-      UserError: it is not handed in, is no data set, or does not have what the options ask for.
+      UserError: the split is missing, is no data set, or lacks something that the options require.
     """
     asked, name = SourceOptions(**options), split.split("[")[0]
     if data.get(name) is None:
@@ -135,16 +138,15 @@ class DataSet(NamedTuple):
 
 
 def data_set(text: str) -> DataSet:
-    """Reads `kind:path` or `kind:path@TRAIN_SPLIT,TEST_SPLIT`; without splits they are train and
-    test.
+    """Parses `kind:path` or `kind:path@TRAIN_SPLIT,TEST_SPLIT`; default splits are train and test.
 
     A folder or a CSV on the disk needs no kind.
 
-    Kinds and paths are those of `data.source` and `data.path`, and the name is the path's:
-    `tfds:uc_merced@train[:1000],train[1000:]` is uc_merced.
+    Kinds and paths have the form of `data.source` and `data.path`. The data set's name is taken
+    from the path: `tfds:uc_merced@train[:1000],train[1000:]` is uc_merced.
 
     Raises:
-      UserError: it is not written so.
+      UserError: the text has another form.
     """
     kinds = {name: kind for name, kind in SOURCES.items() if kind.stands_alone}
     if os.path.exists(str(text).partition("@")[0]):
@@ -163,7 +165,7 @@ def data_set(text: str) -> DataSet:
 
 
 def _kind_at(path: str) -> str:
-    """The kind of the data set at a path that exists."""
+    """Returns the kind of the data set at an existing path."""
     if os.path.isfile(os.path.join(path, "dataset_info.json")):
         return "tfds"
     lists = path.lower().endswith(".csv") or os.path.isfile(os.path.join(path, "train.csv"))

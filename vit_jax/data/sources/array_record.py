@@ -1,4 +1,4 @@
-"""ArrayRecord files of tf.Examples, which are read without TensorFlow."""
+"""ArrayRecord files of tf.Examples, read without TensorFlow."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ class Records(Source):
     """ArrayRecord files of tf.Examples.
 
     Opening and unpickling import TFDS, `__getitem__` never does: two threads that import it at once
-    may wait for each other for ever (etils' lazy modules before Python 3.12).
+    may deadlock (etils' lazy modules before Python 3.12).
 
     Attributes:
       read: returns the image and the labels of an example's features.
@@ -36,7 +36,7 @@ class Records(Source):
     each_labelled: bool = False
     one_hot: bool = False
     numbered: bool = False
-    distinct: bool = True  # Labels that an example repeats are one.
+    distinct: bool = True  # Repeated labels of an example are merged.
     shards: tuple[tuple[str, int], ...] = ()  # Names of the files, and the size of each.
     _parse: Callable = dataclasses.field(init=False, repr=False, compare=False)
 
@@ -78,7 +78,7 @@ class Records(Source):
     def _example(self, index: int) -> Example:
         try:
             features = self._parse(self.records[index]).features.feature
-        except Exception as error:  # The C++ reader's, a protocol buffer's, or the file system's.
+        except Exception as error:  # From the C++ reader, the protocol buffer or the file system.
             raise UserError(f"cannot read {self.describe(index)}: {first_line(error)}") from error
         try:
             return self.read(features)
@@ -95,7 +95,7 @@ class Records(Source):
         return tuple(label for label, is_set in enumerate(row) if is_set)
 
     def checked(self, samples: int = 16) -> "Records":
-        """Returns the source with the form of its labels, as a few examples spread over it have it.
+        """Returns the source with `one_hot` set according to a few examples spread over it.
 
         Raises:
           UserError: one of these examples has no image, or a label of an unsupported kind, or none.
@@ -121,7 +121,7 @@ class Records(Source):
         return self.shards
 
     def fair_order(self):
-        return shuffled(len(self))  # Files may hold class after class.
+        return shuffled(len(self))  # Files may be sorted by class.
 
 
 def image_and_labels(features: Mapping, label_key: str | None) -> Example:
@@ -142,7 +142,7 @@ KINDS = {"bytes_list": "text or bytes", "float_list": "floats", "int64_list": "i
 
 
 def feature_values(features: Mapping, key: str, kind: str) -> tuple:
-    """Returns the values of a feature of a tf.Example; none where it is there and empty.
+    """Returns the values of a feature of a tf.Example; an empty tuple if the feature is empty.
 
     Args:
       kind: `bytes_list`, `float_list` or `int64_list`.
@@ -168,7 +168,7 @@ def feature_values(features: Mapping, key: str, kind: str) -> tuple:
 def array_records(
     path: str, label_key: str | None, num_classes: int | None, each_labelled: bool = False
 ) -> Records:
-    """ArrayRecord files without TFDS's description.
+    """Opens ArrayRecord files without TFDS's description.
 
     Args:
       path: a pattern of files, `/data/train-*.array_record`, local or `gs://`.
@@ -199,7 +199,7 @@ def array_records(
 
 
 def refuse_s3(path: str) -> None:
-    """Raises UserError for a path that the reader of ArrayRecord files has no way to."""
+    """Raises UserError for an S3 path: the reader of ArrayRecord files does not support it."""
     if path.startswith("s3://"):
         raise UserError(
             f"{path} (data.path): ArrayRecord files are read from disks and gs://; mount the "
@@ -208,7 +208,7 @@ def refuse_s3(path: str) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message, or the error's type where it has none."""
+    """Returns the first line of an error's message, or the error's type if there is no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -219,5 +219,5 @@ ARRAY_RECORD = SourceKind(
         options.path, options.label_key, options.num_classes, options.each_labelled
     ),
     path="a pattern of files, /data/train-*.array_record, local or gs://",
-    stands_alone=False,  # The files do not say how many classes there are.
+    stands_alone=False,  # The files do not contain the number of classes.
 )

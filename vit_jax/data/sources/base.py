@@ -1,4 +1,4 @@
-"""The interface of a source, and parts of one: some of its images, some of its classes."""
+"""Interface of a source, and sources with a subset of another's images or classes."""
 
 import dataclasses
 import hashlib
@@ -20,14 +20,13 @@ class Example(NamedTuple):
 
 
 class Source:
-    """A data set as the pipeline reads it; it also has a length.
+    """A data set that the pipeline reads; it also has a length.
 
     Attributes:
       weights: shares of the parts of a mixture.
-      numbered: the data have numbers for classes, and `class_names` are no names.
-      shared_classes: names that several parts of a mixture have: each is one class.
-      left_out: number of files that are not used, by the reason; `folder_rules.in_words` makes a
-        line of it.
+      numbered: classes have numbers only, so `class_names` are no names.
+      shared_classes: class names that several parts of a mixture have; each is one class.
+      left_out: numbers of skipped files by reason; `folder_rules.in_words` formats them.
     """
 
     class_names: tuple[str, ...]
@@ -47,9 +46,7 @@ class Source:
 
     @property
     def empty_classes(self) -> tuple[str, ...]:
-        """Classes that are known to have no image here; none where labels are not known without
-        reading.
-        """
+        """Classes known to have no image; empty if labels are unknown without reading images."""
         table = self.known_labels()
         if table is None:
             return ()
@@ -57,24 +54,22 @@ class Source:
         return tuple(name for label, name in enumerate(self.class_names) if label not in present)
 
     def __getitem__(self, index: int) -> Example:
-        """Raises OSError where an image's file cannot be read."""
+        """Raises OSError if an image's file cannot be read."""
         raise NotImplementedError
 
     def describe(self, index: int) -> str:
-        """The name of an example, for a person."""
+        """Returns the name of an example, for a person."""
         raise NotImplementedError
 
     def fair_order(self) -> Sequence[int] | np.ndarray:
-        """Indices in an order of which every part is a sample of the whole: slices are cut out of
-        it.
-        """
+        """Returns indices in an order whose parts are representative samples, for slices."""
         return range(len(self))
 
     def groups(self, key: str) -> Sequence:
-        """Returns the group of each image, which `data.groups` names.
+        """Returns the group of each image for a value of `data.groups`.
 
         Raises:
-          UserError: there is no such group, or no groups in this kind of source.
+          UserError: there is no such group, or this kind of source has no groups.
         """
         raise UserError(
             f"data.groups={key!r} is unsupported for these data: folders and CSVs have paths, and "
@@ -82,14 +77,13 @@ class Source:
         )
 
     def known_labels(self) -> np.ndarray | None:
-        """The `label_table`, where labels are known without reading the images."""
+        """Returns the `label_table` if labels are known without reading the images, else None."""
         return None
 
     def stored_files(self, indices: Sequence[int] | None = None) -> Iterable[tuple[str, int]]:
-        """Names of the files that examples are stored in, the same on every host, with the size of
-        each.
+        """Returns names and sizes of the files that examples are stored in, the same on every host.
 
-        Nothing is read; sizes are in bytes, or in examples where a file holds many.
+        Nothing is read; sizes are in bytes, or in examples if a file holds many.
 
         Args:
           indices: of the examples; None: all.
@@ -97,14 +91,16 @@ class Source:
         return ()
 
     def labels_of(self, index: int) -> tuple[int, ...]:
-        """The class indices of an example, without its image where the source can do that."""
+        """Returns the class indices of an example, without reading its image if possible."""
         return self[index].labels
 
     def label_table(self, told: Callable[[int], None] = lambda read: None) -> np.ndarray:
-        """Labels of all images, int32 `[images, max_labels]` padded with -1; no image is decoded.
+        """Returns labels of all images, int32 `[images, max_labels]` padded with -1.
+
+        No image is decoded.
 
         Args:
-          told: is called now and then with how many have been read.
+          told: progress callback; its argument is the number of images read.
         """
         if (known := self.known_labels()) is not None:
             told(len(self))
@@ -115,7 +111,7 @@ class Source:
         def read(start: int) -> list[tuple[int, ...]]:
             return [self.labels_of(index) for index in range(start, min(start + 256, len(self)))]
 
-        with ThreadPoolExecutor(16) as pool:  # Storage may take long to answer.
+        with ThreadPoolExecutor(16) as pool:  # Storage may have a high latency.
             for start, rows in zip(starts, pool.map(read, starts), strict=True):
                 for index, labels in enumerate(rows, start):
                     table[index, : len(labels)] = labels
@@ -124,10 +120,10 @@ class Source:
 
 
 def lacking(images: str, source: Source, most: int = 20) -> list[str]:
-    """A line that names the classes that are known to have no image, if there are any.
+    """Returns a note that names the classes known to have no image, if there are any.
 
     Args:
-      images: what the source's are called, such as "training".
+      images: adjective for the source's images, such as "training".
     """
     empty = source.empty_classes
     more = f" and {len(empty) - most:,} more" if len(empty) > most else ""
@@ -140,10 +136,10 @@ def spread(images: int, most: int) -> list[int]:
 
 
 def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
-    """Short values by which two hosts, or two starts, see whether they read the same.
+    """Returns short values that show if two hosts, or two starts, read the same data.
 
-    They are of counts, names, some examples, of the names and sizes of all files, and of all labels
-    where these are known without reading.
+    They cover counts, class names, some examples, the names and sizes of all files, and all labels
+    if these are known without reading.
     """
 
     def digest(*parts: bytes) -> str:
@@ -172,7 +168,7 @@ def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
 
 @dataclasses.dataclass(frozen=True)
 class Subset(Source):
-    """Some images of another source, in the order given."""
+    """Some images of another source, in the given order."""
 
     source: Source
     indices: Sequence[int] | np.ndarray
@@ -220,7 +216,7 @@ class Renumbered(Source):
 
     source: Source
     class_names: tuple[str, ...]
-    number: dict[int, int]  # New by old; classes that are not in it are left out.
+    number: dict[int, int]  # New by old; other classes are removed from the labels.
     empty_classes: tuple[str, ...] = ()
 
     @property
@@ -251,9 +247,8 @@ class Renumbered(Source):
         known = self.source.known_labels()
         if known is None:
             return None
-        numbers = np.full(
-            len(self.source.class_names) + 1, -1, np.int32
-        )  # The last one, for -1, stays.
+        # The last entry maps the padding -1 to itself.
+        numbers = np.full(len(self.source.class_names) + 1, -1, np.int32)
         numbers[list(self.number)] = list(self.number.values())
         table = numbers[known]
         return np.take_along_axis(table, np.argsort(table < 0, axis=1, kind="stable"), axis=1)
@@ -269,7 +264,7 @@ def renumbered(source: Source, class_names: Sequence[str], name: str) -> Source:
     """Returns the source with the class numbers of `class_names`, matched by name.
 
     Raises:
-      UserError: it has classes that are not among them.
+      UserError: it has other classes.
     """
     table = source.known_labels()
     used = (
@@ -294,8 +289,9 @@ def renumbered(source: Source, class_names: Sequence[str], name: str) -> Source:
 
 
 def check_labelled(source: Source, name: str) -> None:
-    """Raises UserError where an example has no label: of all where labels are known, else of a
-    few.
+    """Raises UserError if an example has no label.
+
+    All examples are checked if labels are known without reading, else a few.
     """
     table = source.known_labels()
     if table is None:
@@ -312,12 +308,12 @@ def check_labelled(source: Source, name: str) -> None:
 
 
 def of_classes(source: Source, names: Sequence[str]) -> Renumbered:
-    """The images of some classes, which are numbered in the order of `names`.
+    """Returns the images of some classes, which are numbered in the order of `names`.
 
     Raises:
       UserError: there is no such class, it is named twice, or there is no image of them.
     """
-    names = tuple(map(str, names))  # A config may say (5, 6) for digits.
+    names = tuple(map(str, names))  # A config may contain (5, 6) for digits.
     if len(set(names)) < len(names):
         raise UserError(f"data.classes names a class twice: {', '.join(names)}")
     for name in names:

@@ -1,13 +1,13 @@
-"""Images without end, composed of real parts: objects scattered on clutter, or one that fills the
-image.
+"""Unlimited composed images: objects scattered on clutter, or one object that fills the image.
 
-Of several whole objects in a scattered image the largest gives the label; the others are smaller,
+In a scattered image the largest of several whole objects gives the label. The others are smaller,
 and behind them are faint fragments and bars, a texture and noise (`vit_jax.data.scenes`). A centred
-image has its object alone, on texture and noise, so that a small Transformer learns it within some
-hundred steps. Image k of a
-split is a function of k alone: the first 1,000 images are part of the first 1,000,000. The scene
-does not depend on the image's size, which says on how many pixels it is drawn. Images are kept in
-the user's cache folder, since to read one there takes a hundredth of the time.
+image has a single object on texture and noise, so that a small Transformer learns it within some
+hundred steps.
+
+Image k of a split is a function of k alone: the first 1,000 images are part of the first 1,000,000.
+The scene does not depend on the image size, which is only the resolution of the drawing. Images are
+cached in the user's cache folder: reading one there is a hundred times faster.
 """
 
 import dataclasses
@@ -42,9 +42,9 @@ from vit_jax.errors import UserError, nearest
 
 IMAGES = {"train": 10_000_000, "dev": 10_000, "test": 10_000}
 SIZES = range(16, 225)  # Pixels.
-# What images are composed of, and no others; the numbers of images' keys follow from their places.
+# Collections of objects. Random keys depend on their positions, so the order must not change.
 COLLECTIONS = ("digits", "glyphs", "greek", "cyrillic", "armenian", "georgian", "letters")
-# The numbers of images' keys follow from these places too.
+# Random keys depend on these positions, too.
 LAYOUTS = {
     "scattered": Layout((40000, 60000), (1, FRAGMENTS), (0, BARS), (1, SMALLER)),
     "centred": Layout((56000, 64000), (0, 0), (0, 0), (0, 0)),
@@ -58,7 +58,7 @@ class Composed(Source):
 
     Attributes:
       layout: a name in `LAYOUTS`.
-      images: those of the split that these are.
+      images: numbers of these images in the split.
     """
 
     layout: str
@@ -95,7 +95,7 @@ class Composed(Source):
         return (numbers % len(self.class_names)).astype(np.int32)[:, None]
 
     def objects(self, index: int) -> Objects:
-        """The classes of an image's objects, from back to front, and where each is seen."""
+        """Returns an image's objects, from back to front, and their visible pixels."""
         scene, parts, _ = self._compose(index)
         return objects(scene, parts, self.image_size)
 
@@ -116,10 +116,10 @@ class Composed(Source):
 
 
 def composed(layout: str, split: str, options: SourceOptions) -> Composed:
-    """The images of a slice of a collection, whose name is the path, by a layout of `LAYOUTS`.
+    """Returns a slice of the images of a collection (`options.path`) in a layout of `LAYOUTS`.
 
     Raises:
-      UserError: there is no such collection, split or slice, or images of that size are not drawn.
+      UserError: there is no such collection, split or slice, or the image size is unsupported.
     """
     name = split.split("[")[0]
     class_names(options.path)
@@ -139,7 +139,7 @@ def composed(layout: str, split: str, options: SourceOptions) -> Composed:
 
 @functools.cache
 def class_names(collection: str) -> tuple[str, ...]:
-    """The digits, or the characters of an alphabet.
+    """Returns the class names of a collection: the digits, or the characters of an alphabet.
 
     Raises:
       UserError: there is no such collection.
@@ -156,13 +156,13 @@ def class_names(collection: str) -> tuple[str, ...]:
 
 
 def kept_characters() -> dict[str, str]:
-    """The characters that are kept as drawings, by collection, in the order of their rows."""
+    """Returns the characters with stored drawings, by collection, in the order of their rows."""
     return json.loads((GLYPHS / "glyphs.json").read_text())["collections"]
 
 
 @functools.cache
 def parts_of(collection: str, split: str) -> Parts:
-    """The drawings that a split's images are composed of; no two splits have one in common."""
+    """Returns the drawings that a split's images are composed of; splits share no drawing."""
     cells, labels = (scans if collection == "digits" else glyphs)(collection, split)
     order = np.argsort(labels, kind="stable")
     count = np.bincount(labels, minlength=len(class_names(collection)))
@@ -171,7 +171,7 @@ def parts_of(collection: str, split: str) -> Parts:
 
 @functools.cache
 def _kept_name(layout: str, collection: str, split: str, size: int) -> str:
-    """The name of the file in which images are kept: another for other code or other drawings."""
+    """Returns the name of the cache file; it changes with the code and the drawings."""
     made_of = hashlib.blake2b(digest_size=8)
     for code in (scenes.__file__, __file__):
         made_of.update(Path(code).read_bytes())
@@ -181,14 +181,14 @@ def _kept_name(layout: str, collection: str, split: str, size: int) -> str:
 
 
 def scans(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Scans, uint8 `[scans, 32, 32]`, and their digits; those to test are those of the source
-    `digits`.
+    """Returns scans, uint8 `[scans, 32, 32]`, and their digits.
+
+    The test scans are the test split of the source `digits`.
     """
     source = digits("test" if split == "test" else "train")
     chosen = {"train": slice(0, 1257), "dev": slice(1257, None), "test": slice(None)}[split]
     grey = source.images[chosen, :, :, 0].astype(np.int64)
-    # Four times as many pixels a side, between the scan's, and an edge of two of them where ink
-    # ends.
+    # Upsample each side four times, then sharpen the edges of the ink to two pixels.
     for axis in (1, 2):
         places = 2 * np.arange(CELL) - 3
         near, share = places >> 3, places & 7
@@ -199,11 +199,10 @@ def scans(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def glyphs(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Characters as fonts draw them, uint8 `[drawings, 32, 32]`, and their places in the
-    collection.
+    """Returns characters drawn in several fonts, uint8 `[drawings, 32, 32]`, and their classes.
 
-    Of a character's drawings a quarter is to test and one is of the split dev, others for each
-    character.
+    A quarter of a character's drawings is for the split test and one is for dev; the chosen fonts
+    vary between characters.
     """
     sheet = np.asarray(Image.open(GLYPHS / "glyphs.png")).astype(np.uint8)
     sheet = sheet.reshape(sheet.shape[0] // CELL, CELL, -1, CELL).swapaxes(1, 2) * 85
@@ -225,7 +224,7 @@ def glyphs(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def kind(layout: str, about: str) -> SourceKind:
-    """The source of the images of a layout."""
+    """Returns the source kind for the images of a layout."""
     return SourceKind(
         layout,
         about,

@@ -1,4 +1,4 @@
-"""Images that a CSV lists: a file and its label or labels in each row."""
+"""Image files listed in a CSV: a file and its label or labels in each row."""
 
 import csv
 import dataclasses
@@ -30,12 +30,12 @@ FILE_COLUMNS = {
     "img",
 }
 AGAIN = "rows of a file listed before with the same labels"
-LOOKED_AT = 100  # The first files, at least one of which must exist.
+LOOKED_AT = 100  # At least one of the first 100 files must exist.
 
 
 @dataclasses.dataclass(frozen=True)
 class CsvList(Source):
-    """Image files with their labels, in the order of the CSV; paths are from its folder."""
+    """Image files with their labels, in the order of the CSV; paths are relative to its folder."""
 
     root: str
     files: tuple[str, ...]
@@ -87,20 +87,20 @@ class CsvList(Source):
 
 
 class _Columns(NamedTuple):
-    """Places of the columns in a row."""
+    """Positions of the columns in a row."""
 
     file: int
     labels: list[int]
     split: int | None
-    rows: int  # Before the first image.
+    rows: int  # Header rows before the first image.
 
 
 def open_csv(split: str, options: SourceOptions) -> CsvList:
     """Opens a split: `SPLIT.csv` in a folder, or the rows of one CSV.
 
     Raises:
-      UserError: there is no such file, it cannot be read, names no file that exists, or has no such
-        labels.
+      UserError: there is no such file, it cannot be read, none of its first files exists, or it has
+        no such labels.
     """
     path, whole = _file_of(options.path, split)
     rows = _read(path)
@@ -136,7 +136,7 @@ def _listed(
     Args:
       path: the CSV.
       rows: its rows.
-      columns: places of its columns.
+      columns: positions of its columns.
       split: name of the split; None: all rows.
 
     Returns:
@@ -171,7 +171,7 @@ def _is_of_split(row: list[str], place: int | None, split: str | None) -> bool:
 
 
 def _file_of(path: str, split: str) -> tuple[str, bool]:
-    """Returns the CSV of a split, and whether all its rows are meant."""
+    """Returns the CSV of a split, and True if the split contains all its rows."""
     if not path:
         raise UserError("data.path is empty: give a CSV, or a folder with train.csv and test.csv")
     if path.lower().endswith(".csv"):
@@ -189,7 +189,7 @@ def _file_of(path: str, split: str) -> tuple[str, bool]:
 
 
 def _read(path: str) -> list[list[str]]:
-    """Returns the rows of a CSV, whose cells are separated by commas, semicolons or tabs."""
+    """Returns the rows of a CSV; cells are separated by commas, semicolons or tabs."""
     try:
         content = read_file(path)
     except OSError as error:
@@ -206,7 +206,7 @@ def _read(path: str) -> list[list[str]]:
 
 
 def _columns(path: str, rows: list[list[str]], label_key: str | None) -> _Columns:
-    """Finds the columns by the header; without one they are the file and then the labels."""
+    """Finds the columns by the header; without a header they are the file and then the labels."""
     if not rows:
         raise UserError(f"{path} is empty: write a row FILE,LABEL for each image")
     header = _header(rows)
@@ -220,20 +220,23 @@ def _columns(path: str, rows: list[list[str]], label_key: str | None) -> _Column
 
 
 def _header(rows: list[list[str]]) -> list[str]:
-    """Returns the cells of the first row, as names of columns are compared."""
+    """Returns the cells of the first row in lower case, for comparison with column names."""
     return [cell.strip().lower() for cell in rows[0]]
 
 
 def _label_columns(
     path: str, rows: list[list[str]], file: int, split: int | None, label_key: str
 ) -> list[int]:
-    """Returns the places of columns with the label's name or a numbered one, or the only place.
+    """Returns the positions of the label columns.
+
+    They are the columns named `label_key`, also with a number or "s" at the end, or else the only
+    column.
 
     Args:
       path: the CSV.
       rows: its rows, with a header.
-      file: place of the column of files.
-      split: place of the column of splits, or None.
+      file: position of the column of files.
+      split: position of the column of splits, or None.
       label_key: name of the label's column.
 
     Raises:
@@ -255,7 +258,7 @@ def _label_columns(
 
 
 def _check_first_row(path: str, row: list[str]) -> None:
-    """Raises UserError where a first row without a known name of a column is no image's either."""
+    """Raises UserError if the first row is neither a known header nor an image."""
     file = _cell(row, 0)
     if why_left_out(file) and not os.path.exists(os.path.join(os.path.dirname(path), file)):
         raise UserError(
@@ -267,9 +270,7 @@ def _check_first_row(path: str, row: list[str]) -> None:
 def _group_columns(
     path: str, rows: list[list[str]], columns: _Columns, listed: Collection[str], groups: Any
 ) -> dict[str, dict[str, str]]:
-    """Returns the cells of the column that `data.groups` names, by file; nothing where it names no
-    column.
-    """
+    """Returns the cells of the column named by `data.groups`, by file; empty if there is none."""
     key = groups.strip().lower() if isinstance(groups, str) and columns.rows else None
     header = _header(rows)
     if key not in header:
@@ -287,7 +288,7 @@ def _cell(row: list[str], place: int) -> str:
 
 
 def _check_names(path: str, labels: list[list[str]]) -> None:
-    """Raises UserError where no image has a label, or each class has a column of zeros and ones."""
+    """Raises UserError if no image has a label, or if each class has a column of zeros and ones."""
     if not any(labels):
         raise UserError(
             f"{path} has no labels, and the objective needs them: write them behind the file"
@@ -302,7 +303,7 @@ def _check_names(path: str, labels: list[list[str]]) -> None:
 
 
 def _class_names(labels: list[list[str]]) -> tuple[str, ...]:
-    """Returns the names of all classes in order; by their value where all are numbers."""
+    """Returns the names of all classes in order; by their value if all are numbers."""
     names = {as_text(name) for row in labels for name in row}
     by_value = all(re.fullmatch(r"\d{1,18}", name) for name in names)
     return tuple(sorted(names, key=(lambda name: (int(name), name)) if by_value else None))
@@ -326,7 +327,7 @@ def _table(
 
 
 def _check_there(path: str, source: CsvList) -> None:
-    """Raises UserError where none of the first files exists."""
+    """Raises UserError if none of the first files exists."""
     if "://" in path:
         return
     first = [source._path(index) for index in range(min(LOOKED_AT, len(source)))]
@@ -338,9 +339,7 @@ def _check_there(path: str, source: CsvList) -> None:
 
 
 def lists_files(path: str) -> bool:
-    """Returns True for a CSV that names files of images: by a column's name, or in its first
-    row.
-    """
+    """Returns True for a CSV that names image files, in a column of files or in its first row."""
     try:
         _columns(path, _read(path), None)
     except UserError:
@@ -352,8 +351,8 @@ def split_files(path: str) -> dict[str, str]:
     """Returns the CSV of each split, in order.
 
     Args:
-      path: a folder with CSVs whose names are splits' names; or a CSV, whose column `split`
-        names them, or whose rows are all of `all`.
+      path: a folder of CSVs named like splits; or a CSV, with split names in the column `split`.
+        Without that column all its rows belong to the split `all`.
 
     Raises:
       UserError: the CSV cannot be read, or has no column of files.
@@ -369,7 +368,7 @@ def split_files(path: str) -> dict[str, str]:
 
 
 def _split_files_in(folder: str) -> dict[str, str]:
-    """Returns the CSVs in a folder whose names are splits' names, by split."""
+    """Returns the CSVs in a folder that are named like splits, by split."""
     files = {}
     for name in sorted(os.listdir(folder)):
         stem, suffix = os.path.splitext(name)
@@ -379,7 +378,7 @@ def _split_files_in(folder: str) -> dict[str, str]:
 
 
 def _is_whole(path: str) -> bool:
-    """True for one list without a column of splits."""
+    """Returns True for a CSV without a column of splits."""
     return path.lower().endswith(".csv") and _columns(path, _read(path), None).split is None
 
 

@@ -1,6 +1,4 @@
-"""Scikit-learn's handwritten digits, which come with it: data to start with that need no
-download.
-"""
+"""Scikit-learn's handwritten digits: a data set to start with, without a download."""
 
 import importlib.util
 from pathlib import Path
@@ -13,12 +11,13 @@ from vit_jax.errors import UserError
 
 
 def digits(split: str) -> InMemory:
-    """Scikit-learn's 1,797 scans of handwritten digits, 8x8 grey, as RGB; 1,437 to train, 360 to
-    test.
+    """Returns scikit-learn's 1,797 scans of handwritten digits, 8x8 grey, as RGB.
+
+    The split train has 1,437 of them, test 360.
     """
     if split not in ("train", "test"):
         raise UserError(f"digits has no split {split!r}; there are: test, train")
-    # The file alone: to import scikit-learn takes longer than all else that a short run imports.
+    # Read the file directly: importing scikit-learn takes longer than all other imports together.
     package = Path(importlib.util.find_spec("sklearn").origin).parent
     table = np.loadtxt(
         package / "datasets" / "data" / "digits.csv.gz", delimiter=",", dtype=np.int64

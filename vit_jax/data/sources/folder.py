@@ -24,19 +24,18 @@ from vit_jax.data.sources.kind import SourceKind
 from vit_jax.data.sources.slices import groups_by_path, stratified
 from vit_jax.errors import UserError, as_text
 
-PART = 4096  # Files whose sizes one thread asks for.
+PART = 4096  # Files whose sizes one thread reads.
 
 
 @dataclasses.dataclass(frozen=True)
 class Folder(Source):
     """Image files in `<root>/<split>/<class>/`, or in `<root>/<class>/` for the split `all`.
 
-    Without labels they may be anywhere below that. `folder_rules` defines the skipped folders and
-    files. They come in the order of their paths; slices have their share of each class, or each of
-    the folders.
+    Without labels they may be in any subfolder. `folder_rules` defines the skipped folders and
+    files. Files are in the order of their paths; slices are stratified by class, or by folder.
     """
 
-    root: str  # Where the paths of `files` begin to differ between two copies of the folder.
+    root: str  # Prefix of `files`; the rest of a path is the same in copies of the folder.
     files: tuple[str, ...]
     labels: tuple[int, ...]
     class_names: tuple[str, ...]
@@ -46,7 +45,7 @@ class Folder(Source):
     def __setstate__(self, state):
         self.__dict__.update(state)
         if "://" in self.root:
-            _remote(self.root)  # Imports the file system's library here, before threads read.
+            _remote(self.root)  # Import the file system's library before threads start.
 
     @classmethod
     def scan(
@@ -61,13 +60,14 @@ class Folder(Source):
 
         Args:
           root: a local path, or a URL that fsspec reads (`gs://`, `s3://`).
-          split: the name of a folder in `root`, in any case (`train` is `Train`, too), or `all`.
+          split: the name of a folder in `root`, ignoring case (`train` also finds `Train`), or
+            `all`.
           class_names: of the training split; None: the folders are the classes.
-          labels: they are needed.
+          labels: labels are required.
           only: names of folders that the user has named as classes.
 
         Raises:
-          UserError: there is no such folder, no image in it, or it is not clear which folders are
+          UserError: there is no such folder, no image in it, or it is ambiguous which folders are
             classes.
         """
         where, paths, folders = _listed_split(root, split)
@@ -119,9 +119,7 @@ class Folder(Source):
 
 
 def file_sizes(root: str, files: Sequence[str]) -> list[int]:
-    """Returns the sizes in bytes of files of a folder, local or at a URL of fsspec; -1 for missing
-    files.
-    """
+    """Returns the sizes in bytes of a folder's files, local or at a URL; -1 for missing files."""
     if "://" in root:
         system, path = _remote(root)
         found = system.find(path, detail=True)
@@ -132,7 +130,7 @@ def file_sizes(root: str, files: Sequence[str]) -> list[int]:
         return [_local_size(file) for file in part]
 
     parts = [files[start : start + PART] for start in range(0, len(files), PART)]
-    with ThreadPoolExecutor(16) as pool:  # Storage may take long to answer.
+    with ThreadPoolExecutor(16) as pool:  # Storage may have a high latency.
         return [size for found in pool.map(sizes, parts) for size in found]
 
 
@@ -144,15 +142,14 @@ def _local_size(file: str) -> int:
 
 
 def read_file(file: str) -> bytes:
-    """A file's content, local or at a URL that fsspec reads.
+    """Returns a file's content; the file is local or at a URL that fsspec reads.
 
     Raises:
-      OSError: it is not there, is no regular file, or cannot be read.
+      OSError: it does not exist, is no regular file, or cannot be read.
     """
     if "://" in file:
         return _read_remote(file)
-    # A third of the time that pathlib takes. Without waiting, should it be a pipe that nobody
-    # writes.
+    # Three times as fast as pathlib. O_NONBLOCK: do not wait for the writer of a pipe.
     opened = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     try:
         status = os.fstat(opened)
@@ -164,10 +161,10 @@ def read_file(file: str) -> bytes:
 
 
 def walk(where: str, above: str | None = None) -> Iterator[str]:
-    """The paths of all below a folder that is no folder itself; links to folders are followed.
+    """Yields paths of all files below a folder; links to folders are followed.
 
-    Each folder is visited once, by its own path rather than by a link, however many links lead to
-    it.
+    Each folder is visited once, by its own path rather than by a link, regardless of the number of
+    links to it.
 
     Args:
       above: another folder that is not entered again.
@@ -192,7 +189,7 @@ def walk(where: str, above: str | None = None) -> Iterator[str]:
 
 
 def folders_in(where: str) -> list[str]:
-    """Paths of the folders in a folder, and of links to such, sorted.
+    """Returns sorted paths of the folders in a folder, including links to folders.
 
     Raises:
       UserError: it cannot be read.
@@ -226,7 +223,7 @@ def _identity(folder: str) -> tuple[int, int]:
 
 
 def _list(where: str) -> tuple[list[str], set[str]]:
-    """Returns all files below a folder, by their paths from there, and the names of its folders."""
+    """Returns relative paths of all files below a folder, and the names of its folders."""
     return _list_remote(where) if "://" in where else _list_local(where)
 
 
@@ -239,13 +236,13 @@ def _list_local(where: str) -> tuple[list[str], set[str]]:
     for entry in others:
         _check_link(entry)
     files = [entry.path[start:] for entry in others]
-    for folder in folders:  # Each by itself: two classes may be links to one folder.
+    for folder in folders:  # One walk for each: two classes may be links to one folder.
         files += [file[start:] for file in walk(folder, where)]
     return files, {folder[start:] for folder in folders}
 
 
 def _check_link(entry: os.DirEntry) -> None:
-    """Raises UserError for a link to nothing that could have been a class."""
+    """Raises UserError for a broken link that could have been a class."""
     is_class_name = not entry.name.startswith(".") and why_left_out(entry.name)
     if is_class_name and not os.path.exists(entry.path):
         raise UserError(f"{entry.path} is a link to nothing: mend it, or take it away")
@@ -266,7 +263,7 @@ def _read_remote(file: str) -> bytes:
 
 
 def _remote(url: str):
-    """The file system of a URL and the path in it; fsspec keeps one system for each process."""
+    """Returns a URL's file system and the path in it; fsspec keeps one system per process."""
     import fsspec
 
     try:
@@ -278,7 +275,7 @@ def _remote(url: str):
 
 
 def _listed_split(root: str, split: str) -> tuple[str, list[str], set[str]]:
-    """Returns the folder of a split, with its files and folders as of `_list`.
+    """Returns the folder of a split, with its files and folders as in `_list`.
 
     The folder has the split's exact name, or else another name of the same split (`split_name`).
     """
@@ -321,7 +318,7 @@ def _labelled(
     class_names: tuple[str, ...] | None,
     only: tuple[str, ...],
 ) -> tuple[list[tuple[int, str]], tuple[str, ...]]:
-    """Returns the labels and paths of the images in folders of classes, and the classes' names."""
+    """Returns the labels and paths of the images in class folders, and the class names."""
     names = {folder: as_text(folder) for folder in folders if not is_ignored(folder)}
     check_classes(where, {*names.values()} - {*(class_names or ()), *only})
     classes = class_names or tuple(sorted(names.values()))
@@ -333,7 +330,7 @@ def _labelled(
 
 
 def _is_whole(path: str) -> bool:
-    """True where a local folder holds classes, and no splits train and test."""
+    """Returns True if a local folder holds classes, not the splits train and test."""
     if not os.path.isdir(path):
         return False
     names = [os.path.basename(folder) for folder in folders_in(path)]

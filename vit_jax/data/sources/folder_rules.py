@@ -1,8 +1,7 @@
-"""Rules for folders of images: names of splits, folders and files that are left out, and the
-layout.
+"""Rules for image folders: split names, skipped folders and files, and the layout.
 
-All that reads images from folders follows them: the source `folder`, `prepare`, and the commands
-that take images by their paths.
+They apply wherever images are read from folders: in the source `folder`, in `prepare`, and in
+commands that take paths of images.
 """
 
 import mimetypes
@@ -16,8 +15,7 @@ from vit_jax.data.decode import SUFFIXES
 from vit_jax.errors import UserError
 
 IMAGE_SUFFIXES = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
-# What operating systems, archives, notebooks and network disks put among a user's folders, in small
-# letters.
+# Folders created by operating systems, archives, notebooks and network disks, in lower case.
 SYSTEM_FOLDERS = {
     "__macosx",
     "__pycache__",
@@ -40,10 +38,10 @@ OUTSIDE = "images outside the folders of classes"
 
 
 def split_name(folder: str) -> str | None:
-    """Returns the split that a folder is named as, `train` for `Train` and `training_set`; None for
-    none.
+    """Returns the split that a folder's name stands for, or None.
 
-    Case is ignored. `val`, `valid`, `validation` and `dev` are kept.
+    `Train` and `training_set` are `train`. Case is ignored. `val`, `valid`, `validation` and `dev`
+    are kept.
     """
     if not (named := SPLIT.fullmatch(folder)):
         return None
@@ -52,15 +50,16 @@ def split_name(folder: str) -> str | None:
 
 
 def is_ignored(folder: str) -> bool:
-    """Returns True for a hidden or a system folder, by its name: no image is taken from it."""
+    """Returns True if a folder's name is hidden or a system's: its images are skipped."""
     return (
         folder.startswith(".") and folder not in (".", "..")
     ) or folder.lower() in SYSTEM_FOLDERS
 
 
 def why_left_out(path: str) -> str | None:
-    """Returns why a file below a folder of images is left out, in words that follow a count; None:
-    it is not.
+    """Returns the reason why a file below an image folder is skipped; None if it is not.
+
+    The reason has the form of "20 <reason>".
 
     Args:
       path: from the folder, with `/` between its parts.
@@ -76,7 +75,7 @@ def why_left_out(path: str) -> str | None:
 
 
 def of_system(path: str) -> str | None:
-    """Returns the reason of `why_left_out` for a file that a system has made; None for others."""
+    """Returns the reason of `why_left_out` for a file created by a system; None for others."""
     *folders, name = path.split("/")
     if any(map(is_ignored, folders)):
         return IGNORED_FOLDER
@@ -84,16 +83,12 @@ def of_system(path: str) -> str | None:
 
 
 def is_unsupported(reason: str) -> bool:
-    """Returns True for a reason of `why_left_out` that is of images, in a format that is not
-    decoded.
-    """
+    """Returns True if a reason of `why_left_out` is an unsupported image format."""
     return reason.endswith(UNSUPPORTED)
 
 
 def sort_out(paths: Iterable[str]) -> tuple[list[str], Counter[str]]:
-    """Returns the images among files below a folder, and how many others there are by
-    `why_left_out`.
-    """
+    """Returns the images among files below a folder, and counts of the others by reason."""
     images, left_out = [], Counter()
     for path in paths:
         if reason := why_left_out(path):
@@ -104,9 +99,7 @@ def sort_out(paths: Iterable[str]) -> tuple[list[str], Counter[str]]:
 
 
 def in_words(left_out: Mapping[str, int], most: int = 5) -> str:
-    """Returns counts by reason in words, the largest first: `20 .tif images (...), 3 .txt
-    files`.
-    """
+    """Formats counts by reason, the largest first: `20 .tif images (...), 3 .txt files`."""
     ordered = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))
     rest = sum(count for _, count in ordered[most:])
     words = [f"{count:,} {reason}" for reason, count in ordered[:most]]
@@ -117,7 +110,7 @@ def check_classes(where: str, folders: Collection[str]) -> None:
     """Checks that the folders of `where` are classes.
 
     Raises:
-      UserError: some are named as splits, so that all of them are splits, or both readings are
+      UserError: some are named like splits, so that all of them are splits, or both readings are
         possible.
     """
     splits = sorted(filter(split_name, folders))
@@ -141,12 +134,12 @@ class Entry(NamedTuple):
     """A folder in the root of a data set."""
 
     name: str
-    folders: tuple[str, ...]  # Names of those in it that are not ignored.
+    folders: tuple[str, ...]  # Names of its subfolders that are not ignored.
     has_images: bool  # Directly in it.
 
 
 class Layout(NamedTuple):
-    """The reading of the folders in a data set's root.
+    """Interpretation of the folders in a data set's root.
 
     Attributes:
       splits: the folder of each split, by the split's name; None: the root's folders are classes.
@@ -158,10 +151,10 @@ class Layout(NamedTuple):
 
 
 def layout(root: str, entries: Collection[Entry]) -> Layout:
-    """Returns whether the folders in a data set's root are classes, or splits with classes in them.
+    """Determines if the folders in a data set's root are classes, or splits with classes in them.
 
     Raises:
-      UserError: both are possible, or two folders are named as one split.
+      UserError: both are possible, or two folders stand for one split.
     """
     named = [entry for entry in entries if split_name(entry.name)]
     others = [entry for entry in entries if not split_name(entry.name)]
@@ -181,7 +174,7 @@ def layout(root: str, entries: Collection[Entry]) -> Layout:
 
 
 def _check_split(root: str, split: Entry, entries: Collection[Entry]) -> None:
-    """Raises UserError where the only folder with a split's name may be a class."""
+    """Raises UserError if the only folder with a split's name may be a class."""
     others = [entry for entry in entries if entry != split]
     if any(entry.has_images for entry in others):
         names, beside = _listed(_names(entries)), _listed(_names(others))
@@ -197,7 +190,7 @@ def _names(entries: Collection[Entry]) -> list[str]:
 
 
 def _check_classes(root: str, entries: Collection[Entry]) -> None:
-    """Raises UserError where folders without a split's name may be splits as well as classes."""
+    """Raises UserError if folders without a split's name may be splits as well as classes."""
     if split_name(os.path.basename(os.path.abspath(root))):
         return
     inner = {folder for entry in entries if not entry.has_images for folder in entry.folders}

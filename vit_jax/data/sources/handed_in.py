@@ -1,6 +1,4 @@
-"""Data sets that a program hands in: arrays, a data set of Hugging Face or torch, or anything like
-a list.
-"""
+"""Data sets passed in by a program: arrays, Hugging Face or torch data sets, or any sequence."""
 
 import dataclasses
 import io
@@ -26,26 +24,22 @@ IMAGE_KEYS, LABEL_KEYS = (
 )
 MOST_CLASSES = 2**24
 GREY, GREY_ALPHA, RGB, RGBA = 1, 2, 3, 4  # Channels of an image.
-PNG_MODES = ("I;16", "P", "L", "LA", "RGB", "RGBA")  # Pillow's, with transparency in PNG.
+PNG_MODES = ("I;16", "P", "L", "LA", "RGB", "RGBA")  # Pillow modes that PNG stores losslessly.
 
 
 @dataclasses.dataclass(frozen=True)
 class HandedIn(Source):
-    """A data set of the caller's, each of whose examples gives the same image whenever it is
-    read.
-    """
+    """The caller's data set; each example must return the same image whenever it is read."""
 
     name: str
     data: Any  # With `len(data)` and `data[index]`.
-    split: Callable[
-        [Any], tuple[Any, Any]
-    ]  # Takes an item apart: the image, and the label or None.
+    # Splits an item into the image, and the label or None.
+    split: Callable[[Any], tuple[Any, Any]]
     class_names: tuple[str, ...]
     max_labels: int = 1
-    labels: np.ndarray | None = (
-        None  # int32 [images, max_labels], padded with -1, where they are known.
-    )
-    read_label: "LabelReader | None" = None  # Reads the label of an item, where items have one.
+    # int32 [images, max_labels], padded with -1, if known.
+    labels: np.ndarray | None = None
+    read_label: "LabelReader | None" = None  # Reads the label of an item, if items have one.
 
     def __len__(self):
         return len(self.data)
@@ -58,7 +52,7 @@ class HandedIn(Source):
             raise
         except UserError as error:
             raise UserError(f"{self.describe(index)}: {error}") from error
-        except Exception as error:  # A program of the user's, which may fail in any way.
+        except Exception as error:  # The user's code may raise anything.
             raise UserError(
                 f"cannot read {self.describe(index)}: {type(error).__name__}: {error}"
             ) from error
@@ -95,7 +89,7 @@ class HandedIn(Source):
         return stratified(self.labels[:, 0].tolist(), [str(index) for index in range(len(self))])
 
     def _checked(self, index: int, label: Any) -> tuple[int, ...]:
-        """The labels of an example; raises UserError where its item has others."""
+        """Returns the labels of an example; raises UserError if its item has others."""
         if self.labels is None:
             return ()
         known = self.labels_of(index)
@@ -109,12 +103,12 @@ class HandedIn(Source):
 
 
 class LabelReader(NamedTuple):
-    """Reads labels as class indices.
+    """Converts labels to class indices.
 
     Attributes:
-      names: class names that texts are of.
-      width: of one-hot or multi-hot labels; None: labels are class indices or lists of them.
-      numbers: indices by the data set's own, where these are others.
+      names: class indices by class name, for labels that are texts.
+      width: width of one-hot or multi-hot labels; None: labels are class indices or lists of them.
+      numbers: class indices by the data set's own numbers, if they differ.
     """
 
     names: dict[str, int]
@@ -122,7 +116,7 @@ class LabelReader(NamedTuple):
     numbers: dict[int, int] | None = None
 
     def __call__(self, label: Any) -> tuple[int, ...]:
-        """Raises UserError where a label is of another form, or of no class."""
+        """Returns a label's class indices; raises UserError for another form or unknown classes."""
         row: list[Any] = label_values(label)
         if self.width and row:
             row = self._indices(row)
@@ -163,16 +157,17 @@ def handed_in(
         anything with `len(data)` whose items are an image, a pair, or a mapping; or a `Source`.
         Images are NumPy arrays uint8 or floats in [0, 1], `[height, width]` or `[height, width,
         channels]`, torch tensors with channels first, PIL images, encoded bytes or paths. Labels
-        are numbers or names of classes, lists of such, or one-hot or multi-hot rows.
+        are class numbers or class names, lists of these, or one-hot or multi-hot rows.
       name: name in error messages, such as "training".
       labels: labels are required; otherwise they are not read.
-      class_names: those of the training data, to which other names are matched; None: the data
-        set's own, else the labels themselves.
+      class_names: class names of the training data, to which other names are matched; None: the
+        data set's own, else the labels themselves.
       num_classes: number of classes of a data set without class names.
-      label_key: the column or key that holds the label, where an item is a mapping.
+      label_key: the column or key that holds the label, if an item is a mapping.
 
     Raises:
-      UserError: it is no such data set, is empty, has no labels, or gives another image each time.
+      UserError: the data set has another form, is empty, has no labels, or returns another image
+        each time.
     """
     if isinstance(data, Source):
         return data if class_names is None else renumbered(data, class_names, name)
@@ -203,10 +198,10 @@ def handed_in(
 
 
 def as_image(value: Any) -> bytes | np.ndarray:
-    """An image as the pipeline takes it: encoded, or uint8 `[height, width, 3]`.
+    """Returns an image in the pipeline's form: encoded, or uint8 `[height, width, 3]`.
 
     Raises:
-      UserError: it is none.
+      UserError: it is no image.
     """
     if isinstance(value, bytes | bytearray):
         return bytes(value)
@@ -226,10 +221,10 @@ def as_image(value: Any) -> bytes | np.ndarray:
 
 
 def label_values(value: Any) -> list[int] | list[str]:
-    """Returns the values of a label: whole numbers, or names of classes.
+    """Returns the values of a label: integers, or class names.
 
     Raises:
-      UserError: it is neither, nor a list of such.
+      UserError: it is neither, nor a list of these.
     """
     if isinstance(value, int):
         return [int(value)]
@@ -246,10 +241,10 @@ def label_values(value: Any) -> list[int] | list[str]:
 
 
 def _whole_numbers(values: np.ndarray) -> list[int]:
-    """Returns the values of a label that are numbers; raises UserError for others than integers."""
+    """Returns the integers of a numeric label; raises UserError for other numbers."""
     is_list_of_floats = values.dtype.kind == "f" and values.ndim > 0
     if is_list_of_floats and np.isin(values, (0, 1)).all():
-        values = values.astype(np.int64)  # One-hot, as loss functions take it.
+        values = values.astype(np.int64)  # One-hot in floats, as loss functions use it.
     if values.size and values.dtype.kind not in "iub":
         remedy = "give whole numbers or texts"
         if is_list_of_floats:
@@ -267,7 +262,7 @@ def _is_pair_of_columns(data: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Keys:
-    """Takes an item apart that is a mapping."""
+    """Splits an item that is a mapping into image and label."""
 
     image: str
     label: str | None
@@ -285,7 +280,7 @@ def _pair(item):
 
 
 def _is_column(value: Any) -> bool:
-    """Returns True for an array or a list that is neither an image nor one item of a data set."""
+    """Returns True for an array or a list, which is neither an image nor one item of a data set."""
     return isinstance(value, list) or (hasattr(value, "shape") and hasattr(value, "__len__"))
 
 
@@ -325,11 +320,11 @@ def _check_array(images: np.ndarray, name: str) -> None:
 def _columns(data: Any, name: str, label_key: str | None) -> tuple[Any, str | None, str | None]:
     """Returns the data set and the keys of its items' image and label.
 
-    Keys are None where items are no mappings. A data set of Hugging Face is returned with images
-    that it does not decode.
+    Keys are None if items are no mappings. A Hugging Face data set is returned with undecoded
+    images.
     """
     features, kinds = getattr(data, "features", None), {}
-    if isinstance(features, Mapping):  # A data set of Hugging Face.
+    if isinstance(features, Mapping):  # A Hugging Face data set.
         keys = list(features)
         kinds = {key: type(feature).__name__ for key, feature in features.items()}
     else:
@@ -353,9 +348,9 @@ def _of_kind(kinds: dict[str, str], kind: str) -> list[str]:
 
 
 def _undecoded(data: Any, image_key: str) -> Any:
-    """Returns a data set of Hugging Face that gives encoded images, unless it has a format.
+    """Returns a Hugging Face data set that yields encoded images, unless it has a format.
 
-    They are decoded in part where that suffices, as files are.
+    Like files, they can then be decoded in part.
     """
     has_format = (getattr(data, "format", None) or {}).get("type") is not None
     if has_format or not hasattr(data, "cast_column"):
@@ -364,7 +359,7 @@ def _undecoded(data: Any, image_key: str) -> Any:
 
 
 def _label_column(keys: list[str], classes: list[str], name: str, label_key: str) -> str:
-    """Returns the column of the labels: `label_key`, or where that is the default the only one.
+    """Returns the column of the labels: `label_key`; if that is the default, else the only one.
 
     Args:
       keys: all columns.
@@ -391,7 +386,7 @@ def _label_column(keys: list[str], classes: list[str], name: str, label_key: str
 
 
 def _known_labels(data: Any, key: str | None) -> Any:
-    """The labels of all examples where they are known without reading images, else None."""
+    """Returns the labels of all examples if they are known without reading images, else None."""
     if hasattr(data, "column_names") and key:
         return list(data[key])
     targets = getattr(data, "targets", None)
@@ -414,16 +409,16 @@ def _class_names(data: Any, split: Callable) -> tuple[str, ...] | None:
 
 
 def _feature_names(data: Any, key: str | None) -> tuple[str, ...] | None:
-    """Returns the class names in the features of a data set of Hugging Face, or None."""
+    """Returns the class names in the features of a Hugging Face data set, or None."""
     feature = (getattr(data, "features", None) or {}).get(key)
-    for described in (feature, getattr(feature, "feature", None)):  # The latter: several labels.
+    for described in (feature, getattr(feature, "feature", None)):  # The latter: multi-label.
         if names := getattr(described, "names", None):
             return tuple(names)
     return None
 
 
 def _attribute_names(data: Any) -> tuple[str, ...] | None:
-    """Returns the class names in the attributes of a data set of torch, or None."""
+    """Returns the class names in the attributes of a torch data set, or None."""
     for names in (getattr(data, "class_names", None), getattr(data, "classes", None)):
         if names is not None and not callable(names) and len(names):
             return tuple(map(str, names))
@@ -431,7 +426,7 @@ def _attribute_names(data: Any) -> tuple[str, ...] | None:
 
 
 def _common_names(parts: Sequence, split: Callable) -> tuple[str, ...] | None:
-    """Returns the class names of all parts; raises UserError where they differ."""
+    """Returns the class names of all parts; raises UserError if they differ."""
     names = [_class_names(part, split) for part in parts]
     if any(other != names[0] for other in names):
         raise UserError(
@@ -448,12 +443,13 @@ def _labelled(
     num_classes: int | None,
     name: str,
 ) -> HandedIn:
-    """Returns the source with its labels and the names of its classes.
+    """Returns the source with its labels and class names.
 
     Args:
       source: the source without labels.
       given: the labels of all examples; None: they are read.
-      class_names: of the training data, which decide the numbers; empty if there are none.
+      class_names: class names of the training data, which define the numbers; empty if there are
+        none.
       num_classes: as in `handed_in`.
       name: as in `handed_in`.
     """
@@ -476,9 +472,9 @@ def _labelled(
 
 
 def _given_labels(source: HandedIn, given: Any) -> tuple[Any, bool]:
-    """Returns the labels of all examples, and whether items have labels as well.
+    """Returns the labels of all examples, and True if items have labels as well.
 
-    They are those of the items where these differ from the labels given, or none are given.
+    The items' labels take precedence over the given ones if they differ.
     """
     items_have_labels = given is None or (
         source.split is not _alone and _item_label(source, 0) is not None
@@ -517,7 +513,7 @@ def _numbered(
     num_classes: int | None,
     name: str,
 ) -> tuple[tuple[str, ...], LabelReader]:
-    """Returns the names of the classes of labels that are numbers, and their reader.
+    """Returns the class names for labels that are numbers, and the labels' reader.
 
     Args:
       rows: the values of each example's label.
@@ -543,9 +539,9 @@ def _numbered(
 
 
 def _flattened(rows: list[list[int]], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the number of values of each label, and the values one label after the other.
+    """Returns the number of values of each label, and all values concatenated.
 
-    Values of -1, and labels without other values, are left out.
+    Values of -1, and labels without other values, are excluded.
     """
     labels = [[value for value in row if value != -1] for row in rows]
     labels = [row for row in labels if row]
@@ -559,7 +555,7 @@ def _check_numbers(counts: np.ndarray, values: np.ndarray, num_names: int, name:
 
     Args:
       counts: number of values of each label.
-      values: the values of all labels, one label after the other.
+      values: the values of all labels, concatenated.
       num_names: number of class names; 0 if there are none.
       name: as in `handed_in`.
     """
@@ -576,7 +572,7 @@ def _check_numbers(counts: np.ndarray, values: np.ndarray, num_names: int, name:
 
 
 def _table(rows: list, reader: LabelReader, class_names: tuple[str, ...], name: str) -> np.ndarray:
-    """Class indices of all examples, int32 `[images, max_labels]`, padded with -1."""
+    """Returns class indices of all examples, int32 `[images, max_labels]`, padded with -1."""
     indices = []
     for number, row in enumerate(rows):
         try:
@@ -598,12 +594,13 @@ def _table(rows: list, reader: LabelReader, class_names: tuple[str, ...], name: 
 
 
 def _agree(source: HandedIn, given: Any) -> bool:
-    """False where some items have other labels than those given, as where `__getitem__` changes
-    `targets`.
+    """Returns False if some items have other labels than the given ones.
+
+    This happens if `__getitem__` changes `targets`.
     """
     keys = [repr(np.asarray(_plain(label)).tolist()) for label in given]
     seen: dict[str, int] = {}
-    for index, key in enumerate(keys):  # What changes a label is often a function of the label.
+    for index, key in enumerate(keys):  # One index per label: changes often depend on the label.
         seen.setdefault(key, index)
     for index in sorted({*list(seen.values())[:32], *spread(len(source), 16)}):
         if repr(np.asarray(_plain(_item_label(source, index))).tolist()) != keys[index]:
@@ -612,7 +609,7 @@ def _agree(source: HandedIn, given: Any) -> bool:
 
 
 def _item_label(source: HandedIn, index: int) -> Any:
-    """The label that an item itself has, or None."""
+    """Returns the label that an item itself has, or None."""
     try:
         return source.split(source.data[index])[1]
     except Exception as error:
@@ -621,13 +618,14 @@ def _item_label(source: HandedIn, index: int) -> Any:
 
 
 def _plain(label: Any) -> Any:
-    """A label as a number, a text or a list of these, of a tensor, too."""
+    """Returns a label, also a tensor, as a number, a text or a list of these."""
     return label.tolist() if hasattr(label, "tolist") else label
 
 
 def _check_steady(source: HandedIn, name: str) -> None:
-    """Raises UserError where an example is another one each time: a run could not go on as it
-    was.
+    """Raises UserError if an example's image changes between reads.
+
+    A run could not resume exactly with such data.
     """
     for index in range(0, len(source), max(1, len(source) // 4)):
         try:
@@ -642,7 +640,7 @@ def _check_steady(source: HandedIn, name: str) -> None:
 
 
 def _as_pixels(array: np.ndarray) -> bytes | np.ndarray:
-    """uint8 `[height, width, 3]`, or encoded where it is transparent."""
+    """Returns an array as uint8 `[height, width, 3]`, or encoded if it is transparent."""
     if array.ndim == 2:
         array = array[..., None]
     if array.ndim != 3 or array.shape[-1] not in (GREY, RGB, RGBA) or 0 in array.shape:
@@ -667,7 +665,7 @@ def _as_pixels(array: np.ndarray) -> bytes | np.ndarray:
 
 
 def _of_pil(image: Image.Image) -> bytes | np.ndarray:
-    """uint8 `[height, width, 3]`, or encoded where it is transparent."""
+    """Returns a PIL image as uint8 `[height, width, 3]`, or encoded if it is transparent."""
     idle = has_idle_alpha(image)
     image = ImageOps.exif_transpose(image)
     if image.has_transparency_data and not idle:
@@ -689,9 +687,7 @@ def _of_pil(image: Image.Image) -> bytes | np.ndarray:
 
 
 def _as_png(image: Image.Image) -> bytes:
-    """The image encoded without loss: what is transparent is put on the config's background, as in
-    files.
-    """
+    """Returns the image encoded without loss, so that the config's background applies to it."""
     file = io.BytesIO()
     image.save(file, "PNG", compress_level=1)
     return file.getvalue()

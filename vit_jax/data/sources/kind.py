@@ -1,4 +1,4 @@
-"""The interface of a kind of data source; `SOURCES` in this package's `__init__.py` lists them."""
+"""Interface of a kind of data source; `SOURCES` in this package's `__init__.py` lists all kinds."""
 
 import dataclasses
 import re
@@ -9,23 +9,23 @@ from vit_jax.data.sources.base import Source
 
 
 class SourceOptions(NamedTuple):
-    """The options of a data set, besides its kind and its split.
+    """Options of a data set in addition to its kind and its split.
 
     Attributes:
       path: see the kind's own `path`.
-      label_key: the feature of a record that holds its label or labels; None where labels are not
-        wanted.
-      class_names: those of the training split, whose numbering another split then shares.
-      num_classes: how many classes there are, for data that do not say it.
+      label_key: the feature of a record that holds its label or labels; None if labels are not
+        needed.
+      class_names: class names of the training split; other splits use the same numbers.
+      num_classes: number of classes, for data that do not contain it.
       parts: `kind:path` of each part of a mixture.
-      weights: shares of the parts in training; None lets every example count the same.
-      image_size: pixels, for images that are made up.
-      labels: they are needed; otherwise images without any are taken too.
+      weights: shares of the parts in training; None gives every example the same weight.
+      image_size: pixels, for synthetic images.
+      labels: labels are required; otherwise images without labels are included, too.
       slices: `stratified`, so that a slice is a sample, or `in_order`, by the source's own order.
-      groups: a regular expression of the path or a column that names each image's group, or the
+      groups: a regular expression for the path or a column that names each image's group, or the
         groups of all images of `train`; a slice has all images of a group or none. None: no groups.
       only: names of the classes that the user has chosen.
-      each_labelled: an example without a label is an error, as for a softmax; else it is of no
+      each_labelled: an example without a label is an error, as for a softmax; otherwise it has no
         class.
     """
 
@@ -44,28 +44,28 @@ class SourceOptions(NamedTuple):
 
 
 def last_folder(path: str) -> str:
-    """The name of the last folder of a path that is not a version's; empty where there is none."""
+    """Returns the last folder of a path, ignoring version numbers; empty if there is none."""
     folders = [part for part in path.split("/") if not re.fullmatch(r"[\d.]*", part)]
     return folders[-1] if folders else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class SourceKind:
-    """A kind of data source: its name in a config, how it is opened, and what is particular about
-    it.
+    """A kind of data source: its name in a config, its function to open it, and its properties.
 
     Attributes:
-      name: what `config.data.source` and the first word of `kind:path` call it.
-      about: what its images are, in a few words.
-      open: takes a split and the options, and gives the source. The split is a bare name, and
-        slices such as `train[:90%]` are cut out of the source's fair order, unless `reads_slices`.
-      path: what its path is, in words; empty where it needs none.
-      reads_slices: `open` takes the slices too, and cuts them itself.
-      stands_alone: `kind:path` says all that is needed to open it, so that it can be evaluated on.
-      made_up: its images are random, so that it does not matter which splits share them.
-      name_of: gives the name of the data set at a path, for metrics and tables.
-      is_whole: says whether a path holds no splits train and test, so that a user has to cut them.
-      counts: gives the training images and classes at a path, where they are known without looking.
+      name: its name in `config.data.source` and in `kind:path`.
+      about: short description of its images.
+      open: maps a split and the options to the source. The split is a bare name, and slices such as
+        `train[:90%]` are cut out of the source's fair order, unless `reads_slices`.
+      path: description of its path; empty if it needs none.
+      reads_slices: `open` accepts slices and cuts them itself.
+      stands_alone: `kind:path` is sufficient to open it, so that models can be evaluated on it.
+      made_up: its images are random, so that splits may share them.
+      name_of: returns the name of the data set at a path, for metrics and tables.
+      is_whole: returns True if a path has no splits train and test, so that a user has to cut them.
+      counts: returns the numbers of training images and classes at a path, if known without
+        reading.
     """
 
     name: str

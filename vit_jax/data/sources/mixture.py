@@ -12,7 +12,7 @@ from vit_jax.errors import UserError
 
 
 def _check_named_alike(parts: list[Source]) -> None:
-    """Raises UserError where some parts have names of classes and others only numbers."""
+    """Raises UserError if some parts have class names and others only numbers."""
     with_classes = [part for part in parts if part.class_names]
     numbered = [part for part in with_classes if part.numbered]
     named = [part for part in with_classes if not part.numbered]
@@ -26,7 +26,7 @@ def _check_named_alike(parts: list[Source]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Mixture(Source):
-    """Several sources joined end to end; classes of the same name are one."""
+    """Several sources joined end to end; classes of the same name are merged."""
 
     parts: tuple[Source, ...]
     class_names: tuple[str, ...]
@@ -48,7 +48,7 @@ class Mixture(Source):
           class_names: names of all classes by number; None: in the order of the parts.
 
         Raises:
-          UserError: there are no parts, weights that do not fit them, or classes that do not.
+          UserError: there are no parts, or the weights or classes do not fit them.
         """
         if not parts:
             raise UserError(
@@ -112,7 +112,7 @@ class Mixture(Source):
             return None
         table = np.full((len(self), self.max_labels), -1, np.int32)
         for end, own, numbers in zip(self._ends, known, self._tables, strict=True):
-            # The last number, for -1, stays what it is.
+            # The last entry maps the padding -1 to itself.
             table[end - len(own) : end, : own.shape[1]] = np.array([*numbers, -1], np.int32)[own]
         return table
 
@@ -133,7 +133,7 @@ class Mixture(Source):
 
 
 def mixture_of(open_part: Callable[[str, str, SourceOptions], Source]) -> SourceKind:
-    """The kind of a mixture, whose parts are opened by `open_part(kind, split, options)`."""
+    """Returns the kind of a mixture; its parts are opened by `open_part(kind, split, options)`."""
 
     def open_mixture(split: str, options: SourceOptions) -> Mixture:
         opened = []
@@ -148,6 +148,6 @@ def mixture_of(open_part: Callable[[str, str, SourceOptions], Source]) -> Source
         "mixture",
         "several sources as one",
         open_mixture,
-        reads_slices=True,  # A slice is cut of each part.
+        reads_slices=True,  # Each part is sliced.
         stands_alone=False,
     )

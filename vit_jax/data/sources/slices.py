@@ -1,8 +1,8 @@
-"""Slices of a split, such as `train[:90%]`, for a source whatever its order is.
+"""Slices of a split, such as `train[:90%]`, for sources in any order.
 
-A slice is cut out of a source's fair order, so that each part of it is a sample of the whole: a
-folder, which lists its images class by class, is no exception. TFDS's data sets are shuffled as
-they are stored, and papers name their slices; they are cut as TFDS does (`array_record.py`).
+A slice is cut out of a source's fair order, so that it is a representative sample, even if a folder
+lists its images class by class. TFDS's data sets are shuffled when they are stored, and papers name
+their slices; they are cut as TFDS does (`array_record.py`).
 """
 
 import hashlib
@@ -15,19 +15,18 @@ from vit_jax.data.order import permute
 from vit_jax.data.sources.base import Source, Subset
 from vit_jax.errors import UserError, as_text
 
-GOLDEN = (
-    0.6180339887498949  # Its multiples, modulo 1, are spread more evenly than any other number's.
-)
+# The golden ratio: its multiples, modulo 1, are spread more evenly than any other number's.
+GOLDEN = 0.6180339887498949
 BRACKET = r"\[(-?\d+%?)?:(-?\d+%?)?\]"
 
 
 def split_range(split: str, images: int) -> range:
-    """The images of a split that `name[from:to]` means, with TFDS's percentages and rounding.
+    """Returns the image range of a split `name[from:to]`, with TFDS's percentages and rounding.
 
     A slice may be cut again: `all[:80%][:90%]` is the first nine tenths of the first four fifths.
 
     Raises:
-      UserError: it is not written so, or is empty.
+      UserError: the split has another form, or is empty.
     """
     chosen, name = range(images), split.split("[")[0]
     if not re.fullmatch(rf"[^\[\]]*({BRACKET})*", split):
@@ -49,15 +48,13 @@ def _boundary(text: str, default: int, images: int) -> int:
 
 
 def overlap(one: str, other: str, images: int) -> bool:
-    """True where two splits are known to share images, of a data set whose whole ones have so many
-    each.
-    """
+    """Returns True if two splits are known to share images; whole splits have `images` each."""
     try:
         mine, theirs = (
             [(part.split("[")[0], split_range(part, images)) for part in split.split("+")]
             for split in (one, other)
         )
-    except UserError:  # TFDS reads more than this, and says it where it does not.
+    except UserError:  # TFDS supports more forms, and raises its own errors.
         return False
     return any(
         name == its_name and max(a.start, b.start) < min(a.stop, b.stop)
@@ -67,8 +64,9 @@ def overlap(one: str, other: str, images: int) -> bool:
 
 
 def cut(split: str, piece: str) -> str:
-    """A slice of a split: `[:90%]` of `all[:80%]` is `all[:80%][:90%]`; of `train+test` it is one
-    of each.
+    """Returns a slice of a split: `[:90%]` of `all[:80%]` is `all[:80%][:90%]`.
+
+    Of `train+test` both splits are cut.
     """
     return "+".join(part + piece for part in split.split("+"))
 
@@ -76,7 +74,7 @@ def cut(split: str, piece: str) -> str:
 def chosen(
     source: Source, split: str, in_order: bool = False, groups: Sequence | None = None
 ) -> Sequence[int] | np.ndarray:
-    """Returns the indices of the images that `name[from:to]` means.
+    """Returns the image indices of a split `name[from:to]`.
 
     Args:
       in_order: slices are cut out of the source's own order, not of its fair order.
@@ -93,9 +91,7 @@ def chosen(
 def _whole_groups(
     source: Source, split: str, part: range, in_order: bool, groups: Sequence
 ) -> np.ndarray:
-    """Returns the images of the groups whose middle is in `part`, where groups stand one after the
-    other.
-    """
+    """Returns the images of the groups whose middle is in `part`, where groups are concatenated."""
     names = list(map(str, groups))
     _, first, group, counts = np.unique(
         names, return_index=True, return_inverse=True, return_counts=True
@@ -107,7 +103,7 @@ def _whole_groups(
         classes = (
             np.zeros(len(names), np.int64) if table is None else table[:, 0].astype(np.int64) + 1
         )
-        # The class of most images of a group.
+        # The most frequent class of a group.
         votes = np.unique(np.stack([group, classes]), axis=1, return_counts=True)
         best = np.lexsort((-votes[1], votes[0][0]))
         strata = votes[0][1][best][np.unique(votes[0][0][best], return_index=True)[1]]
@@ -126,19 +122,16 @@ def _whole_groups(
 def sliced(
     source: Source, split: str, in_order: bool = False, groups: Sequence | None = None
 ) -> Source:
-    """Returns the part of `source` that `name[from:to]` means; the other arguments are those of
-    `chosen`.
-    """
+    """Returns the part of `source` for a split `name[from:to]`; arguments as in `chosen`."""
     part = chosen(source, split, in_order, groups)
     return source if len(part) == len(source) else Subset(source, part)
 
 
 def groups_by_path(paths: Sequence[str], pattern: str) -> list[str]:
-    """Returns the group of each path: the match of a regular expression in it, or of its
-    parentheses.
+    """Returns the group of each path: a regular expression's match, or its parenthesized groups.
 
     Raises:
-      UserError: it is no regular expression, or finds nothing in a path.
+      UserError: it is no regular expression, or does not match a path.
     """
     try:
         compiled = re.compile(pattern)
@@ -156,14 +149,15 @@ def groups_by_path(paths: Sequence[str], pattern: str) -> list[str]:
 
 
 def absolute(split: str, sizes: Mapping[str, int]) -> str:
-    """The same for TFDS, which cuts no slice again: `train[:80%][:90%]+test` as
-    `train[0:72]+test[0:10]`.
+    """Returns a split for TFDS, which does not support nested slices.
+
+    `train[:80%][:90%]+test` becomes `train[0:72]+test[0:10]`.
 
     Args:
       sizes: images of the whole splits, by name.
 
     Raises:
-      UserError: there is no such split, or a slice is not written so or is empty.
+      UserError: there is no such split, or a slice has another form or is empty.
     """
     parts = []
     for part in split.split("+"):
@@ -176,22 +170,20 @@ def absolute(split: str, sizes: Mapping[str, int]) -> str:
 
 
 def shuffled(images: int) -> np.ndarray:
-    """One permutation of so many images, int64, the same everywhere: for those of unknown
-    classes.
-    """
+    """Returns a fixed permutation of `images` indices, int64, for images of unknown classes."""
     return permute(np.arange(images), images, 0)
 
 
 def stratified(strata: Sequence[int] | Sequence[str], names: Sequence[str]) -> np.ndarray:
-    """An order of images of which every slice has its share of each stratum: where all are of one
-    size, to less than an image.
+    """Returns an order of images in which every slice has a proportional share of each stratum.
 
-    The j-th of a stratum's n images, taken at random, stands at (j + offset) / n of the whole; the
-    strata's offsets are spread evenly over [0, 1). What is random comes from hashes of the names,
-    so that the order is the same for any machine, file system and version of a library.
+    The error is less than an image if all strata have one size. The j-th of a stratum's n images,
+    in random order, is placed at (j + offset) / n of the whole; the strata's offsets are spread
+    evenly over [0, 1). Randomness comes from hashes of the names, so that the order is the same on
+    any machine, file system and library version.
 
     Args:
-      strata: of each image, what it is counted with: its class, or its folder.
+      strata: the stratum of each image: its class, or its folder.
       names: of the images.
 
     Returns:
@@ -201,8 +193,7 @@ def stratified(strata: Sequence[int] | Sequence[str], names: Sequence[str]) -> n
     _, strata, counts = np.unique(strata, return_inverse=True, return_counts=True)
     order = np.lexsort((keys, strata))
     strata, starts = strata[order], np.cumsum(counts) - counts
-    # Strata of like size, one after the other, are far from each other: what they are short of
-    # cancels out.
+    # Strata of similar size get distant offsets, so that their rounding errors cancel out.
     ranks = np.argsort(np.lexsort((np.bitwise_xor.reduceat(keys[order], starts), counts)))
     offsets = (ranks + 0.5) * GOLDEN % 1
     position = (np.arange(len(order)) - starts[strata] + offsets[strata]) / counts[strata]

@@ -1,4 +1,4 @@
-"""Random images, to check a set-up without data."""
+"""Random images to check a setup without data."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from vit_jax.data.sources.kind import SourceKind
 
 @dataclasses.dataclass(frozen=True)
 class Synthetic(Source):
-    """Random images, each a function of its index, for checking a set-up without data."""
+    """Random images, each a function of its index, to check a setup without data."""
 
     image_size: int
     num_classes: int

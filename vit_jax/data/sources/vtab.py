@@ -1,15 +1,14 @@
-"""VTAB-1k: 19 tasks of 1,000 training images each (Zhai et al., arXiv 1910.04867; the paper,
-section 4.1).
+"""VTAB-1k: 19 tasks of 1,000 training images (Zhai et al., 1910.04867; the paper, section 4.1).
 
-The score is the mean of the 19 test accuracies. Each task is a TFDS data set, a rule that makes its
-label, and its splits:
+The score is the mean of the 19 test accuracies. Each task is a TFDS data set, a rule for its
+labels, and its splits:
 
     train800        the first 800 images of the training part, to choose hyper-parameters
-    val200          the first 200 of the validation part, to judge them
+    val200          the first 200 of the validation part, to evaluate them
     train800val200  both: the 1,000 images of the final training
     test            the whole test part
 
-Where a data set has no official validation part, a part of the training images is one.
+If a data set has no official validation part, a part of the training images is used.
 """
 
 import math
@@ -37,7 +36,7 @@ SPLITS = {
 }
 IMAGES = {"train": 800, "val": 200, "test": None}
 
-# The class of an object or a vehicle: the last of these edges that its distance is above.
+# Class boundaries of distances: the class is the last edge below the distance.
 CLEVR_EDGES = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
 KITTI_EDGES = (-100.0, 8.0, 20.0, 999.0)  # Metres.
 
@@ -48,12 +47,12 @@ class VtabTask(NamedTuple):
     Attributes:
       name: the paper's (table 9).
       dataset: of TFDS, with the version that the benchmark names.
-      classes: how many.
-      label: the feature that is the class, or what makes the class of a record's features.
+      classes: number of classes.
+      label: the feature with the class, or a function from a record's features to the class.
       train, val, test: the parts, as slices of TFDS's splits.
-      flip, crop: whether training may mirror or crop an image without changing its class (BiT's
+      flip, crop: True if training may mirror or crop an image without changing its class (BiT's
         preprocessing, which the paper follows).
-      image: makes the pixels to be seen of the stored image, where these are others.
+      image: converts the stored image to the pixels that the model uses, if they differ.
     """
 
     name: str
@@ -70,18 +69,18 @@ class VtabTask(NamedTuple):
 
 
 def clevr_count(features: Mapping) -> int:
-    """Number of objects, 3 to 10, as a class from 0."""
+    """Returns the class for the number of objects: 3 to 10, as classes from 0."""
     return len(features["objects/size"].int64_list.value) - 3
 
 
 def clevr_distance(features: Mapping) -> int:
-    """Class of the closest object's distance, the third of its pixel coordinates."""
+    """Returns the class of the closest object's distance, the third of its pixel coordinates."""
     distances = features["objects/pixel_coords"].float_list.value[2::3]
     return bisect_left(CLEVR_EDGES, min(distances, default=math.inf)) - 1
 
 
 def kitti_distance(features: Mapping) -> int:
-    """Class of the distance of the nearest car, van or truck ahead; without any, the last class."""
+    """Returns the distance class of the nearest car, van or truck ahead; without any, the last."""
     kinds = features["objects/type"].int64_list.value
     distances = features["objects/location"].float_list.value[2::3]
     distances = [distance for kind, distance in zip(kinds, distances, strict=True) if kind < 3]
@@ -89,12 +88,12 @@ def kitti_distance(features: Mapping) -> int:
 
 
 def dsprites_position(features: Mapping) -> int:
-    """Class of the place from left to right: 32 places by twos."""
+    """Returns the class of the horizontal position: 32 positions in pairs."""
     return features["label_x_position"].int64_list.value[0] // 2
 
 
 def dsprites_orientation(features: Mapping) -> int:
-    """Class of the angle: 40 angles in 16 classes."""
+    """Returns the class of the angle: 40 angles in 16 classes."""
     return int(features["label_orientation"].int64_list.value[0] / 2.5)
 
 
@@ -103,7 +102,7 @@ def black_and_white(image: bytes) -> bytes | np.ndarray:
     try:
         return decode(image) * np.uint8(255)
     except Unreadable:
-        return image  # The pipeline finds out again, and counts it.
+        return image  # The pipeline will fail to decode it again, and count it.
 
 
 NINE_TENTHS = dict(train="train[:90%]", val="train[90%:]")
@@ -125,7 +124,7 @@ _ALL = (
     VtabTask("CIFAR-100", "natural", "cifar100:3.*.*", 100, **NINE_TENTHS),
     VtabTask("DTD", "natural", "dtd:3.*.*", 47),
     VtabTask("Flowers102", "natural", "oxford_flowers102:2.*.*", 102),
-    # The benchmark names 3.*.*, which TFDS reads but no longer builds; 4.0.0 mends damaged images.
+    # The benchmark names 3.*.*, which TFDS reads but no longer builds; 4.0.0 fixes damaged images.
     VtabTask("Pets", "natural", "oxford_iiit_pet:*.*.*", 37, **FOUR_FIFTHS),
     VtabTask("Sun397", "natural", "sun397/tfds:4.*.*", 397),
     VtabTask("SVHN", "natural", "svhn_cropped:3.*.*", 10, **NINE_TENTHS),
@@ -138,7 +137,7 @@ _ALL = (
     VtabTask("DMLab", "structured", "dmlab:2.0.1", 6, crop=False),
     VtabTask("dSpr-Loc", "structured", classes=16, label=dsprites_position, crop=False, **DSPRITES),
     VtabTask("dSpr-Ori", "structured", classes=16, label=dsprites_orientation, **DSPRITES),
-    # The benchmark names 3.1.0, which TFDS reads but no longer builds; 3.3.0 adds a label of
+    # The benchmark names 3.1.0, which TFDS reads but no longer builds; 3.3.0 adds a label for
     # occlusion.
     VtabTask("KITTI-Dist", "structured", "kitti:3.*.*", 4, kitti_distance, crop=False),
     VtabTask(
@@ -157,7 +156,7 @@ def open_task(path: str, split: str) -> Records:
       split: one of `SPLITS`.
 
     Raises:
-      UserError: there is no such task or split; the data set is not prepared, or not the task's.
+      UserError: there is no such task or split; the data set is not prepared, or has other classes.
     """
     name, _, data_dir = path.partition(":")
     if name not in TASKS:
@@ -181,10 +180,10 @@ def open_task(path: str, split: str) -> Records:
 
 
 def tfds_slices(task: VtabTask, split: str, sizes: Mapping[str, int]) -> str:
-    """A split of a task in TFDS's words, such as `train[0:800]+train[2753:2953]`.
+    """Returns a split of a task in TFDS's notation, such as `train[0:800]+train[2753:2953]`.
 
     Args:
-      sizes: how many images TFDS's splits have.
+      sizes: numbers of images in TFDS's splits.
     """
     if split not in SPLITS:
         raise UserError(f"VTAB has no split {split!r}; there are: {', '.join(SPLITS)}")
@@ -208,7 +207,7 @@ def tfds_slices(task: VtabTask, split: str, sizes: Mapping[str, int]) -> str:
 
 
 def read(name: str, features: Mapping) -> Example:
-    """The example that task `name` makes of a record's features."""
+    """Returns the example of task `name` for a record's features."""
     task = TASKS[name]
     if isinstance(task.label, str):
         return image_and_labels(features, task.label)
@@ -222,5 +221,5 @@ VTAB = SourceKind(
     lambda split, options: open_task(options.path, split),
     path="TASK or TASK:DATA_DIR",
     reads_slices=True,
-    stands_alone=False,  # Its splits have names of their own.
+    stands_alone=False,  # Its splits have other names.
 )

@@ -1,8 +1,7 @@
-"""Google's npz files: ViT and hybrids (google-research/vision_transformer), BiT (big_transfer),
-big_vision.
+"""Google's npz files: ViT and hybrids (vision_transformer), BiT (big_transfer), big_vision.
 
-A file of their training holds the optimizer's state beside the parameters, one of two towers a text
-model beside the images'.
+A training file contains the optimizer's state in addition to the parameters. A file with two towers
+contains a text model in addition to the image model.
 """
 
 import re
@@ -15,11 +14,10 @@ from vit_jax.interop.tensor_files import Tensor
 def _prepare(
     path: Path, tensors: dict[str, Tensor], config: dict
 ) -> tuple[dict[str, Tensor], dict]:
-    """The model's own tensors by their names within it, and what the names say of the code that
-    wrote them.
+    """Returns the model's own tensors, and facts derived from their names.
 
-    That stands in place of a `config.json`: `prefix`, what stood before the names of the model's
-    own parameters, and `by_kind`, whether big_vision wrote them.
+    The facts take the place of a `config.json`: `prefix`, the prefix of the model's own parameters,
+    and `by_kind`, True if big_vision wrote the file.
     """
     starts = ("params/", "opt/target/")
     prefix = next(
@@ -50,8 +48,7 @@ LIBRARY = Library(
         "these are not the arrays of a ViT, hybrid or BiT of Google's: 'embedding/kernel' is "
         f"missing among {len(tensors)} arrays such as {min(tensors, default='none')!r}"
     ),
-    # An npz file is of images in [-1, 1], and says neither how they were cropped nor what the
-    # classes are.
+    # The images of an npz file are in [-1, 1]; it contains neither the crop nor class names.
     preprocessing=lambda config, said, channels: ({}, None, ""),
     class_names=lambda config: [],
     files=lambda described, values, seen, names, probabilities: None,

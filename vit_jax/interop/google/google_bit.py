@@ -1,4 +1,4 @@
-"""BiT in Google's npz files, as big_transfer writes it."""
+"""BiT in Google's npz files, as written by big_transfer."""
 
 from vit_jax.interop.layout import DENSE_CONV, UNIT, Rule, count_units, resnet_root
 from vit_jax.interop.library import Format

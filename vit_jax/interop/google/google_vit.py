@@ -1,11 +1,11 @@
 """ViT and its hybrids in Google's npz files (google-research/vision_transformer).
 
-On disk the sub-modules of a block are numbered through, `LayerNorm_0`,
-`MultiHeadDotProductAttention_1`,
-`LayerNorm_2`, `MlpBlock_3`; group norms have shape `[1, 1, 1, channels]`.
+In the files the sub-modules of a block are numbered consecutively: `LayerNorm_0`,
+`MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`. Group norms have the shape `[1, 1, 1,
+channels]`.
 
-Read are also the files of big_vision, where they are numbered by kind, `MlpBlock_0`. Written so are
-models that it alone has, with fixed positions or attention pooling.
+big_vision's files are read, too; they number sub-modules by kind, `MlpBlock_0`. Models that only
+big_vision has, with fixed positions or attention pooling, are written in its form.
 """
 
 import functools
@@ -68,16 +68,16 @@ _RULES = (
 
 
 def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """The model's own parameters under the names that the first files had, whatever code wrote
-    them.
+    """Renames the model's own parameters as in the first files, whichever code wrote them.
 
     Raises:
-      UserError: two of them would have one name.
+      UserError: two parameters would have the same name.
     """
     renamed = {}
     for name, tensor in _one_by_one(tensors).items():
         first = name.split("/")[0]
-        if first in _POOLING_PARTS:  # While ViT-G was developed.
+        # Names used during the development of ViT-G.
+        if first in _POOLING_PARTS:
             name = _POOLING + name
         elif first == "Transformer":
             for new, old in _NUMBERED_BY_KIND.items():
@@ -91,9 +91,7 @@ def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
 
 
 def _one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same with each encoder block's tensors apart, which big_vision's scan over blocks
-    stacks.
-    """
+    """Splits the stacked tensors of big_vision's scan over blocks into one per encoder block."""
     found = {}
     for name, tensor in tensors.items():
         start, stacked, rest = name.partition("Transformer/encoderblock/")
@@ -108,9 +106,9 @@ def _one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _with_class_token(table: Tensor) -> Tensor:
-    """A position table of big_vision's with a row for the class token, of zeros if it has none.
+    """Returns big_vision's position table with a row for the class token, zeros if it lacks one.
 
-    By big_vision's own rule: the row is there if without it the patches are those of a square.
+    As in big_vision, the row exists if the remaining rows form a square grid.
     """
     batch, rows, dim = table.shape
     if rows and math.isqrt(rows - 1) ** 2 == rows - 1:
@@ -149,7 +147,7 @@ def _values(shapes: dict, by_kind: bool) -> dict:
 
     Args:
       shapes: shapes of the arrays by their names.
-      by_kind: the file is of big_vision's newer form.
+      by_kind: the file has big_vision's newer form.
     """
     patch, _, channels, dim = shapes["embedding/kernel"]
     values = dict(
@@ -180,7 +178,8 @@ def _pooling(shapes: dict) -> str:
 def _position(shapes: dict, by_kind: bool) -> str:
     """Returns the argument `position`.
 
-    big_vision has no model without positions; the older code has one, and no fixed positions.
+    big_vision has no model without positions. The older code has such a model, but no fixed
+    positions.
     """
     if _POSITIONS in shapes:
         return "1d"
@@ -188,10 +187,10 @@ def _position(shapes: dict, by_kind: bool) -> str:
 
 
 def _describe(values: dict) -> dict:
-    """An npz file says no more than its arrays.
+    """Returns no description: an npz file contains arrays only.
 
     Raises:
-      UserError: the arrays would be taken for those of another model.
+      UserError: the arrays would be read as another model.
     """
     if values.get("mlp") == "swiglu":
         raise UserError("Google's npz has no mlp='swiglu'")
@@ -201,7 +200,7 @@ def _describe(values: dict) -> dict:
 
 
 def _number(mapped: list[Entry], values: dict) -> list[Entry]:
-    """Entries to write, under big_vision's names if the model is one that it alone has."""
+    """Returns the entries to write, with big_vision's names for models that only it has."""
     if not _by_kind(values):
         return mapped
 

@@ -1,8 +1,7 @@
-"""The image towers of open_clip's models: `open_clip_model.safetensors` beside
-`open_clip_config.json`.
+"""Image towers of open_clip: `open_clip_model.safetensors` and `open_clip_config.json`.
 
-A tower is a ViT of open_clip's own, or one of timm's. They are read, not written: files hold both
-towers.
+A tower is open_clip's own ViT or a timm model. These files are read, but not written, because they
+contain both towers.
 """
 
 from pathlib import Path
@@ -15,16 +14,17 @@ from vit_jax.interop.library import Library, load_formats
 from vit_jax.interop.tensor_files import Tensor
 
 _TOWER, _TIMM = "visual.", "visual.trunk."
+# timm's `crop_mode` for each way to resize images.
 _CROPS = {
     "shortest": "center",
     "squash": "squash",
-}  # timm's, by the way in which images are resized.
+}
 
 
 def _prepare(
     path: Path, tensors: dict[str, Tensor], config: dict
 ) -> tuple[dict[str, Tensor], dict]:
-    """Keeps the image tower's tensors, without their prefix, and adds timm's `pretrained_cfg`.
+    """Returns the image tower's tensors without prefix, and adds timm's `pretrained_cfg`.
 
     Raises:
       UserError: there is no `open_clip_config.json`, or the model is unsupported.
@@ -47,7 +47,7 @@ def _pretrained_config(tensors: dict[str, Tensor], config: dict) -> dict:
     """Returns the preprocessing as timm's `pretrained_cfg`.
 
     Raises:
-      UserError: the images are resized in an unsupported way.
+      UserError: the way to resize images is unsupported.
     """
     preprocessing = config.get("preprocess_cfg") or {}
     crop = preprocessing.get("resize_mode", "shortest")
@@ -68,14 +68,14 @@ def _pretrained_config(tensors: dict[str, Tensor], config: dict) -> dict:
 def _prepare_timm(
     path: Path, tensors: dict[str, Tensor], config: dict
 ) -> tuple[dict[str, Tensor], dict]:
-    """Prepares an image tower that is one of timm's models, as `_prepare`."""
+    """Returns the same as `_prepare` for an image tower that is a timm model."""
     tower = config["model_cfg"]["vision_cfg"]
     architecture = tower["timm_model_name"]
     for name in tensors:
         if name.startswith(_TOWER) and not name.startswith(_TIMM):
             raise UserError(f"an open_clip model of timm's {architecture} with {name} is not read")
     kept = {name.removeprefix(_TIMM): x for name, x in tensors.items() if name.startswith(_TIMM)}
-    # The head is in the trunk unless attention pools, whose result is the embedding.
+    # The trunk contains the head, except with attention pooling, whose output is the embedding.
     pooling = tower.get("timm_pool")
     arguments = dict(global_pool=pooling) if pooling in ("map", "token", "avg") else {}
     config = config | dict(architecture=architecture, model_args=arguments)

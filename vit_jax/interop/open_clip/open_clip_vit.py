@@ -1,4 +1,4 @@
-"""The image tower of a CLIP in open_clip's own names, which are OpenAI's."""
+"""The image tower of a CLIP with open_clip's own names, which are the same as OpenAI's."""
 
 from vit_jax.errors import UserError
 from vit_jax.interop.layout import (
@@ -32,22 +32,22 @@ _RULES = (
     Rule("head/kernel", "proj"),
     Rule("head/bias", "proj.bias"),
 )
-# What a tower's config may say; what else it says is at its default, or the tower is another.
+# Supported settings of a tower's config; all others must have their default.
 _SHOWN = {"layers", "width", "patch_size", "image_size", "head_width", "mlp_ratio", "ls_init_value"}
 _SHOWN |= {"output_dim"}
 _ALWAYS = dict(attentional_pool=False, no_ln_pre=False, pool_type="tok", pos_embed_type="learnable")
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]:
-    """The model that tensors and an `open_clip_config.json` belong to.
+    """Returns the model's arguments from tensors and an `open_clip_config.json`.
 
     Raises:
-      UserError: a tower of another kind.
+      UserError: the tower is of an unsupported kind.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     said, tower = config["model_cfg"], config["model_cfg"]["vision_cfg"]
     for name, value in tower.items():
-        droops = name.endswith("dropout")  # Of training alone.
+        droops = name.endswith("dropout")  # Used in training only.
         if name not in _SHOWN and not droops and value not in (None, False, _ALWAYS.get(name)):
             raise UserError(f"an open_clip tower with {name}={value!r} is not read")
     dim, channels, patch, _ = shapes["conv1.weight"]

@@ -1,6 +1,6 @@
-"""The encoder of OpenAI's DALL-E: safetensors by the names of its published code.
+"""The encoder of OpenAI's DALL-E: safetensors with the names of its published code.
 
-Beside them may be a `config.json`, as timm's, of what the model should see of an image.
+The folder may also contain a `config.json` with preprocessing in timm's form.
 """
 
 from vit_jax.interop import timm
@@ -12,8 +12,9 @@ from vit_jax.interop.preprocessing import Preprocessing
 def _preprocessing(
     config: dict, said: dict, channels: int
 ) -> tuple[dict, Preprocessing | None, str]:
-    """Mean and std, the rest, and what a file without `config.json` does not say: it is
-    OpenAI's.
+    """Returns mean and std, the preprocessing, and no assumptions.
+
+    Without a `config.json` the preprocessing is OpenAI's.
     """
     return timm.LIBRARY.preprocessing(config, said, channels) if config else ({}, None, "")
 

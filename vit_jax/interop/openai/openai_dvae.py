@@ -1,4 +1,4 @@
-"""The encoder of DALL-E's discrete autoencoder, by the names of its published code."""
+"""The encoder of DALL-E's discrete autoencoder, with the names of its published code."""
 
 from vit_jax.errors import UserError
 from vit_jax.interop.layout import CONV, FLAT, LINEAR_CONV, STAGED, Layout, Rule, count_units
@@ -6,12 +6,12 @@ from vit_jax.interop.library import Format, Tensors, Values
 from vit_jax.interop.timm.timm_config import pretrained_config, stated_size
 from vit_jax.models.dall_e import DVAE
 
-FIRST = "blocks.input.w"  # By it such tensors are known.
-PIXELS = 256  # Side of the images that it was trained on.
+FIRST = "blocks.input.w"  # This name identifies such tensors.
+PIXELS = 256  # Side of the training images.
 
 
 def _conv(ours: str, theirs: str, kernel: Layout = CONV) -> tuple[Rule, Rule]:
-    """Kernel and bias of one of its convolutions."""
+    """Returns the rules for kernel and bias of a convolution."""
     return Rule(f"{ours}/kernel", f"{theirs}.w", kernel), Rule(f"{ours}/bias", f"{theirs}.b", FLAT)
 
 
@@ -25,10 +25,10 @@ _RULES = (
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]:
-    """The model that tensors and a `config.json` (or {}) belong to.
+    """Returns the model's arguments from tensors and a `config.json` (or {}).
 
     Raises:
-      UserError: the tensors are of another kind.
+      UserError: the tensors are not DALL-E's encoder.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     blocks = count_units(shapes, r"blocks\.group_(\d+)\.block_(\d+)\.", first=1)

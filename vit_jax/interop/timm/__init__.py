@@ -1,6 +1,6 @@
 """timm's tensors and `config.json`.
 
-A folder with both files is what `timm.create_model("local-dir:FOLDER", pretrained=True)` takes.
+`timm.create_model("local-dir:FOLDER", pretrained=True)` loads a folder with both files.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.timm import timm_mae
 from vit_jax.published.unheld import refuse_unheld
 
-# A module for each family, which has its `FORMAT` and knows its architectures by their names.
+# One module per family, with its `FORMAT` and a function `named` that parses architecture names.
 _MODULES = tuple(
     import_module(f"{__name__}.{module}")
     for module in (
@@ -31,10 +31,10 @@ _MODULES = tuple(
 def _prepare(
     path: Path, tensors: dict[str, Tensor], config: dict
 ) -> tuple[dict[str, Tensor], dict]:
-    """Adds what the architecture's name says, as `named`.
+    """Adds the arguments that the architecture's name implies, as `named`.
 
     Raises:
-      UserError: no model that is read has this name.
+      UserError: no supported model has this name.
     """
     architecture = config.get("architecture")
     if architecture is None:
@@ -52,14 +52,14 @@ def _prepare(
 def _preprocessing(
     config: dict, said: dict, channels: int
 ) -> tuple[dict, Preprocessing | None, str]:
-    """Mean and std, the rest, and what a file without `config.json` does not say."""
+    """Returns mean and std, the preprocessing, and the assumption made without `config.json`."""
     if not config:
         return {}, None, "pixels in [-1, 1]"
     return *of_timm(config, channels), ""
 
 
 def _class_names(config: dict) -> list:
-    """The names of the classes, if there are any."""
+    """Returns the names of the classes; empty: there are none."""
     names = config.get("label_names") or (config.get("pretrained_cfg") or {}).get("label_names")
     return list(names or [])
 
@@ -71,7 +71,7 @@ def _files(
     names: Sequence[str],
     probabilities: str,
 ) -> dict[str, dict]:
-    """The files beside the tensors: `config.json`, with the preprocessing and the classes.
+    """Returns the JSON files: `config.json`, with the preprocessing and the classes.
 
     Raises:
       UserError: timm has no such crop.
@@ -80,7 +80,7 @@ def _files(
     described["pretrained_cfg"] |= dict(
         mean=per_channel(values["mean"], channels), std=per_channel(values["std"], channels)
     ) | to_timm(seen or UNSAID, values["image_size"])
-    # timm passes over the type of problem; Transformers, which reads timm's folders too, does not.
+    # timm ignores the problem type, but Transformers, which also reads timm's folders, does not.
     described |= problem_type(values["num_classes"], probabilities)
     return {"config.json": described | (dict(label_names=list(names)) if names else {})}
 
@@ -89,7 +89,7 @@ LIBRARY = Library(
     title="timm",
     formats=(timm_mae.FORMAT, *(module.FORMAT for module in _MODULES)),
     suffix="",
-    claims=lambda path, config, tensors: True,  # Asked last.
+    claims=lambda path, config, tensors: True,  # Last in the order of libraries.
     prepare=_prepare,
     unknown=lambda config, tensors: (
         "these are not the tensors of a ViT, BiT, ConvNeXt or Swin of timm's: "

@@ -1,5 +1,4 @@
-"""Tensors of the authors of DINOv3, EVA, EVA-02, BEiT, DeiT-III, ConvNeXt and Swin, by timm's names
-for them.
+"""Renames the tensors of DINOv3, EVA, EVA-02, BEiT, DeiT-III, ConvNeXt and Swin authors for timm.
 
 Sources: the published code of facebookresearch/dinov3 (layers, models/convnext.py), baaivision/EVA
 (EVA-01, EVA-02), microsoft/unilm (beit, beit2), facebookresearch/deit (models_v2.py),
@@ -16,7 +15,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.interop.preprocessing import CLIP, IMAGENET
 
-# By which mean and std models see pixels; `satellite` is of DINOv3's SAT-493M.
+# Mean and std of pixels; `satellite` is for DINOv3's SAT-493M.
 PIXELS = {
     "imagenet": IMAGENET,
     "clip": CLIP,
@@ -30,11 +29,11 @@ _NAMES = {
     r"\.mlp\.ffn_ln\.": ".mlp.norm.",
     r"\.attn\.inner_attn_ln\.": ".attn.norm.",
 }
-# What follows from sizes: the angles of rotary positions, and which third of a bias is used.
+# Derived tensors: the angles of rotary positions, and the mask of the bias.
 _FOLLOWS = re.compile(r"(^|.*\.)(rope\.freqs_(cos|sin)|rope_embed\.periods|bias_mask)$")
 _TABLE = "relative_position_bias_table"
 _CONVNEXT = {
-    r"\.(ln|linear)\.(weight|bias)$": r".\2",  # Of the sparse layers in FCMAE.
+    r"\.(ln|linear)\.(weight|bias)$": r".\2",  # The sparse layers in FCMAE.
     r"^downsample_layers\.0\.": "stem.",
     r"^downsample_layers\.(\d+)\.": r"stages.\1.downsample.",
     r"^stages\.(\d+)\.(\d+)\.": r"stages.\1.blocks.\2.",
@@ -45,7 +44,7 @@ _CONVNEXT = {
     r"^norm\.": "head.norm.",
     r"^head\.(weight|bias)$": r"head.fc.\1",
 }
-# What says how large the windows and the images of a Swin are, and follows from that.
+# Tensors from which a Swin's window and image sizes are read, and which follow from these sizes.
 _OF_WINDOWS = re.compile(r".*\.(attn_mask|relative_coords_table)$")
 
 
@@ -57,7 +56,7 @@ class _Converted(NamedTuple):
       config: the `config.json`, apart from the preprocessing.
       side: height of the images in pixels; 0 if no tensor depends on it.
       pixels: normalizations of such models, names of `PIXELS` with the models that use them.
-      squeezed: images are resized to a square without regard to their aspect ratio.
+      squeezed: images are resized to a square, regardless of their aspect ratio.
       notes: notes on parameters that are new.
     """
 
@@ -72,16 +71,15 @@ class _Converted(NamedTuple):
 def as_timm(
     tensors: Mapping[str, np.ndarray], pixels: str | None
 ) -> tuple[dict[str, np.ndarray], dict, list[str]]:
-    """Returns tensors by timm's names, timm's `config.json` for them, and notes on new parameters.
+    """Returns tensors by timm's names, timm's `config.json`, and notes on new parameters.
 
     Args:
-      tensors: by the authors' names, without prefixes of wrappers.
+      tensors: tensors by the authors' names, without prefixes of wrappers.
       pixels: normalization of pixels, a name of `PIXELS`; None: the authors' own.
 
     Raises:
-      UserError: rotary positions of another kind than the published ones; the authors have models
-        of this kind with several normalizations, and `pixels` is None; the number of heads is
-        unknown.
+      UserError: rotary positions differ from the published ones, the authors' models of this kind
+        have several normalizations and `pixels` is None, or the number of heads is unknown.
     """
     model = _convert(tensors)
     if pixels is None and len(model.pixels) > 1:
@@ -92,7 +90,7 @@ def as_timm(
         "mean": normalization["mean"],
         "std": normalization["std"],
         "interpolation": "bicubic",
-        "crop_pct": 1.0 if model.side >= 384 else 0.875,  # As the authors evaluate.
+        "crop_pct": 1.0 if model.side >= 384 else 0.875,  # As in the authors' evaluation.
     }
     if model.squeezed:
         preprocessing["crop_mode"] = "squash"
@@ -100,7 +98,7 @@ def as_timm(
 
 
 def _convert(tensors: Mapping[str, np.ndarray]) -> _Converted:
-    """Converts a model of any of the authors, whose kind is recognised by tensors' names."""
+    """Converts a model of any of the authors, which is identified by the tensors' names."""
     named = {_name(name): array for name, array in tensors.items() if not _FOLLOWS.match(name)}
     if "downsample_layers.0.0.weight" in named:
         return _convnext(named)
@@ -114,7 +112,8 @@ def _convert(tensors: Mapping[str, np.ndarray]) -> _Converted:
         return _Converted(named, side=side, pixels={"half": "BEiT", "imagenet": "BEiT v2"})
     if "blocks.0.attn.q_bias" in named and "pos_embed" in named:
         return _eva01_or_02(named, tensors, dim, patch)
-    if "blocks.0.gamma_1" in named:  # The others above have the same names for their scales.
+    # The models above have the same names for their LayerScale.
+    if "blocks.0.gamma_1" in named:
         return _deit3(named, patch)
     return _Converted(named)
 
@@ -159,7 +158,7 @@ def _eva01(named: dict[str, np.ndarray], dim: int, patch: int) -> _Converted:
 
 
 def _eva02(named: dict[str, np.ndarray], cosines: np.ndarray, patch: int) -> _Converted:
-    # Older files have them by rows and columns, newer ones in one line.
+    # Older files store them by rows and columns, newer files in one axis.
     cosines = cosines.reshape(-1, cosines.shape[-1])
     _check("rope.freqs_cos", cosines, _angles(*cosines.shape))
     dim = named["patch_embed.proj.weight"].shape[0]
@@ -180,12 +179,13 @@ def _deit3(named: Mapping[str, np.ndarray], patch: int) -> _Converted:
 def _convnext(named: Mapping[str, np.ndarray]) -> _Converted:
     """Converts a ConvNeXt or ConvNeXt V2.
 
-    FCMAE's, of sparse layers, are brought to those of dense ones: kernels `[offsets, in, out]`,
-    where a depthwise one has no `in`, and columns count first.
+    FCMAE's tensors of sparse layers are converted to dense layers. Their kernels are `[offsets, in,
+    out]`, without `in` for depthwise kernels, and their offsets are column-major.
     """
     tensors = {}
     for name, array in named.items():
-        if name.startswith("norms."):  # DINOv3 has the last norm under two names.
+        # DINOv3 stores the last norm under two names.
+        if name.startswith("norms."):
             continue
         if name.endswith(".kernel"):
             side = math.isqrt(len(array))
@@ -224,10 +224,10 @@ def _swin(named: Mapping[str, np.ndarray], patch: int) -> _Converted:
             "a Swin V2 without its relative_coords_table does not say how large its windows are"
         )
     side = 32 * window
-    # Windows are shifted in the second block, whose mask has an entry for each of them in an image.
+    # Windows are shifted in the second block; its mask has one entry per window of an image.
     if (mask := named.get("layers.0.blocks.1.attn_mask")) is not None:
         side = patch * window * math.isqrt(len(mask))
-    # At the end of a stage; timm: before the next.
+    # Merging at the end of a stage; in timm at the start of the next.
     early = "layers.0.downsample.reduction.weight" in named
     tensors = {}
     for name, array in named.items():
@@ -242,9 +242,9 @@ def _swin(named: Mapping[str, np.ndarray], patch: int) -> _Converted:
 
 
 def _former_windows(named: Mapping[str, np.ndarray]) -> list[int]:
-    """The windows' side in each stage of a Swin V2 in pre-training, 0 where it is as it was.
+    """Returns a Swin V2's pre-training window side in each stage, 0 where it is unchanged.
 
-    Offsets x between places are counted as log2(1 + 8 |x| / (side - 1)) / 3.
+    Offsets x between places are scaled as log2(1 + 8 |x| / (side - 1)) / 3.
     """
     sides = []
     while (
@@ -252,7 +252,7 @@ def _former_windows(named: Mapping[str, np.ndarray]) -> list[int]:
     ) is not None:
         offsets = np.arange((found.shape[1] + 1) // 2)
         own = former = len(offsets)
-        if own > 1:  # One place has no offsets.
+        if own > 1:  # A single place has no offsets.
             if (reach := 2 ** (3 * float(found.max())) - 1) > 0:
                 former = max(2, round(1 + 8 * offsets[-1] / reach))
             line = np.log2(1 + 8 * offsets / (former - 1)) / 3
@@ -268,15 +268,13 @@ def _name(name: str) -> str:
 
 
 def _eva(architecture: str, heads: int, patch: int, pooled: str) -> dict:
-    """A `config.json` of timm's Eva; the other sizes are the tensors'."""
+    """Returns a `config.json` of timm's Eva; the tensors determine the other sizes."""
     given = {"num_heads": heads, "patch_size": patch}
     return {"architecture": architecture, "global_pool": pooled, "model_args": given}
 
 
 def _with_biases_apart(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """DINOv3's tensors as timm's Eva has them; the bias of keys is masked there, whatever is in
-    it.
-    """
+    """Converts DINOv3's tensors to timm's Eva, without the bias of keys, which is masked there."""
     tensors = {}
     for name, array in named.items():
         if name.endswith("attn.qkv.bias"):
@@ -288,9 +286,7 @@ def _with_biases_apart(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]
 
 
 def _angles(rows: int, dim: int) -> np.ndarray:
-    """EVA-02's cosines for a square grid, `[rows, dim]`: theirs span the 16 x 16 of
-    pre-training.
-    """
+    """Returns EVA-02's cosines for a square grid, `[rows, dim]`, scaled to 16 x 16 patches."""
     side = math.isqrt(rows)
     turns = (
         np.arange(side)[:, None] / side * 16 / 10_000 ** (np.arange(0, dim // 2, 2) / (dim // 2))
@@ -301,8 +297,7 @@ def _angles(rows: int, dim: int) -> np.ndarray:
 
 
 def _check(name: str, found: np.ndarray, wanted: np.ndarray) -> None:
-    """Raises UserError where positions are not those that will be computed in their place."""
-    if (
-        found.shape != wanted.shape or np.abs(found - wanted).max() > 0.01 * wanted.max()
-    ):  # It may be bfloat16.
+    """Raises UserError if positions differ from those computed in their place."""
+    # The tolerance allows for bfloat16.
+    if found.shape != wanted.shape or np.abs(found - wanted).max() > 0.01 * wanted.max():
         raise UserError(f"its positions ({name}) are not those of the published models")

@@ -1,4 +1,4 @@
-"""BEiT and BEiT v2 in timm, with a table of biases in each layer or one for all."""
+"""BEiT and BEiT v2 in timm, with a bias table in each layer or one for all layers."""
 
 import math
 import re
@@ -47,7 +47,7 @@ _RULES = (
     *torch_norm("fc_norm", "fc_norm"),
     *torch_dense("head", "head"),
 )
-# Each layer's, or that of all, by our name of where positions are.
+# The table of the first layer, or the shared one, by our `position_at`.
 _TABLES = {
     "stem": "blocks.0.attn.relative_position_bias_table",
     "shared": "rel_pos_bias.relative_position_bias_table",
@@ -62,13 +62,13 @@ _SAID = (
 
 
 def named(architecture: str) -> dict | None:
-    """Reads the name of a BEiT's architecture into timm's arguments; None: it is of none."""
+    """Parses the name of a BeiT architecture to timm's arguments; None: another architecture."""
     match = re.fullmatch(r"beit(?:v2)?_(base|large)_patch(\d+)_\d+", architecture)
     return dict(patch_size=int(match[2])) if match else None
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """The same tensors without the places in tables, which follow from the sizes."""
+    """Removes the tables' indices, which follow from the sizes."""
     return {name: x for name, x in tensors.items() if not name.endswith("relative_position_index")}
 
 
@@ -112,13 +112,13 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
 
 
 def _pooling(config: dict, given: dict, shapes: dict) -> str:
-    """Returns timm's `global_pool`: as in `config.json`, else timm's default."""
+    """Returns timm's `global_pool` as in `config.json`, else timm's default."""
     default = "avg" if "fc_norm.weight" in shapes else "token"
     return given.get("global_pool") or config.get("global_pool") or default
 
 
 def _describe(values: Values) -> dict:
-    """A model's `config.json` in timm.
+    """Returns a model's `config.json` in timm.
 
     Raises:
       UserError: timm has no such model.

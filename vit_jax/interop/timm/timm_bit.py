@@ -20,7 +20,7 @@ _RULES = (
     *torch_dense("head", "head.fc", LINEAR_CONV),
 )
 
-# timm's architectures, by units in each stage and factor on the channels.
+# timm's architectures, by units in each stage and width factor.
 _ARCHITECTURES = {
     ((3, 4, 6, 3), 1): "resnetv2_50x1_bit",
     ((3, 4, 6, 3), 3): "resnetv2_50x3_bit",
@@ -32,7 +32,7 @@ _ARCHITECTURES = {
 
 
 def named(architecture: str) -> dict | None:
-    """Reads the name of a BiT's architecture into timm's arguments; None: it is of none."""
+    """Parses the name of a BiT architecture to timm's arguments; None: another architecture."""
     for (blocks, width), name in _ARCHITECTURES.items():
         if name == architecture:
             return dict(layers=blocks, width_factor=width)

@@ -6,7 +6,7 @@ from typing import Any
 from vit_jax.errors import UserError
 from vit_jax.interop.layout import CONV, UNIT, Rule, count_units, torch_norm
 
-# Arguments that change the model in ways which its tensors do not show, and what they may be.
+# Supported values of arguments that change the model without a trace in its tensors.
 ONLY = {
     "global_pool": (None, "token", "avg", "map"),
     "fc_norm": (None, False, True),
@@ -41,13 +41,13 @@ SHOWN = (
 
 
 def given_arguments(config: dict, *shown: str) -> dict[str, Any]:
-    """The arguments that a `config.json` gives beside its architecture.
+    """Returns the arguments in a `config.json`, in addition to its architecture.
 
     Args:
-      shown: arguments of one family that its tensors show, beside those of `SHOWN`.
+      shown: arguments of one family that its tensors determine, in addition to `SHOWN`.
 
     Raises:
-      UserError: one that changes what the model computes and shows in no tensor.
+      UserError: an argument changes the model's outputs and cannot be derived from a tensor.
     """
     given = config.get("model_args") or {}
     for name, value in given.items():
@@ -61,7 +61,7 @@ def given_arguments(config: dict, *shown: str) -> dict[str, Any]:
 
 
 def stated_size(config: dict) -> tuple[int, int] | None:
-    """The size of the images in a `config.json`, or None."""
+    """Returns the size of the images in a `config.json`, or None."""
     size = (config.get("model_args") or {}).get("img_size")
     if size is None:
         size = ((config.get("pretrained_cfg") or {}).get("input_size") or [None])[1:] or None
@@ -69,11 +69,11 @@ def stated_size(config: dict) -> tuple[int, int] | None:
 
 
 def refuse_contradictions(config: dict, shown: dict[str, Any]) -> None:
-    """Raises UserError where tensors cannot be those of the architecture, with the arguments given.
+    """Raises UserError if the tensors contradict the architecture with its arguments.
 
     Args:
-      config: a `config.json`; what the architecture's name says is in `named`, by timm's arguments.
-      shown: what the tensors show.
+      config: a `config.json`; `named` contains timm's arguments implied by the architecture's name.
+      shown: arguments that the tensors determine.
     """
     if config.get("architecture") is None:
         return
@@ -89,12 +89,12 @@ def refuse_contradictions(config: dict, shown: dict[str, Any]) -> None:
 
 
 def mlp_ratio(mlp_dim: int, dim: int) -> float:
-    """The ratio that times the width, rounded down, is an MLP's width."""
+    """Returns the ratio that gives an MLP's width when multiplied by `dim` and rounded down."""
     return mlp_dim / dim if int(dim * (mlp_dim / dim)) == mlp_dim else (mlp_dim + 0.5) / dim
 
 
 def pretrained_config(values: dict, fixed_input_size: bool) -> dict:
-    """The part of a `config.json` on a model's images and classes."""
+    """Returns the part of a `config.json` on a model's images and classes."""
     height, width = values["image_size"]
     pretrained = dict(
         input_size=[values["channels"], height, width],
@@ -105,7 +105,7 @@ def pretrained_config(values: dict, fixed_input_size: bool) -> dict:
 
 
 def resnet_rules(root: str, units: str) -> tuple[Rule, ...]:
-    """The rules of a ResNet below `root`, whose stages are at `units`."""
+    """Returns the rules of a ResNet, with its root at `root` and its stages at `units`."""
     unit = units + "stages.{m[0]}.blocks.{m[1]}."
     return (
         Rule("resnet/root/kernel", root + "conv.weight", CONV),
@@ -118,7 +118,7 @@ def resnet_rules(root: str, units: str) -> tuple[Rule, ...]:
 
 
 def resnet_blocks(names: Iterable[str]) -> tuple[int, ...]:
-    """Units in each stage of a ResNet, by the names of its tensors."""
+    """Returns the units in each stage of a ResNet, from the names of its tensors."""
     return count_units(
         names, r"(?:patch_embed\.backbone\.)?stages\.(\d+)\.blocks\.(\d+)\.", first=0
     )

@@ -22,7 +22,7 @@ _STEMS = {
 }
 _GELUS = {"gelu": "erf", "gelu_tanh": "tanh"}
 
-# The words for our sizes in timm's names of architectures.
+# The words for our sizes in timm's architecture names.
 _WORDS = {
     "Atto": "atto",
     "Femto": "femto",
@@ -39,10 +39,11 @@ _WORDS |= {
     "H": "huge",
     "Zepto": "zepto",
 }
+# Sizes of one version only.
 _ONLY = {
     "convnext": ("xlarge", "xxlarge", "zepto"),
     "convnextv2": ("huge",),
-}  # Sizes of one version alone.
+}
 _TESTS = {
     "test_convnext": dict(depths=(1, 2, 4, 2), dims=(24, 32, 48, 64)),
     "test_convnext2": dict(depths=(1, 1, 1, 1), dims=(32, 64, 96, 128)),
@@ -61,7 +62,7 @@ _SIMPLE = "simplenorm"
 
 
 def named(architecture: str) -> dict | None:
-    """Reads the name of a ConvNeXt's architecture into timm's arguments; None: it is of none."""
+    """Parses a ConvNeXt architecture's name to timm's arguments; None: another architecture."""
     if architecture == "test_convnext3":
         raise UserError(
             f"timm's {architecture} is not read: it has kernels of 7, 5, 5 and 3, and SiLU"
@@ -73,7 +74,7 @@ def named(architecture: str) -> dict | None:
     sizes = {word: SIZES[size] for size, word in _WORDS.items()}
     if family not in _ONLY or word not in sizes:
         return None
-    simple = word == "zepto"  # Only these are published.
+    simple = word == "zepto"  # Only these variants are published.
     if more not in (("rms", "rms_ols") if simple else ("", "ols", "hnf", "mlp")):
         raise UserError(f"timm's {architecture} is not read: it differs from a ConvNeXt ({more})")
     said = _with_defaults(dict(depths=sizes[word]["blocks"], dims=sizes[word]["widths"]))
@@ -88,7 +89,7 @@ def named(architecture: str) -> dict | None:
 
 
 def _with_defaults(shape: dict) -> dict:
-    """Adds the arguments of timm's that a name does not say."""
+    """Adds timm's arguments that a name does not contain."""
     usual = dict(use_grn=False, stem_type="patch", head_hidden_size=None, head_norm_first=False)
     return usual | dict(norm_layer=None) | shape
 
@@ -96,7 +97,7 @@ def _with_defaults(shape: dict) -> dict:
 def _rules(values: dict) -> list[Rule]:
     block = "stages.{0}.blocks.{1}."
     inside = r"stages/(\d+)/(\d+)/"
-    # The places of the convolutions in timm's stem, behind which its norm is.
+    # Positions of the convolutions in timm's stem; its norm follows the last one.
     places = dict(patches=(0,), activated=(0, 2)).get(values["stem"], (0, 1))
     stem = (torch_dense(f"stem/{ours}", f"stem.{place}", CONV) for ours, place in enumerate(places))
     return [
@@ -117,9 +118,7 @@ def _rules(values: dict) -> list[Rule]:
 
 
 def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """Takes dense layers that are convolutions of one pixel, as the small models have them, for
-    dense.
-    """
+    """Converts 1x1 convolutions, which small models have, to dense layers."""
     return {
         name: tensor.reshaped(tensor.shape[:2])
         if re.search(r"\.mlp\.fc\d\.weight$", name) and tensor.shape[2:] == (1, 1)
@@ -132,7 +131,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
     """Returns the model's arguments, from renamed tensors and a `config.json`; no assumptions.
 
     Settings that neither contains are timm's defaults: exact GELU, layer norms with 1e-6. A
-    ConvNeXt takes images of any size.
+    ConvNeXt accepts images of any size.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     given, defaults = given_arguments(config, *_SHOWN, "act_layer"), config.get("named", {})
@@ -181,7 +180,8 @@ def _values(shapes: dict) -> dict:
 
 def _stem(shapes: dict, width: int) -> str:
     """Returns the argument `stem`, for a first stage of `width` channels."""
-    if len(shapes.get("stem.2.weight", ())) == 4:  # Where the others have their norm.
+    # In the other stems this is the norm.
+    if len(shapes.get("stem.2.weight", ())) == 4:
         return "activated"
     kernel = shapes["stem.0.weight"]
     if kernel[-1] == 4:
@@ -190,7 +190,7 @@ def _stem(shapes: dict, width: int) -> str:
 
 
 def _timm_arguments(values: dict) -> dict:
-    """Returns timm's arguments for those of ours that the tensors determine."""
+    """Returns timm's arguments for our arguments that the tensors determine."""
     return dict(
         depths=values["blocks"],
         dims=values["widths"],
@@ -203,7 +203,7 @@ def _timm_arguments(values: dict) -> dict:
 
 
 def _refuse_kernels(shapes: dict, stages: int) -> None:
-    """Raises UserError if a depthwise kernel has another side than `KERNEL`."""
+    """Raises UserError unless all depthwise kernels have the side `KERNEL`."""
     sides = {shapes[f"stages.{stage}.blocks.0.conv_dw.weight"][-1] for stage in range(stages)}
     if sides != {KERNEL}:
         raise UserError(
@@ -241,7 +241,7 @@ def _describe(values: dict) -> dict:
 
 
 def _architecture(values: dict) -> str:
-    """Returns an architecture of the same sizes in timm, else `tiny`: arguments set its sizes."""
+    """Returns timm's architecture of this size, else `tiny`: arguments override its size."""
     family, other = ("convnextv2", "convnext") if values["grn"] else ("convnext", "convnextv2")
     if not values["centred_norm"]:
         return f"{family}_zepto_rms"

@@ -72,14 +72,14 @@ _PACKED = torch_dense(BLOCK + "mlp/fc1", _MLP + "fc1")
 
 
 def _rules(values: Values) -> tuple[Rule, ...]:
-    """The rules of a model: a gate has a tensor of its own where there is a norm behind it."""
+    """Returns the rules of a model: with a norm after the gate, gates are separate tensors."""
     gated_norm = values["mlp"] == "swiglu" and values["sub_norm"] != "none"
     biases = _BIASES.get(values["qkv_bias"])
     return (*_RULES, *([biases] if biases else []), *(APART if gated_norm else _PACKED))
 
 
-# timm's arguments of its architectures, beside those that the tensors show. `eps` is that of the
-# norms.
+# timm's arguments of its architectures, except those that the tensors determine. `eps` is the
+# norms' epsilon.
 _ROPES = {
     "eva02": dict(use_rot_pos_emb=True, ref_feat_shape=(16, 16)),
     "dinov3": dict(
@@ -136,12 +136,13 @@ _HEADS = {
     "giant": 16,
 }
 _HEADS |= {"giant": 16, "gigantic": 16, "enormous": 16, "huge": 20, "7b": 32}
+# Side of the rotary positions' grid of each Perception Encoder; all others have 32.
 _PE_GRIDS = {
     "core_tiny": 24,
     "core_small": 24,
     "core_base": 14,
     "core_large": 24,
-}  # The others have 32.
+}
 _GRIDS_SAID = (
     "ref_feat_shape",
     "use_rot_pos_emb",
@@ -174,7 +175,7 @@ _SAID += ("use_fc_norm", "attn_pool_num_heads", "attn_pool_mlp_ratio", "head_ini
 
 
 def named(architecture: str) -> dict | None:
-    """Reads the name of an architecture of timm's Eva into its arguments; None: it is of none."""
+    """Parses an Eva architecture's name to timm's arguments; None: another architecture."""
     said = next((values for name, values in _NAMES if re.fullmatch(name, architecture)), None)
     if said is None:
         return None
@@ -192,7 +193,7 @@ def named(architecture: str) -> dict | None:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Joins queries, keys and values in one tensor, and gates with the tensors that they gate."""
+    """Joins queries, keys and values in one tensor, and gates with the gated tensors."""
     given = (config.get("named") or {}) | (config.get("model_args") or {})
     tensors = dict(rename_positions(tensors, config | dict(model_args=given)))
     for name in list(tensors):
@@ -219,7 +220,7 @@ def _join_qkv(tensors: Tensors, prefix: str) -> None:
 
 
 def _join_gate(tensors: Tensors, prefix: str) -> None:
-    """Replaces a gate and the tensor that it gates by one, unless a norm stands behind them."""
+    """Replaces a gate and the gated tensor by one tensor, unless a norm follows them."""
     if f"{prefix}norm.weight" in tensors:
         return
     for part in ("weight", "bias"):
@@ -228,14 +229,14 @@ def _join_gate(tensors: Tensors, prefix: str) -> None:
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
-    """Tensors one behind the other, read when they are asked for."""
+    """Concatenates tensors along the first axis; they are read on demand."""
     rows = sum(part.shape[0] for part in parts)
     shape = (rows, *parts[0].shape[1:])
     return Tensor(shape, parts[0].dtype, lambda: np.concatenate([part.read() for part in parts]))
 
 
 def _finish(tensors: Arrays, values: Values) -> Arrays:
-    """Tensors to write, with the frequencies of all layers in one."""
+    """Returns the tensors to write, with the frequencies of all layers in one."""
     tensors = with_registers(tensors, values)
     layers = [tensors.pop(f"blocks.{i}.attn.freqs", None) for i in range(values["depth"])]
     return tensors if layers[0] is None else tensors | {"rope.freqs": np.stack(layers, axis=1)}
@@ -342,14 +343,14 @@ def _rope(settings: dict, has_cls: bool) -> Values:
     """Returns the arguments for rotary positions, from timm's.
 
     Raises:
-      UserError: they are of an unsupported kind.
+      UserError: the kind of rotary positions is unsupported.
     """
     if not settings["use_rot_pos_emb"]:
         return dict(rope="none")
     grid = _grid(settings["ref_feat_shape"])
     theirs = _without_grid({name: settings[name] for name in settings if name in _NO_ROPE})
     if theirs["rope_type"] == "mixed":
-        theirs["rope_temperature"] = 10.0  # The start of the learned frequencies.
+        theirs["rope_temperature"] = 10.0  # Base of the initial frequencies, which are learned.
     for rope, arguments in _ROPES.items():
         supported = _without_grid(_NO_ROPE | arguments)
         if rope == "pe":
@@ -371,7 +372,7 @@ def _without_grid(arguments: dict) -> dict:
 
 
 _TITLE = "timm's Eva"
-# Arguments of ours that a `config.json` stores.
+# Our arguments that a `config.json` stores.
 _DESCRIBED = ("registers", "mlp", "qk_norm", "qkv_bias", "sub_norm", "norm_at", "stem_norm")
 _DESCRIBED += ("final_norm", "fc_norm", "pooling", "cls_token", "pool_all", "pool_heads")
 _DESCRIBED += ("position", "rope", "rope_grid")

@@ -1,6 +1,6 @@
-"""Masked autoencoders as their authors save them: timm's names, and those of a decoder beside them.
+"""The authors' files of masked autoencoders: timm's names, and additional names for the decoder.
 
-timm itself has the encoder alone, so that such files are read and not written.
+timm itself has only the encoder, so these files are read, but not written.
 """
 
 from vit_jax.errors import UserError
@@ -10,7 +10,7 @@ from vit_jax.interop.positions import is_fixed
 from vit_jax.interop.timm import timm_vit
 from vit_jax.models.vit import ViT
 
-HEADS = 16  # Of every decoder of theirs; its tensors do not say it.
+HEADS = 16  # Heads of all published decoders; their tensors do not determine it.
 _FIXED = "sincos2d_mae"
 _TABLE, _DECODER_TABLE = "pos_embed", "decoder_pos_embed"
 _DECODER_RULES = (
@@ -23,15 +23,16 @@ _DECODER_RULES = (
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """The same tensors without a table of positions that is the fixed one."""
+    """Removes a position table that equals the fixed one."""
     if (table := tensors.get(_TABLE)) is not None and is_fixed(table):
         return {name: tensor for name, tensor in tensors.items() if name != _TABLE}
     return tensors
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """The model that tensors (renamed) belong to; of fixed positions the decoder's table says the
-    size.
+    """Returns the model's arguments from renamed tensors.
+
+    With fixed positions the image size follows from the decoder's position table.
     """
     given = tensors if _TABLE in tensors else tensors | {_TABLE: tensors[_DECODER_TABLE]}
     values, assumed = timm_vit.FORMAT.arguments(given, config, image_size)
@@ -45,7 +46,7 @@ def _describe(values: dict) -> dict:
 
 
 def _decoder_values(tensors: Tensors, config: dict) -> dict:
-    """The values of `config.objective` that tensors say."""
+    """Returns the values of `config.objective` that the tensors determine."""
     depth = sum(
         name.startswith("decoder_blocks.") and name.endswith(".norm1.weight") for name in tensors
     )
@@ -54,7 +55,7 @@ def _decoder_values(tensors: Tensors, config: dict) -> dict:
 
 
 def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
-    """The decoder's tensors without its table of positions.
+    """Returns the decoder's tensors without its position table.
 
     Raises:
       UserError: the table is not the fixed one.

@@ -58,15 +58,15 @@ _SIZES = dict(tiny="T", small="S", base="B", large="L")
 _NAME = re.compile(
     r"swin(?:v2)?_(tiny|small|base|large)(?:_patch4)?_window(\d+)(?:to(\d+))?_(?:\d+to)?(\d+)"
 )
-# Tensors that some versions keep beside the parameters, and that follow from the sizes.
+# Tensors that some versions store in addition to the parameters, and that follow from the sizes.
 _FOLLOW = ("relative_position_index", "relative_coords_table", "attn_mask", "k_bias")
 
 
 def named(architecture: str) -> dict | None:
-    """Reads the name of a Swin's architecture into timm's arguments; None: it is of none.
+    """Parses a Swin architecture's name to timm's arguments; None: another architecture.
 
     Raises:
-      UserError: models of this name compute something else.
+      UserError: the architecture differs from a Swin.
     """
     if architecture.startswith("swinv2_cr_"):
         raise UserError(f"timm's {architecture} is not read: it differs from a Swin and a Swin V2")
@@ -82,7 +82,7 @@ def named(architecture: str) -> dict | None:
 
 
 def _said(size: dict, pixels: int, window: int | list[int], former: tuple[int, ...]) -> dict:
-    """timm's arguments of one of our sizes."""
+    """Returns timm's arguments for one of our sizes."""
     return dict(
         img_size=pixels,
         embed_dim=size["dim"],
@@ -94,15 +94,15 @@ def _said(size: dict, pixels: int, window: int | list[int], former: tuple[int, .
 
 
 def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """The same tensors without those that follow from the sizes."""
+    """Removes tensors that follow from the sizes."""
     return {name: tensor for name, tensor in tensors.items() if name.split(".")[-1] not in _FOLLOW}
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
     """Returns the model's arguments, and the assumptions made, from tensors and a `config.json`.
 
-    Without a `config.json` the size of the windows follows from the tables of biases, and images
-    are assumed to be 32 windows wide.
+    Without a `config.json` the window size follows from the bias tables, and the image side is
+    assumed to be 32 times the window's.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     settings = _settings(config)
@@ -155,7 +155,7 @@ def _heads(shapes: dict, stages: int, version: int) -> tuple[int, ...]:
 
 
 def _window(shapes: dict, settings: dict, stages: int) -> tuple[int | tuple[int, ...], str]:
-    """Returns the windows' side, of all stages or of each, and the assumption made.
+    """Returns the windows' side, one for all stages or one for each, and the assumption made.
 
     Raises:
       UserError: neither the settings nor the tensors determine it.
@@ -173,18 +173,18 @@ def _window(shapes: dict, settings: dict, stages: int) -> tuple[int | tuple[int,
 
 
 def _pretrained_windows(settings: dict, stages: int, version: int) -> tuple[int, ...] | None:
-    """Returns the windows' side in each stage in the pre-training of a Swin V2, if it differed."""
+    """Returns a Swin V2's window side in each stage of pre-training, if it differed."""
     sides = settings.get("pretrained_window_sizes") or ()
     return tuple(sides[:stages]) if version == 2 and any(sides) else None
 
 
 def _sides(window, stages: int) -> int | tuple[int, ...]:
-    """The side of square windows in all stages, or in each.
+    """Returns the side of square windows, one for all stages or one for each.
 
     Raises:
-      UserError: they are not square.
+      UserError: the windows are not square.
     """
-    # Two numbers are a height and a width to timm.
+    # timm treats two numbers as height and width.
     whole = isinstance(window, int) or len(window) == 2 and isinstance(window[0], int)
     each = [window] * stages if whole else window
     sides = [{side} if isinstance(side, int) else set(side) for side in each]
@@ -197,7 +197,7 @@ def _sides(window, stages: int) -> int | tuple[int, ...]:
 
 
 def _describe(values: dict) -> dict:
-    """A model's `config.json` in timm.
+    """Returns a model's `config.json` in timm.
 
     Raises:
       UserError: timm has no such model.
@@ -218,7 +218,7 @@ def _describe(values: dict) -> dict:
     if values["version"] == 2:
         former = values["pretrained_windows"] or (0,) * len(values["blocks"])
         chosen["pretrained_window_sizes"] = list(former)
-        # Of these there is one of each size.
+        # timm has one architecture with these windows for each size.
         window = "window12_192" if word == "large" else "window8_256"
         architecture = f"swinv2_{word}_{window}"
     else:

@@ -36,7 +36,7 @@ from vit_jax.models.vit_names import SIZES
 
 _THEIRS = "blocks.{0}."
 _MLP = _THEIRS + "mlp."
-# A gate and what it gates, where they have tensors of their own.
+# A gate and the gated values as separate tensors.
 APART = (
     Rule(BLOCK + "mlp/fc1/kernel", (_MLP + "fc1_g.weight", _MLP + "fc1_x.weight"), LINEAR, axis=1),
     Rule(BLOCK + "mlp/fc1/bias", (_MLP + "fc1_g.bias", _MLP + "fc1_x.bias"), FLAT, axis=0),
@@ -74,8 +74,8 @@ VIT_RULES = (
 )
 _ROOT_RULES = resnet_rules("patch_embed.backbone.", "patch_embed.backbone.") + VIT_RULES
 _HYBRID_RULES = resnet_rules("patch_embed.backbone.stem.", "patch_embed.backbone.") + VIT_RULES
-POOLINGS = {"cls": "token", "gap": "avg", "map": "map"}  # By timm's names.
-# timm's names of architectures; the sizes are given as arguments beside them.
+POOLINGS = {"cls": "token", "gap": "avg", "map": "map"}  # timm's names.
+# timm's architecture names; the sizes are additional arguments.
 _HYBRIDS = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
@@ -85,18 +85,18 @@ _HYBRIDS = {
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """The rules of a model: a bare root is at another place than a ResNet, and AIMv2's gates are
-    apart.
+    """Returns the rules of a model.
+
+    A root without stages has other names than a ResNet, and AIMv2's gates are separate tensors.
     """
     rules = _ROOT_RULES if values["resnet_blocks"] == () else _HYBRID_RULES
     return APART + rules if values["mlp"] == "swiglu" and values["norm"] == "rms" else rules
 
 
 def rename_positions(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """The same tensors, the position table with rows for class and distillation token and no
-    others.
+    """Converts the position table to rows for class token, distillation token and patches.
 
-    What positions a table has for registers is added to these, which comes to the same.
+    Positions of registers are added to the registers themselves, which is equivalent.
     """
     table = tensors.get("pos_embed")
     if table is None or len(table.shape) != 3 or "patch_embed.proj.weight" not in tensors:
@@ -119,8 +119,9 @@ def rename_positions(tensors: dict[str, Tensor], config: dict) -> dict[str, Tens
 
 
 def _patches_alone(tensors: dict[str, Tensor], config: dict, rows: int, others: int) -> bool:
-    """True where a position table has rows for patches only: as is said, else where they make a
-    square.
+    """Returns True if a position table has rows for patches only.
+
+    This follows from `config.json`, else from the number of rows: patches form a square grid.
     """
     said = (config.get("model_args") or {}).get("no_embed_class")
     if said is not None:
@@ -139,14 +140,12 @@ def _trunk_stride(tensors: dict) -> int:
 
 
 def _padded(table: Tensor, prefix: int) -> np.ndarray:
-    """A table of patches alone, with zeros for the prefix tokens."""
+    """Adds zero rows for the prefix tokens to a table of patches."""
     return np.pad(table.read(), ((0, 0), (prefix, 0), (0, 0)))
 
 
 def with_registers(tensors: dict[str, np.ndarray], values: dict) -> dict[str, np.ndarray]:
-    """Tensors to write: zeros in the position table for the registers, as timm has rows for
-    them.
-    """
+    """Adds zero rows for the registers, which timm has, to the position table."""
     if not values.get("registers") or "pos_embed" not in tensors:
         return tensors
     prefix = "cls_token" in tensors
@@ -159,7 +158,7 @@ def with_registers(tensors: dict[str, np.ndarray], values: dict) -> dict[str, np
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
     """Returns the model's arguments, and the assumptions made, from tensors and a `config.json`.
 
-    Settings that neither contains are timm's defaults: exact GELU, layer norms with 1e-6.
+    Settings that neither contain are timm's defaults: exact GELU, layer norms with 1e-6.
 
     Args:
       tensors: renamed tensors.
@@ -285,7 +284,7 @@ def _distillation(shapes: dict) -> str:
 
 
 def _assumptions(values: dict, config: dict) -> str:
-    """Returns in words the settings that neither tensors nor `config.json` contain."""
+    """Returns a description of settings that neither tensors nor `config.json` contain."""
     assumptions = []
     if "embed_dim" not in config.get("named", {}):
         missing = "architecture in its config.json" if config else "config.json"
@@ -305,32 +304,33 @@ def _is_gated(shapes: dict, mlp_dim: int) -> bool:
 
 
 def _stem_norm(shapes: dict) -> str:
-    """Ours: by the norm of patches (AIMv2) or of tokens (CLIP)."""
+    """Returns our `stem_norm`: a norm of patches (AIMv2) or of tokens (CLIP)."""
     if "patch_embed.norm.weight" in shapes:
         return "patches"
     return "tokens" if "norm_pre.weight" in shapes else "none"
 
 
 def _sub_norm(shapes: dict) -> str:
-    """Ours: by the norms within branches."""
+    """Returns our `sub_norm`, from the norms within branches."""
     if "blocks.0.attn.norm.weight" in shapes:
         return "both"
     return "mlp" if "blocks.0.mlp.norm.weight" in shapes else "none"
 
 
 def _pooling(config: dict, given: dict, shapes: dict) -> str:
-    """Ours: by the tensors, and where they leave it open by what is said; a file alone may be
-    either.
+    """Returns our pooling, from the tensors and the settings in `config.json`.
+
+    Tensors without settings can be ambiguous; a class token then implies `cls`.
     """
     if "attn_pool.latent" in shapes:
         return "map"
     said = given.get("global_pool") or config.get("global_pool")
-    # timm has an fc_norm where it averages, unless it is told otherwise.
+    # timm has an fc_norm with average pooling, unless an argument changes this.
     averaged = said == "avg" or (said is None and "fc_norm.weight" in shapes)
     return "gap" if averaged or "cls_token" not in shapes else "cls"
 
 
-# Width and heads by the word for a size in timm's names of architectures.
+# Width and heads for the word that stands for a size in timm's architecture names.
 _WIDTHS = {
     "tiny": (192, 3),
     "xsmall": (256, 4),
@@ -351,16 +351,15 @@ _WIDTHS = {
     "so150m2": (832, 13),
     "gigantic": (1664, 16),
 }
-# Words that may follow; of others (xp, ...) is what computes otherwise.
+# Supported words in names; other words (xp, ...) stand for different computations.
 _PLAIN = re.compile(
     r"patch\d+|reg\d+|gap|map|dinov2|tipsv2|plus|distilled|36x1|r|r26|r50|s\d+|p\d+|\d+|in21k"
     r"|clip|quickgelu|siglip|rpn|miil|radio|v\d"
 )
-# SigLIPs whose GELU is the approximation, by their architectures' starts; that of the others is
-# exact.
+# Prefixes of SigLIP architectures with the approximate GELU; the others have the exact GELU.
 _TANH = ("vit_base_patch32_siglip", "vit_so400m_patch16_siglip", "vit_giantopt_patch16_siglip")
 _TANH += ("vit_large_patch16_siglip_512", "vit_large_patch16_siglip_gap_512")
-_RADIO = {"v3": 7, "v4": 9}  # Registers, by the last word of a RADIO's name.
+_RADIO = {"v3": 7, "v4": 9}  # Registers, by the last word of a RADIO architecture's name.
 _FAMILIES = ("vit", "deit", "deit3", "flexivit", "beit3", "eva")
 _AIMV2 = {"large": (1024, 8), "huge": (1536, 12), "1b": (2048, 16), "3b": (3072, 24)}
 _GELUS = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
@@ -422,7 +421,7 @@ def _named_aimv2(size: str, patch: str) -> dict:
 
 
 def _named_blocks(text: str) -> tuple[int, ...] | None:
-    """Returns the ResNet's units of a hybrid by the words of its name; None if it has none."""
+    """Returns the ResNet's units of a hybrid from its name; None if it has none."""
     trunk, stride = re.search(r"_r(\d*)(?=_)", text), re.search(r"_s(\d+)", text)
     if trunk is None or stride is None:
         return None
@@ -438,7 +437,7 @@ def _named_patch_size(text: str, family: str, is_hybrid: bool) -> int | None:
 
 
 def _width_and_heads(words: list[str]) -> tuple[int, int]:
-    """Returns a ViT's width and number of heads by the words of its architecture's name."""
+    """Returns a ViT's width and number of heads from the words of its architecture's name."""
     if words[0] == "giant" and {"dinov2", "tipsv2", "radio"} & set(words):
         return 1536, 24
     if "plus" in words:
@@ -449,7 +448,7 @@ def _width_and_heads(words: list[str]) -> tuple[int, int]:
 
 
 def _named_layers(architecture: str) -> dict:
-    """Returns timm's arguments for norms and activations by an architecture's name."""
+    """Returns timm's arguments for norms and activations from an architecture's name."""
     family, *words = architecture.split("_")
     arguments = {}
     if "clip" in words or family == "beit3":
@@ -464,8 +463,10 @@ def _named_layers(architecture: str) -> dict:
 
 
 def _heads(given: dict, named: int | None, shapes: dict, dim: int, depth: int) -> int:
-    """The number of heads: as is said, by the width of queries' norms, by the size, or else 64
-    wide.
+    """Returns the number of heads, from the first source that determines it.
+
+    The sources are `config.json`, the architecture, the width of the query norm, and the size. The
+    default is heads of width 64.
     """
     if given.get("num_heads") is not None:
         return given["num_heads"]
@@ -479,7 +480,7 @@ def _heads(given: dict, named: int | None, shapes: dict, dim: int, depth: int) -
     return dim // 64
 
 
-# Architectures by what no argument says: norm, norm_at, norm_epsilon, mlp.
+# Architectures by settings that no argument contains: norm, norm_at, norm_epsilon, mlp.
 _UNSAID = {
     ("layer", "before", 1e-6, "gelu"): "vit_base_patch16_224",
     ("layer", "before", 1e-6, "swiglu"): "vit_giant_patch14_dinov2",
@@ -490,8 +491,8 @@ _UNSAID = {
 
 
 _TITLE = "timm's ViT"
-_ACTIVATIONS = {"tanh": "gelu_tanh", "erf": "gelu", "quick": "quick_gelu"}  # By our names.
-# Arguments of ours that a `config.json` stores or an architecture's name implies.
+_ACTIVATIONS = {"tanh": "gelu_tanh", "erf": "gelu", "quick": "quick_gelu"}  # Keys: our names.
+# Our arguments that a `config.json` stores or an architecture's name implies.
 _DESCRIBED = ("resnet_blocks", "registers", "mlp", "gelu", "qk_norm", "qkv_bias", "bias", "norm")
 _DESCRIBED += ("norm_at", "sub_norm", "stem_norm", "final_norm", "fc_norm", "pooling", "cls_token")
 _DESCRIBED += ("pool_all", "position", "distillation", "pre_logits")
@@ -546,7 +547,7 @@ def _describe(values: dict) -> dict:
 
 
 def _refuse_options(values: dict) -> None:
-    """Raises UserError for values of arguments, or combinations of them, that timm lacks."""
+    """Raises UserError for argument values, or combinations of them, that timm lacks."""
     for option, there in dict(
         position=("1d", "none"), qkv_bias=("all", "none"), pooling=POOLINGS
     ).items():
@@ -570,7 +571,7 @@ def _refuse_options(values: dict) -> None:
 
 
 def _architecture(values: dict) -> str:
-    """Returns the architecture's name in timm; the sizes are arguments in addition to it.
+    """Returns the architecture's name in timm; the sizes are additional arguments.
 
     Raises:
       UserError: no architecture has this ResNet, or this norm and MLP.

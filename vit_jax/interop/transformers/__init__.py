@@ -1,6 +1,6 @@
 """Hugging Face Transformers' tensors and `config.json`.
 
-A folder with both files is what `from_pretrained(FOLDER)` takes.
+`from_pretrained(FOLDER)` loads a folder with both files.
 """
 
 import re
@@ -22,10 +22,9 @@ from vit_jax.interop.tensor_files import Tensor
 def _prepare(
     path: Path, tensors: dict[str, Tensor], config: dict
 ) -> tuple[dict[str, Tensor], dict]:
-    """Leaves out a token of masked patches that is zero, which it is where nothing was masked in
-    training.
+    """Removes a mask token that is zero, because training masked nothing.
 
-    Tensors of a model without classifier lose the `vit.` that some classes put before their names.
+    Tensors of a model without a classifier lose the prefix, such as `vit.`, that some classes add.
 
     Raises:
       UserError: there is no `config.json`.
@@ -54,17 +53,16 @@ def _prepare(
 def _preprocessing(
     config: dict, said: dict, channels: int
 ) -> tuple[dict, Preprocessing | None, str]:
-    """Mean and std (and `image_size`), the rest, and what a folder without its file does not
-    say.
-    """
+    """Returns mean and std (and `image_size`), the preprocessing, and the assumptions made."""
     if not said:
         return {}, None, "pixels in [-1, 1], as there is no preprocessor_config.json"
     return *of_transformers(said), ""
 
 
 def _class_names(config: dict) -> list:
-    """The names of the classes, if there are any; `LABEL_0` and so on are Transformers' where none
-    are.
+    """Returns the names of the classes; empty: there are none.
+
+    Transformers' placeholders `LABEL_0`, `LABEL_1` and so on are not names.
     """
     named = config.get("id2label") or {}
     names = [named[key] for key in sorted(named, key=int)]
@@ -78,8 +76,7 @@ def _files(
     names: Sequence[str],
     probabilities: str,
 ) -> dict[str, dict]:
-    """The files beside the tensors: `config.json`, with the classes, and
-    `preprocessor_config.json`.
+    """Returns `config.json`, with the classes, and `preprocessor_config.json`.
 
     Raises:
       UserError: Transformers has no such crop.

@@ -1,10 +1,10 @@
 """BEiT in Hugging Face Transformers.
 
-Of a model of masked image modelling the encoder is read, with the norm before that head as its
-last.
+Only the encoder of a masked image modelling checkpoint is read; its last norm is the one before the
+prediction head.
 
-For images of another size its tables of biases are resized as the authors of BEiT do it, by cubic
-splines; Transformers interpolates linearly.
+For images of another size, bias tables are resized by cubic splines, as in the BEiT authors' code;
+Transformers interpolates linearly.
 """
 
 from vit_jax.errors import UserError
@@ -25,7 +25,7 @@ from vit_jax.interop.transformers.transformers_config import (
 from vit_jax.interop.transformers.transformers_vit import QKV, RULES
 from vit_jax.models.vit import ViT
 
-# What a config does not say.
+# Defaults of a config.
 DEFAULTS = dict(
     image_size=224,
     patch_size=16,
@@ -45,14 +45,14 @@ _TITLE = "Transformers' BEiT"
 _THEIRS = "encoder.layer.{0}."
 _TABLE = "relative_position_bias.relative_position_bias_table"
 _RULES = (
-    *projections(QKV, "qv"),  # The first that fits a path counts.
+    *projections(QKV, "qv"),  # The first rule that matches a path applies.
     *(rule for rule in RULES if not rule.path.startswith("pre_logits")),
     Rule(BLOCK + "attention/bias_table", _THEIRS + "attention.attention." + _TABLE),
     Rule("bias_table", "encoder." + _TABLE),
     Rule(BLOCK + r"scale(\d)", _THEIRS + "lambda_{1}"),
     *torch_norm("fc_norm", "pooler.layernorm"),
 )
-# What a config says of each `position` and `position_at`.
+# The settings in a config for each `position` and `position_at`.
 _SAID = (
     "use_absolute_position_embeddings",
     "use_relative_position_bias",
@@ -67,21 +67,19 @@ _POSITIONS = {
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """The rules of a model; names lie below `beit.` where there is a classifier."""
+    """Returns the rules of a model; names start with `beit.` if it has a classifier."""
     if not values["num_classes"]:
         return _RULES
     return (*below("beit", _RULES), *torch_dense("head", "classifier"))
 
 
 def _models_masks(config: dict) -> bool:
-    """True for the `config.json` of a model with the head of masked image modelling."""
+    """Returns True for the `config.json` of a model with a masked image modelling head."""
     return "BeitForMaskedImageModeling" in (config.get("architectures") or ())
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """The same tensors without those that follow from the sizes and the head of masked image
-    modelling.
-    """
+    """Removes tensors that follow from the sizes, and the masked image modelling head."""
     kept = {name: x for name, x in tensors.items() if not name.endswith("relative_position_index")}
     if not _models_masks(config):
         return kept
@@ -91,7 +89,7 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """The model that tensors and a `config.json` belong to."""
+    """Returns the model's arguments, and the assumptions made."""
     assumed = ""
     if _models_masks(config):
         if not (DEFAULTS | config)["use_mean_pooling"]:
@@ -126,10 +124,9 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
 
 def _check_positions(values: dict) -> None:
-    """Raises UserError for positions that Transformers' BEiT has not, or whose table it reads
-    otherwise.
+    """Raises UserError for positions that Transformers' BEiT lacks or reads differently.
 
-    Of images that are not square it takes a table's rows for its columns.
+    For images that are not square it confuses a table's rows with its columns.
     """
     if values["position"] not in {position for position, _ in _POSITIONS}:
         raise UserError(f"{_TITLE} has no position={values['position']!r}")
@@ -140,7 +137,7 @@ def _check_positions(values: dict) -> None:
 
 
 def _describe(values: dict) -> dict:
-    """A model's `config.json` in Transformers.
+    """Returns a model's `config.json` in Transformers.
 
     Raises:
       UserError: Transformers has no such BEiT.

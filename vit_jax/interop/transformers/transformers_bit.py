@@ -32,14 +32,14 @@ _RULES = (
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """The rules of a model; names lie below `bit.` where there is a classifier."""
+    """Returns the rules of a model; names start with `bit.` if it has a classifier."""
     if not values["num_classes"]:
         return _RULES
     return (*below("bit", _RULES), *torch_dense("head", "classifier.1"))
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """The model that tensors and a `config.json` belong to, which takes images of any size."""
+    """Returns the arguments of a model for images of any size, and no assumptions."""
     classes = count_classes(tensors, config, "Bit")
     try:
         require_always(config, _ALWAYS)
@@ -60,9 +60,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _check_groups(values: dict) -> None:
-    """Raises UserError for a width whose first norms have 32 groups in Transformers, and fewer
-    here.
-    """
+    """Raises UserError for a width with fewer than 32 groups, Transformers' fixed number."""
     if (width := values["resnet_width"]) < 1:
         raise UserError(
             f"Transformers' BiT has norms of 32 groups, and none of resnet_width={width:g}"

@@ -28,7 +28,7 @@ from vit_jax.interop.transformers.transformers_config import (
 )
 from vit_jax.models.vit import ViT
 
-# What a config does not say.
+# Defaults of a config.
 DEFAULTS = dict(
     image_size=224,
     patch_size=32,
@@ -42,7 +42,7 @@ DEFAULTS = dict(
 _TITLE = "Transformers' CLIP"
 _TOWER = "vision_model."
 _LAYER = _TOWER + "encoder.layers.{0}."
-# Those of SigLIP too.
+# SigLIP's rules, too.
 RULES = (
     *torch_dense("patch_embedding", _TOWER + "embeddings.patch_embedding", CONV, SAME),
     Rule("position_embedding/table", _TOWER + "embeddings.position_embedding.weight", TABLE),
@@ -53,14 +53,12 @@ RULES = (
     *torch_norm("norm", _TOWER + "post_layernorm"),
 )
 _PROJECTION, _CLASSIFIER = "visual_projection", "classifier"
-_OTHERS = ("text_model.", "text_projection.", "logit_")  # Starts of what is not the image tower's.
+_OTHERS = ("text_model.", "text_projection.", "logit_")  # Prefixes outside of the image tower.
 _TYPES = ("clip", "clip_vision_model")
 
 
 def image_tower(tensors: Tensors) -> Tensors:
-    """The tensors of a model's image tower, below `vision_model.`, which towers alone are not
-    everywhere.
-    """
+    """Returns the tensors of the image tower, with the prefix `vision_model.` in all files."""
     outside = (_TOWER, _PROJECTION, _CLASSIFIER)
     return {
         name if name.startswith(outside) else _TOWER + name: tensor
@@ -70,9 +68,7 @@ def image_tower(tensors: Tensors) -> Tensors:
 
 
 def whole_or_tower(config: dict, defaults: dict) -> tuple[dict, str]:
-    """The config of an image tower, and in words what is left out of the whole model that it is
-    of.
-    """
+    """Returns the config of an image tower, and a description of the skipped parts of the model."""
     if config["model_type"].endswith("_vision_model"):
         return defaults | config, ""
     return defaults | (config.get("vision_config") or {}), "the model of images alone, of two"
@@ -88,9 +84,9 @@ def _rules(values: dict) -> tuple[Rule, ...]:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """The image tower's tensors, with biases of zeros in the projection.
+    """Returns the image tower's tensors, with zero biases for the projection.
 
-    Beside a classifier there is a last norm that it does not read.
+    The last norm of a model with a classifier is removed, because the classifier does not use it.
     """
     tensors = image_tower(tensors)
     if f"{_CLASSIFIER}.weight" in tensors:
@@ -107,7 +103,7 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """The model that tensors (renamed) and a `config.json` belong to."""
+    """Returns the model's arguments, and the assumptions made, from renamed tensors."""
     classifies = f"{_CLASSIFIER}.weight" in tensors
     towers = ("CLIPModel", "CLIPVisionModel", "CLIPVisionModelWithProjection")
     require_class(config, *(("CLIPForImageClassification",) if classifies else towers))
@@ -127,7 +123,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
 
 def _describe(values: dict) -> dict:
-    """A model's `config.json` in Transformers.
+    """Returns a model's `config.json` in Transformers.
 
     Raises:
       UserError: Transformers has no such CLIP.
@@ -150,8 +146,7 @@ def _describe(values: dict) -> dict:
 
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
-    """Tensors to write: without the projection's biases, or with the norm that a classifier does
-    not read.
+    """Removes the projection's biases, or adds the last norm that a classifier does not use.
 
     Raises:
       UserError: the biases are not zero.

@@ -1,4 +1,4 @@
-"""Parts of Transformers' `config.json` and names that several types of models share."""
+"""Parts of Transformers' `config.json`, and names, that several types of models share."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,17 +8,17 @@ from vit_jax.interop.layout import BLOCK, FLAT, LINEAR, SAME, Layout, Rule
 from vit_jax.interop.library import ObjectiveFormat
 
 _GELUS = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "quick_gelu": "quick"}
-_BIASED = {"all": (0, 1, 2), "qv": (0, 2), "none": ()}  # Of queries, keys and values.
+_BIASED = {"all": (0, 1, 2), "qv": (0, 2), "none": ()}  # Indices of query, key and value.
 
 
 def count_classes(tensors: dict, config: dict, start: str) -> int:
-    """The number of classes by the classifier's bias; 0 without one.
+    """Returns the number of classes from the classifier's bias; 0 without one.
 
     Args:
-      start: of the classes' names in Transformers, such as ViT.
+      start: prefix of the class names in Transformers, such as ViT.
 
     Raises:
-      UserError: a config names another class, or other classes, than the tensors are of.
+      UserError: the config contradicts the tensors in the model's class or in the classes.
     """
     biases = ("classifier.bias", "classifier.1.bias", "cls_classifier.bias")
     found = [tensors[name].shape[0] for name in biases if name in tensors]
@@ -28,9 +28,7 @@ def count_classes(tensors: dict, config: dict, start: str) -> int:
 
 
 def _refuse_contradictions(config: dict, start: str, num_classes: int, two_heads: bool) -> None:
-    """Raises UserError where a config names another class, or other classes, than the tensors are
-    of.
-    """
+    """Raises UserError if a config contradicts the tensors in the model class or the classes."""
     classifier = f"{start}ForImageClassification"
     labels = config.get("id2label")
     if num_classes:
@@ -51,7 +49,7 @@ def _refuse_contradictions(config: dict, start: str, num_classes: int, two_heads
 
 
 def require_always(config: dict, always: dict) -> None:
-    """Raises UserError where a config departs from what models here always are."""
+    """Raises UserError if a config differs from the fixed values of our models."""
     for option, only in always.items():
         if config.get(option, only) != only:
             raise UserError(
@@ -60,7 +58,7 @@ def require_always(config: dict, always: dict) -> None:
 
 
 def require_class(config: dict, *known: str) -> None:
-    """Raises UserError where a config names another class than one of these."""
+    """Raises UserError if a config names another class than one of these."""
     for name in config.get("architectures") or ():
         if name not in known:
             raise UserError(
@@ -69,10 +67,10 @@ def require_class(config: dict, *known: str) -> None:
 
 
 def read_gelu(config: dict) -> str:
-    """The kind of GELU that a config names.
+    """Returns the kind of GELU in a config.
 
     Raises:
-      UserError: it names another activation.
+      UserError: the config has another activation.
     """
     if config["hidden_act"] not in _GELUS:
         raise UserError(
@@ -82,7 +80,7 @@ def read_gelu(config: dict) -> str:
 
 
 def read_sizes(config: dict) -> dict:
-    """A ViT's arguments that most configs say by the same names."""
+    """Returns a ViT's arguments that most configs store under the same names."""
     size = config["image_size"]
     return dict(
         image_size=(size, size) if isinstance(size, int) else tuple(size),
@@ -97,7 +95,7 @@ def read_sizes(config: dict) -> dict:
 
 
 def write_sizes(values: dict) -> dict:
-    """The entries of a config that `read_sizes` and `read_gelu` read, but for the channels."""
+    """Returns the config entries for `read_sizes` and `read_gelu`, except the channels."""
     height, width = values["image_size"]
     return dict(
         image_size=height if height == width else [height, width],
@@ -112,18 +110,16 @@ def write_sizes(values: dict) -> dict:
 
 
 def require_square(title: str, values: dict) -> None:
-    """Raises UserError for images that are not square, where Transformers' positions are for
-    squares.
-    """
+    """Raises UserError for images that are not square: Transformers' positions are for squares."""
     height, width = values["image_size"]
     if height != width:
         raise UserError(f"{title} has positions for square images, not for {height}x{width} pixels")
 
 
 def vit_type(values: dict) -> str:
-    """The type of Transformers' models that a ViT with these arguments is written as."""
+    """Returns the Transformers model type in which a ViT with these arguments is written."""
     if values["resnet_blocks"] is not None:
-        return "vit"  # Which has none, and says so.
+        return "vit"  # It rejects hybrids with an error message.
     if values["rope"] == "dinov3":
         return "dinov3_vit"
     if values["position"] == "bias" or values["qkv_bias"] == "qv":
@@ -138,8 +134,11 @@ def vit_type(values: dict) -> str:
 
 
 def projections(theirs: Sequence[str], qkv_bias: str = "all") -> tuple[Rule, Rule]:
-    """The rules of queries, keys and values, which Transformers keeps apart, by the starts of their
-    names.
+    """Returns the rules of queries, keys and values, which are separate in Transformers.
+
+    Args:
+      theirs: prefixes of their names.
+      qkv_bias: the model's argument.
     """
     biases = tuple(f"{theirs[part]}.bias" for part in _BIASED[qkv_bias])
     return (
@@ -154,7 +153,7 @@ def projections(theirs: Sequence[str], qkv_bias: str = "all") -> tuple[Rule, Rul
 
 
 def below(prefix: str, rules: Sequence[Rule]) -> list[Rule]:
-    """The same rules with a prefix before all names, as classes with a classifier have them."""
+    """Returns the rules with a prefix before all names, as in classes with a classifier."""
 
     def lower(names):
         return (
@@ -169,13 +168,13 @@ def below(prefix: str, rules: Sequence[Rule]) -> list[Rule]:
 def mask_format(
     start: Callable[[dict], str], said: dict | None, layout: Layout = SAME
 ) -> ObjectiveFormat:
-    """The place where the token that stands for masked patches is read, and written.
+    """Returns the format that reads and writes the mask token.
 
     Args:
-      start: of the names of a model with a classifier, by its arguments.
-      said: what a config says of a model with the token; None: Transformers' classes that are
-        written have no place for it.
-      layout: of the token.
+      start: returns the prefix of names in a model with a classifier, from its arguments.
+      said: config entries of a model with the token; None: Transformers' classes that are written
+        have no such token.
+      layout: layout of the token.
     """
 
     def rules(values):
@@ -194,7 +193,7 @@ def mask_format(
 
 
 def common_config(values: dict) -> dict:
-    """The part of a `config.json` on a model's channels, type and names of classes."""
+    """Returns the part of a `config.json` on a model's channels, dtype and class names."""
     classes = values["num_classes"]
     labels = dict(
         id2label={str(i): f"LABEL_{i}" for i in range(classes)},

@@ -28,14 +28,12 @@ _RULES = (
     Rule(_INSIDE + "scale1", _LAYER + "layer_scale_parameter"),
     *torch_norm("norm", "layernorm"),
 )
-NORM_EPSILON = 1e-6  # Of all norms but the last.
-_START = {"convnext": "ConvNext", "convnextv2": "ConvNextV2"}  # Of the classes' names.
+NORM_EPSILON = 1e-6  # Epsilon of all norms except the last one.
+_START = {"convnext": "ConvNext", "convnextv2": "ConvNextV2"}  # Prefixes of class names.
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """The rules of a model; names lie below `convnext.` or `convnextv2.` where there is a
-    classifier.
-    """
+    """Returns the rules of a model; names start with its type if it has a classifier."""
     if not values["num_classes"]:
         return _RULES
     return (*below(_model_type(values), _RULES), *torch_dense("head", "classifier"))
@@ -46,7 +44,7 @@ def _model_type(values: dict) -> str:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """The model that tensors and a `config.json` belong to, which takes images of any size."""
+    """Returns the arguments of a model for images of any size, and no assumptions."""
     kind = config["model_type"]
     classes = count_classes(tensors, config, _START[kind])
     require_always(config, dict(hidden_act="gelu", patch_size=4))
@@ -59,7 +57,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
         raise UserError(
             f"config.json has num_stages {config['num_stages']!r} and {len(depths)} depths"
         )
-    epsilon = config.get("layer_norm_eps", 1e-12)  # Of the last norm alone.
+    epsilon = config.get("layer_norm_eps", 1e-12)  # Used by the last norm only.
     values = dict(
         image_size=image_size or config.get("image_size", 224),
         channels=config.get("num_channels", 3),

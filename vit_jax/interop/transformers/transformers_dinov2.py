@@ -24,10 +24,11 @@ from vit_jax.interop.transformers.transformers_config import (
 )
 from vit_jax.models.vit import ViT
 
+# Prefixes of class names.
 _START = {
     "dinov2": "Dinov2",
     "dinov2_with_registers": "Dinov2WithRegisters",
-}  # Of the classes' names.
+}
 _LAYER = "encoder.layer.{0}."
 _QKV = tuple(f"{_LAYER}attention.attention.{part}" for part in ("query", "key", "value"))
 _RULES = (
@@ -48,15 +49,14 @@ _PLAIN = (
     *torch_dense(BLOCK + "mlp/fc2", _LAYER + "mlp.fc2"),
 )
 _GATED = (
-    *torch_dense(
-        BLOCK + "mlp/fc1", _LAYER + "mlp.weights_in"
-    ),  # The gate and what it gates are one there.
+    # The gate and the gated values are one tensor.
+    *torch_dense(BLOCK + "mlp/fc1", _LAYER + "mlp.weights_in"),
     *torch_dense(BLOCK + "mlp/fc2", _LAYER + "mlp.weights_out"),
 )
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """The rules of a model; names lie below the model's type where there is a classifier."""
+    """Returns the rules of a model; names start with its type if it has a classifier."""
     rules = _RULES + (_GATED if values["mlp"] == "swiglu" else _PLAIN)
     if not values["num_classes"]:
         return rules
@@ -68,12 +68,12 @@ def _model_type(values: dict) -> str:
 
 
 def _gated_width(dim: int) -> int:
-    """The width of the gated layers, a multiple of 8 near two thirds of four times the model's."""
+    """Returns the width of gated MLPs: 8/3 of the model's width, rounded up to a multiple of 8."""
     return (int(4 * dim * 2 / 3) + 7) // 8 * 8
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """The model that tensors and a `config.json` belong to."""
+    """Returns the model's arguments, and no assumptions."""
     kind = config["model_type"]
     classes = count_classes(tensors, config, _START[kind])
     require_always(config, dict(hidden_act="gelu", qkv_bias=True))
@@ -92,7 +92,8 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             registers=config.get("num_register_tokens", 4)
             if kind == "dinov2_with_registers"
             else 0,
-            # A classifier reads both; without one the class token is what others read.
+            # A classifier reads both; a model without a classifier is usually read at the class
+            # token.
             pooling="cls_gap" if classes else "cls",
             mlp="swiglu" if gated else "gelu",
             gelu="erf",
@@ -106,7 +107,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _describe(values: dict) -> dict:
-    """A model's `config.json` in Transformers.
+    """Returns a model's `config.json` in Transformers.
 
     Raises:
       UserError: Transformers has no such DINOv2.

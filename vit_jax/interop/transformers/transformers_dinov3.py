@@ -29,7 +29,7 @@ from vit_jax.interop.transformers.transformers_config import (
 from vit_jax.models.position import ROPES
 from vit_jax.models.vit import ViT
 
-# What a config does not say.
+# Defaults of a config.
 DEFAULTS = dict(
     image_size=224,
     patch_size=16,
@@ -80,12 +80,12 @@ def _rules(values: dict) -> tuple[Rule, ...]:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """The same tensors, without the registers where there are none of them."""
+    """Removes an empty tensor of registers."""
     return {name: tensor for name, tensor in tensors.items() if 0 not in tensor.shape}
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """The model that tensors and a `config.json` belong to."""
+    """Returns the model's arguments, and no assumptions."""
     require_class(config, "DINOv3ViTModel", "DINOv3ViTBackbone")
     require_always(config, dict(rope_theta=DEFAULTS["rope_theta"]))
     config = DEFAULTS | config
@@ -113,7 +113,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
 
 def _describe(values: dict) -> dict:
-    """A model's `config.json` in Transformers.
+    """Returns a model's `config.json` in Transformers.
 
     Raises:
       UserError: Transformers has no such DINOv3.
@@ -142,9 +142,7 @@ def _describe(values: dict) -> dict:
 
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
-    """Tensors to write, with those that Transformers always has: registers, and a token of masked
-    patches.
-    """
+    """Adds the tensors that Transformers always has: registers, and a mask token."""
     dim = values["dim"]
     absent = (
         {}
@@ -163,5 +161,5 @@ FORMAT = Format(
     rename=_rename,
     finish=_finish,
     holds=lambda values: vit_type(values) == "dinov3_vit",
-    objective=mask_format(lambda values: "", {}),  # No class of it has a classifier.
+    objective=mask_format(lambda values: "", {}),  # None of its classes has a classifier.
 )

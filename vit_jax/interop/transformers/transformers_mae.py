@@ -1,7 +1,7 @@
-"""Masked autoencoders in Hugging Face Transformers: the encoder, and the decoder that trains it.
+"""Masked autoencoders in Hugging Face Transformers: the encoder and its pre-training decoder.
 
-For images of another size fixed positions are computed anew; with `position="1d"` they are
-interpolated, as Transformers does it.
+For images of another size fixed positions are recomputed. With `position="1d"` they are
+interpolated, as in Transformers.
 """
 
 import re
@@ -22,7 +22,7 @@ from vit_jax.interop.transformers.transformers_config import (
 from vit_jax.interop.transformers.transformers_vit import RULES
 from vit_jax.models.vit import ViT
 
-# What a config does not say.
+# Defaults of a config.
 DEFAULTS = dict(
     image_size=224,
     patch_size=16,
@@ -43,13 +43,13 @@ _RULES = tuple(rule for rule in RULES if not rule.path.startswith("pre_logits"))
 
 
 def _grid(values: dict) -> tuple[int, int]:
-    """Rows and columns of patches."""
+    """Returns the rows and columns of patches."""
     height, width = (length // values["patch_size"] for length in values["image_size"])
     return height, width
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """The same tensors without a table of positions that is the fixed one."""
+    """Removes a position table that equals the fixed one."""
     table = tensors.get(_TABLE)
     if table is not None and is_fixed(table, _grid(read_sizes(DEFAULTS | config))):
         return {name: tensor for name, tensor in tensors.items() if name != _TABLE}
@@ -57,7 +57,7 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """The model that tensors (renamed) and a `config.json` belong to."""
+    """Returns the model's arguments, and no assumptions, from renamed tensors."""
     require_class(config, "ViTMAEModel", "ViTMAEForPreTraining")
     require_always(config, dict(qkv_bias=True))
     config = DEFAULTS | config
@@ -71,7 +71,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
 
 def _describe(values: dict) -> dict:
-    """A model's `config.json` in Transformers.
+    """Returns a model's `config.json` in Transformers.
 
     Raises:
       UserError: Transformers has no such encoder.
@@ -84,13 +84,13 @@ def _describe(values: dict) -> dict:
         qkv_bias=True,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
-        mask_ratio=0.0,  # It would mask when it is not trained, too.
+        mask_ratio=0.0,  # Transformers' model masks in evaluation, too.
     )
     return described | write_sizes(values) | common_config(values)
 
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
-    """Tensors to write, with the table of fixed positions."""
+    """Adds the table of fixed positions."""
     return arrays | {_TABLE: fixed_table(_grid(values), values["dim"])}
 
 
@@ -106,8 +106,9 @@ _DECODER_RULES = (
 
 
 def _decoder_values(tensors: Tensors, config: dict) -> dict:
-    """The values of `config.objective` that a `config.json` says: of targets and masks it may say
-    nothing.
+    """Returns the values of `config.objective` from a `config.json`.
+
+    The config need not contain the settings of targets and masks.
     """
     of_training = {
         ours: config[theirs] for ours, theirs in _OF_TRAINING.items() if theirs in config
@@ -122,12 +123,12 @@ def _decoder_values(tensors: Tensors, config: dict) -> dict:
 
 
 def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
-    """The decoder's tensors without its table of positions, which is always the fixed one.
+    """Returns the decoder's tensors without its position table, which is always the fixed one.
 
-    Transformers 5 writes other names of layers than are published, and reads both.
+    Transformers 5 writes other layer names than the published ones, and reads both.
 
     Raises:
-      UserError: the decoder computes otherwise than ours.
+      UserError: the decoder differs from ours.
     """
     config = DEFAULTS | config
     if read_gelu(config) != "erf":
@@ -145,7 +146,7 @@ def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _describe_decoder(values: dict, said: dict) -> dict:
-    """The part of a `config.json` that says a model has its decoder.
+    """Returns the part of a `config.json` that describes the decoder.
 
     Raises:
       UserError: Transformers has no such decoder.
@@ -168,7 +169,7 @@ def _describe_decoder(values: dict, said: dict) -> dict:
 
 
 def _finish_decoder(values: dict, said: dict) -> Arrays:
-    """The decoder's table of fixed positions."""
+    """Returns the decoder's table of fixed positions."""
     return {_DECODER_TABLE: fixed_table(_grid(values), said["decoder_dim"])}
 
 

@@ -1,6 +1,6 @@
-"""SigLIP's image tower in Hugging Face Transformers; the second version's too.
+"""The image tower of SigLIP and SigLIP 2 in Hugging Face Transformers.
 
-It is read alone, of a whole SigLIP, or with a classifier, which reads the mean of the patches.
+It is read alone, from a whole SigLIP, or with a classifier, which reads the mean of the patches.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ from vit_jax.interop.transformers.transformers_config import (
 )
 from vit_jax.models.vit import ViT
 
-# What a config does not say.
+# Defaults of a config.
 DEFAULTS = dict(
     image_size=224,
     patch_size=16,
@@ -49,9 +49,10 @@ _TYPES = ("siglip", "siglip_vision_model")
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """The image tower's tensors, the head's queries apart from its keys and values."""
+    """Returns the image tower's tensors, with the head's queries separate from keys and values."""
     tensors = image_tower(tensors)
-    if "classifier.weight" in tensors:  # It does not read the pooled vector.
+    # The classifier does not read the pooled vector.
+    if "classifier.weight" in tensors:
         return {name: x for name, x in tensors.items() if not name.startswith(_HEAD)}
     for kind in ("weight", "bias"):
         if (packed := tensors.pop(f"{_ATTENTION}in_proj_{kind}", None)) is not None:
@@ -68,7 +69,7 @@ def _rows(tensor: Tensor, first: int, end: int) -> Tensor:
 
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
-    """Tensors to write, the head's queries, keys and values in one."""
+    """Joins the head's queries, keys and values in one tensor."""
     arrays = dict(arrays)
     for kind in ("weight", "bias"):
         parts = [arrays.pop(f"{_ATTENTION}{part}.{kind}") for part in ("query", "key_value")]
@@ -77,9 +78,9 @@ def _finish(arrays: Arrays, values: dict) -> Arrays:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """The model that tensors and a `config.json` belong to.
+    """Returns the model's arguments, and the assumptions made.
 
-    Pixels at the right and the bottom that no patch reads are not part of its images.
+    The image size excludes pixels at the right and the bottom that no patch reads.
     """
     head = tensors.get("classifier.bias")
     require_class(
@@ -105,7 +106,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
 
 def _describe(values: dict) -> dict:
-    """A model's `config.json` in Transformers.
+    """Returns a model's `config.json` in Transformers.
 
     Raises:
       UserError: Transformers has no such SigLIP.

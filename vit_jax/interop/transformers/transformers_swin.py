@@ -57,12 +57,12 @@ _RULES = (
     *torch_norm("norm", "layernorm"),
 )
 _BIASED = {1: ("query", "key", "value"), 2: ("query", "value")}
-# Tensors that some versions keep beside the parameters, and that follow from the sizes.
+# Tensors that some versions store in addition to the parameters, and that follow from the sizes.
 _FOLLOW = ("relative_position_index", "relative_coords_table")
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """The rules of a model; names lie below `swin.` or `swinv2.` where there is a classifier."""
+    """Returns the rules of a model; names start with its type if it has a classifier."""
     names = tuple(f"{_SELF}{x}.bias" for x in _BIASED[values["version"]])
     trunk = (*_RULES, Rule(_ATTENTION + "qkv/bias", names, FLAT, axis=0))
     if not values["num_classes"]:
@@ -75,12 +75,12 @@ def _model_type(values: dict) -> str:
 
 
 def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """The same tensors without those that follow from the sizes."""
+    """Removes tensors that follow from the sizes."""
     return {name: tensor for name, tensor in tensors.items() if name.split(".")[-1] not in _FOLLOW}
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """The model that tensors and a `config.json` belong to."""
+    """Returns the model's arguments, and no assumptions."""
     kind = config["model_type"]
     start, version = _KINDS[kind]
     classes = count_classes(tensors, config, start)
@@ -111,8 +111,8 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 def _refuse_other_maps(values: dict) -> None:
     """Raises UserError for maps that Transformers would cut into other windows.
 
-    It pads before it shifts, takes the shorter side of a map that is no larger than a window for
-    both, and has a table of the whole window there.
+    Transformers pads before the shift. For a map no larger than a window it uses the map's shorter
+    side as height and width, and the bias table of a whole window.
     """
     side, version = values["window"], values["version"]
     if not isinstance(side, int):
@@ -146,7 +146,7 @@ def _is_odd(places: tuple[int, ...]) -> bool:
 
 
 def _describe(values: dict) -> dict:
-    """A model's `config.json` in Transformers.
+    """Returns a model's `config.json` in Transformers.
 
     Raises:
       UserError: Transformers has no such model.

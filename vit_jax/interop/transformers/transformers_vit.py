@@ -20,7 +20,7 @@ from vit_jax.models.vit import ViT
 
 _THEIRS = "encoder.layer.{0}."
 QKV = tuple(f"{_THEIRS}attention.attention.{part}" for part in ("query", "key", "value"))
-# Those of BEiT and of masked autoencoders too.
+# Rules that BEiT and masked autoencoders share.
 RULES = (
     *torch_dense("patch_embedding", "embeddings.patch_embeddings.projection", CONV, SAME),
     Rule("cls", "embeddings.cls_token"),
@@ -38,7 +38,7 @@ RULES = (
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """The rules of a model; names lie below `vit.` or `deit.` where there is a classifier."""
+    """Returns the rules of a model; names start with `vit.` or `deit.` if it has a classifier."""
     if not values["num_classes"]:
         return RULES
     trunk = [rule for rule in RULES if not rule.path.startswith("pre_logits")]
@@ -57,7 +57,7 @@ def _model_type(values: dict) -> str:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """The model that tensors and a `config.json` belong to."""
+    """Returns the model's arguments, and no assumptions."""
     kind = config["model_type"]
     num_classes = count_classes(tensors, config, dict(vit="ViT", deit="DeiT")[kind])
     try:
@@ -79,7 +79,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _describe(values: dict) -> dict:
-    """A model's `config.json` in Transformers.
+    """Returns a model's `config.json` in Transformers.
 
     Raises:
       UserError: Transformers has no such model.

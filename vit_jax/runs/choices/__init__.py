@@ -1,7 +1,7 @@
-"""Values that a config leaves open, chosen by data, checkpoint and device, and printed with their
-reasons.
+"""Automatic settings: values that a config leaves open, chosen by data, checkpoint and device.
 
-Each job is a file of this folder with a function `choose(config, given)`; `auto` names it.
+They are printed with their reasons. Each job is a file of this folder with a function
+`choose(config, given)`; `auto` names it.
 """
 
 import itertools
@@ -27,12 +27,12 @@ JOBS = {"finetune": "finetuning", "pretrain": "pretraining"}
 def settle(
     config: ConfigDict, given: Collection[str], workdir: Path, say: Callable[[str], None] = print
 ) -> ConfigDict:
-    """Returns the config with the values that `auto` chooses; a run that has begun keeps its own.
+    """Returns the config with the automatic settings of `auto`; a started run keeps its own.
 
     Args:
       config: checked.
-      given: keys whose values are the user's.
-      workdir: of the run.
+      given: keys of the user's values.
+      workdir: the run's workdir.
       say: callback that receives a line for each choice.
 
     Raises:
@@ -76,7 +76,7 @@ def _log(
 
 
 def next_workdir(path: str) -> str:
-    """Returns `runs/NAME-N` for a data set at a path, with the first N that is free."""
+    """Returns `runs/NAME-N` for a data set at a path, with the first free N."""
     last = os.path.basename(path.rstrip("/")).removesuffix(".csv").rpartition(":")[2]
     name = re.sub(r"[^\w.-]+", "_", last) or "images"
     number = next(

@@ -1,15 +1,15 @@
-"""A value that a job chooses by itself, with its reason."""
+"""One automatic setting of a job, with its reason."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 
 class Choice(NamedTuple):
-    """A value of the config that was chosen.
+    """Automatic setting of a value of the config.
 
     Attributes:
-      key: of the config, dotted.
-      value: of the option.
+      key: dotted key in the config.
+      value: value of the option.
       reason: the reason for the value, in a few words.
     """
 
@@ -19,7 +19,7 @@ class Choice(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """The flag that gives this value on the command line."""
+        """The flag that sets this value on the command line."""
         return (
             f"--config.{self.key}={self.value!r}" if self.value != "" else f"--config.{self.key}="
         )
@@ -29,7 +29,7 @@ def in_words(choices: Iterable[Choice], own: Mapping[str, Any]) -> list[str]:
     """Returns a line for each choice: its flag and its reason.
 
     Args:
-      own: the user's values by key, which hold in place of what was chosen.
+      own: the user's values by key, which replace the automatic ones.
     """
     rows = [
         (Choice(choice.key, own[choice.key], "yours").flag, "yours")

@@ -1,4 +1,4 @@
-"""The data set at a path: its kind and its splits, recognised by what lies there."""
+"""Recognition of the data set at a path: its kind and its splits."""
 
 import os
 import re
@@ -15,27 +15,27 @@ from vit_jax.data.sources.tfds import tfds_builder
 from vit_jax.errors import UserError, as_text
 from vit_jax.paths import is_workdir
 
-DEV = ("dev", "val", "valid", "validation")  # Names of a split to choose by, the likeliest first.
-# Endings of the names of images that show one thing several times, and starts of those of one
-# origin.
+DEV = ("dev", "val", "valid", "validation")  # Names of a dev split, the most likely first.
+# Suffixes of file names for images of the same object, and prefixes for images of the same origin,
+# such as a patient.
 VIEW = r"(?:view|frame|crop|aug|augmented|copy|rot|rotated|flip|slice|patch|tile|shot|scan|page)"
 ORIGIN = r"(?:patient|subject|participant|person|video|clip|session|case)"
 GROUPS = (
     (rf"^(.*?)(?:[-_ ]{VIEW}[-_ ]?\d*)?\.\w+$", rf"[-_ ]{VIEW}[-_ ]?\d*\.\w+$"),
     (rf"({ORIGIN}[-_ ]?\d+)", rf"{ORIGIN}[-_ ]?\d+"),
 )
-GROUPED = 0.9  # The share of names that must show a group.
+GROUPED = 0.9  # The least share of names that contain a group.
 MOST_NAMES = 100_000
 SHOWN = 3  # Names of missing files in an error.
 
 
 class DataAt(NamedTuple):
-    """A data set that was recognised.
+    """A recognised data set.
 
     Attributes:
       kind: the value of `data.source`.
-      path: of `data.path`.
-      splits: names of its splits; `all` where it has none.
+      path: the value of `data.path`.
+      splits: names of its splits; `all` if it has none.
       words: description for the user.
     """
 
@@ -46,7 +46,7 @@ class DataAt(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """True where there are no splits, which are then cut."""
+        """True if there are no splits; slices of the whole are then used."""
         return self.splits == ("all",)
 
 
@@ -87,7 +87,7 @@ def _folders_of_images(path: str) -> list[str]:
 
 
 def check_no_run(path: str) -> None:
-    """Raises UserError where a path is the workdir of a run, which has a model and no images."""
+    """Raises UserError if a path is the workdir of a run, which has a model and no images."""
     if is_workdir(path):
         raise UserError(
             f"{path} is the workdir of a run: give the images in its place, and --from={path} to "
@@ -113,7 +113,7 @@ def of_kind(kind: str, path: str) -> DataAt:
 
 
 def _with_lists(path: str, folders: Sequence[str]) -> DataAt | None:
-    """The CSVs of a folder, where they list its images; None where its folders are the classes."""
+    """Returns the CSVs of a folder if they list its images; None if its folders are the classes."""
     if splits := tuple(split_files(path)):
         return DataAt("csv", path, splits, "CSVs of files and labels")
     if any(map(split_name, folders)):
@@ -128,15 +128,13 @@ def _with_lists(path: str, folders: Sequence[str]) -> DataAt | None:
 
 
 def _of_folders(path: str, folders: Sequence[str]) -> DataAt:
-    """Returns the data set with these folders: classes, splits, or one folder that contains all
-    others.
-    """
+    """Returns the data set with these folders: classes, splits, or one folder with all others."""
     images = sum(not why_left_out(name) for name in os.listdir(path))
     if not folders:
         raise UserError(_no_folders(path, images))
     if any(map(split_name, folders)):
         return _of_splits(path, folders)
-    if len(folders) == 1 and not images:  # As archives are unpacked.
+    if len(folders) == 1 and not images:  # Unpacked archives are often nested like this.
         inner = os.path.join(path, folders[0])
         if folders_in(inner) and not _has_images(inner):
             return data_at(inner)
@@ -144,7 +142,11 @@ def _of_folders(path: str, folders: Sequence[str]) -> DataAt:
 
 
 def _no_folders(path: str, images: int) -> str:
-    """Returns the error for a folder with a number of images and no folders of classes."""
+    """Returns the error message for a folder without folders of classes.
+
+    Args:
+      images: number of images in the folder itself.
+    """
     if not images:
         return (
             f"{path} has no images: give a folder with a folder of images for each class, or "
@@ -158,7 +160,7 @@ def _no_folders(path: str, images: int) -> str:
 
 
 def _of_splits(path: str, folders: Sequence[str]) -> DataAt:
-    """Returns the data set some of whose folders are splits.
+    """Returns the data set of a folder that contains splits, and perhaps other folders.
 
     Raises:
       UserError: the only split could as well be a class.
@@ -185,7 +187,7 @@ def _one_of(path: str, names: Sequence[str]) -> str:
 
 
 def check_files(splits: Mapping[str, Source]) -> None:
-    """Raises UserError where files do not exist that a list names; those of a folder do.
+    """Raises UserError if a list contains files that do not exist; the files of a folder always do.
 
     Args:
       splits: sources by the names of their splits, which may overlap.
@@ -210,10 +212,10 @@ def find_groups(source: Source, names: Sequence[str] | None = None) -> tuple[str
     """Returns the `data.groups` that match the names of images, and the number of groups.
 
     Args:
-      names: of the images; by default those of the source's files.
+      names: names of the images; None: the names of the source's files.
 
     Returns:
-      None if the names show no groups.
+      None if the names contain no groups.
     """
     if names is None:
         files = source.stored_files(range(min(len(source), MOST_NAMES)))

@@ -1,4 +1,4 @@
-"""The speed of the device that a job will run on, by which it chooses its length."""
+"""Speed of a job's device, from which the job's length is chosen."""
 
 import functools
 import time
@@ -8,17 +8,14 @@ import jax.numpy as jnp
 
 from vit_jax.parallel.chips import peak_flops
 
-ACHIEVED = (
-    0.4  # The share of a chip's peak, and of a large product's speed, that a small model reaches.
-)
-WIDTH = 1024  # Of the products that are timed.
+# The share of a chip's peak, and of a large product's speed, that a small model reaches.
+ACHIEVED = 0.4
+WIDTH = 1024  # Of the matrices whose product is timed.
 
 
 @functools.cache
 def flops_per_second() -> float:
-    """Returns floating point operations a second that a small model may reach on all devices
-    together.
-    """
+    """Returns the FLOP/s that a small model may reach on all devices together."""
     device = jax.devices()[0]
     if peak := peak_flops(device.device_kind):
         return ACHIEVED * peak * jax.device_count()

@@ -1,8 +1,8 @@
 """Automatic settings for fine-tuning on a custom data set, each with its reason.
 
-The recipe is LP-FT (Kumar et al., 2022): the head starts as a linear probe, all layers are then
-trained with AdamW at a low learning rate with layer-wise decay, and the parameters with the best
-dev accuracy are kept, which may be those of the probe.
+The recipe is LP-FT (Kumar et al., 2022): the head starts as a linear probe, and all layers are then
+trained with AdamW at a low learning rate with layer-wise decay. The parameters with the best dev
+accuracy are kept, possibly the probe's.
 """
 
 import math
@@ -31,28 +31,27 @@ from vit_jax.runs.splits import share
 
 DEFAULT_CHECKPOINT = "hf://facebook/dinov2-small"
 LARGE_CHECKPOINT = "hf://facebook/dinov2-base"  # For accelerators.
-MINUTES = 10.0  # Of a run on CPUs, where none are given.
-FEATURES = 0.3  # The share of that time that looking once at all images may take.
-BACKWARD = 3.2  # Times the forward pass that a training step takes.
+MINUTES = 10.0  # Default duration of a run on CPUs.
+FEATURES = 0.3  # The share of that time for one forward pass over all images.
+BACKWARD = 3.2  # Duration of a training step in forward passes.
 EVALUATIONS, FEWEST_EVALUATIONS = 8, 3
 EVALUATED = 0.25  # Largest share of the training time that evaluations on the dev split may take.
-STARTS = 30.0  # Seconds in which a run starts, compiles and ends.
-FEWEST = 6  # Images of all classes together.
+STARTS = 30.0  # Seconds for start, compilation and end of a run.
+FEWEST = 6  # Least number of images of all classes together.
 LEAST_STEPS = 8
-# By the number of images to train on: images in a batch, and passes.
+# By the number of images to train on: batch size, and epochs.
 BATCHES = ((64, 8), (400, 16), (5000, 32), (50_000, 64), (math.inf, 256))
 EPOCHS = ((200, 30), (1000, 20), (10_000, 12), (math.inf, 6))
 # By the number of images per class: smallest area of a training crop.
 SMALLEST_AREAS = ((200, 0.5), (1000, 0.25), (math.inf, 0.08))
-LETTERS = (
-    0.8  # The share of class names of one letter or digit, from which images may not be mirrored.
-)
+# The least share of class names with one letter or digit for which images are not mirrored.
+LETTERS = 0.8
 
 T = TypeVar("T")
 
 
 class Images(NamedTuple):
-    """The images to train on, and the number of those to choose by and to test."""
+    """The images to train on, and the numbers of dev and test images."""
 
     train: Source
     dev: int
@@ -60,19 +59,19 @@ class Images(NamedTuple):
 
 
 def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
-    """Chooses the values of a fine-tuning that are not the user's.
+    """Chooses the values of a fine-tuning that the user has not set.
 
     Args:
       config: with `data.path`, and perhaps `finetune.checkpoint` and `minutes`.
-      given: keys whose values are the user's.
+      given: keys of the user's values.
 
     Raises:
-      UserError: there is no data set or checkpoint; too few images to train, choose and test; not
-        even one fits into memory.
+      UserError: there is no data set or checkpoint; too few images for all splits; not even one
+        image fits into memory.
     """
     config = config.copy_and_resolve_references().unlock()
     choices: list[Choice] = []
-    given = {*given} - {"data.path"}  # May be replaced by a more exact path.
+    given = {*given} - {"data.path"}  # A more exact path may replace it.
 
     def take(more: list[Choice]) -> None:
         choices.extend(more)
@@ -107,7 +106,7 @@ def _data(config: ConfigDict, given: Collection[str]) -> tuple[DataAt, list[Choi
 
 
 def _checkpoint(config: ConfigDict) -> tuple[Checkpoint, list[Choice]]:
-    """The checkpoint to start from, which is downloaded where none is given."""
+    """Returns the checkpoint of the warm start; the default one is downloaded."""
     choices = []
     name = config.finetune.checkpoint
     if name is None:
@@ -156,7 +155,7 @@ def _first_split(config: ConfigDict, keys: Collection[str], data_set: DataAt) ->
     """Returns the name of the split to train on.
 
     Args:
-      keys: of the splits that are the user's.
+      keys: keys of the user's splits.
 
     Raises:
       UserError: the data set has no such split, and the user names none.
@@ -176,7 +175,7 @@ def _first_split(config: ConfigDict, keys: Collection[str], data_set: DataAt) ->
 def _groups(
     config: ConfigDict, given: Collection[str], source: Source, named: dict[str, str]
 ) -> list[Choice]:
-    """Sets `data.groups` if the user has not, splits are slices, and file names show groups.
+    """Sets `data.groups` if the user has not, splits are slices, and file names contain groups.
 
     Args:
       named: all splits, by key.
@@ -195,11 +194,11 @@ def _groups(
 def _check_apart(
     config: ConfigDict, named: dict[str, str], own: Collection[str], train: Source
 ) -> None:
-    """Raises UserError where a split of the user's has images of one that was chosen.
+    """Raises UserError if one of the user's splits shares images with an automatic one.
 
     Args:
       named: all splits, by key.
-      own: keys of the user's.
+      own: keys of the user's splits.
     """
     config.update_from_flattened_dict(named)
     for one in sorted(own):
@@ -247,10 +246,10 @@ def _whole(source: Source) -> list[Choice]:
 
 
 def _parts(names: Collection[str], first: str) -> list[Choice]:
-    """Splits of a data set that has some of train, dev and test.
+    """Returns splits of a data set that has some of train, dev and test.
 
     Args:
-      first: the name of the one to train on.
+      first: the name of the split to train on.
     """
     dev = next((name for name in DEV if name in names and name != first), None)
     if dev and "test" in names:
@@ -307,7 +306,7 @@ def _check_no_single(path: str, class_names: Sequence[str], counts: np.ndarray) 
     """Raises UserError if a class has a single image, which cannot be in two splits.
 
     Args:
-      counts: images of each class.
+      counts: number of images of each class.
     """
     single = [class_names[label] for label in np.flatnonzero(counts == 1)]
     if not single:
@@ -367,7 +366,7 @@ def _has_one_size(checkpoint: Checkpoint) -> bool:
 def _size_in_time(
     config: ConfigDict, images: Images, checkpoint: Checkpoint, patch: int, largest: int
 ) -> tuple[int, str]:
-    """The largest size at which all images are seen once in `FEATURES` of the time."""
+    """Returns the largest size at which a pass over all images takes `FEATURES` of the time."""
     seconds = _seconds(config)
     step = patch if patch >= 14 else 2 * patch
     sizes = [size for size in range(largest, 0, -step) if size >= 6 * patch] or [largest]
@@ -383,7 +382,7 @@ def _size_in_time(
 
 
 def _seconds(config: ConfigDict) -> float | None:
-    """The time of the run; None: as long as it takes, on accelerators."""
+    """Returns the time of the run; None: unlimited, on accelerators."""
     if config.minutes is not None:
         return 60 * config.minutes
     return 60 * MINUTES if jax.default_backend() == "cpu" else None
@@ -395,7 +394,7 @@ def _forward_seconds(checkpoint: Checkpoint, size: int) -> float:
 
 
 def _labels(train: Source) -> list[Choice]:
-    """The loss, the head's start and whether images are mirrored, by the classes."""
+    """Returns the loss, the head's initialization and mirroring, which depend on the classes."""
     names = train.class_names
     if train.max_labels > 1:
         choices = [
@@ -419,7 +418,7 @@ def _labels(train: Source) -> list[Choice]:
 def _length(
     config: ConfigDict, given: Collection[str], images: Images, checkpoint: Checkpoint
 ) -> list[Choice]:
-    """Batch, steps, evaluations and learning rate."""
+    """Returns batch size, steps, evaluations and learning rate."""
     count = len(images.train)
     batch = min(count, config.batch_size if "batch_size" in given else _first(BATCHES, count))
     epochs = config.epochs or _first(EPOCHS, count)
@@ -428,9 +427,8 @@ def _length(
     seconds, evaluations, stopping = _seconds(config), EVALUATIONS, []
     if seconds is not None and not (config.steps or config.epochs):
         forward = _forward_seconds(checkpoint, config.data.image_size)
-        left = (
-            (0.85 * seconds - STARTS) / forward - count - images.dev - 2 * images.test
-        )  # In images seen.
+        # Remaining time, in forward passes of one image.
+        left = (0.85 * seconds - STARTS) / forward - count - images.dev - 2 * images.test
         if left < BACKWARD * steps * batch + evaluations * images.dev:
             affordable = int(EVALUATED * left / max(1, images.dev))
             evaluations = min(EVALUATIONS, max(FEWEST_EVALUATIONS, affordable))

@@ -23,19 +23,19 @@ from vit_jax.runs.memory_check import (
 )
 from vit_jax.training.program import Program, abstract_batch
 
-FREE = 0.8  # The share of the free memory that a step may take.
-TAKEN = 4  # Times the activations at best: what no compiler takes.
+FREE = 0.8  # The share of the free memory that a step may use.
+TAKEN = 4  # Factor on the least memory of activations that no compiler exceeds.
 
 
 def choose_micro_batches(config: ConfigDict, given: Collection[str], least: int) -> list[Choice]:
     """Chooses micro-batches and rematerialisation, so that the batch and the result stay the same.
 
-    Steps that may or may not fit by the estimate are compiled to find out.
+    If the estimate is close to the limit, the step is compiled to measure its memory.
 
     Args:
       config: with all other values.
-      given: keys whose values are the user's.
-      least: images of a micro-batch.
+      given: keys of the user's values.
+      least: least number of images of a micro-batch.
 
     Raises:
       UserError: not even the smallest micro-batch fits.
@@ -76,8 +76,8 @@ def _candidates(
     """Yields changes of the config that need less and less memory; the first one may be empty.
 
     Args:
-      given: keys whose values are the user's, which are not changed.
-      least: images of a micro-batch.
+      given: keys of the user's values, which are not changed.
+      least: least number of images of a micro-batch.
       remats: policies of rematerialisation.
     """
     for remat, micro in itertools.product(remats, (2**power for power in range(8))):
@@ -93,10 +93,10 @@ def _candidates(
 
 
 def _bytes_needed(parts: Parts, config: ConfigDict, available: float) -> float:
-    """Returns the bytes that a step needs: an estimate, or of the compiled step if it is close.
+    """Returns the bytes that a step needs: an estimate, or the compiled step's if it is close.
 
     Args:
-      available: bytes that a step may take.
+      available: bytes that a step may use.
     """
     program, labels = parts.program_of(config), parts.splits.train.max_labels
     needs = needs_of(program, config, labels)
@@ -107,12 +107,14 @@ def _bytes_needed(parts: Parts, config: ConfigDict, available: float) -> float:
 
 
 def _remedy(config: ConfigDict, smallest: Changes, patch: int, available: float) -> str:
-    """Ends the error for a lack of memory: a flag with which a step fits by the estimate; empty if
-    none does.
+    """Returns the end of the error for a lack of memory: a flag with which a step should fit.
 
     Args:
       smallest: changes of the config for the least memory.
       patch: the divisor of image sizes.
+
+    Returns:
+      An empty string if no change is sufficient.
     """
     size, remedies = config.data.image_size // 2 // patch * patch, []
     while size:
@@ -131,9 +133,7 @@ def _remedy(config: ConfigDict, smallest: Changes, patch: int, available: float)
 
 
 def compiled_bytes(program: Program, config: ConfigDict, max_labels: int) -> float:
-    """Returns the bytes on a device of a compiled step; infinity where none is made for lack of
-    memory.
-    """
+    """Returns the bytes on a device of a compiled step; infinity if it does not fit."""
     batch = abstract_batch(config, program.mesh, max_labels)
     try:
         compiled = program.train_step.lower(program.state, program.metrics, batch).compile()

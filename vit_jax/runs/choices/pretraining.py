@@ -1,7 +1,7 @@
 """Automatic settings for self-supervised training on custom images, each with its reason.
 
-The losses are DINOv2's (2304.07193), of a ViT that goes on from trained parameters at a low
-learning rate. A model without patch tokens learns by DINO's alone.
+The losses are DINOv2's (2304.07193), for a ViT that starts from trained parameters at a low
+learning rate. A model without patch tokens is trained with DINO's loss alone.
 """
 
 import math
@@ -36,13 +36,14 @@ from vit_jax.runs.choices.image_sizes import short_sides
 from vit_jax.runs.choices.micro_batches import choose_micro_batches
 from vit_jax.training.program import model_arguments
 
-MINUTES = 10.0  # Of a run on CPUs, where none are given.
-FEWEST = 4  # Images, so that two are trained on and two are held out.
-SCRATCH = "scratch"  # The name of random parameters in place of a checkpoint.
-TRAINED = 0.5  # The share of the time that steps may take; the rest compiles, evaluates and saves.
+MINUTES = 10.0  # Default duration of a run on CPUs.
+FEWEST = 4  # Least number of images, so that two are for training and two for evaluation.
+SCRATCH = "scratch"  # The name for random parameters instead of a checkpoint.
+# The share of the time for steps; the rest is for compilation, evaluation and checkpoints.
+TRAINED = 0.5
 MOST_STEPS, LEAST_STEPS, PASSES = 1000, 10, 50
-LARGE_SIDE, SMALLEST_SIDE = 224, 8  # Pixels of a large crop, and patches of one at least.
-LOCAL_SIDE = 98 / 224  # Of a large crop's.
+LARGE_SIDE, SMALLEST_SIDE = 224, 8  # Side of a large crop in pixels, and its least side in patches.
+LOCAL_SIDE = 98 / 224  # Ratio of a local crop's side to a large crop's.
 EVALUATIONS = 4
 MOST_COMPARED = 500  # Query images of k-NN, and as many reference images.
 NEIGHBOURS = 10
@@ -52,14 +53,14 @@ class Start(NamedTuple):
     """The model that a run starts from.
 
     Attributes:
-      checkpoint: None: random parameters.
+      checkpoint: the checkpoint; None: random parameters.
     """
 
     options: ImageOptions
     checkpoint: Checkpoint | None
 
     def multiply_adds(self, size: int) -> int:
-        """Those of one image of this size."""
+        """Returns the multiply-adds of one image of this size."""
         if self.checkpoint is not None:
             options, _, _ = fit(
                 self.checkpoint, {"image_size": size, "num_classes": 0}, new_head=True
@@ -70,8 +71,10 @@ class Start(NamedTuple):
 
 
 def start_from(config: ConfigDict, name: str | None) -> None:
-    """Sets the start of a run: a checkpoint, a published model's name, or `scratch`; None: the
-    default.
+    """Sets the start of a run: a checkpoint, a published model's name or `scratch`.
+
+    Args:
+      name: the start; None: the default.
     """
     if name == SCRATCH:
         config.model.name = config.model.name or ("ViT-Ti/16" if _on_cpu() else "ViT-S/16")
@@ -80,18 +83,18 @@ def start_from(config: ConfigDict, name: str | None) -> None:
 
 
 def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
-    """Chooses the values of a training without labels that are not the user's.
+    """Chooses the values of a training without labels that the user has not set.
 
     Args:
       config: with `data.path`, and perhaps `finetune.checkpoint`, `model.name` and `minutes`.
-      given: keys whose values are the user's.
+      given: keys of the user's values.
 
     Raises:
       UserError: there are no images or no checkpoint, or not even a small batch fits into memory.
     """
     config = config.copy_and_resolve_references().unlock()
     choices: list[Choice] = []
-    given = {*given} - {"data.path"}  # May be replaced by a more exact path.
+    given = {*given} - {"data.path"}  # A more exact path may replace it.
 
     def take(more: list[Choice]) -> None:
         choices.extend(more)
@@ -120,7 +123,7 @@ def _on_cpu() -> bool:
 
 
 def _seconds(config: ConfigDict) -> float | None:
-    """The time of the run; None: as long as it takes, on accelerators."""
+    """Returns the time of the run; None: unlimited, on accelerators."""
     if config.minutes is not None:
         return 60 * config.minutes
     return 60 * MINUTES if _on_cpu() else None
@@ -147,7 +150,7 @@ def _data(config: ConfigDict, given: Collection[str]) -> list[Choice]:
 
 
 def _splits(config: ConfigDict, given: Collection[str]) -> tuple[Source, list[Choice]]:
-    """The images to train on, and those that are held out."""
+    """Returns the images to train on, and the slices for training and evaluation."""
     data, choices = config.data, []
     if not {f"data.{key}" for key in SPLIT_KEYS} & {*given}:
         names = _split_names(config)
@@ -200,7 +203,7 @@ def _open(config: ConfigDict, split: str, labels: bool = False) -> Source:
 
 
 def _start(config: ConfigDict) -> tuple[Start, list[Choice]]:
-    """The model, and the values that follow from it."""
+    """Returns the model, and the values that follow from it."""
     choices, name = [], config.finetune.checkpoint
     if name is None and config.model.name:
         start = Start(model_options(**model_arguments(config), num_classes=0), None)
@@ -239,7 +242,7 @@ def _has_tokens(options: ImageOptions) -> bool:
 
 
 def _method(config: ConfigDict, start: Start, count: int) -> list[Choice]:
-    """The losses and the heads."""
+    """Returns the losses and the heads."""
     choices = []
     found = start.checkpoint and start.checkpoint.objective
     options = start.options
@@ -265,7 +268,7 @@ def _method(config: ConfigDict, start: Start, count: int) -> list[Choice]:
 
 
 def _crops(config: ConfigDict, start: Start, train: Source) -> list[Choice]:
-    """Sizes and number of crops, by the time that there is."""
+    """Returns the sizes and the number of crops, by the available time."""
     patch = getattr(start.options, "patch_size", 32)
     seconds, count = _seconds(config), len(train)
     native = max(height_and_width(start.options.image_size))
@@ -295,9 +298,7 @@ def _crops(config: ConfigDict, start: Start, train: Source) -> list[Choice]:
 
 
 def _step_seconds(start: Start, size: int, local: int, crops: int) -> float:
-    """Returns the training time per image: two large crops through teacher and student, and local
-    crops.
-    """
+    """Returns the training time per image: large crops in teacher and student, and local crops."""
     large, small = start.multiply_adds(size), start.multiply_adds(local)
     return 2 * (2 * 4 * large + 3 * crops * small) / flops_per_second()
 
@@ -365,7 +366,7 @@ def _steps(
 
 
 def _comparison(config: ConfigDict, train: Source) -> list[Choice]:
-    """k-NN before and after, where folders or a data set give labels."""
+    """Returns settings for k-NN before and after training, if folders or a data set give labels."""
     data = config.data
     whole = data.train_split.partition("[")[0]
     reason = "no k-NN, as there are no labels: compare views matched, before and after"

@@ -1,6 +1,4 @@
-"""The source and the splits of a data set whose path the user gave to a config of another
-source.
-"""
+"""Recognition of a data set's source and splits, if the user sets its path alone."""
 
 import os
 from collections.abc import Callable, Collection
@@ -16,14 +14,13 @@ from vit_jax.runs.choices.data_at import DEV, DataAt, data_at
 from vit_jax.runs.splits import MANY
 from vit_jax.training.objectives import objective_of
 
-KINDS = ("digits", "folder", "csv", "tfds")  # Sources in whose place a path names another.
+KINDS = ("digits", "folder", "csv", "tfds")  # Sources that a recognised one may replace.
 
 
 def recognise(
     config: ConfigDict, given: Collection[str], say: Callable[[str], None] = print
 ) -> None:
-    """Sets `data.source` and the splits by what is at `data.path`, where the user gave the path
-    alone.
+    """Sets `data.source` and the splits by the data at `data.path`, if the user sets no source.
 
     A path that is not recognised is left unchanged, and opening its source raises the error.
 
@@ -31,11 +28,11 @@ def recognise(
       say: callback that receives a line for each value.
 
     Raises:
-      UserError: a split of the user's and the one that is chosen have images in common.
+      UserError: one of the user's splits shares images with an automatic one.
     """
     if "data.path" not in given or "data.source" in given or config.data.source not in KINDS:
         return
-    if config.auto != "none":  # Which recognises it, and chooses more.
+    if config.auto != "none":  # The automatic settings then recognise it.
         return
     data_set = _data_set(config)
     if data_set is None:
@@ -68,10 +65,10 @@ def _choices(config: ConfigDict, data_set: DataAt) -> list[Choice]:
 
 
 def _check_apart(config: ConfigDict, chosen: Collection[str]) -> None:
-    """Raises UserError if one split is the user's, and has images of the other, which was chosen.
+    """Raises UserError if one split is the user's and shares images with the other, automatic one.
 
     Args:
-      chosen: keys whose values were chosen.
+      chosen: keys of the automatic values.
     """
     data = config.data
     splits = [key for key in chosen if key in ("data.train_split", "data.test_split")]
@@ -83,7 +80,7 @@ def _check_apart(config: ConfigDict, chosen: Collection[str]) -> None:
 
 
 def _splits(config: ConfigDict, data_set: DataAt) -> list[Choice]:
-    """Returns splits in place of those that the data set does not have."""
+    """Returns splits that replace those that the data set does not have."""
     named = {config.data[key].partition("[")[0] for key in ("train_split", "test_split")}
     if named <= {*data_set.splits}:
         return []
@@ -100,7 +97,7 @@ def _splits(config: ConfigDict, data_set: DataAt) -> list[Choice]:
 
 
 def _unlabelled(path: str) -> DataAt:
-    """A folder of images nested in any way, or splits of such; another data set as it is."""
+    """Returns a folder of images nested in any way, or its splits; another data set unchanged."""
     if not os.path.isdir(path) or os.path.isfile(os.path.join(path, "dataset_info.json")):
         return data_at(path)
     folders = [name for name in map(os.path.basename, folders_in(path)) if not is_ignored(name)]

@@ -1,9 +1,8 @@
-"""Trackers: where a team looks at its runs, besides the files of their workdirs.
+"""Experiment trackers, in addition to the files of a workdir.
 
-Each is a file of this folder with a class `Tracker` (`tracker.py` says what it does), and its name
-in
-`TRACKERS` (`options/run.py`). The libraries' own settings apply: their environment variables name
-server, project and user.
+Each is a file of this folder with a class `Tracker` (the interface is in `tracker.py`) and an entry
+in `TRACKERS` (`options/run.py`). The libraries' own settings apply: their environment variables
+name server, project and user.
 """
 
 import json
@@ -23,14 +22,14 @@ from vit_jax.runs.workdir import saved_run
 def deliveries(
     names: Sequence[str], workdir: Path, rows: Sequence[dict], say: Say
 ) -> list[Delivery]:
-    """Opens trackers for the run in a workdir, and sends what they lack of its rows.
+    """Opens trackers for the run in a workdir, and sends them its missing rows.
 
     Args:
-      rows: those that the run has written.
+      rows: rows that the run has written.
 
     Raises:
-      UserError: a library is missing or refuses, and had nothing of the run before. Else the run
-        goes on, and it is tried again.
+      UserError: a library is missing or fails, and the run was never sent to it before. Otherwise
+        the run continues, and the tracker is tried again.
     """
     saved = saved_run(workdir)
     values = {key: as_text(x) if isinstance(x, str) else x for key, x in leaves(saved.config)}

@@ -1,6 +1,4 @@
-"""Delivery of a run's rows and pictures to a tracker, each once, without ever holding up the
-training.
-"""
+"""Delivery of a run's rows and pictures to a tracker, each once, without blocking training."""
 
 import contextlib
 import json
@@ -15,8 +13,8 @@ from typing import NamedTuple
 from vit_jax.errors import UserError
 from vit_jax.runs.trackers.tracker import BaseTracker, RunFacts
 
-FOLDER = "trackers"  # In the workdir: what each has been sent.
-CLOSE_SECONDS = 60  # A run waits for its trackers at its end.
+FOLDER = "trackers"  # In the workdir: a record of the sent rows for each tracker.
+CLOSE_SECONDS = 60  # A run waits this long for its trackers at its end.
 RETRY_SECONDS = 30
 
 Say = Callable[[str], None]
@@ -34,21 +32,19 @@ class _Picture(NamedTuple):
 
 
 class Delivery:
-    """A thread that sends a run's rows and pictures in their order.
+    """Thread that sends a run's rows and pictures in their order.
 
-    `trackers/NAME.json` in the workdir holds the run's identity and what was sent. A run that is
-      killed makes
-    rows again that it had made before: these are not sent twice, and those that were not sent are
-    sent by the next start, from `metrics.jsonl`. So are those that a library may have lost with the
-    process: it has them twice if it had not. What cannot be sent is tried again until the run
-    closes.
+    `trackers/NAME.json` in the workdir contains the run's identity and a record of the sent rows.
+    After a crash a run computes some rows again: those that were sent are skipped. The next start
+    sends the missing ones from `metrics.jsonl`. It also sends rows that a library may have lost
+    with the process, possibly twice. Failures are retried until the run closes.
 
     Args:
-      rows: that the run has written so far.
+      rows: rows that the run has written so far.
 
     Raises:
-      UserError: the tracker never had this run, and cannot be opened. One that had is opened by the
-        thread.
+      UserError: the tracker never had this run, and cannot be opened. Otherwise the thread opens
+        it.
     """
 
     def __init__(
@@ -61,7 +57,7 @@ class Delivery:
     ):
         self._name, self._kind, self._run, self._say = name, kind, run, say
         self._file = run.workdir / FOLDER / f"{name}.json"
-        # The last step that was sent, the names of its figures, and the last step of each picture.
+        # The last sent step, the names of its metrics, and the last step of each picture.
         self._sent = {"identity": "", "step": 0, "figures": [], "pictures": {}}
         with contextlib.suppress(FileNotFoundError, ValueError):
             self._sent |= json.loads(self._file.read_text())
@@ -76,15 +72,15 @@ class Delivery:
         self._thread.start()
 
     def row(self, step: int, scalars: Mapping[str, float | None]) -> None:
-        """Takes the figures of a step; those without a value are left out."""
+        """Queues the metrics of a step; those without a value are skipped."""
         self._waiting.put(_Row(step, {name: x for name, x in scalars.items() if x is not None}))
 
     def picture(self, step: int, name: str, png: bytes) -> None:
-        """Takes a picture."""
+        """Queues a picture."""
         self._waiting.put(_Picture(step, name, png))
 
     def close(self) -> None:
-        """Waits a minute at most for what is on its way, and says what is not sent by then."""
+        """Waits at most a minute for queued items, and logs a warning if some are not sent."""
         self._waiting.put(None)
         self._closing.set()
         self._thread.join(CLOSE_SECONDS)
@@ -111,10 +107,10 @@ class Delivery:
             self._keep(self._sent)
 
     def _tried(self, act: Callable[[], None]) -> bool:
-        """Calls a function; False where the tracker cannot take it now."""
+        """Calls a function; returns False if the tracker fails."""
         try:
             act()
-        except Exception as error:  # Whatever the library raises: the training goes on.
+        except Exception as error:  # The library may raise any exception; training continues.
             if not self._warned:
                 line = str(error) if isinstance(error, UserError) else f"{self._name}: {error}"
                 self._say(f"warning: {' '.join(line.split())}; training goes on, and tries again")
@@ -124,7 +120,7 @@ class Delivery:
         return True
 
     def _send(self, item: _Row | _Picture) -> None:
-        """Sends what of an item was not sent before."""
+        """Sends the parts of an item that were not sent before."""
         tracker = self._tracker = self._tracker or self._open()
         sent = self._sent
         if isinstance(item, _Picture):
@@ -149,7 +145,10 @@ class Delivery:
             self._keep(settled)
 
     def _keep(self, sent: dict) -> None:
-        """Writes what was sent, unless the workdir was deleted, which the run's lock says."""
+        """Writes the record of sent rows; does nothing if the workdir was deleted.
+
+        The run's lock reports that error.
+        """
         with contextlib.suppress(FileNotFoundError):
             self._file.parent.mkdir(exist_ok=True)
             temporary = self._file.with_suffix(".tmp")

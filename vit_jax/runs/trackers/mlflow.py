@@ -1,4 +1,4 @@
-"""MLflow: the server or database that `MLFLOW_TRACKING_URI` names, else MLflow's own default.
+"""MLflow tracker: logs to the server or database in `MLFLOW_TRACKING_URI`, else MLflow's default.
 
 `MLFLOW_EXPERIMENT_NAME` names the experiment (else `vit_jax`).
 """
@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from vit_jax.errors import UserError
 from vit_jax.runs.trackers.tracker import BaseTracker, RunFacts
 
-MOST_PARAMS, MOST_CHARACTERS = 100, 6000  # Of a call, and of a value.
+MOST_PARAMS, MOST_CHARACTERS = 100, 6000  # Parameters per call, and characters per value.
 
 
 class Tracker(BaseTracker):
-    """Logs rows as metrics, the config as parameters, pictures as images by step."""
+    """Tracker that logs rows as metrics, the config as parameters, and pictures as images."""
 
     settles_after = 0
 
@@ -46,7 +46,7 @@ class Tracker(BaseTracker):
 
     def row(self, step: int, scalars: Mapping[str, float]) -> None:
         if self._reopened:
-            # The process may have been killed between sending this row and noting that it was sent.
+            # The process may have been killed after sending this row and before recording that.
             scalars = {name: value for name, value in scalars.items() if not self._has(step, name)}
             self._reopened = False
         now = int(1000 * time.time())
@@ -62,7 +62,7 @@ class Tracker(BaseTracker):
         self._client.set_terminated(self.identity)
 
     def _has(self, step: int, name: str) -> bool:
-        """Returns True if the server has a figure of a step."""
+        """Returns True if the server has a metric of a step."""
         return any(
             metric.step == step for metric in self._client.get_metric_history(self.identity, name)
         )

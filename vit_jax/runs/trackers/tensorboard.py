@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the workdir.
+"""TensorBoard tracker: event files in the workdir.
 
 They are written in TensorBoard's own record format: CLU's writers would import TensorFlow into the
 training process (see the architecture page).
@@ -15,7 +15,7 @@ from vit_jax.runs.trackers.tracker import BaseTracker, RunFacts
 
 
 class Tracker(BaseTracker):
-    """Writes scalars, pictures, the config as text, and its values as hyper-parameters."""
+    """Tracker that writes scalars, pictures, the config as text, and its hyperparameters."""
 
     identity = "tensorboard"
     settles_after = 0
@@ -28,7 +28,7 @@ class Tracker(BaseTracker):
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
         self._records = RecordWriter((run.workdir / name).open("wb"))
         self._write(file_version="brain.Event:2")
-        # Tells TensorBoard to forget what an earlier file says of later steps.
+        # Makes TensorBoard discard the later steps of an earlier file.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._write(step=last_step + 1, session_log=start)
         if not identity:
@@ -41,9 +41,8 @@ class Tracker(BaseTracker):
         self._write(step=step, summary=self._summary(value=values))
 
     def picture(self, step: int, name: str, png: bytes) -> None:
-        width, height = struct.unpack(
-            ">II", png[16:24]
-        )  # Of the header that a PNG file begins with.
+        # From the header of the PNG file.
+        width, height = struct.unpack(">II", png[16:24])
         image = self._summary.Image(
             encoded_image_string=png, width=width, height=height, colorspace=3
         )
@@ -55,7 +54,7 @@ class Tracker(BaseTracker):
         self._records.close()
 
     def _described(self, run: RunFacts):
-        """A summary of the config: as text, and as the hyper-parameters of the run."""
+        """Returns a summary of the config: as text, and as the hyperparameters of the run."""
         from tensorboard.compat.proto import tensor_pb2, types_pb2
         from tensorboard.plugins.hparams import metadata as hparams
         from tensorboard.plugins.hparams import plugin_data_pb2

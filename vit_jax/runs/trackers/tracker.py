@@ -1,4 +1,4 @@
-"""The interface of trackers, and a run as they show it."""
+"""Interface of trackers, and the facts about a run that they show."""
 
 import abc
 from collections.abc import Mapping
@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 
 class RunFacts(NamedTuple):
-    """A run, as trackers show it.
+    """Facts about a run for trackers.
 
     Attributes:
-      workdir: the folder with its files, which is a copy where the workdir is in a bucket.
+      workdir: the folder with its files; a local copy if the workdir is in a bucket.
       place: the workdir, as its user named it.
       title: its work in words: `ViT-B/16 fine-tuned on pets`.
       config: its values by their dotted keys.
-      nested: the same as JSON's objects.
+      nested: its values as nested dicts.
     """
 
     workdir: Path
@@ -30,12 +30,11 @@ class RunFacts(NamedTuple):
 
 
 class BaseTracker(abc.ABC):
-    """Sends a run's figures to one library. Calls come from one thread, in the order of the steps.
+    """Sender of a run's metrics to one library, called from one thread in the order of the steps.
 
     Attributes:
-      identity: names the run to the library; a continued run hands it in again.
-      settles_after: seconds after which the library keeps what it was sent, even if the process is
-        killed.
+      identity: the library's identifier of the run; a continued run passes it again.
+      settles_after: seconds after which sent rows are safe, even if the process is killed.
     """
 
     identity: str
@@ -43,19 +42,19 @@ class BaseTracker(abc.ABC):
 
     @abc.abstractmethod
     def __init__(self, run: RunFacts, identity: str, last_step: int):
-        """Opens the run, or opens it again; a new one is told the config.
+        """Opens a new run and sends its config, or reopens an earlier one.
 
         Args:
-          identity: as an earlier start had it; empty for a new run.
-          last_step: of what was sent before; 0 for a new run.
+          identity: the identifier of an earlier start; empty for a new run.
+          last_step: the last step that was sent before; 0 for a new run.
 
         Raises:
-          UserError: the library is missing, or refuses.
+          UserError: the library is missing, or fails.
         """
 
     @abc.abstractmethod
     def row(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Sends figures of a step; a step can have several rows."""
+        """Sends metrics of a step; a step can have several rows."""
 
     @abc.abstractmethod
     def picture(self, step: int, name: str, png: bytes) -> None:
@@ -63,4 +62,4 @@ class BaseTracker(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Sends what waits, and marks the run as over for now."""
+        """Sends pending data, and marks the run as finished for now."""

@@ -1,8 +1,7 @@
-"""Weights & Biases: online, or with `WANDB_MODE=offline` files in the workdir, which `wandb sync`
-sends.
+"""Weights & Biases tracker: online, or offline files in the workdir (`WANDB_MODE=offline`).
 
-`WANDB_PROJECT` names the project (else `vit_jax`), `WANDB_ENTITY` the team, `WANDB_API_KEY` who
-  logs in.
+`wandb sync` sends offline files. `WANDB_PROJECT` names the project (else `vit_jax`), `WANDB_ENTITY`
+the team, and `WANDB_API_KEY` is the user's key.
 """
 
 import io
@@ -17,11 +16,12 @@ STEP = "step"
 
 
 class Tracker(BaseTracker):
-    """Logs rows over their own `step`, so that a continued run need not keep W&B's count of
-    calls.
+    """Tracker that logs rows over their own `step`.
+
+    A continued run then need not match W&B's count of calls.
     """
 
-    settles_after = 15  # Its own process keeps rows back for some seconds.
+    settles_after = 15  # W&B's own process buffers rows for some seconds.
 
     def __init__(self, run: RunFacts, identity: str, last_step: int):
         try:
@@ -40,7 +40,7 @@ class Tracker(BaseTracker):
                 notes=run.title,
                 config=run.nested,
                 allow_val_change=True,
-                # The terminal is the run's own, which log.txt keeps.
+                # The run itself writes the terminal's lines into log.txt.
                 settings=wandb.Settings(console="off", silent=True),
             )
         except (wandb.Error, OSError) as error:

@@ -1,4 +1,4 @@
-"""Directions of an update, before weight decay and the learning rate: what tells optimizers apart.
+"""Update rules of the optimizers, without weight decay and learning rate.
 
 Each is a file of this folder with a function `direction(config)`, and its name in `OPTIMIZERS`
 (`options/optimizer.py`).
@@ -11,5 +11,5 @@ from ml_collections import ConfigDict
 
 
 def direction_of(config: ConfigDict) -> optax.GradientTransformation:
-    """The direction that the config's section `optimizer` names."""
+    """Returns the update rule of the config's section `optimizer`."""
     return import_module(f"{__name__}.{config.name}").direction(config)

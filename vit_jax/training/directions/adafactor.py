@@ -1,4 +1,4 @@
-"""Adafactor, as "Scaling Vision Transformers" changed it."""
+"""Adafactor, in the version of "Scaling Vision Transformers"."""
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +10,14 @@ from vit_jax.training.lora import weight_axes
 
 
 def direction(config: ConfigDict) -> optax.GradientTransformation:
-    """Adafactor's direction in "Scaling Vision Transformers" (Zhai et al., 2022, section 3.5) and
-    big_vision.
+    """Returns Adafactor's update of "Scaling Vision Transformers" (Zhai et al., 2022, section 3.5).
 
-    It keeps sums over rows and columns in place of the second moment, with a decay up to beta2; it
-    has momentum, and does not scale by the parameters. `clip_update` bounds its updates as the
-    original does, at 1 (Shazeer and Stern, 2018).
+    As in big_vision, it stores sums over rows and columns in place of the second moment, with a
+    decay up to beta2. It has momentum, and does not scale by the parameters. `clip_update` bounds
+    the RMS of the updates; in the original it is 1 (Shazeer and Stern, 2018).
     """
     return optax.chain(
-        # Of the two largest axes of 32 or more, which never are those of q, k and v.
+        # Factors the two largest axes of at least 32, which never include the axis of q, k and v.
         optax.scale_by_factored_rms(
             min_dim_size_to_factor=32,
             decay_rate_fn=lambda step, power: jnp.minimum(config.beta2, 1 - (step + 1.0) ** -power),
@@ -29,12 +28,12 @@ def direction(config: ConfigDict) -> optax.GradientTransformation:
 
 
 def clip_by_rms(limit: float, of: str) -> optax.GradientTransformation:
-    """Updates whose root mean square is at most `limit`.
+    """Scales updates down to a root mean square of at most `limit`.
 
     Args:
-      limit: 0: none.
-      of: `array`, each for itself, or `projection`: so too the parts of one array that published
-        code keeps in several, as q, k and v. The result is then the same however they are stored.
+      limit: maximum; 0: none.
+      of: `array`, of each array, or `projection`: also of each part of an array that published code
+        stores as several arrays, such as q, k and v. So the result does not depend on the storage.
     """
 
     def clip(path, x):

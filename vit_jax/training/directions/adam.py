@@ -6,10 +6,10 @@ from ml_collections import ConfigDict
 
 
 def direction(config: ConfigDict) -> optax.GradientTransformation:
-    """Adam's direction (Kingma and Ba, 2015).
+    """Returns Adam's update (Kingma and Ba, 2015).
 
-    `moment_dtype` is of the first moment only: a second moment in bfloat16 would stand still, since
-    its steps of 1 / 1000 are below bfloat16's rounding.
+    `moment_dtype` applies only to the first moment. A second moment in bfloat16 would not change,
+    since its steps of 1 / 1000 are below bfloat16's rounding.
     """
     moment = jnp.dtype(config.moment_dtype)
     return optax.scale_by_adam(

@@ -1,4 +1,4 @@
-"""LAMB (You et al., 2020): Adam's updates, each in proportion to the length of what it changes."""
+"""LAMB (You et al., 2020): Adam's updates, scaled to the norm of each array."""
 
 from collections.abc import Callable
 
@@ -9,18 +9,17 @@ from vit_jax.training.directions import adam
 
 
 def direction(config: ConfigDict) -> optax.GradientTransformation:
-    """Adam's direction; `to_length` comes behind weight decay."""
+    """Returns Adam's update; `to_length` follows after weight decay."""
     return adam.direction(config)
 
 
 def to_length(decays: Callable[[dict], dict] | None) -> optax.GradientTransformation:
-    """Updates of what decays, each array's made as long as the array; an array of zeros' stays as
-    it is.
+    """Scales the updates of decayed arrays to each array's norm; arrays of zeros keep their update.
 
-    What does not decay keeps Adam's, as in Apex's FusedLAMB and timm's Lamb.
+    Arrays without weight decay keep Adam's update, as in Apex's FusedLAMB and timm's Lamb.
 
     Args:
-      decays: of parameters, True for those that decay; None: all.
+      decays: returns True for the parameters with weight decay; None: all.
     """
     scaled = optax.scale_by_trust_ratio()
     return scaled if decays is None else optax.masked(scaled, decays)

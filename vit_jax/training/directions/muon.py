@@ -1,4 +1,4 @@
-"""Muon: each kernel's momentum, made orthogonal (Jordan et al., 2024)."""
+"""Muon: the orthogonalized momentum of each kernel (Jordan et al., 2024)."""
 
 import jax
 import jax.numpy as jnp
@@ -9,22 +9,21 @@ from optax.contrib import MuonDimensionNumbers
 from vit_jax.parallel.sharding import path_name
 from vit_jax.training.lora import weight_axes
 
-# RMS of a kernel's update, which is about Adam's, so that one learning rate and one weight decay
-# serve both (Liu et al., "Muon is Scalable for LLM Training", 2025, section 2.2).
+# RMS of a kernel's update. It is similar to Adam's, so that both have the same learning rate and
+# weight decay (Liu et al., "Muon is Scalable for LLM Training", 2025, section 2.2).
 RMS = 0.2
 
 
 def direction(config: ConfigDict) -> optax.GradientTransformation:
-    """Muon's direction (Jordan et al., 2024, kellerjordan.github.io/posts/muon), as Optax computes
-    it.
+    """Returns Optax's Muon update (Jordan et al., 2024, kellerjordan.github.io/posts/muon).
 
-    A kernel is a matrix of its inputs by its outputs, or one for each part, as of q, k and v. Five
-    steps of Newton and Schulz bring the singular values of its Nesterov momentum `beta1`, 0.95 in
-    the original, near to 1. What reads pixels or gives classes, and what is no kernel, has Adam's
-    direction, with Nesterov's momentum too.
+    A kernel is a matrix of its inputs by its outputs, or one matrix for each part, such as q, k and
+    v. Five Newton-Schulz steps bring the singular values of its Nesterov momentum (`beta1`, 0.95 in
+    the original) near to 1. Kernels that read pixels or return classes, and all other arrays, have
+    Adam's update with Nesterov momentum.
     """
     return optax.contrib.muon(
-        learning_rate=-1.0,  # The rate comes behind weight decay, and turns the sign there.
+        learning_rate=-1.0,  # The sign and the learning rate are applied after weight decay.
         beta=config.beta1,
         adam_b1=config.beta1,
         adam_b2=config.beta2,
@@ -36,7 +35,7 @@ def direction(config: ConfigDict) -> optax.GradientTransformation:
 
 
 def matrix_axes(path: tuple, x: jax.Array) -> MuonDimensionNumbers | None:
-    """The axes of a weight that are its inputs and its outputs; None: Adam's."""
+    """Returns the input and output axes of a weight; None for Adam's update."""
     axes = weight_axes(path_name(path), x.ndim)
     if axes is None or not axes.inputs or not {"channels", "classes"}.isdisjoint(axes.names):
         return None

@@ -6,5 +6,5 @@ from ml_collections import ConfigDict
 
 
 def direction(config: ConfigDict) -> optax.GradientTransformation:
-    """The gradient with momentum `beta1`."""
+    """Returns the gradient with momentum `beta1`."""
     return optax.trace(decay=config.beta1, accumulator_dtype=jnp.dtype(config.moment_dtype))

@@ -1,7 +1,6 @@
-"""Objectives of training: each is one file, as `objective.py` describes, and one line of this
-table.
+"""Training objectives: each is a file, as described in `objective.py`, and a line of `OBJECTIVES`.
 
-All objectives go through the one step of `training/step.py`.
+All objectives use the same step, `training/step.py`.
 """
 
 import contextlib
@@ -41,11 +40,10 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "beitv2": BEiTv2,
 }
 
-ENDLESS = (
-    2**31 - 1
-)  # Steps, where only an objective's sizes are wanted, and no schedule is too long.
+# Steps for calls that only need an objective's sizes, so that no schedule is too long.
+ENDLESS = 2**31 - 1
 
-# The one that a program hands in, seen by its call of `vit_jax.train` and by no other thread's.
+# A program's own objective, only visible to its call of `vit_jax.train`, not to other threads.
 _HANDED_IN: ContextVar[type[Objective] | None] = ContextVar(
     "the objective that was handed in", default=None
 )
@@ -53,11 +51,10 @@ _HANDED_IN: ContextVar[type[Objective] | None] = ContextVar(
 
 @contextlib.contextmanager
 def handing_in(objective: type[Objective] | None) -> Iterator[None]:
-    """The context in which a config may name an objective that is not of the table, by its class's
-    name.
+    """Lets configs use an objective outside the table by its class name while the context is open.
 
     Raises:
-      UserError: it is no class of objectives, or has the name of one in the table.
+      UserError: it is not a subclass of `Objective`, or has the name of one in the table.
     """
     if objective is not None:
         if not (isinstance(objective, type) and issubclass(objective, Objective)):
@@ -77,14 +74,15 @@ def handing_in(objective: type[Objective] | None) -> Iterator[None]:
 
 
 def is_handed_in(config: ConfigDict) -> bool:
-    """The config names an objective that no later process knows by its name alone."""
+    """Returns True if the config's objective is not in the table.
+
+    Later processes cannot find such an objective by its name.
+    """
     return config.objective.name not in OBJECTIVES
 
 
 def objective_of(config: ConfigDict) -> type[Objective]:
-    """The kind of objective that the config names, which says what it wants before there is a
-    model.
-    """
+    """Returns the class of the config's objective, which needs no model."""
     handed_in = _HANDED_IN.get()
     return handed_in if handed_in and is_handed_in(config) else OBJECTIVES[config.objective.name]
 
@@ -97,14 +95,17 @@ def make_objective(
     steps: int = ENDLESS,
     frozen: nnx.Module | None = None,
 ) -> Objective:
-    """The config's objective for a model, which may be abstract, and without its frozen model.
+    """Makes the config's objective for a model, which may be abstract, without its frozen model.
 
     Args:
-      steps: of the run, over which schedules go.
-      frozen: the abstract model that the objective asked for by `teacher_spec`.
+      config: of the run.
+      model: to train.
+      rngs: random keys for initialization.
+      steps: of the run, for schedules.
+      frozen: the abstract model that the objective requires by `teacher_spec`.
 
     Raises:
-      UserError: it does not fit the model or the config's other values.
+      UserError: the objective does not fit the model or the config's other values.
     """
     kind = objective_of(config)
     if frozen is None and kind.teacher_spec(config) is not None:
@@ -123,7 +124,7 @@ def abstract_objective(
     frozen: nnx.Module | None = None,
     class_weights: tuple[float, ...] = (),
 ) -> Objective:
-    """The config's objective, abstract, with its frozen model and its weights of classes."""
+    """Returns the config's objective with shapes in place of arrays, and with its frozen model."""
     objective = abstract(partial(make_objective, config, model, steps=steps, frozen=frozen))
     if frozen is not None:
         objective.frozen = frozen

@@ -1,4 +1,4 @@
-"""Masked prediction of an image's codes, which a frozen tokeniser gives (BEiT, 2106.08254)."""
+"""Masked prediction of an image's codes from a frozen tokeniser (BEiT, 2106.08254)."""
 
 from typing import ClassVar
 
@@ -18,19 +18,20 @@ from vit_jax.training.objectives.frozen import teacher_patch
 from vit_jax.training.objectives.masking import check_hides_patches, pick
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, StepContext
 
-RANDOM_CODES = 32  # Of an untrained tokeniser, for smoke tests.
+RANDOM_CODES = 32  # Codes of an untrained tokeniser, for smoke tests.
 
 
 class BEiT(BlockMasked):
-    """Predicts the codes that a frozen tokeniser gives the whole image, at patches that are masked.
+    """Prediction of a frozen tokeniser's codes for masked patches.
 
-    A linear head scores the codes by the masked patches' final representations. The loss is the
-    cross-entropy, the mean over these.
+    The tokeniser has the whole image as its input. A linear head computes logits of the codes from
+    the final representations of the masked patches. The loss is the mean cross-entropy over the
+    masked patches.
 
     Args:
-      model: the ViT that is trained.
+      model: the ViT to train.
       codes: number of the tokeniser's codes.
-      ratio: share of the patches that is masked, rounded to whole patches.
+      ratio: share of masked patches, rounded to whole patches.
       rngs: the key for initialisation.
 
     Raises:
@@ -42,8 +43,9 @@ class BEiT(BlockMasked):
 
     @staticmethod
     def views(config: ConfigDict) -> tuple[View, ...]:
-        """The picture, and where the tokeniser sees it at another size, that one by Lanczos'
-        filter.
+        """Returns the image, and `taught` if the tokeniser has another size.
+
+        `taught` is resized by Lanczos' filter.
         """
         image, *taught = BlockMasked.views(config)
         return (image, *(view._replace(crop={"interpolation": "lanczos"}) for view in taught))
@@ -77,10 +79,10 @@ class BEiT(BlockMasked):
 
     @classmethod
     def count_codes(cls, config: ConfigDict, model: TokenModel, frozen: nnx.Module) -> int:
-        """The number of the tokeniser's codes.
+        """Returns the number of the tokeniser's codes.
 
         Raises:
-          UserError: the frozen model gives no codes, or not one for each of the model's patches.
+          UserError: the frozen model has no codes, or not one for each of the model's patches.
         """
         if not isinstance(frozen, CodeModel) or frozen.head is None:
             raise UserError(
@@ -93,11 +95,13 @@ class BEiT(BlockMasked):
         return frozen.num_classes
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """The loss of each image, and the share of its masked patches whose code is the likeliest.
+        """Returns each image's loss, and the share of its masked patches with a correct top code.
 
         Args:
-          batch: `image` uint8 `[batch, height, width, channels]`, `taught` where the tokeniser sees
-            another size, and what `prepare` drew.
+          model: the ViT.
+          batch: `image` uint8 `[batch, height, width, channels]`, `taught` if the tokeniser has
+            another size, and the random draws of `prepare`.
+          context: of the step.
         """
         wanted = self.masked_tokens(batch)
         logits = self.predict(model, batch, context.rngs)
@@ -106,40 +110,41 @@ class BEiT(BlockMasked):
         )
 
     def tokens(self, batch: Batch) -> jax.Array:
-        """The tokeniser's codes of all patches in raster order, int32 `[batch, patches]`."""
+        """Returns the tokeniser's codes of all patches, int32 `[batch, patches]`, row by row."""
         return self.frozen.codes(batch.get("taught", batch["image"]))
 
     def masked_tokens(self, batch: Batch) -> jax.Array:
-        """The tokeniser's codes of the masked patches, int32 `[batch, masked]`."""
+        """Returns the tokeniser's codes of the masked patches, int32 `[batch, masked]`."""
         return pick(self.tokens(batch)[..., None], self.positions(batch))[..., 0]
 
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Scores the codes of the masked patches, the logits, float32 `[batch, masked, codes]`."""
+        """Returns logits of the codes of the masked patches, float32 `[batch, masked, codes]`."""
         return self.logits(model, model.encode(self.embed(model, batch, rngs), rngs), batch)
 
     def logits(self, model: nnx.Module, x: jax.Array, batch: Batch) -> jax.Array:
-        """Scores the codes of the masked patches, float32 `[batch, masked, codes]`.
+        """Returns logits of the codes of the masked patches, float32 `[batch, masked, codes]`.
 
         Args:
+          model: the ViT.
           x: all tokens after the last layer, not yet normalised, `[batch, tokens, dim]`.
+          batch: with the masks.
         """
         return self.head(self.read_masked(model, x, batch))
 
     def pictures(
         self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION
     ) -> tuple[jax.Array, jax.Array]:
-        """The images with masked patches in grey, and with other patches in their place, in [0,
-        255].
+        """Returns the images with masked patches in grey, and with predicted patches, in [0, 255].
 
-        These are, of all patches of the batch that are not masked, those whose code is predicted as
-        the likeliest.
+        A masked patch is replaced by an unmasked patch of the batch: the one whose code has the
+        highest logit.
         """
         return self.filled(batch, self.predict(model, batch)[..., self.tokens(batch).reshape(-1)])
 
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Those of the student, and of the tokeniser, which has no backward pass."""
+        """Counts the student's multiply-adds, and the tokeniser's, which has no backward pass."""
         graphdef, weights = nnx.split(self)
 
         def tokens(weights, batch):
@@ -151,10 +156,10 @@ class BEiT(BlockMasked):
 
 
 def code_losses(logits: jax.Array, wanted: jax.Array) -> jax.Array:
-    """The cross-entropy of codes of each image, the mean over its places, float32 `[batch]`.
+    """Returns the mean cross-entropy of each image's codes, float32 `[batch]`.
 
     Args:
       logits: `[batch, places, codes]`.
-      wanted: the right codes, int32 `[batch, places]`.
+      wanted: the correct codes, int32 `[batch, places]`.
     """
     return optax.softmax_cross_entropy_with_integer_labels(logits, wanted).mean(axis=1)

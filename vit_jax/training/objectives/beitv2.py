@@ -1,6 +1,4 @@
-"""Masked prediction of a learned tokeniser's codes, with patch aggregation (BEiT v2,
-2208.06366).
-"""
+"""Masked prediction of a learned tokeniser's codes, and patch aggregation (BEiT v2, 2208.06366)."""
 
 from typing import Any, ClassVar
 
@@ -26,20 +24,21 @@ RANDOM_CODE_DIM = 32  # Width of the codes of an untrained tokeniser, for smoke 
 
 
 class BEiTv2(BEiT):
-    """Predicts the codes of masked patches twice: from the last layer, and through the class token.
+    """Prediction of masked patches' codes twice: by the last layer, and through the class token.
 
-    The tokeniser is what a run of `vqkd` leaves. In patch aggregation a few more layers read the
-    last layer's class token with the patches of an earlier one, which say too little of the codes,
-    so that the class token must say what is left. They end in the same norm and head; the loss is
-    the sum of both cross-entropies. In fine-tuning these layers are left behind.
+    The tokeniser is the result of a `vqkd` run. In patch aggregation a few more layers read the
+    last layer's class token together with an earlier layer's patches. These patches contain too
+    little information about the codes, so that the class token must contain the rest. The layers
+    have the same norm and head; the loss is the sum of both cross-entropies. Fine-tuning does not
+    use these layers.
 
     Args:
-      model: the ViT that is trained.
+      model: the ViT to train.
       codes: number of the tokeniser's codes.
-      ratio: share of the patches that is masked, rounded to whole patches.
-      early: number of layers before the patches that are aggregated.
+      ratio: share of masked patches, rounded to whole patches.
+      early: number of layers before the aggregated patches.
       layers: of the aggregation; 0: there is none.
-      scheme: how these start; None: as the model's.
+      scheme: initialisation of these layers; None: the model's.
       rngs: the key for initialisation.
 
     Raises:
@@ -67,14 +66,12 @@ class BEiTv2(BEiT):
 
     @staticmethod
     def views(config: ConfigDict) -> tuple[View, ...]:
-        """The picture, and where the tokeniser sees it at another size, that one too."""
+        """Returns the image, and `taught` if the tokeniser has another size."""
         return BlockMasked.views(config)
 
     @property
     def metrics(self) -> dict[str, str]:
-        """Names how often the likeliest code is the right one, and the loss of what is
-        aggregated.
-        """
+        """Metrics: the accuracy of the codes, and the loss of the aggregation if there is one."""
         more = {"aggregated_loss": "number"} if self.layers is not None else {}
         return {"accuracy": "share"} | more
 
@@ -120,11 +117,13 @@ class BEiTv2(BEiT):
         return tokeniser.count
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """The loss of each image, and the share of its masked patches whose code is the likeliest.
+        """Returns each image's loss, and the share of its masked patches with a correct top code.
 
         Args:
-          batch: `image` uint8 `[batch, height, width, channels]`, `taught` where the tokeniser sees
-            another size, and what `prepare` drew.
+          model: the ViT.
+          batch: `image` uint8 `[batch, height, width, channels]`, `taught` if the tokeniser has
+            another size, and the random draws of `prepare`.
+          context: of the step.
         """
         wanted = self.masked_tokens(batch)
         logits, *aggregated = self.predict_each(model, batch, context.rngs)
@@ -145,8 +144,9 @@ class BEiTv2(BEiT):
     def predict_each(
         self, model: TokenModel, batch: Batch, rngs: nnx.Rngs | None = None
     ) -> tuple[jax.Array, ...]:
-        """Scores the codes of the masked patches, float32 `[batch, masked, codes]`: by the last
-        layer, and by the aggregation where there is one.
+        """Returns logits of the codes of the masked patches, float32 `[batch, masked, codes]`.
+
+        The first are from the last layer, the second from the patch aggregation if there is one.
         """
         x = self.embed(model, batch, rngs)
         if self.layers is None:
@@ -158,11 +158,12 @@ class BEiTv2(BEiT):
     def aggregate(
         self, model: TokenModel, last: jax.Array, early: jax.Array, rngs: nnx.Rngs | None = None
     ) -> jax.Array:
-        """The last layer's class token and an earlier layer's patches after the layers that read
-        both.
+        """Applies the aggregation to the last layer's class token and an earlier layer's patches.
 
         Args:
+          model: the ViT.
           last, early: all tokens, `[batch, tokens, dim]`, as the result is.
+          rngs: for dropout.
         """
         positions: dict[str, Any] = model.layer_positions(rngs)
         layers = list(self.layers.values())
@@ -182,9 +183,7 @@ class BEiTv2(BEiT):
 
 
 def _check_aggregates(model: TokenModel, early: int) -> None:
-    """Raises UserError where a model has no class token, or no layer after so many that says more
-    in it.
-    """
+    """Raises UserError if a model has no class token, or no layer after `early`."""
     if not model.prefix:
         raise UserError(
             "config.objective.name='beitv2' aggregates patches through the class token: "

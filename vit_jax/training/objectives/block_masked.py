@@ -1,6 +1,4 @@
-"""Masking of blocks of patches by one learned embedding, under a frozen model that sees the image
-whole.
-"""
+"""Base of objectives that mask blocks of patches and have a frozen teacher of the whole image."""
 
 import math
 from typing import Any, ClassVar
@@ -20,19 +18,19 @@ from vit_jax.training.objectives.frozen import TeacherSpec, random_vit, teacher_
 from vit_jax.training.objectives.masking import patchify, pick, put, unpatchify
 from vit_jax.training.objectives.objective import Batch, Objective
 
-SMALLEST_BLOCK = 16  # Patches, as BEiT's.
+SMALLEST_BLOCK = 16  # Patches, as in BEiT.
 GREY = 127.5
 
 
 class BlockMasked(Objective):
-    """Predicts what a frozen teacher, which sees the whole image, says of patches that are masked.
+    """Prediction of a frozen teacher's output for masked patches.
 
-    The masked patches' embeddings become one learned embedding. Masks are of blocks, with exact
-    counts. A subclass has `predict` of masked patches.
+    The teacher has the whole image as its input. One learned embedding replaces the masked patches'
+    embeddings. Masks are made of blocks, with exact counts. Subclasses implement `predict`.
 
     Args:
-      model: the ViT that is trained.
-      ratio: share of the patches that is masked, rounded to whole patches.
+      model: the ViT to train.
+      ratio: share of masked patches, rounded to whole patches.
       gradient: share of the gradient that reaches the patch embedding.
       rngs: the key for initialisation.
 
@@ -60,9 +58,7 @@ class BlockMasked(Objective):
 
     @staticmethod
     def views(config: ConfigDict) -> tuple[View, ...]:
-        """The picture, and where the teacher sees it at another size, the same rectangle as
-        `taught`.
-        """
+        """Returns the image, and the same rectangle as `taught` if the teacher has another size."""
         size = config.objective.teacher_size
         if size in (None, config.data.image_size):
             return (View(),)
@@ -80,17 +76,18 @@ class BlockMasked(Objective):
         return random_vit(config, size, num_classes, rngs=rngs)
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """The batch with `masked` bool `[batch, patches]`, drawn for each image from its key."""
+        """Adds `masked` bool `[batch, patches]` to the batch, drawn for each image from its key."""
         counts = jnp.full(len(keys), self.masked, jnp.int32)
         return batch | {"masked": block_masks(keys, counts, self.grid, SMALLEST_BLOCK)}
 
     def positions(self, batch: Batch) -> jax.Array:
-        """The masked patches of each image in raster order, int32 `[batch, masked]`."""
+        """Returns the masked patches of each image in raster order, int32 `[batch, masked]`."""
         return jnp.argsort(~batch["masked"], axis=1)[:, : self.masked].astype(jnp.int32)
 
     def embed(self, model: TokenModel, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """All tokens before the first layer, masked patches as the learned one, `[batch, tokens,
-        dim]`.
+        """Returns all tokens before the first layer, `[batch, tokens, dim]`.
+
+        The learned embedding replaces masked patches.
         """
         x = model.patches(batch["image"])
         x = self.gradient * x + (1 - self.gradient) * jax.lax.stop_gradient(x)
@@ -98,16 +95,16 @@ class BlockMasked(Objective):
         return model.assemble(x, rngs)
 
     def predict(self, model: TokenModel, batch: Batch, rngs: nnx.Rngs | None = None) -> Any:
-        """Predicts what the teacher says of the masked patches, `[batch, masked, ...]`."""
+        """Predicts the teacher's output for the masked patches, `[batch, masked, ...]`."""
         raise NotImplementedError
 
     def filled(self, batch: Batch, likeness: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The images with masked patches in grey, and with other patches in their place, in [0,
-        255].
+        """Returns the images with masked patches in grey, and with similar patches, in [0, 255].
 
         Args:
-          likeness: of each masked patch to all patches of the batch, `[batch, masked, batch *
-            patches]`; the most alike that is not masked itself stands in its place.
+          batch: with the masks.
+          likeness: similarity of each masked patch to all patches of the batch,
+            `[batch, masked, batch * patches]`; the most similar unmasked patch replaces it.
         """
         positions, pixels = (
             self.positions(batch),
@@ -121,10 +118,12 @@ class BlockMasked(Objective):
         return tuple(unpatchify(patches, self.grid, self.patch) for patches in filled)
 
     def read_masked(self, model: TokenModel, x: jax.Array, batch: Batch) -> jax.Array:
-        """The masked patches' final representations, `[batch, masked, dim]`.
+        """Returns the masked patches' final representations, `[batch, masked, dim]`.
 
         Args:
+          model: the ViT.
           x: all tokens after the last layer, not yet normalised.
+          batch: with the masks.
         """
         x = x if model.norm is None else model.norm(x)
         return pick(x[:, model.patch_tokens], self.positions(batch))
@@ -132,7 +131,7 @@ class BlockMasked(Objective):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Those of the student alone."""
+        """Counts the multiply-adds of the student alone."""
         graphdef, weights = nnx.split((model, self))
 
         def predicted(weights, batch):
@@ -152,13 +151,15 @@ def check_same_places(
     size: tuple[int, int],
     side: int,
 ) -> None:
-    """Raises UserError where a teacher says of other places than the model's patches.
+    """Raises UserError if a teacher's outputs are not one for each of the model's patches.
 
     Args:
-      what: these are, such as `patches`.
-      grid: rows and columns of them.
-      size: of its images, in pixels.
-      side: of a place, in pixels; 0: it is not known.
+      config: of the run.
+      model: the ViT.
+      what: name of the outputs, such as `patches`.
+      grid: their rows and columns.
+      size: of the teacher's images, in pixels.
+      side: of the square of one output, in pixels; 0: unknown.
     """
     if grid == model.grid:
         return

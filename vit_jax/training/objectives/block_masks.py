@@ -1,4 +1,4 @@
-"""Masks of patches that are made of blocks (BEiT, 2106.08254, algorithm 1), with exact counts."""
+"""Patch masks made of blocks (BEiT, 2106.08254, algorithm 1), with exact counts."""
 
 import functools
 import math
@@ -6,25 +6,25 @@ import math
 import jax
 import jax.numpy as jnp
 
-SMALLEST = 4  # Patches of a block that is drawn, as in DINOv2; in BEiT 16.
+SMALLEST = 4  # Minimum patches of a block, as in DINOv2; in BEiT 16.
 ASPECTS = 0.3, 1 / 0.3  # Height over width of a block.
-ATTEMPTS = 10  # At a block, before the rest is drawn one by one.
+ATTEMPTS = 10  # Draws for a block, before the rest is drawn one by one.
 
 
 def block_masks(
     keys: jax.Array, counts: jax.Array, grid: tuple[int, int], smallest: int = SMALLEST
 ) -> jax.Array:
-    """Masks, bool `[images, patches]`, of exactly so many patches each.
+    """Draws masks, bool `[images, patches]`, with exact counts of patches.
 
-    Blocks are drawn until no more fit: areas even between the smallest block's and what is left to
-    mask, aspects log-uniform, places even. What is then missing is drawn one by one, as DINOv3
-    does.
+    Blocks are drawn until no more fit. Their areas are uniform between the smallest block's and the
+    number of patches left to mask, their aspect ratios log-uniform and their places uniform. The
+    remaining patches are drawn one by one, as in DINOv3.
 
     Args:
       keys: one for each image.
       counts: patches to mask, int32 `[images]`.
       grid: rows and columns of patches.
-      smallest: patches of a block, at least, as long as more than that are missing.
+      smallest: minimum patches of a block, as long as more than that are left to mask.
     """
     return jax.vmap(functools.partial(_mask, grid=grid, smallest=smallest))(keys, counts)
 
@@ -45,13 +45,16 @@ def _mask(key: jax.Array, count: jax.Array, grid: tuple[int, int], smallest: int
         (jnp.zeros(grid, bool), jnp.int32(0), jnp.bool_(False)),
     )
     mask = mask.reshape(-1)
-    # Masked ones come first, then all others at random.
+    # Masked patches come first, then all others in random order.
     order = jnp.argsort(jnp.where(mask, -1.0, jax.random.uniform(rest, mask.shape)))
     return jnp.zeros_like(mask).at[order].set(jnp.arange(mask.size) < count)
 
 
 def _blocks(key: jax.Array, mask: jax.Array, left: jax.Array, grid: tuple[int, int], smallest: int):
-    """Blocks `[attempts, rows, columns]`, and which of them mask something and not too much."""
+    """Returns candidate blocks, bool `[attempts, rows, columns]`, and which of them are valid.
+
+    Valid blocks mask at least one new patch, and at most `left`.
+    """
     rows, columns = grid
     area, aspect, down, right = jax.random.uniform(key, (4, ATTEMPTS))
     area = smallest + area * (left - smallest)

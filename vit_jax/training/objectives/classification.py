@@ -1,6 +1,6 @@
-"""Supervised classification: the loss, and what counts as right.
+"""Supervised classification: the loss and the accuracy.
 
-Labels come as class indices `[batch, max_labels]`, padded with -1; most data sets have one.
+Labels are class indices `[batch, max_labels]`, padded with -1; most data sets have one label.
 """
 
 from typing import Any, ClassVar
@@ -25,23 +25,23 @@ from vit_jax.training.objectives.objective import (
 
 
 def probabilities_of(config: ConfigDict) -> str:
-    """The kind of probabilities that the config's loss trains, of `PROBABILITIES`."""
+    """Returns the key of `PROBABILITIES` for the config's loss."""
     return "softmax" if config.loss.name == "softmax" else "sigmoid"
 
 
 class Classification(Objective):
-    """Supervised: the logits of whole images against their labels; no parameters but the model's.
+    """Supervised classification of whole images, without parameters of its own.
 
-    With `average` it remembers an average of the parameters (EMA), by which the run is evaluated.
+    With `average` its state has an average of the parameters (EMA), which evaluation uses.
 
     Attributes:
       class_weights: weight of each class's images in the training loss, set afterwards; empty: all
         are 1.
 
     Args:
-      loss: one of `LOSSES`, as `classification_loss` has it.
+      loss: one of `LOSSES`, as in `classification_loss`.
       smoothing: share of the target that is spread over all classes in training.
-      average: what makes the average; None: there is none.
+      average: moving average of the parameters; None: there is none.
     """
 
     labels = True
@@ -57,9 +57,8 @@ class Classification(Objective):
 
     @classmethod
     def needs_a_label(cls, config: ConfigDict) -> bool:
-        return (
-            config.loss.name == "softmax"
-        )  # To the others an image without a label is of no class.
+        # For the other losses an image without a label belongs to no class.
+        return config.loss.name == "softmax"
 
     @classmethod
     def make(
@@ -85,15 +84,13 @@ class Classification(Objective):
         return {name: self.average.after(mean, params, update) for name, mean in memory.items()}
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Cross-entropy and precision at 1 of each image."""
+        """Returns the cross-entropy and the top-1 accuracy of each image."""
         logits = model(batch["image"], context.rngs)
         losses = self.label_losses(logits, batch, context)
         return Loss(losses, {"accuracy": correct(logits, batch["labels"])}, logits=logits)
 
     def label_losses(self, logits: jax.Array, batch: Batch, context: StepContext) -> jax.Array:
-        """The loss of each image under its labels, `[batch]`; in evaluation neither smoothed nor
-        weighted.
-        """
+        """Returns the loss of each image, `[batch]`; evaluation ignores smoothing and weights."""
         targets = batch_targets(batch, logits.shape[-1], self.loss)
         smoothing = 0.0 if context.rngs is None else self.smoothing
         losses = classification_loss(logits, targets, self.loss, smoothing)
@@ -104,25 +101,28 @@ class Classification(Objective):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Those that the papers count."""
+        """Counts the model's multiply-adds as in the papers."""
         return count_multiply_adds(model)
 
 
 def values_of(config: ConfigDict) -> dict[str, Any]:
-    """The arguments of a `Classification` that the config gives."""
+    """Returns the config's arguments of a `Classification`."""
     smoothing = config.loss.label_smoothing
     return dict(loss=config.loss.name, smoothing=smoothing, average=average_of(config))
 
 
 def multi_hot(labels: jax.Array, num_classes: int) -> jax.Array:
-    """`[batch, max_labels]` indices to `[batch, classes]` zeros and ones; padding adds nothing."""
+    """Converts indices `[batch, max_labels]` to zeros and ones `[batch, classes]`.
+
+    Padding adds nothing.
+    """
     return jax.nn.one_hot(labels, num_classes).max(axis=1)
 
 
 def class_targets(labels: jax.Array, num_classes: int, name: str) -> jax.Array:
-    """The targets of the loss `name`, `[batch, classes]`.
+    """Returns the targets of the loss `name`, `[batch, classes]`.
 
-    `softmax`: the labels' even mixture; else one for each label.
+    For `softmax` they are uniform over the labels; for other losses they are 1 for each label.
     """
     targets = multi_hot(labels, num_classes)
     if name == "softmax":
@@ -131,11 +131,10 @@ def class_targets(labels: jax.Array, num_classes: int, name: str) -> jax.Array:
 
 
 def batch_targets(batch: dict[str, jax.Array], num_classes: int, name: str) -> jax.Array:
-    """`class_targets` of a batch's `labels`, mixed with its partners' where `augment` mixed the
-    images.
+    """Returns `class_targets` of a batch, mixed with the partners' targets if the images are mixed.
 
-    Of the loss `binary` a mixture has one for each class of either image, however small its share
-    (Wightman et al., 2021).
+    For the loss `binary` the target is 1 for each class of either image, for any share (Wightman et
+    al., 2021).
     """
     targets = class_targets(batch["labels"], num_classes, name)
     if "share" not in batch:
@@ -148,9 +147,7 @@ def batch_targets(batch: dict[str, jax.Array], num_classes: int, name: str) -> j
 
 
 def image_weights(batch: dict[str, jax.Array], class_weights: jax.Array) -> jax.Array:
-    """The weight of each image's class, `[batch]`; of mixed images the mean of both by their
-    shares.
-    """
+    """Returns the weight of each image's class, `[batch]`; for mixed images the weighted mean."""
     weights = class_weights[batch["labels"].max(axis=1)]
     if "share" not in batch:
         return weights
@@ -161,12 +158,13 @@ def image_weights(batch: dict[str, jax.Array], class_weights: jax.Array) -> jax.
 def classification_loss(
     logits: jax.Array, targets: jax.Array, name: str, smoothing: float
 ) -> jax.Array:
-    """Cross-entropy of each image, `[batch]`.
+    """Returns the cross-entropy of each image, `[batch]`.
 
     Args:
-      targets: as `class_targets` makes them, or a mixture of such.
-      name: `softmax`; `sigmoid`, each class by itself, summed over the classes; `binary`, its mean
-        over them.
+      logits: `[batch, classes]`.
+      targets: from `class_targets`, or a mixture of these.
+      name: `softmax`; `sigmoid`, binary cross-entropy summed over the classes; `binary`, its mean
+        over the classes.
       smoothing: share of the target that is spread over all classes.
     """
     targets = (1 - smoothing) * targets + smoothing / logits.shape[-1]
@@ -177,5 +175,5 @@ def classification_loss(
 
 
 def correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Precision at 1, `[batch]` bool: the highest logit is one of the image's classes."""
+    """Returns whether the top-1 class is one of the image's labels, `[batch]` bool."""
     return (logits.argmax(-1)[:, None] == labels).any(-1)

@@ -1,7 +1,7 @@
-"""A codebook of directions: the nearest of them, and how they follow what is given to them.
+"""Codebook of unit vectors: nearest codes, and updates of the codes.
 
-All is computed of the global batch, a part of the codes at a time: the similarities of all patches
-with all codes would take gigabytes.
+All is computed on the global batch, for a part of the codes at a time, since the similarities of
+all patches with all codes would take gigabytes.
 """
 
 import jax
@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from vit_jax.training.objectives.prototypes import unit
 
-ITERATIONS = 10  # Of k-means, as BEiT v2's authors take.
-AT_ONCE = 1024  # Codes.
+ITERATIONS = 10  # Iterations of k-means, as in BEiT v2's code.
+AT_ONCE = 1024  # Codes per product.
 
 
 def nearest(x: jax.Array, codes: jax.Array) -> jax.Array:
-    """The number of the code nearest each vector, int32 `[...]`; of several as near the first.
+    """Returns the index of the nearest code for each vector, int32 `[...]`; the first of equals.
 
     Args:
       x: of length 1, `[..., dim]`.
@@ -29,14 +29,14 @@ def nearest(x: jax.Array, codes: jax.Array) -> jax.Array:
 
 
 def sums_by_code(x: jax.Array, given: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """The sum of the vectors that are given each code, `[codes, dim]`, and their number, `[codes]`.
+    """Returns the sum of each code's vectors, `[codes, dim]`, and their number, `[codes]`.
 
-    As a product of matrices, whose sums have the same order in every run: a scatter's have not on a
-    GPU.
+    It is a matrix product, whose sums have the same order in every run. A scatter's sums do not on
+    a GPU.
 
     Args:
       x: `[vectors, dim]`.
-      given: the code of each, `[vectors]`.
+      given: the code of each vector, `[vectors]`.
       count: number of the codes.
     """
     sums, hits = [], []
@@ -48,19 +48,18 @@ def sums_by_code(x: jax.Array, given: jax.Array, count: int) -> tuple[jax.Array,
 
 
 def means_of_codes(x: jax.Array, given: jax.Array, codes: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The direction of the mean of the vectors that are given each code, and how many these are.
+    """Returns the normalised mean of each code's vectors, and their number.
 
-    A code that none is given stays as it is.
+    A code without vectors stays unchanged.
     """
     sums, hits = sums_by_code(x, given, len(codes))
     return jnp.where(hits[:, None] > 0, unit(sums / jnp.maximum(hits, 1)[:, None]), codes), hits
 
 
 def k_means(x: jax.Array, count: int, key: jax.Array) -> jax.Array:
-    """Finds so many directions to which vectors of length 1, `[vectors, dim]`, lie near: spherical
-    k-means.
+    """Fits `count` unit vectors to unit vectors, `[vectors, dim]`, by spherical k-means.
 
-    It begins at vectors drawn at random, all different ones, of which there must be so many.
+    It starts from distinct random vectors of `x`, which must have at least `count`.
     """
     first = x[jax.random.permutation(key, len(x))[:count]]
     return jax.lax.fori_loop(
@@ -69,5 +68,5 @@ def k_means(x: jax.Array, count: int, key: jax.Array) -> jax.Array:
 
 
 def codes_after(codes: jax.Array, means: jax.Array, momentum: float) -> jax.Array:
-    """The codes, of length 1, moved towards the directions of what they were given."""
+    """Moves the codes, of length 1, towards the means of their vectors."""
     return unit(momentum * codes + (1 - momentum) * means)

@@ -1,13 +1,13 @@
 """Self-distillation without labels: DINO (2104.14294), iBOT (2111.07832), DINOv2 (2304.07193).
 
-A student learns what its teacher says of another view of an image; the teacher is an EMA of the
-student. It sees the large views whole and alone; the student also local crops, smaller parts of the
-image, and large views of which patches are masked, for which it learns what the teacher says of
-those patches.
+A student predicts the teacher's output for another view of an image. The teacher is an EMA of the
+student. Its input is only the large views, without masks. The student's input is also local crops,
+smaller parts of the image, and large views with masked patches. For masked patches it predicts the
+teacher's output for the same patches.
 
 With `objective.teacher` the teacher is a frozen model with its heads, which may be larger (DINOv2,
-section 5; DINOv3, section 5.2): the same losses, of a student that sees its large views whole. What
-is left is its EMA.
+section 5; DINOv3, section 5.2). The losses are the same, without masks. The result is the student's
+EMA.
 """
 
 import math
@@ -47,22 +47,23 @@ from vit_jax.training.objectives.prototypes import (
     views_matched,
 )
 
-VIEWS = 2  # Large ones.
+VIEWS = 2  # Number of large views.
 STUDENT_TEMPERATURE = 0.1
-NEWEST = 0.1  # Share of the newest batch in the centres, and in the other running means.
-# What is taken for a collapse, from a twentieth of the run on.
+NEWEST = 0.1  # Share of the newest batch in the centres and the other running means.
+# Thresholds for the warning of a collapse, from a twentieth of the run on.
 SMALLEST_SPREAD, FEWEST_USED, NEAR_EVEN = 0.01, 4.0, 0.995
 
 
 class TeacherHeads(nnx.Module):
-    """The heads of a frozen teacher.
+    """Heads of a frozen teacher.
 
     Args:
       values: options of the section `dino` that determine them.
-      shapes: of all that the teacher's objective has, by path.
+      shapes: of all parameters of the teacher's objective, by path.
+      rngs: the key for initialisation.
 
     Raises:
-      UserError: they have no head.
+      UserError: there is no head of dino's.
     """
 
     def __init__(
@@ -92,19 +93,19 @@ class TeacherHeads(nnx.Module):
 
 
 class DINO(Objective):
-    """Predicts the teacher's distribution over prototypes for one view from the other ones.
+    """Prediction of the teacher's distribution over prototypes for one view from the other views.
 
-    The teacher is a moving average of the student, and is what a run is evaluated with. With a
-    frozen teacher that average is evaluated all the same, and teaches nobody. What it says is kept
-    from
-    being the same for all images: its logits less their running mean, or balanced over the batch by
-    Sinkhorn-Knopp; and sharpened by a low temperature. Parameters: the heads behind the features,
-    and the token that stands for a masked patch.
+    The teacher is a moving average of the student, and is evaluated. With a frozen teacher the
+    moving average is still evaluated, but is not the teacher. Two methods prevent that the
+    teacher's output becomes the same for all images: its running mean is subtracted from the
+    logits, or Sinkhorn-Knopp balances the outputs over the batch. A low temperature sharpens them.
+    Parameters are the heads behind the features, and the mask token.
 
     Args:
       options: the section `dino` of the config.
       model: abstract or not, for its sizes.
-      steps: of the run, over which the teacher's momentum goes.
+      steps: of the run, for the schedule of the teacher's momentum.
+      rngs: the key for initialisation.
     """
 
     section: ClassVar = "dino"
@@ -131,7 +132,7 @@ class DINO(Objective):
         self.patch_head = (
             _head(options, model.dim, options.patch_prototypes, width, rngs) if own_head else None
         )
-        # The token is zero at first, as the authors have it.
+        # The mask token starts at zero, as in the authors' code.
         self.mask = nnx.Param(jnp.zeros((1, 1, model.dim))) if masks else None
         first, warmup = options.teacher_temperature, options.teacher_temperature_steps
         last = first if options.teacher_temperature_end is None else options.teacher_temperature_end
@@ -185,7 +186,7 @@ class DINO(Objective):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """Figures that show a collapse, and the parts of the loss."""
+        """Metrics that show a collapse, and the parts of the loss."""
         names = ("spread", "teacher_entropy", "student_entropy", "kl", "prototypes_used")
         parts = {
             "patch_loss": self.patch_weight,
@@ -214,7 +215,7 @@ class DINO(Objective):
                     distort=(small,) * count,
                 )
             )
-        if options.gram and options.gram_size:  # Without the large views' colours.
+        if options.gram and options.gram_size:  # Without the large views' colour distortions.
             views.append(
                 View("gram", VIEWS, options.gram_size, same_rectangle_as="image", augment=None)
             )
@@ -235,17 +236,16 @@ class DINO(Objective):
         return dict.fromkeys(parts, self.frozen_steps) if self.frozen_steps else {}
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """The batch with the masks that are drawn for it, where patches are masked.
+        """Adds random masks to the batch, if patches are masked.
 
-        One large view of each image, drawn at random, is masked: so many of its patches that the
-        batch's shares are even between the bounds, in the order of the images, which is random. In
-        evaluation an image's share is drawn from its key, so that it does not depend on the batch.
+        One random large view of each image is masked. The shares of masked patches are uniform over
+        the batch between the bounds, in the order of the images, which is random. In evaluation an
+        image's share is drawn from its key, so that it does not depend on the batch.
 
         Returns:
-          Besides, `masked` bool `[batch, 2, patches]`, and of the masked view: `masked_view` int32
-          `[batch]`,
-          `positions` int32 `[batch, most]`, of which those with `chosen` bool `[batch, most]` are
-            masked.
+          The batch with `masked` bool `[batch, 2, patches]`, and for the masked view: `masked_view`
+          int32 `[batch]`, `positions` int32 `[batch, most]`, and `chosen` bool `[batch, most]`,
+          which is True for the positions that are masked.
         """
         if not self.patch_weight:
             return batch
@@ -269,26 +269,28 @@ class DINO(Objective):
         }
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """The loss of each image.
+        """Returns the loss of each image.
 
         - Cross-entropy of the student's distributions under the teacher's, the mean over all pairs
-          of a large view, which the teacher sees, and another view, which the student sees.
-        - Plus `patch_weight` times half the mean over masked patches of theirs (DINOv2's scale: the
-          half of the large views that is not masked counts as 0). With a frozen teacher nothing is
-          masked, and the loss is of the same patches.
+          of a large view for the teacher and another view for the student.
+        - Plus `patch_weight` times half the mean cross-entropy over masked patches (DINOv2's scale:
+          the unmasked half of the large views counts as 0). With a frozen teacher nothing is
+          masked, and the loss is on the same patches.
         - Plus `gram` times the squared differences of similarities, from `gram_from` on.
-        - Plus `koleo` times the sum of KoLeo of the student's large views.
+        - Plus `koleo` times the sum of KoLeo over the student's large views.
 
-        Metrics that show a collapse: `spread`, the variance of the teacher's features of length 1
-        (the student's, where the teacher is frozen) about their mean, which goes to 0 where all
-        images look the same; the entropies of teacher and student, and the divergence `kl` of the
-        second from the first; and
-        `prototypes_used`, the perplexity of the teacher's mean distribution, which goes to 1 where
-        all images are given one prototype. And one that rises where it learns: `views_matched`.
+        Metrics of a collapse: `spread` is the variance of the teacher's features of length 1 (the
+        student's, if the teacher is frozen) around their running mean; it goes to 0 if all images
+        have the same features. `teacher_entropy` and `student_entropy` are mean entropies, and `kl`
+        is the divergence of the student from the teacher. `prototypes_used` is the perplexity of
+        the teacher's mean distribution; it goes to 1 if all images have the same prototype.
+        `views_matched` rises as the model improves.
 
         Args:
-          batch: `image` uint8 `[batch, 2, height, width, channels]`, `local` where there are such
-            crops, and what `prepare` drew.
+          model: the student.
+          batch: `image` uint8 `[batch, 2, height, width, channels]`, `local` if there are local
+            crops, and the random draws of `prepare`.
+          context: of the step.
         """
         patches = bool(self.patch_weight)
         if self.frozen is None:
@@ -308,7 +310,7 @@ class DINO(Objective):
             small = jax.nn.log_softmax(self.head(small) / STUDENT_TEMPERATURE)
             losses = VIEWS * losses - jnp.einsum("btp,blp->b", targets, small)
             losses = losses / (VIEWS + VIEWS * self.local_crops)
-        # A frozen teacher does not collapse: of the student it is asked.
+        # A frozen teacher does not collapse, so the metrics are the student's.
         embedded = unit(teacher_features if self.frozen is None else features)
         teacher_entropy = entropy(targets).mean(axis=1)
         used = context.memory["used"]
@@ -337,9 +339,8 @@ class DINO(Objective):
             started = context.update > self.gram_updates[0]
             losses = losses + self.gram_weight * started * metrics["gram"]
         if self.koleo_weight:
-            group = (
-                None if context.rngs is None else self.koleo_group
-            )  # An evaluation's batch may be any.
+            # In evaluation any batch size is allowed.
+            group = None if context.rngs is None else self.koleo_group
             near = [koleo(features[:, view], group, batch.get("mask")) for view in range(VIEWS)]
             metrics["koleo"] = sum(near) / VIEWS
             losses = losses + self.koleo_weight * VIEWS * metrics["koleo"]
@@ -355,13 +356,17 @@ class DINO(Objective):
         patches: bool = False,
         masked: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """A model's features of each view, float32 `[batch, views, features]`, and its normalised
-        patches,
-        `[batch, views, patches, dim]`.
+        """Returns a model's features and normalised patches of each view.
 
         Args:
-          patches: these are wanted; else they are None.
-          masked: bool `[batch, views, patches]`, in whose place the student sees the mask's token.
+          model: student or teacher.
+          images: `[batch, views, height, width, channels]`.
+          rngs: for dropout.
+          patches: whether patches are returned; else they are None.
+          masked: bool `[batch, views, patches]`; the mask token replaces these patches.
+
+        Returns:
+          Features, float32 `[batch, views, features]`, and patches, `[batch, views, patches, dim]`.
         """
         flat, tokens = images.reshape(-1, *images.shape[2:]), None
         if patches:
@@ -379,11 +384,13 @@ class DINO(Objective):
     def targets(
         self, logits: jax.Array, context: StepContext, centre: str, weights: jax.Array
     ) -> jax.Array:
-        """The teacher's distributions, `[..., prototypes]`, of its logits.
+        """Returns the teacher's distributions, `[..., prototypes]`, from its logits.
 
         Args:
-          centre: name of the memory that holds their running mean, for `mean`.
-          weights: 1 where there is something, else 0, `[...]`, for `sinkhorn`.
+          logits: the teacher's, `[..., prototypes]`.
+          context: of the step.
+          centre: key of their running mean in the state, for `mean`.
+          weights: 1 for valid entries, 0 for padding, `[...]`, for `sinkhorn`.
         """
         if self.centring != "sinkhorn":
             logits = logits - context.memory[centre] if self.centring == "mean" else logits
@@ -399,16 +406,17 @@ class DINO(Objective):
         batch: Batch,
         context: StepContext,
     ) -> tuple[jax.Array, jax.Array]:
-        """The loss of each image's masked patches, and the mean of the teacher's logits of all of
-        them.
+        """Returns the loss of each image's masked patches, and the mean of the teacher's logits.
 
         Args:
           heads: the teacher's.
           tokens, teacher_tokens: normalised patches, `[batch, 2, patches, dim]`.
+          batch: with the masks.
+          context: of the step.
 
         Returns:
-          The mean over an image's masked patches, `[batch]`; `[batch, prototypes]`, of which the
-          batch's mean is that of all masked patches.
+          The mean over an image's masked patches, `[batch]`, and logits `[batch, prototypes]`,
+          whose mean over the batch is the mean over all masked patches.
         """
         view, chosen = batch["masked_view"][:, None, None, None], batch["chosen"]
 
@@ -429,11 +437,16 @@ class DINO(Objective):
     def of_similarities(
         self, model: nnx.Module, tokens: jax.Array, batch: Batch, context: StepContext
     ) -> jax.Array:
-        """The mean squared difference of the patches' cosines from those of the kept teacher,
-        `[batch]` (DINOv3, 2508.10104, section 4.1).
+        """Returns the Gram loss of each image, `[batch]` (DINOv3, 2508.10104, section 4.1).
+
+        It is the mean squared difference between the cosine similarities of the student's patches
+        and the cosine similarities of the Gram teacher's patches.
 
         Args:
+          model: the student.
           tokens: the student's normalised patches, `[batch, 2, patches, dim]`.
+          batch: with the images.
+          context: of the step.
         """
         kept, images = (
             with_weights(model, context.memory["gram"]),
@@ -453,8 +466,9 @@ class DINO(Objective):
         return jnp.square(ours - theirs).mean(axis=(1, 2, 3))
 
     def temperature(self, update: jax.Array | int) -> jax.Array:
-        """The teacher's temperature at an update, counted from 1; the warm-up's last update has the
-        last.
+        """Returns the teacher's temperature at an update, counted from 1.
+
+        The last update of the warm-up has the final temperature.
         """
         first, last, warmup = self.temperatures
         if not warmup:
@@ -462,9 +476,7 @@ class DINO(Objective):
         return first + (last - first) * jnp.clip((update - 1) / max(warmup - 1, 1), 0, 1)
 
     def _weights(self, batch: Batch, count: int) -> jax.Array:
-        """1 for each of so many parts of an image, `[batch, count]`; 0 for images that fill a batch
-        up.
-        """
+        """Returns weights of `count` parts of each image, `[batch, count]`; 0 for padding."""
         real = batch.get("mask", jnp.ones(len(batch["image"]), bool))
         return jnp.broadcast_to(real[:, None], (len(real), count)).astype(jnp.float32)
 
@@ -489,7 +501,7 @@ class DINO(Objective):
         new["teacher_head"] = self.teacher.after(memory["teacher_head"], self.own_weights(), update)
         if self.gram_weight:
             first, every, times = self.gram_updates
-            since = update - jnp.maximum(first, 1)  # The teacher of no update is that of the first.
+            since = update - jnp.maximum(first, 1)  # There is no teacher before the first update.
             kept = (since >= 0) & (since % every == 0) & (since <= every * times)
             new["gram"] = jax.tree.map(
                 lambda x, old: jnp.where(kept, x, old), new["teacher"], memory["gram"]
@@ -497,11 +509,11 @@ class DINO(Objective):
         return new
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
-        """A line that says that the run has collapsed, and what to change; None where it has not.
+        """Returns a warning if the run has collapsed, with advice on settings; else None.
 
         Args:
           means: of the metrics since the last line.
-          update: that of the line, of `steps`.
+          update: number of the update, of `steps`.
         """
         if update < self.steps / 20:
             return None
@@ -559,15 +571,13 @@ class DINO(Objective):
 def _head(
     options: ConfigDict, features: int, prototypes: int, bottleneck: int, rngs: nnx.Rngs
 ) -> PrototypeHead:
-    """Returns a head by the section `dino`."""
+    """Returns a head as defined in the section `dino`."""
     hidden, lengths = options.head_hidden, options.prototype_lengths
     return PrototypeHead(features, hidden, bottleneck, prototypes, lengths, rngs=rngs)
 
 
 def _check_schedules(options: ConfigDict, steps: int) -> None:
-    """Raises UserError where a schedule of the section `dino` does not end within so many
-    steps.
-    """
+    """Raises UserError if a schedule of the section `dino` is not shorter than the run."""
     keys = ["teacher_temperature_steps", "frozen_prototype_steps"] + ["gram_from"] * bool(
         options.gram
     )
@@ -584,6 +594,7 @@ def _check_patches(options: ConfigDict, model: nnx.Module) -> None:
 
     Args:
       options: the section `dino` of the config.
+      model: the student.
     """
     if not isinstance(model, TokenModel) or not model.embeds_pixels:
         raise UserError(
@@ -631,6 +642,7 @@ def _check_grid(start: str, model: nnx.Module, teacher: nnx.Module) -> None:
     Args:
       start: of the message.
       model: the student.
+      teacher: the frozen teacher.
     """
     grid, student_grid = getattr(teacher, "grid", None), model.grid
     pixels = isinstance(teacher, TokenModel) and teacher.embeds_pixels
@@ -650,9 +662,7 @@ def _count(prototypes: int | None) -> str:
 
 
 def _check_size(model: nnx.Module, key: str, size: int) -> None:
-    """Raises UserError where the model is not resized to images of this size, a value of the
-    objective.
-    """
+    """Raises UserError if the model cannot be resized to images of the objective's size."""
     try:
         _width(model, (size, size))
     except UserError as error:
@@ -660,8 +670,10 @@ def _check_size(model: nnx.Module, key: str, size: int) -> None:
 
 
 def _width(model: nnx.Module, size: tuple[int, int]) -> int:
-    """Width of the features of images of this size; raises UserError where the model is not resized
-    to it.
+    """Returns the width of the features of images of a size.
+
+    Raises:
+      UserError: the model cannot be resized to it.
     """
     graphdef, weights = nnx.split(model)
     image = jax.ShapeDtypeStruct((1, *size, model.channels), jnp.uint8)

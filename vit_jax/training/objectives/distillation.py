@@ -1,6 +1,4 @@
-"""Distillation of a frozen classifier (Hinton, Vinyals and Dean, 2015; DeiT: Touvron et al.,
-2021).
-"""
+"""Distillation of a frozen classifier (Hinton, Vinyals, Dean, 2015; DeiT: Touvron et al., 2021)."""
 
 from typing import Any, ClassVar
 
@@ -19,30 +17,30 @@ from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, StepC
 
 
 class Distillation(Classification):
-    """Learns the labels, and what a frozen teacher says of the same pixels.
+    """Classification with labels and a frozen teacher's logits of the same pixels.
 
-    With the share s of the teacher the loss is (1 - s) times the classification's, plus s times
+    With the teacher's share s the loss is (1 - s) times the loss of the classification, plus s
+    times
 
     - `soft`: t^2 KL(teacher || student), both distributions at the temperature t (1503.02531,
       section 2);
-    - `hard`: the cross-entropy with the class that the teacher chooses (DeiT, 2012.12877, equation
-      3).
+    - `hard`: the cross-entropy with the teacher's top class (DeiT, 2012.12877, equation 3).
 
-    A ViT with a head of its own on its distillation token (`model.distillation='heads'`, DeiT)
-    learns the labels by its class token's head alone, and the teacher by the other one alone. It is
-    evaluated by the mean of both heads' logits, as in DeiT's code; the paper adds up their
-    probabilities.
+    A ViT with a second head on its distillation token (`model.distillation='heads'`, DeiT) has the
+    labels as the target of its class token's head alone, and the teacher as the target of the other
+    head alone. It is evaluated by the mean of both heads' logits, as in DeiT's code; the paper adds
+    their probabilities.
 
-    The soft loss is summed over the classes, as in both papers; DeiT's code takes the mean over
-    them, on ImageNet a thousandth of it.
+    The soft loss is summed over the classes, as in both papers. DeiT's code takes the mean over the
+    classes, which is a thousandth on ImageNet.
 
-    In evaluation the loss is the classification's alone.
+    In evaluation the loss is the loss of the classification alone.
 
     Args:
       kind: `soft` or `hard`.
       share: of the teacher.
-      temperature: of both distributions, where `soft`.
-      **values: of `Classification`.
+      temperature: of both distributions, for `soft`.
+      **values: arguments of `Classification`.
     """
 
     section: ClassVar = "distillation"
@@ -91,10 +89,9 @@ class Distillation(Classification):
         return cls(options.kind, options.teacher_weight, options.temperature, **values_of(config))
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """The loss of each image; how often teacher and student are right, and how often they
-        agree.
+        """Returns each image's loss, the accuracies of student and teacher, and their agreement.
 
-        The student's answer is that of all its heads.
+        The student's prediction is from the mean of the logits of all its heads.
         """
         heads = model.each_head(batch["image"], context.rngs)
         logits = sum(heads) / len(heads)
@@ -115,10 +112,10 @@ class Distillation(Classification):
         )
 
     def teacher_losses(self, logits: jax.Array, said: jax.Array) -> jax.Array:
-        """The loss of each image under the teacher's logits, `[batch]`.
+        """Returns the loss of each image with the teacher's logits, `[batch]`.
 
         Args:
-          logits, said: the student's and the teacher's, `[batch, classes]`.
+          logits, said: the student's and the teacher's logits, `[batch, classes]`.
         """
         if self.kind == "hard":
             return optax.softmax_cross_entropy_with_integer_labels(logits, said.argmax(-1))
@@ -128,5 +125,5 @@ class Distillation(Classification):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Those of the student, and of the teacher, which has no backward pass."""
+        """Counts the student's multiply-adds, and the teacher's, which has no backward pass."""
         return super().multiply_adds(model, batch) + count_multiply_adds(self.frozen) / 3

@@ -1,4 +1,4 @@
-"""A discrete autoencoder, as the one of DALL-E (Ramesh et al., 2021; 2102.12092, section 2.1)."""
+"""Discrete variational autoencoder of DALL-E (Ramesh et al., 2021; 2102.12092, section 2.1)."""
 
 import math
 from typing import Any, ClassVar
@@ -33,35 +33,37 @@ from vit_jax.training.objectives.objective import (
     check_self_supervised,
 )
 
+# Keys in the state of the averages of the encoder's and the decoder's parameters.
 AVERAGE, OWN_AVERAGE = (
     "average",
     "own_average",
-)  # Memories: of the encoder's and the decoder's parameters.
-EDGE = 0.1  # Pixels in [0, 1] become 0.8 u + 0.1, of which the logit is finite.
+)
+EDGE = 0.1  # Pixels u in [0, 1] become 0.8 u + 0.1, so that their logits are finite.
 
 
 class DVAE(Objective):
-    """Codes for the places of an image, from which a decoder tells its pixels.
+    """Discrete autoencoder: an encoder from images to codes, and a decoder from codes to pixels.
 
-    In training each place's code is drawn at random by its scores, and relaxed (Gumbel-softmax):
-    the decoder sees a mean of the codes' vectors, at a temperature that falls. The loss of an image
-    is
+    In training each position's code is drawn at random from its scores and relaxed
+    (Gumbel-softmax): the decoder's input is a mean of the codes' vectors, at a temperature that
+    falls. The loss of an image is
 
-    - the mean over pixels and channels of -log p(pixel), p a logit-Laplace distribution whose
-      centre and log scale the decoder says (appendix A.3),
-    - plus, by the weight over the numbers of a place's pixels and channels, the mean over places of
-      the divergence of the code's distribution from that in which all are as likely.
+    - the mean over pixels and channels of -log p(pixel). p is a logit-Laplace distribution; the
+      decoder returns its centre and log scale (appendix A.3).
+    - plus the mean over positions of the KL divergence of the code's distribution from the uniform
+      distribution. Its weight is divided by the number of pixels of a position times the channels.
 
-    That is the evidence bound over the number of pixels and channels. In evaluation codes are the
-    likeliest. With `config.optimizer.average` encoder and decoder are evaluated, and left behind,
-    as their averages.
+    The loss is the negative evidence lower bound, divided by the number of pixels and channels. In
+    evaluation the most likely codes are used. With `config.optimizer.average`, averages of encoder
+    and decoder are evaluated, and exported at the end of a run.
 
     Parameters: the decoder, which mirrors the encoder.
 
     Args:
-      model: the encoder that is trained.
       options: the section `dvae` of the config.
-      average: what makes the averages of the parameters; None: there are none.
+      model: the encoder to train.
+      average: moving average of the parameters; None: there is none.
+      rngs: the key for initialisation.
     """
 
     metrics: ClassVar = {"divergence": "number", "error": "number", **METRICS}
@@ -124,13 +126,15 @@ class DVAE(Objective):
         return cls(config.dvae, model, average_of(config), rngs=rngs)
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """The loss of each image, and how evenly the codes of the last updates were used.
+        """Returns the loss of each image, and metrics of the recent code usage.
 
-        `error` is the mean distance of the decoded pixels from the image's, of 255; `divergence` is
-          in nats.
+        `error` is the mean absolute difference between decoded and original pixels, of 255;
+        `divergence` is in nats.
 
         Args:
+          model: the encoder.
           batch: `image` uint8 `[batch, height, width, channels]`.
+          context: of the step.
         """
         images = batch["image"]
         scores = model.code_scores(images).astype(jnp.float32)
@@ -149,11 +153,11 @@ class DVAE(Objective):
         )
 
     def decode_scores(self, scores: jax.Array, context: StepContext) -> jax.Array:
-        """Turns scores into what the decoder says, `[batch, height, width, 2 channels]`: see
-        `logit_laplace`.
+        """Decodes scores to `[batch, height, width, 2 channels]`, parameters of `logit_laplace`.
 
         Args:
           scores: of the codes, `[batch, rows, columns, codes]`.
+          context: of the step.
         """
         if context.rngs is None:
             return self.evaluated_decoder(context).of_codes(scores.argmax(-1))
@@ -163,18 +167,18 @@ class DVAE(Objective):
         )
 
     def evaluated_decoder(self, context: StepContext) -> "Decoder":
-        """The decoder that evaluation sees: of the averaged parameters where there are any."""
+        """Returns the decoder for evaluation, with averaged parameters if there are any."""
         if OWN_AVERAGE not in context.memory:
             return self.decoder
         return with_weights(self.decoder, context.memory[OWN_AVERAGE]["decoder"])
 
     def heat(self, context: StepContext) -> jax.Array:
-        """The temperature of the relaxed codes at this update."""
+        """Returns the temperature of the relaxed codes at this update."""
         first, last, steps = self.temperature
         return last + (first - last) * (1 - _risen(context.update, steps))
 
     def divergence_weight(self, context: StepContext) -> jax.Array:
-        """The weight of the divergence at this update; in evaluation it is that of the last."""
+        """Returns the weight of the divergence at this update; in evaluation, at the last one."""
         weight, steps = self.weight
         return weight * _risen(context.update, steps)
 
@@ -193,24 +197,23 @@ class DVAE(Objective):
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
         remedy = "lower config.dvae.kl_weight or the learning rate, or ask for fewer codes"
-        # Codes part as the temperature falls.
+        # Codes become distinct as the temperature falls.
         return dead_codes(means, update, remedy, max(EARLY, self.temperature[2] // 10))
 
     def pictures(
         self, model: CodeModel, batch: Batch, context: StepContext = EVALUATION
     ) -> tuple[jax.Array, jax.Array]:
-        """The images, and what the decoder makes of their codes, in [0, 255]."""
+        """Returns the images and their reconstructions from codes, in [0, 255]."""
         images = batch["image"]
         codes = model.code_scores(images).argmax(-1)
         return images.astype(jnp.float32), decoded(self.evaluated_decoder(context).of_codes(codes))
 
 
 class Decoder(nnx.Module):
-    """The mirror image of an encoder: its blocks' widths the other way round, and doubling in
-    between.
+    """Mirror image of an encoder: widths in reverse order, with upsampling by 2 between stages.
 
     Args:
-      encoder: the model that it mirrors, which may be abstract.
+      encoder: the encoder, which may be abstract.
       rngs: the key for initialisation.
     """
 
@@ -236,9 +239,7 @@ class Decoder(nnx.Module):
         return self(self.codes.kernel[...][codes] + self.codes.bias[...])
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`[batch, rows, columns, dim]` of codes to `[batch, height, width, 2 channels]`,
-        float32.
-        """
+        """Decodes `[batch, rows, columns, dim]` to float32 `[batch, height, width, 2 channels]`."""
         for stage, parts in self.stages.items():
             if stage != "1":
                 x = x.repeat(2, axis=1).repeat(2, axis=2)
@@ -248,7 +249,7 @@ class Decoder(nnx.Module):
 
 
 def logit_laplace(said: jax.Array, pixels: jax.Array) -> jax.Array:
-    """The negative logarithm of the density of pixels, the same shape (2102.12092, appendix A.3).
+    """Returns the negative log density of pixels, of the same shape (2102.12092, appendix A.3).
 
     A pixel's logit has a Laplace distribution.
 
@@ -263,15 +264,13 @@ def logit_laplace(said: jax.Array, pixels: jax.Array) -> jax.Array:
 
 
 def decoded(said: jax.Array) -> jax.Array:
-    """The pixels that a decoder says, in [0, 255]: the centres of `logit_laplace`'s `said`."""
+    """Returns the decoder's pixels in [0, 255]: the centres of `logit_laplace`."""
     centre, _ = jnp.split(said, 2, axis=-1)
     return 255 * jnp.clip((nnx.sigmoid(centre) - EDGE) / (1 - 2 * EDGE), 0, 1)
 
 
 def _risen(update: jax.Array | int, steps: int) -> jax.Array:
-    """Rises from 0 before the first update to 1 after so many, as half a cosine; 1 where there are
-    none.
-    """
+    """Returns half a cosine from 0 before the first update to 1 after `steps`; 1 for 0 steps."""
     if not steps:
         return jnp.float32(1)
     return (1 - jnp.cos(jnp.pi * jnp.clip(jnp.asarray(update) / steps, 0, 1))) / 2

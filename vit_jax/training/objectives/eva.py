@@ -16,19 +16,20 @@ from vit_jax.training.objectives.patch_teacher import cosine, features_of_teache
 
 
 class EVA(BlockMasked):
-    """Predicts what a frozen teacher, which sees the whole image, says of patches that are masked.
+    """Prediction of a frozen teacher's features for masked patches.
 
-    The masked patches' embeddings become one learned embedding; a linear head predicts the
-    teacher's features from their final representations. The loss is 1 less their cosine. Masks are
-    of blocks, as BEiT's.
+    The teacher has the whole image as its input. One learned embedding replaces the masked patches'
+    embeddings. A linear head predicts the teacher's features from their final representations. The
+    loss is 1 minus the cosine similarity. Masks are made of blocks, as in BEiT.
 
     Args:
-      model: the ViT that is trained.
-      features: numbers that the teacher says of a patch.
-      ratio: share of the patches that is masked, rounded to whole patches.
-      of_head: these are outputs of the teacher's head.
+      model: the ViT to train.
+      features: number of the teacher's features for each patch.
+      ratio: share of masked patches, rounded to whole patches.
+      of_head: whether the features are outputs of the teacher's head.
       gradient: share of the gradient that reaches the patch embedding.
-      head_init: draws the head's kernel.
+      head_init: initializer of the head's kernel.
+      rngs: the key for initialisation.
 
     Raises:
       UserError: no patch or all are masked.
@@ -67,7 +68,7 @@ class EVA(BlockMasked):
         check_hides_patches(config, model)
         options = config.eva
         features = features_of_teacher(config, model, frozen)
-        scheme = model.stack.scheme  # The authors draw the head as all other layers.
+        scheme = model.stack.scheme  # The authors initialise the head like all other layers.
         return cls(
             model,
             features,
@@ -79,23 +80,26 @@ class EVA(BlockMasked):
         )
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """The loss of each image, the mean over its masked patches.
+        """Returns the loss of each image, the mean over its masked patches.
 
         Args:
-          batch: `image` uint8 `[batch, height, width, channels]`, `taught` where the teacher sees
-            another size, and what `prepare` drew.
+          model: the ViT.
+          batch: `image` uint8 `[batch, height, width, channels]`, `taught` if the teacher has
+            another size, and the random draws of `prepare`.
+          context: of the step.
         """
         wanted = pick(self.wanted(batch), self.positions(batch))
         cosines = cosine(self.predict(model, batch, context.rngs), wanted).mean(axis=1)
         return Loss(1 - cosines, {"cosine": cosines})
 
     def wanted(self, batch: Batch) -> jax.Array:
-        """The teacher's features of all patches, float32 `[batch, patches, features]`."""
+        """Returns the teacher's features of all patches, float32 `[batch, patches, features]`."""
         return said_of_patches(self.frozen, batch, self.of_head)
 
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Predicts the teacher's features of the masked patches, float32 `[batch, masked,
-        features]`.
+        """Predicts the teacher's features of masked patches, float32 `[batch, masked, dim]`.
+
+        `dim` is the number of the teacher's features.
         """
         x = model.encode(self.embed(model, batch, rngs), rngs)
         return self.head(self.read_masked(model, x, batch))
@@ -103,11 +107,10 @@ class EVA(BlockMasked):
     def pictures(
         self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION
     ) -> tuple[jax.Array, jax.Array]:
-        """The images with masked patches in grey, and with other patches in their place, in [0,
-        255].
+        """Returns the images with masked patches in grey, and with predicted patches, in [0, 255].
 
-        These are, of all patches of the batch that are not masked, those of which the teacher says
-        what comes nearest to the prediction.
+        A masked patch is replaced by the unmasked patch of the batch whose teacher features are
+        nearest to the prediction.
         """
         predicted = self.predict(model, batch)
         known = self.wanted(batch).reshape(-1, predicted.shape[-1])
@@ -116,5 +119,5 @@ class EVA(BlockMasked):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Those of the student, and of the teacher, which has no backward pass."""
+        """Counts the student's multiply-adds, and the teacher's, which has no backward pass."""
         return super().multiply_adds(model, batch) + count_multiply_adds(self.frozen) / 3

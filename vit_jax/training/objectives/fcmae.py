@@ -17,19 +17,19 @@ from vit_jax.training.objectives.objective import Batch, check_self_supervised
 
 
 class FCMAE(HiddenPixels):
-    """Predicts the pixels of hidden patches, each a place of a ConvNeXt's last stage, from the
-    visible ones.
+    """Prediction of the pixels of hidden patches by a ConvNeXt.
 
-    The encoder computes what sparse convolutions would: nothing of a hidden patch, and GRN over the
-    visible places alone. Parameters: the decoder, of a dense layer, a token in place of each hidden
-    patch, blocks of ConvNeXt V2 over the map of all patches, and a dense layer. All kernels start
-    as the model's.
+    A patch is a position of the ConvNeXt's last stage. The encoder computes the same as sparse
+    convolutions: hidden patches are excluded, and GRN is over the visible positions alone.
+    Parameters are the decoder's: a dense layer, a mask token for hidden patches, ConvNeXt V2 blocks
+    over the map of all patches, and a dense layer. All kernels have the model's initialisation.
 
     Args:
-      model: the ConvNeXt that is trained.
-      ratio, normalize_targets: as of `HiddenPixels`.
+      model: the ConvNeXt to train.
+      ratio, normalize_targets: as in `HiddenPixels`.
       dim: width of the decoder.
-      blocks: their number.
+      blocks: number of the decoder's blocks.
+      rngs: the key for initialisation.
 
     Raises:
       UserError: no patch is hidden or visible.

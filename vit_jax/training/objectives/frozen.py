@@ -1,7 +1,7 @@
-"""The frozen model that an objective learns from, such as a teacher: what it is asked for by.
+"""Frozen models of objectives, such as teachers, and the specs that request them.
 
-It is not trained, averaged or saved: it is read again where a run goes on. Who opens it hands it
-in, so that nothing here knows formats of files.
+A frozen model is not trained, averaged or saved; a resumed run reads it again. The caller opens it,
+so that this module is independent of file formats.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,15 +18,15 @@ RANDOM = "random"
 
 
 class TeacherSpec(NamedTuple):
-    """A wish for a frozen model.
+    """Request for a frozen model.
 
     Attributes:
-      source: where it is: what `load_model` takes.
-      changes: arguments of the model to change, as of `load_model`, such as `dict(image_size=448)`.
-      objective: name of the objective of which the checkpoint must have parameters too.
-      beside: makes what is wanted of these, which may be abstract, from the values of
-        `config.objective` that the checkpoint says and the shapes, by path, of the parameters and
-        of what the objective remembers; a parameter by the name of a memory is that. The model is a
+      source: of the checkpoint, as in `load_model`.
+      changes: arguments of the model to change, as in `load_model`, such as `dict(image_size=448)`.
+      objective: name of the objective whose parameters the checkpoint must contain, too.
+      beside: makes the frozen model's heads, which may be abstract, from the checkpoint's values of
+        `config.objective` and the shapes, by path, of the objective's parameters and state. A
+        parameter with the name of a state is read from that state. The frozen model is a
         `WithHeads` then.
     """
 
@@ -37,17 +37,17 @@ class TeacherSpec(NamedTuple):
 
 
 class WithHeads(nnx.Module):
-    """A frozen model, and what its training had behind it."""
+    """A frozen model and the heads of its training."""
 
     def __init__(self, model: ImageModel, heads: nnx.Module):
         self.model, self.heads = model, heads
 
 
 def teacher_of(config: ConfigDict, **changes: Any) -> TeacherSpec:
-    """The wish for the config's teacher, with some arguments of the model changed.
+    """Returns the spec of the config's teacher, with some arguments of the model changed.
 
     Raises:
-      UserError: the config names none.
+      UserError: the config has no teacher.
     """
     values = config.objective
     if values.teacher is None:
@@ -61,9 +61,7 @@ def teacher_of(config: ConfigDict, **changes: Any) -> TeacherSpec:
 
 
 def teacher_patch(config: ConfigDict, image_size: int) -> int:
-    """Returns the side of a patch in images of `image_size` pixels that hold as many as the run's
-    images.
-    """
+    """Returns the patch size for images of `image_size` pixels with the run's number of patches."""
     patch = config.model.patch_size or parse_name(config.model.name)[1].get("patch_size")
     return image_size if patch is None else patch * image_size // config.data.image_size
 
@@ -74,7 +72,10 @@ def random_vit(
     """Returns a small untrained ViT with as many patches as the run's model has.
 
     Args:
+      config: of the run.
       image_size: side of its images in pixels.
+      num_classes: outputs of its head.
+      rngs: the key for initialisation.
     """
     small = dict(patch_size=teacher_patch(config, image_size), dim=16, depth=1, heads=2, mlp_dim=32)
     return model_factory("ViT-Ti/16", num_classes=num_classes, image_size=image_size, **small)(

@@ -1,6 +1,4 @@
-"""Prediction of the pixels of hidden patches from the visible ones, as masked autoencoders do
-it.
-"""
+"""Base of masked autoencoders: prediction of the pixels of hidden patches from the visible ones."""
 
 import math
 
@@ -14,14 +12,14 @@ from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Objec
 
 
 class HiddenPixels(Objective):
-    """Hides patches and predicts their pixels; a subclass says how, by `predict`.
+    """Prediction of the pixels of hidden patches; subclasses implement `predict`.
 
     Args:
       grid: rows and columns of patches.
       patch: side of a patch in pixels.
-      ratio: share of the patches that is hidden; the visible ones are rounded down.
-      normalize_targets: predict each patch's pixels less their mean, over their deviation; without
-        it, pixels as the model normalises them.
+      ratio: share of the patches that is hidden; the number of visible ones is rounded down.
+      normalize_targets: standardise each patch's pixels by their own mean and std; otherwise
+        targets are pixels with the model's normalisation.
 
     Raises:
       UserError: no patch is hidden or visible.
@@ -38,16 +36,17 @@ class HiddenPixels(Objective):
             )
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """The batch with `order` int32 `[batch, patches]`, drawn for each image from its key: the
-        first are visible.
-        """
+        """Adds a random `order` of patches, int32 `[batch, patches]`; the first are visible."""
         return batch | {"order": shuffled(keys, self.patches).astype(jnp.int32)}
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Squared error of each image, the mean over the pixels of its hidden patches.
+        """Returns the squared error of each image, the mean over the pixels of its hidden patches.
 
         Args:
-          batch: `image` uint8 `[batch, height, width, channels]`, and what `prepare` drew.
+          model: the encoder.
+          batch: `image` uint8 `[batch, height, width, channels]`, and the random draws of
+            `prepare`.
+          context: of the step.
         """
         pixels = patchify(model.normalize(batch["image"]), self.patch)
         targets = pick(pixels, batch["order"][:, self.visible :])
@@ -59,18 +58,18 @@ class HiddenPixels(Objective):
         )
 
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Pixels of the hidden patches as the model normalises them, in the order's sequence,
-        float32
-        `[batch, hidden, pixels]`."""
+        """Predicts normalised pixels of the hidden patches, float32 `[batch, hidden, pixels]`.
+
+        The patches are in the sequence of `order`.
+        """
         raise NotImplementedError
 
     def pictures(
         self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION
     ) -> tuple[jax.Array, jax.Array]:
-        """The images with hidden patches in grey, and with what is predicted in them, in [0, 255].
+        """Returns the images with hidden patches in grey, and with predicted pixels, in [0, 255].
 
-        A normalised prediction gets the mean and deviation of what was there, which it does not
-        say.
+        With normalised targets a patch has its true mean and std, which are not predicted.
         """
         hidden = batch["order"][:, self.visible :]
         images = model.normalize(batch["image"])
@@ -86,6 +85,6 @@ class HiddenPixels(Objective):
 
 
 def moments(patches: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean and deviation of each patch's pixels, `[batch, patches, 1]`; of n pixels, with n - 1."""
+    """Returns mean and std (n - 1) of each patch's pixels, `[batch, patches, 1]`."""
     mean = patches.mean(axis=-1, keepdims=True)
     return mean, jnp.sqrt(patches.var(axis=-1, keepdims=True, ddof=1) + 1e-6)

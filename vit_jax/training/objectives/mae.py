@@ -1,4 +1,4 @@
-"""Masked autoencoders (He et al., 2022; 2111.06377): the encoder reads only what is visible."""
+"""Masked autoencoders (He et al., 2022; 2111.06377): the encoder reads only the visible patches."""
 
 from typing import ClassVar
 
@@ -18,16 +18,17 @@ from vit_jax.training.objectives.objective import Batch
 
 
 class MAE(HiddenPixels):
-    """Predicts the pixels of hidden patches from the encoder's output for the visible ones.
+    """Prediction of the pixels of hidden patches from the encoder's output for the visible ones.
 
-    Parameters: the decoder, which is a smaller ViT's encoder over all patches, with a learned token
-    in place of each hidden one and fixed positions. Its norms have the constant of the model's.
+    Parameters are the decoder's. It is a smaller ViT's encoder over all patches, with a mask token
+    for each hidden patch and fixed positions. Its norms have the model's epsilon.
 
     Args:
-      model: the ViT that is trained; its positions are added at the stem.
-      ratio, normalize_targets: as of `HiddenPixels`.
+      model: the ViT to train; its positions are added at the stem.
+      ratio, normalize_targets: as in `HiddenPixels`.
       dim, depth, heads: of the decoder; its MLP is 4 dim wide.
-      position: of the decoder: `sincos2d_mae`, or `sincos2d`, as of the `ViT`.
+      position: of the decoder: `sincos2d_mae`, or `sincos2d`, as in `ViT`.
+      rngs: the key for initialisation.
 
     Raises:
       UserError: no patch is hidden or visible, or the model needs all of its patches.
@@ -103,8 +104,8 @@ class MAE(HiddenPixels):
         prefix = x[:, : model.prefix]
         seen = x[:, model.prefix : model.prefix + self.visible] + positions[visible]
         masks = self.mask[...].astype(x.dtype) + positions[hidden]
-        # Hidden first, as the last layer returns what comes first; attention does not mind the
-        # order.
+        # Hidden patches come first, since the last layer returns only the first tokens. Attention
+        # does not depend on the order.
         x = named("tokens", jnp.concatenate([masks, prefix, seen], axis=1))
 
         def call(block, x, _, read=None):

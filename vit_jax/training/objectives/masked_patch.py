@@ -24,27 +24,28 @@ from vit_jax.training.objectives.masking import (
 )
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Objective, StepContext
 
-LEVELS = 8  # Of each channel: 3 bits.
+LEVELS = 8  # For each channel: 3 bits.
 COLORS = LEVELS**3
+# Of the corrupted patches 80 % are masked, the next 10 % are replaced, the others are kept.
 MASKED, REPLACED = (
     0.8,
     0.9,
-)  # Of what is corrupted 80 % is masked, the next 10 % replaced, the rest kept.
+)
 
 
 class MaskedPatch(Objective):
-    """Predicts what was in corrupted patches, from their final representations.
+    """Prediction of the original content of corrupted patches from their final representations.
 
-    Of the corrupted patch embeddings 80 % become one learned embedding, 10 % that of another patch
-    of the image, chosen at random, and 10 % stay. Parameters: that embedding, and a linear head.
+    Of the corrupted patch embeddings 80 % become one learned embedding, 10 % the embedding of
+    another random patch of the image, and 10 % stay. Parameters are the learned embedding and a
+    linear head.
 
     Args:
-      model: the ViT that is trained.
-      ratio: share of the patches that is corrupted, rounded to whole patches.
-      target: what is predicted: `color`, the patch's mean colour of 3 bits a channel, as one of 512
-        classes;
-        `cells`, such a class for each of 4 x 4 cells; `pixels`, all of them, by their squared
-          error.
+      model: the ViT to train.
+      ratio: share of corrupted patches, rounded to whole patches.
+      target: `color`, the patch's mean colour with 3 bits a channel, one of 512 classes; `cells`,
+        such a class for each of 4 x 4 cells; `pixels`, all pixels, with the squared error.
+      rngs: the key for initialisation.
 
     Raises:
       UserError: no patch or all are corrupted, or the target does not fit the patches.
@@ -94,14 +95,14 @@ class MaskedPatch(Objective):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """A share of right classes, where there are classes."""
+        """Metrics: the accuracy of the classes, for targets with classes."""
         return {"patch_accuracy": "share"} if self.target in CELLS else {}
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """The batch with what is drawn for each image from its key, all int32.
+        """Adds random draws for each image from its key, all int32.
 
-        `corrupted` `[batch, corrupted]`, positions of patches; `source` `[batch, patches]`, the
-        patch whose embedding stands at a position, or -1 for the mask.
+        `corrupted` `[batch, corrupted]` has positions of patches. `source` `[batch, patches]` has
+        for each position the patch whose embedding is used, or -1 for the mask.
         """
         order_keys, kind_keys, other_keys = jax.vmap(
             lambda key: jax.random.split(key, 3), out_axes=1
@@ -121,11 +122,14 @@ class MaskedPatch(Objective):
         }
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Loss of each image, the mean over its corrupted patches, and of classes the share that is
-        right.
+        """Returns the loss of each image, the mean over its corrupted patches, and the accuracy.
+
+        There is an accuracy only for targets with classes.
 
         Args:
-          batch: `image` uint8 `[batch, height, width, 3]`, and what `prepare` drew.
+          model: the ViT.
+          batch: `image` uint8 `[batch, height, width, 3]`, and the random draws of `prepare`.
+          context: of the step.
         """
         predicted, targets = self.predict(model, batch, context.rngs), self.targets(batch["image"])
         targets = pick(targets, batch["corrupted"])
@@ -136,8 +140,9 @@ class MaskedPatch(Objective):
         return Loss(losses.mean(axis=(1, 2)), {"patch_accuracy": right.mean(axis=(1, 2))})
 
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Predicts corrupted patches: logits `[batch, corrupted, cells, 512]`, or pixels as
-        `targets` are.
+        """Predicts logits `[batch, corrupted, cells, 512]` of corrupted patches, or pixels.
+
+        The pixels have the format of `targets`.
         """
         x = model.patches(batch["image"])
         source = batch["source"]
@@ -149,10 +154,10 @@ class MaskedPatch(Objective):
         return x if self.target == "pixels" else x.reshape(*x.shape[:2], -1, COLORS)
 
     def targets(self, images: jax.Array) -> jax.Array:
-        """Targets of all patches: classes int32 `[batch, patches, cells]`, or pixels in [-1, 1].
+        """Returns targets of all patches: int32 `[batch, patches, cells]`, or pixels in [-1, 1].
 
-        A class is 64 red + 8 green + blue, each the lower of 7 and the whole part of 8 times the
-        mean of the cell's pixels in [0, 1]; counted in whole numbers, so exactly.
+        A class is 64 red + 8 green + blue. Each level is the whole part of 8 times the mean of the
+        cell's pixels in [0, 1], at most 7. Integer arithmetic makes it exact.
         """
         if self.target == "pixels":
             return patchify(to_floats(images), self.patch)
@@ -166,9 +171,7 @@ class MaskedPatch(Objective):
     def pictures(
         self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION
     ) -> tuple[jax.Array, jax.Array]:
-        """The images with corrupted patches in grey, and with what is predicted in them, in [0,
-        255].
-        """
+        """Returns the images with corrupted patches in grey, and with predictions, in [0, 255]."""
         predicted = self.predict(model, batch)
         if self.target == "pixels":
             pixels = (predicted + 1) * 127.5

@@ -1,4 +1,4 @@
-"""Patches as rows of pixels, and which of an image's patches a self-supervised objective hides."""
+"""Helpers of masking objectives: patches as rows of pixels, random orders, reading by position."""
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,12 @@ from vit_jax.training.objectives.objective import check_self_supervised
 
 
 def check_hides_patches(config: ConfigDict, model: nnx.Module, does: str = "hides") -> None:
-    """Raises UserError where no patches of this model can be hidden, or the config's values do not
-    fit.
+    """Raises UserError if the model's patches cannot be hidden, or config values do not fit.
 
     Args:
-      does: in a word, what else an objective does with patches of pixels.
+      config: of the run.
+      model: to train.
+      does: verb of the message, if the objective does something else with patches of pixels.
     """
     check_self_supervised(config)
     name = config.objective.name
@@ -32,8 +33,9 @@ def check_hides_patches(config: ConfigDict, model: nnx.Module, does: str = "hide
 
 
 def patchify(images: jax.Array, patch: int) -> jax.Array:
-    """`[batch, height, width, channels]` to `[batch, patches, patch * patch * channels]`, in raster
-    order.
+    """Converts `[batch, height, width, channels]` to patches, in raster order.
+
+    The result is `[batch, patches, patch * patch * channels]`.
     """
     batch, height, width, channels = images.shape
     grid = images.reshape(batch, height // patch, patch, width // patch, patch, channels)
@@ -41,24 +43,27 @@ def patchify(images: jax.Array, patch: int) -> jax.Array:
 
 
 def unpatchify(patches: jax.Array, grid: tuple[int, int], patch: int) -> jax.Array:
-    """The images again, from `[batch, patches, patch * patch * channels]`."""
+    """Converts `[batch, patches, patch * patch * channels]` back to images."""
     rows, columns = grid
     pixels = patches.reshape(len(patches), rows, columns, patch, patch, -1)
     return pixels.swapaxes(2, 3).reshape(len(patches), rows * patch, columns * patch, -1)
 
 
 def shuffled(keys: jax.Array, patches: int) -> jax.Array:
-    """A random order of the patches of each image, `[batch, patches]`; every order is as likely."""
+    """Returns a uniformly random order of the patches of each image, `[batch, patches]`."""
     noise = jax.vmap(lambda key: jax.random.uniform(key, (patches,)))(keys)
     return jnp.argsort(noise, axis=1)
 
 
 def pick(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """Rows of each image, `[batch, tokens, dim]` at `[batch, picked]` to `[batch, picked, dim]`."""
+    """Gathers rows of each image, `[batch, tokens, dim]` at `[batch, picked]`.
+
+    The result is `[batch, picked, dim]`.
+    """
     return jnp.take_along_axis(x, positions[..., None], axis=1)
 
 
 def put(x: jax.Array, positions: jax.Array, rows: jax.Array) -> jax.Array:
-    """`x` with other rows at these positions of each image; what `pick` reads."""
-    # Image by image: of indices into the batch XLA does not see that devices need no others' rows.
+    """Replaces the rows of `x` at these positions of each image; the inverse of `pick`."""
+    # By `vmap` over images: with indices into the batch, XLA would copy rows between devices.
     return jax.vmap(lambda x, at, rows: x.at[at].set(rows))(x, positions, rows.astype(x.dtype))

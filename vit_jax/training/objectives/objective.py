@@ -182,7 +182,7 @@ class Objective(nnx.Module):
         """Returns the state before the first update, by name.
 
         Args:
-          params: the model's parameters; the objective's are those of this module.
+          params: the model's parameters; this module has the objective's.
         """
         return {}
 
@@ -193,7 +193,7 @@ class Objective(nnx.Module):
 
         Args:
           memory: the state before the update.
-          params: the model's parameters after the update; so are the objective's of this module.
+          params: the model's parameters after the update; this module has the objective's.
           seen: `Loss.seen` of the global batch.
           update: number of the update, counted from 1 without skipped ones.
         """
@@ -209,7 +209,7 @@ class Objective(nnx.Module):
         return None
 
     def own_weights(self) -> dict:
-        """Returns the objective's parameters without those of its frozen model."""
+        """Returns the objective's parameters, without its frozen model's."""
         return {
             name: x
             for name, x in nnx.to_pure_dict(nnx.state(self, nnx.Param)).items()
@@ -265,6 +265,6 @@ def check_self_supervised(config: ConfigDict, averages: bool = False) -> None:
 
 
 def average_of(config: ConfigDict) -> Momentum | None:
-    """The average of the parameters that a config asks for; None: it asks for none."""
+    """Returns the config's moving average of the parameters; None: there is none."""
     factor, start = config.optimizer.average, config.optimizer.average_from
     return Momentum(polyak_share(factor, start)) if factor else None

@@ -1,4 +1,4 @@
-"""Features of patches as a frozen teacher says them, and which teachers fit."""
+"""Patch features of a frozen teacher, and checks of the teacher."""
 
 import math
 
@@ -15,11 +15,11 @@ from vit_jax.training.objectives.prototypes import unit
 
 
 def features_of_teacher(config: ConfigDict, model: TokenModel, teacher: nnx.Module) -> int:
-    """Number of the features that a teacher, which may be abstract, says of each of the model's
-    patches.
+    """Returns the number of a teacher's features for each patch; the teacher may be abstract.
 
     Raises:
-      UserError: it says nothing of patches, or not of these, or has no head that reads one of them.
+      UserError: the teacher has no features of patches, or has other patches than the model, or has
+        no head for the features of a patch.
     """
     values = config.objective
     named = f"config.objective.teacher={values.teacher!r}"
@@ -40,10 +40,12 @@ def features_of_teacher(config: ConfigDict, model: TokenModel, teacher: nnx.Modu
 
 
 def said_of_patches(teacher: ImageModel, batch: Batch, of_head: bool) -> jax.Array:
-    """The teacher's features of all patches of a batch, float32 `[batch, patches, features]`.
+    """Returns the teacher's patch features of a batch, float32 `[batch, patches, features]`.
 
     Args:
-      of_head: its head's outputs, in place of its last tokens.
+      teacher: the frozen model.
+      batch: of images.
+      of_head: use its head's outputs, in place of its last tokens.
     """
     x = teacher.features(batch.get("taught", batch["image"]), dense=True)
     x = teacher.head(x) if of_head else x
@@ -51,5 +53,5 @@ def said_of_patches(teacher: ImageModel, batch: Batch, of_head: bool) -> jax.Arr
 
 
 def cosine(one: jax.Array, other: jax.Array) -> jax.Array:
-    """The cosine of vectors, over the last axis; 0 where one is of no length."""
+    """Returns the cosine similarity over the last axis; 0 for vectors of zeros."""
     return (unit(one) * unit(other)).sum(-1)

@@ -1,8 +1,7 @@
-"""Heads that compare features with prototypes, and how a teacher's cosines become what a student
-learns.
+"""Prototype heads, and functions from a teacher's logits to a student's targets.
 
-They are those of DINO (Caron et al., 2021; 2104.14294), of which iBOT (2111.07832), DINOv2
-(2304.07193) and DINOv3 (2508.10104) have two.
+DINO (Caron et al., 2021; 2104.14294) has one such head; iBOT (2111.07832), DINOv2 (2304.07193) and
+DINOv3 (2508.10104) have two.
 """
 
 from collections.abc import Mapping
@@ -13,19 +12,20 @@ from flax import nnx
 
 from vit_jax.models import initializers
 
-ITERATIONS = 3  # Of Sinkhorn and Knopp, as all authors take.
+ITERATIONS = 3  # Sinkhorn-Knopp iterations, as in the code of all these papers.
 
 
 class PrototypeHead(nnx.Module):
-    """An MLP of three layers, whose directions are compared with those of prototypes.
+    """MLP of three layers, whose normalised outputs are compared with prototypes.
 
     Args:
-      features: width of what enters.
+      features: width of the input.
       hidden: width of the MLP.
-      bottleneck: width of what is compared.
-      prototypes: how many.
-      lengths: of the prototypes: `one`; `learned`, each its own, at first 1; or `free`, as their
-        parameters are.
+      bottleneck: width of the MLP's output and the prototypes.
+      prototypes: number of prototypes.
+      lengths: of the prototypes: `one`; `learned`, a parameter for each, initially 1; or `free`,
+        the length of the parameters.
+      rngs: the key for initialisation.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class PrototypeHead(nnx.Module):
                 for number, (before, after) in enumerate(zip(widths, widths[1:], strict=False))
             }
         )
-        # PyTorch's own first values below a length apart, as DINO's and DINOv2's; DINOv3's as the
-        # layers'.
+        # DINO and DINOv2 have PyTorch's default initialisation under weight normalisation; DINOv3
+        # has the initialisation of the layers.
         drawn = normal if lengths == "free" else initializers.torch_convolution()
         self.prototypes = nnx.Param(drawn(rngs.params(), (bottleneck, prototypes)))
         self.gains = nnx.Param(jnp.ones(prototypes)) if lengths == "learned" else None
@@ -57,13 +57,13 @@ class PrototypeHead(nnx.Module):
     def of_shapes(
         cls, shapes: Mapping[str, tuple[int, ...]], lengths: str, *, rngs: nnx.Rngs
     ) -> "PrototypeHead":
-        """The head whose parameters have these shapes, by path."""
+        """Returns the head whose parameters have these shapes, by path."""
         (features, hidden), (bottleneck, count) = shapes["layers/0/kernel"], shapes["prototypes"]
         return cls(features, hidden, bottleneck, count, lengths, rngs=rngs)
 
     @property
     def features(self) -> int:
-        """Width of what enters."""
+        """Width of the input."""
         return self.layers["0"].in_features
 
     @property
@@ -72,8 +72,9 @@ class PrototypeHead(nnx.Module):
         return self.prototypes.shape[1]
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Turns features `[..., features]` into logits, cosines at lengths of 1, `[...,
-        prototypes]`.
+        """Returns logits `[..., prototypes]` of features `[..., features]`.
+
+        With prototypes of length 1 the logits are cosine similarities.
         """
         x = x.astype(jnp.float32)
         for index, layer in self.layers.items():
@@ -84,20 +85,21 @@ class PrototypeHead(nnx.Module):
 
 
 def unit(x: jax.Array, axis: int = -1) -> jax.Array:
-    """The same directions, of length 1."""
+    """Scales vectors to length 1."""
     return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(axis, keepdims=True), 1e-12))
 
 
 def sinkhorn(logits: jax.Array, weights: jax.Array, iterations: int = ITERATIONS) -> jax.Array:
-    """Distributions over prototypes, `[samples, prototypes]`, that use all prototypes alike.
+    """Returns distributions `[samples, prototypes]` that use all prototypes equally.
 
-    Sinkhorn's and Knopp's iterations scale exp(logits) so that each prototype is given as much,
-    then so that each sample gives 1 (SwAV, 2006.09882, section 3.1). Samples are those of the whole
-    batch, on all devices.
+    Sinkhorn-Knopp iterations scale exp(logits) so that all prototypes have the same sum, then so
+    that each sample has the sum 1 (SwAV, 2006.09882, section 3.1). Samples are of the whole batch,
+    on all devices.
 
     Args:
-      logits: over the temperature, `[samples, prototypes]`.
-      weights: 1 for a sample, 0 for one that counts for nothing and whose distribution is zero.
+      logits: divided by the temperature, `[samples, prototypes]`.
+      weights: 1 for a sample, 0 for padding, which is ignored and whose distribution is zero.
+      iterations: number of iterations.
     """
     real = weights > 0
     plan = jnp.where(real[:, None], logits, -jnp.inf)
@@ -109,17 +111,16 @@ def sinkhorn(logits: jax.Array, weights: jax.Array, iterations: int = ITERATIONS
 
 
 def koleo(x: jax.Array, group: int | None = None, real: jax.Array | None = None) -> jax.Array:
-    """The loss of each image that its features lie near another's, `[batch]`: minus the log of how
-    far.
+    """Returns the KoLeo loss of each image, `[batch]`: minus the log distance to its neighbour.
 
-    It is the estimator of entropy by Kozachenko and Leonenko (1806.03198, section 3.1).
+    The neighbour is the nearest other image. The loss is Kozachenko and Leonenko's estimator of
+    entropy (1806.03198, section 3.1).
 
     Args:
       x: features `[batch, features]`.
-      group: images among which the nearest is looked for, that many in the batch's order; None:
-        all.
-      real: bool `[batch]`, which of them may be another's nearest; None: all. An image without any
-        has 0.
+      group: number of successive images that are compared with each other; None: all.
+      real: bool `[batch]`, False for images that cannot be a neighbour; None: all can. The loss of
+        an image without neighbours is 0.
     """
     x = unit(x.astype(jnp.float32)).reshape(-1, group or len(x), x.shape[-1])
     near = jnp.einsum("gid,gjd->gij", x, x, precision="highest")
@@ -132,15 +133,14 @@ def koleo(x: jax.Array, group: int | None = None, real: jax.Array | None = None)
 
 
 def views_matched(x: jax.Array, real: jax.Array | None = None) -> jax.Array:
-    """1 for an image whose first view has its own second view nearest, among those of the batch,
-    else 0.
+    """Returns 1 for an image whose first view is nearest to its own second view, else 0.
 
-    It is what k-NN measures where there are no labels; chance is one in the batch's images, or in
-    those of a micro-batch.
+    The candidates are the second views of the batch, or of the micro-batch, so chance is 1 over
+    their number. It is similar to k-NN accuracy, but needs no labels.
 
     Args:
       x: features of length 1 of two views, `[batch, 2, features]`.
-      real: bool `[batch]`, images whose second views count; None: all.
+      real: bool `[batch]`, images whose second views are candidates; None: all.
     """
     near = jnp.einsum("id,jd->ij", x[:, 0], x[:, 1], precision="highest")
     near = near if real is None else jnp.where(real, near, -2)
@@ -148,5 +148,5 @@ def views_matched(x: jax.Array, real: jax.Array | None = None) -> jax.Array:
 
 
 def entropy(distributions: jax.Array) -> jax.Array:
-    """Entropy over the last axis, in nats."""
+    """Returns the entropy over the last axis, in nats."""
     return -(distributions * jnp.log(jnp.maximum(distributions, 1e-30))).sum(-1)

@@ -1,6 +1,4 @@
-"""A tokeniser of patches, learned from a frozen teacher (VQ-KD; BEiT v2, 2208.06366, section
-2.2).
-"""
+"""Tokeniser of patches with a frozen teacher: VQ-KD (BEiT v2, 2208.06366, section 2.2)."""
 
 import dataclasses
 import math
@@ -49,19 +47,20 @@ class TanhMlp(nnx.Module):
         self.out = nnx.Linear(inputs, outputs, **values)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`[..., inputs]` to `[..., outputs]`."""
+        """Maps `[..., inputs]` to `[..., outputs]`."""
         return self.out(jnp.tanh(self.hidden(x.astype(jnp.float32))))
 
 
 class Decoder(nnx.Module):
-    """A ViT that reads codes in place of pixels, with a class token and learned positions.
+    """ViT that reads codes in place of pixels, with a class token and learned positions.
 
     Args:
       code_dim: width of a code.
-      features: numbers that it says of each patch.
+      features: number of output features for each patch.
       grid: rows and columns of patches.
       dim, depth, heads: its width, layers and heads; its MLP is 4 dim wide.
-      model: the ViT before it, whose type, `remat` and `scan` it has.
+      model: the ViT before it; the decoder has the same type, `remat` and `scan`.
+      rngs: the key for initialisation.
     """
 
     def __init__(
@@ -94,9 +93,7 @@ class Decoder(nnx.Module):
         self.remat, self.scan = model.options.remat, model.options.scan
 
     def __call__(self, codes: jax.Array) -> jax.Array:
-        """Codes of patches `[batch, patches, code_dim]` to features, float32 `[batch, patches,
-        features]`.
-        """
+        """Maps codes `[batch, patches, code_dim]` to float32 `[batch, patches, features]`."""
         x = self.embedding(codes)
         cls = jnp.broadcast_to(self.cls[...].astype(x.dtype), (len(x), *self.cls.shape[1:]))
         x = jnp.concatenate([cls, x], axis=1) + self.positions().astype(x.dtype)
@@ -113,15 +110,15 @@ class Decoder(nnx.Module):
 
 
 class Tokeniser(nnx.Module):
-    """Turns an encoder's patches into codes, by the projection and the codebook that a run of
-    `vqkd` leaves.
+    """Map from an encoder's patches to codes: the projection and the codebook of a `vqkd` run.
 
     Args:
       values: options of the section `vqkd` that determine them.
-      shapes: of what the run has beside its model, by path.
+      shapes: of the run's parameters and state besides its model, by path.
+      rngs: the key for initialisation.
 
     Raises:
-      UserError: these are none of a tokeniser.
+      UserError: the shapes are not a tokeniser's.
     """
 
     def __init__(
@@ -142,7 +139,7 @@ class Tokeniser(nnx.Module):
 
     @property
     def features(self) -> int:
-        """Width of a patch that enters."""
+        """Width of an input patch."""
         return self.projection.hidden.in_features
 
     @property
@@ -151,27 +148,29 @@ class Tokeniser(nnx.Module):
         return self.codebook.shape[0]
 
     def __call__(self, patches: jax.Array) -> jax.Array:
-        """The code of each patch, int32 `[...]`, of an encoder's last tokens, `[..., features]`."""
+        """Returns each patch's code, int32 `[...]`, from an encoder's tokens `[..., features]`."""
         return nearest(unit(self.projection(patches)), self.codebook[...])
 
 
 class VQKD(Objective):
-    """Says each patch by one code of a codebook, from which a decoder tells what the teacher says
-    of it.
+    """Quantization of patches to codebook entries, trained to predict a teacher's features.
 
-    The model's patches are projected to a few numbers of length 1, and become the nearest code;
-    gradients pass the codes as if they were not there. The loss is 1 less the cosine of what is
-    decoded and what the teacher says of a patch, and the distance of patches from their codes.
-    Codes are no parameters: each follows the mean of the patches that are given it, of the global
-    batch. Their first values are those of k-means on the first batch, after which that batch moves
-    them; the first update has not seen these yet, but codes drawn at random.
+    The model's patches are projected to a few dimensions and length 1, and quantized to the nearest
+    code, with a straight-through gradient. A decoder predicts the teacher's features from the
+    codes. The loss is 1 minus the cosine similarity of prediction and teacher, plus the distance of
+    patches from their codes.
+
+    Codes are state, not parameters: each follows the mean of its patches, over the global batch.
+    K-means on the first batch initialises them, and the first update already moves them. The loss
+    of the first update is with random codes.
 
     Args:
       options: the section `vqkd` of the config.
-      model: the ViT that is trained, the encoder.
-      features: numbers that the teacher says of a patch.
-      of_head: they are outputs of the teacher's head.
-      seed: of what k-means and revived codes are drawn by.
+      model: the ViT to train, the encoder.
+      features: number of the teacher's features for each patch.
+      of_head: whether these are outputs of the teacher's head.
+      seed: of k-means and of revived codes.
+      rngs: the key for initialisation.
 
     Raises:
       UserError: the decoder's heads do not divide its width.
@@ -276,22 +275,25 @@ class VQKD(Objective):
             dead = usage * self.codes < self.revive_below
             drawn = jax.random.permutation(jax.random.fold_in(key, 1), len(x))[: self.codes]
             codes = jnp.where(dead[:, None], x[drawn], codes)
-            usage = jnp.where(dead, 1 / self.codes, usage)  # Each has a while to be found.
+            # A uniform frequency, so that a revived code is not dead at the next update.
+            usage = jnp.where(dead, 1 / self.codes, usage)
         return {"codebook": codes, "usage": usage}
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
-        """A line that says that codes have died, and what to change; None where they have not."""
+        """Returns a warning if most codes have died, with a remedy; else None."""
         return dead_codes(means, update, REMEDY)
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """The loss of each image, the mean over its patches.
+        """Returns the loss of each image, the mean over its patches.
 
-        Metrics: the `cosine` of what is decoded with what the teacher says, `code_distance`, the
-        mean square of a patch less its code, and how the codes have been used.
+        Metrics: `cosine`, the similarity of prediction and teacher; `code_distance`, the mean
+        squared difference of patches and their codes; and the code usage.
 
         Args:
-          batch: `image` uint8 `[batch, height, width, channels]`, and `taught` where the teacher
-            sees another size.
+          model: the encoder.
+          batch: `image` uint8 `[batch, height, width, channels]`, and `taught` if the teacher has
+            another size.
+          context: of the step.
         """
         x = self.project(model, batch["image"], context.rngs)
         given, codes = self.quantise(x, context.memory["codebook"])
@@ -307,15 +309,15 @@ class VQKD(Objective):
     def project(
         self, model: nnx.Module, images: jax.Array, rngs: nnx.Rngs | None = None
     ) -> jax.Array:
-        """The model's patches, projected and of length 1, float32 `[batch, patches, code_dim]`."""
+        """Returns projected patches of length 1, float32 `[batch, patches, code_dim]`."""
         x = model.features(images, rngs, dense=True)
         return unit(self.projection(x.reshape(len(x), self.patches, -1)))
 
     def quantise(self, x: jax.Array, codebook: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The number of the code of each patch, int32 `[batch, patches]`, and that code.
+        """Returns the index of each patch's code, int32 `[batch, patches]`, and the code.
 
         Args:
-          x: what `project` gives.
+          x: from `project`.
           codebook: `[codes, code_dim]`.
         """
         given = nearest(jax.lax.stop_gradient(x), codebook)
@@ -324,8 +326,10 @@ class VQKD(Objective):
     def pictures(
         self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION
     ) -> tuple[jax.Array, jax.Array]:
-        """The images, and for each patch the one of the batch of which the teacher says what comes
-        nearest to what is decoded from its code, in [0, 255].
+        """Returns the images, and reconstructions from patches of the batch, in [0, 255].
+
+        A patch is replaced by the patch of the batch whose teacher features are nearest to the
+        features that are decoded from its code.
         """
         images = batch["image"].astype(jnp.float32)
         _, codes = self.quantise(self.project(model, batch["image"]), context.memory["codebook"])
@@ -339,8 +343,9 @@ class VQKD(Objective):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Those of the encoder and the decoder, and of the teacher and the search for codes, which
-        have no backward pass.
+        """Counts multiply-adds; the teacher and the search for codes have no backward pass.
+
+        The encoder and the decoder are included, too.
         """
         graphdef, weights = nnx.split((model, self))
 
