@@ -1,4 +1,4 @@
-"""Runs notebooks and stores what their cells show: python notebooks/run.py [NAME ...]
+"""Runs notebooks and stores what their cells show: python notebooks/run.py [NAME ...].
 
 A notebook runs in an empty folder, by the vit_jax of this environment. Its metadata then hold the checksum
 of its cells, by which tests/system/test_notebooks.py tells whether what it shows is of them.
