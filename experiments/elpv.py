@@ -26,7 +26,7 @@ import numpy as np
 from flax import nnx
 
 import vit_jax
-from vit_jax.config import from_json
+from vit_jax.config import from_json, run_options
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
@@ -134,8 +134,8 @@ def test_cells(cells: Sequence[Cell]) -> set[int]:
 @functools.cache
 def predictions(workdir: Path, images: Path) -> tuple[np.ndarray, np.ndarray]:
     """Returns the predicted class of each test image by a run's model, and its label."""
-    config = from_json((workdir / CONFIG).read_text())
-    mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
+    config = run_options(from_json((workdir / CONFIG).read_text()))
+    mesh = make_mesh()
     model = vit_jax.load_model(workdir, say=str)
     options = dict(batch_size=config.batch_size, compute=likeliest)
     extractor, params = extractor_of(model, mesh, test_crop(config), **options)

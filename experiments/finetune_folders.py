@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image
 
 import vit_jax
-from vit_jax.config import from_json
+from vit_jax.config import from_json, run_options
 from vit_jax.errors import UserError
 from vit_jax.evaluation.features import extractor_of, single_labels
 from vit_jax.ledger.study import Experiment, Study, Trial
@@ -108,12 +108,12 @@ def logistic_regression(workdir: Path) -> dict:
         return json.loads(kept.read_text())
     from sklearn.linear_model import LogisticRegression
 
-    config = from_json((workdir / CONFIG).read_text())
+    config = run_options(from_json((workdir / CONFIG).read_text()))
     model = vit_jax.load_model(
         config.finetune.checkpoint, image_size=config.data.image_size, say=str
     )
     splits = open_splits(config)
-    mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
+    mesh = make_mesh()
     extractor, params = extractor_of(model, mesh, test_crop(config), batch_size=32)
     train, test = (extractor(params, source) for source in (splits.train, splits.test))
     fitted = LogisticRegression(max_iter=5000).fit(

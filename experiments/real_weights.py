@@ -177,7 +177,7 @@ def theirs(checkpoint: Path, data: Path, shots: int) -> float:
     transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=model))
 
     class Theirs:
-        mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
+        mesh = make_mesh()
 
         def __call__(self, params, source, go_on):
             with torch.no_grad():
@@ -200,7 +200,7 @@ def unheeded(checkpoint: Path, data: Path, shots: int) -> float:
     from vit_jax.parallel.mesh import make_mesh
 
     model = vit_jax.load_model(checkpoint, say=str, mean=0.5, std=0.5)
-    mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
+    mesh = make_mesh()
     return few_shot(*extractor_of(model, mesh, batch_size=32), data, shots)
 
 

@@ -82,7 +82,7 @@ ALLOWED = {
     "commands": {"shipped"},
     "classifier": {"checkpoint_crop", "data", "interop", "load", "models"},
     "serving": {"classifier", "data", "evaluation", "inspection", "models", "parallel"},
-    "planning": {"config", "models", "data", "parallel", "training", "runs", "libtpu"},
+    "planning": {"config", "models", "options", "data", "parallel", "training", "runs", "libtpu"},
     "benchmarks": {"config", "models", "data", "parallel", "interop", "evaluation"}
     | {"training", "runs", "planning", "load", "save"},
 }

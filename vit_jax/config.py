@@ -6,6 +6,7 @@ error.
 """
 
 import difflib
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -333,10 +334,10 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def check_fits(config: ConfigDict, key: str) -> None:
+def check_fits(config: ConfigDict | RunOptions, key: str) -> None:
     """Raises UserError if a value is inconsistent with the others."""
     if validate := VALUES[key].validate:
-        value = dict(leaves(config))[key]
+        value = functools.reduce(getattr, key.split("."), config)
         words = validate(value, config)
         _require(not words, key, value, words)
 
@@ -348,6 +349,22 @@ def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
+
+
+def run_options(config: ConfigDict) -> RunOptions:
+    """Returns the values of a config as the typed options of a run."""
+    return _options(RunOptions, config)
+
+
+def _options(kind: type, config: ConfigDict) -> Any:
+    sections, values = sections_of(kind), {}
+    for name, value in config.items():
+        if name in sections:
+            value = _options(sections[name], value)
+        elif isinstance(value, list):  # Read from JSON.
+            value = tuple(value)
+        values[name] = value
+    return kind(**values)
 
 
 def to_json(config: ConfigDict) -> str:

@@ -104,7 +104,7 @@ class Predictor:
         params = nnx.to_pure_dict(params)
         key = graphdef, batch_size, top
         if key not in self._extractors:
-            mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
+            mesh = make_mesh()
             shardings = parameter_shardings(mesh, params)
             extractor = Extractor(
                 graphdef,

@@ -131,7 +131,7 @@ def computed(
 
     extractor, params = extractor_of(
         classifier.model,
-        make_mesh(dict(data=None, fsdp=1, tensor=1)),
+        make_mesh(),
         classifier.crop,
         compute=compute,
         batch_size=min(BATCH_SIZE.value, len(images)),

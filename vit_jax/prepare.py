@@ -184,7 +184,7 @@ def make_embedder(checkpoint: str, image_size: int | None) -> Embedder:
     dim = nnx.eval_shape(lambda model, image: model.features(image), model, image).shape[-1]
     extractor, params = extractor_of(
         model,
-        make_mesh(dict(data=None, fsdp=1, tensor=1)),
+        make_mesh(),
         TestCrop(height, "square", height),
         batch_size=BATCH,
         workers=0,

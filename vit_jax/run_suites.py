@@ -83,7 +83,7 @@ def run_suites(
         shardings = parameter_shardings(mesh, params)
         return graphdef, jax.tree.map(place, params, shardings), shardings
 
-    mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
+    mesh = make_mesh()
     subject = Subject(
         str(checkpoint),
         mesh,

@@ -105,7 +105,7 @@ def test_images(checkpoint: str) -> Source:
     saved = None if str(checkpoint).startswith("hf://") else saved_run(path)
     if saved is None:
         raise UserError(f"{checkpoint} is no run, whose test images are known: give --images=PATH")
-    return open_splits(saved.config).test
+    return open_splits(saved.options).test
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from vit_jax.evaluation.least_squares import fit
 from vit_jax.evaluation.probe import linear_probe
 from vit_jax.evaluation.sgd_probe import SgdProbe
 from vit_jax.models import create_model
-from vit_jax.parallel.mesh import make_mesh
+from vit_jax.options.run import MeshOptions
+from vit_jax.parallel.mesh import AXES, make_mesh
 
 # Neither count divides by the devices.
 TRAIN = Subset(open_source("digits", "train"), range(307))
@@ -31,7 +32,7 @@ FEATURES = np.random.default_rng(0).normal(size=(307, 40)) @ np.random.default_r
 
 def evaluate(shape: list[int]) -> dict:
     devices = jax.devices()[: int(np.prod(shape))]
-    mesh = make_mesh(dict(zip(("data", "fsdp", "tensor"), shape, strict=True)), devices)
+    mesh = make_mesh(MeshOptions(**dict(zip(AXES, shape, strict=True))), devices)
     model = create_model(
         "ViT-Ti/4", num_classes=10, image_size=16, dim=128, depth=1, mlp_dim=256, heads=2
     )

@@ -24,7 +24,7 @@ from vit_jax.parallel.mesh import make_mesh
 from vit_jax.run_suites import run_suites
 from vit_jax.runs.loop import train
 
-MESH = make_mesh(dict(data=None, fsdp=1, tensor=1))
+MESH = make_mesh()
 SMALL = dict(image_size=16, dim=16, depth=1, mlp_dim=32, heads=2)
 DIGITS = open_source("digits", "train"), open_source("digits", "test")
 

@@ -10,7 +10,7 @@ from vit_jax.errors import UserError
 from vit_jax.evaluation.least_squares import accuracy, fit
 from vit_jax.parallel.mesh import make_mesh, over_devices
 
-MESH = make_mesh(dict(data=None, fsdp=1, tensor=1))
+MESH = make_mesh()
 
 
 def data(images, width, classes, seed=0) -> tuple[np.ndarray, np.ndarray]:

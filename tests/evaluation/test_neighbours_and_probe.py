@@ -10,7 +10,7 @@ from vit_jax.evaluation.knn import knn_accuracies
 from vit_jax.evaluation.probe import PENALTIES, linear_head, linear_probe
 from vit_jax.parallel.mesh import make_mesh
 
-MESH = make_mesh(dict(data=None, fsdp=1, tensor=1))
+MESH = make_mesh()
 CLASSES = 6
 
 

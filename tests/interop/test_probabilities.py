@@ -194,7 +194,7 @@ def ours(folder: Path, paths: list[Path], mode: str) -> np.ndarray:
     checkpoint = open_checkpoint(folder)
     model = build_model(checkpoint, say=str)
     crop = checkpoint_crop(checkpoint, model.image_size, mode)
-    mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
+    mesh = make_mesh()
     extractor, params = extractor_of(
         model, mesh, crop, compute=likeliest(CLASSES), batch_size=len(paths)
     )

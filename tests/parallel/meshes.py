@@ -118,7 +118,7 @@ def train(
     objective = OBJECTIVES.get(model, {})
     if objective:
         set_objective(config, **objective)
-    labels = objective_of(config).labels
+    labels = objective_of(config.objective.name).labels
     if not objective:
         config.augment.update(dict(mixup=0.5, erasing=0.3))
     config.optimizer.update(dict(warmup_steps=0, learning_rate=1e-3) | optimizer)
@@ -134,7 +134,7 @@ def train(
         if model == "BEiT v2":
             config.objective.teacher = write_tokeniser(Path(folder) / "tokeniser")
             frozen = open_frozen(config)
-        classes = CLASSES if labels else objective_of(config).outputs(config)
+        classes = CLASSES if labels else objective_of(config.objective.name).outputs(config)
         shapes = frozen and frozen.model
         program = make_program(config, num_classes=classes, steps=10, mesh=mesh, frozen=shapes)
         state = program.initial_state(0, frozen=frozen and frozen.read())

@@ -17,6 +17,7 @@ from tests.parallel.meshes import MESHES, MODELS
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, model_factory
 from vit_jax.options.optimizer import OPTIMIZERS
+from vit_jax.options.run import MeshOptions
 from vit_jax.parallel.mesh import check_batch, make_mesh
 from vit_jax.parallel.sharding import parameter_shardings, path_name
 
@@ -187,9 +188,9 @@ def test_large_array_that_fsdp_does_not_divide_is_named():
 @pytest.mark.parametrize(
     "sizes",
     [
-        dict(data=3, fsdp=1, tensor=1),
-        dict(data=None, fsdp=3, tensor=1),
-        dict(data=None, fsdp=None, tensor=1),
+        MeshOptions(data=3),
+        MeshOptions(fsdp=3),
+        MeshOptions(fsdp=None),
     ],
 )
 def test_mesh_that_does_not_make_up_the_devices_is_refused(sizes):

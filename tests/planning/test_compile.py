@@ -8,6 +8,7 @@ import pytest
 
 from tests.test_config import load
 from vit_jax.errors import UserError
+from vit_jax.options.run import MeshOptions
 from vit_jax.parallel import chips
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.planning import choices
@@ -43,7 +44,7 @@ def small(**changes):
 
 
 def step_for_v5e() -> jax.stages.Lowered:
-    config, mesh = small(), make_mesh(dict(data=4, fsdp=1, tensor=1), topology_devices(WHERE))
+    config, mesh = small(), make_mesh(MeshOptions(data=4), topology_devices(WHERE))
     program = make_program(config, num_classes=10, steps=10, mesh=mesh)
     return program.train_step.lower(program.state, program.metrics, abstract_batch(config, mesh))
 

@@ -278,7 +278,7 @@ from tests.training.test_augment import EVERYTHING, augment, make_batch
 assert jax.device_count() == 8
 results = []
 for devices in (1, 8):
-    sharding = split_batch(make_mesh(dict(data=None, fsdp=1, tensor=1), jax.devices()[:devices]))
+    sharding = split_batch(make_mesh(devices=jax.devices()[:devices]))
     step = jax.jit(lambda b, key: augment(b, key, **EVERYTHING), in_shardings=(sharding, None))
     results.append([
         jax.device_get(step(jax.device_put(make_batch(), sharding), jax.random.key(seed)))

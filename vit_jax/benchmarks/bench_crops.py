@@ -82,7 +82,7 @@ def compile_form(form: Callable, name: str, where: Slice, images: int) -> Compil
 
     It computes the gradient of the mean of the tokens' squares.
     """
-    mesh = make_mesh(dict(data=None, fsdp=1, tensor=1), topology_devices(where))
+    mesh = make_mesh(devices=topology_devices(where))
     model = abstract(model_factory(name, num_classes=0, image_size=max(CROPS), dtype="bfloat16"))
     graphdef, weights = nnx.split(model)
 

@@ -12,7 +12,7 @@ CLASSES, FEATURES, TEST_IMAGES, PENALTY = 1000, 1024, 50_000, 2.0**10
 
 def measure(shots: tuple[int, ...] = (1, 5, 10, 25)) -> None:
     """Prints seconds for ImageNet's classes and ViT-L's features, without compilation."""
-    mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
+    mesh = make_mesh()
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(CLASSES, FEATURES)).astype(np.float32)
     mixing = rng.normal(size=(FEATURES, FEATURES)).astype(np.float32)

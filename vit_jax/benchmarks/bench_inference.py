@@ -24,6 +24,7 @@ from vit_jax.benchmarks.bench_train import (
     random_batch,
     timm_model,
 )
+from vit_jax.config import run_options
 from vit_jax.errors import UserError
 from vit_jax.models import model_card
 from vit_jax.parallel.chips import GIB
@@ -141,16 +142,17 @@ def lower_ours(
     """
     config = other_projects.our_config(model, image_size, dtype)
     config.batch_size = batch
+    options = run_options(config)
     program = make_program(
-        config,
+        options,
         num_classes=other_projects.CLASSES,
         steps=10**6,
-        mesh=make_mesh(config.mesh, devices),
+        mesh=make_mesh(options.mesh, devices),
     )
     params = program.state["params"]
     places = jax.tree.map(lambda x: x.sharding, params)
     forward = make_forward(program.graphdef, program.mesh, places)
-    return program, forward.lower(params, {"image": abstract_batch(config, program.mesh)["image"]})
+    return program, forward.lower(params, {"image": abstract_batch(options, program.mesh)["image"]})
 
 
 def compile_ours(model: str, batch: int, image_size: int, dtype: str) -> jax.stages.Compiled:

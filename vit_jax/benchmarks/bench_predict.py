@@ -36,7 +36,7 @@ def measure(models: list[str], images: int) -> None:
         for name in models:
             model = create_model(name, num_classes=1000, image_size=224)
             compute, crop = likeliest(5), transfer_crop(224)
-            mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
+            mesh = make_mesh()
             extractor, params = extractor_of(
                 model, mesh, crop, compute=compute, batch_size=batch, threads=2
             )

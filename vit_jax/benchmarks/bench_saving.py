@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from vit_jax.config import base_config
+from vit_jax.config import base_config, run_options
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
 from vit_jax.runs.assemble import open_feed
@@ -31,12 +31,13 @@ def measure(pairs: int = 6) -> None:
     config.batch_size, config.steps = 8, 10**6
     share_interpreter()
     keep_freed_memory()
-    source = open_splits(config).train
+    options = run_options(config)
+    source = open_splits(options).train
     program = make_program(
-        config, num_classes=1000, steps=config.steps, mesh=make_mesh(config.mesh)
+        options, num_classes=1000, steps=config.steps, mesh=make_mesh(config.mesh)
     )
     state, metrics = program.initial_state(config.seed), program.initial_metrics()
-    feed = open_feed(config, source, 0, print, program.mesh)
+    feed = open_feed(options, source, 0, print, program.mesh)
     size = sum(x.nbytes for x in jax.tree.leaves(state))
     print(
         f"ViT-Ti/16, batch {config.batch_size}, a checkpoint of {size / 1e6:.0f} MB every {EVERY} "

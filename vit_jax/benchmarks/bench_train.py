@@ -11,6 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.benchmarks import other_projects
+from vit_jax.config import run_options
 from vit_jax.errors import UserError
 from vit_jax.models import model_card
 from vit_jax.models.model_card import training_flops
@@ -203,9 +204,10 @@ def compile_ours(config: ConfigDict) -> tuple[jax.stages.Compiled, float, Callab
       The compiled program; the seconds of compilation; and a function that starts the next step and
       returns its results without waiting for them.
     """
-    objective = objective_of(config)
-    classes = other_projects.CLASSES if objective.labels else objective.outputs(config)
-    program = make_program(config, num_classes=classes, steps=10**6, mesh=make_mesh(config.mesh))
+    options = run_options(config)
+    objective = objective_of(options.objective.name)
+    classes = other_projects.CLASSES if objective.labels else objective.outputs(options)
+    program = make_program(options, num_classes=classes, steps=10**6, mesh=make_mesh(config.mesh))
     state, metrics = program.initial_state(config.seed), program.initial_metrics()
     images, labels = random_batch(config.batch_size, config.data.image_size, program.mesh)
     data = {"image": images, "labels": labels[:, None]}
@@ -231,7 +233,7 @@ def make_others(
         return [make_timm(model, batch, image_size)]
     checkout, mesh = (
         other_projects.find_checkout(peer, checkouts),
-        make_mesh(dict(data=None, fsdp=1, tensor=1)),
+        make_mesh(),
     )
     data, runners = random_batch(batch, image_size, mesh), []
     for option, values in other_projects.PEERS[peer].options.items():

@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from ml_collections import ConfigDict
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from vit_jax.options.objective import THRESHOLD
+from vit_jax.options.run import RunOptions
 
 JITTER = ("brightness", "contrast", "saturation", "hue")
 RADII = (0.1, 2.0)  # Range of the blur's std, in pixels.
@@ -82,7 +82,7 @@ def distorted(pixels: np.ndarray, drawn: Sequence[tuple[str, float]]) -> np.ndar
     return np.asarray(image)
 
 
-def distortions(config: ConfigDict) -> tuple[ColourDistortion, ColourDistortion, ColourDistortion]:
+def distortions(config: RunOptions) -> tuple[ColourDistortion, ColourDistortion, ColourDistortion]:
     """Returns the config's distortions of the first large view, the second one, and small ones."""
     values = config.dino
 

@@ -194,7 +194,7 @@ def few_shot(
     Raises:
       UserError: as in `FewShotTask`; the model's images are not square.
     """
-    mesh = mesh or make_mesh(dict(data=None, fsdp=1, tensor=1))
+    mesh = mesh or make_mesh()
     task = FewShotTask(name, train, test, shots, seeds, say)
     options = dict(batch_size=batch_size, workers=workers, threads=threads, say=say)
     extractor, params = extractor_of(model, mesh, **options)

@@ -5,13 +5,14 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.features import transfer_crop
 from vit_jax.evaluation.suite import Impossible, Measurement, Stopped, Subject, Suite
 from vit_jax.evaluation.suites import SUITES
+from vit_jax.options.option import options_of
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.peers import Peers
 
 OWN_SECTIONS = ("fewshot", "knn")  # Suites with a section of the config of the same name.
@@ -46,7 +47,7 @@ class TrainingSuites:
 
     def __init__(
         self,
-        config: ConfigDict,
+        config: RunOptions,
         mesh: Mesh,
         test_crop: TestCrop,
         peers: Peers,
@@ -75,9 +76,13 @@ class TrainingSuites:
         self._opened: list[Opened] = []
         self.fingerprints: dict[str, dict[str, int | str]] = {}
         for name in OWN_SECTIONS:
-            if not (section := config[name]).every:
+            if not (section := getattr(config, name)).every:
                 continue
-            options = {key: section[key] for key in section if key not in ("every", "sets")}
+            options = {
+                key: getattr(section, key)
+                for key in options_of(type(section))
+                if key not in ("every", "sets")
+            }
             options["set"] = SUITES[name].options["set"].parse(section.sets)
             where = [(f"{name}.sets", text) for text in section.sets]
             self._open(name, options, data.image_size, section.every, where, peers)

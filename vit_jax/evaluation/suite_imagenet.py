@@ -67,6 +67,18 @@ def predict(subject: Subject, source: Source, crop: TestCrop) -> Features:
     return seen._replace(values=np.argsort(head(subject).order)[seen.values])
 
 
+def _checked(
+    subject: Subject, open_set: Callable[[Sequence[str]], Source]
+) -> Callable[[Sequence[str]], Source]:
+    """Adds a check that the model predicts ImageNet's classes before data are opened."""
+
+    def opened(names: Sequence[str]) -> Source:
+        head(subject)
+        return open_set(names)
+
+    return opened
+
+
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """Returns a measurement for each set of images.
 
@@ -115,25 +127,16 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             return rows(names, seen.values, seen.labels, crop)
 
         def identify(name: str) -> dict[str, int | str]:
-            return fingerprint(checked(open_set)([name]))
+            return fingerprint(_checked(subject, open_set)([name]))
 
         names = (name, f"{name}, top-5")
         return Measurement(
-            names, checked(open_set), measure, fingerprint, functools.cache(identify)
+            names, _checked(subject, open_set), measure, fingerprint, functools.cache(identify)
         )
-
-    def checked(open_set: Callable[[Sequence[str]], Source]) -> Callable[[Sequence[str]], Source]:
-        """Adds a check that the model predicts ImageNet's classes before data are opened."""
-
-        def opened(names: Sequence[str]) -> Source:
-            head(subject)
-            return open_set(names)
-
-        return opened
 
     @functools.cache
     def of_images() -> dict[str, int | str]:
-        return fingerprint(checked(validation)(OWN))
+        return fingerprint(_checked(subject, validation)(OWN))
 
     def identify(name: str) -> dict[str, int | str]:
         return of_images() | ({} if name in OWN else {"real": digest_of({"classes": real})})
@@ -147,11 +150,11 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         real = None
         refused = functools.partial(refuse, error)
         own = [
-            Measurement(OWN, checked(validation), of_validation, fingerprint, identify),
+            Measurement(OWN, _checked(subject, validation), of_validation, fingerprint, identify),
             Measurement(("ReaL",), refused, lambda subject, opened: [], identify=refused),
         ]
     else:
-        relabelled = checked(functools.partial(validation, real=real))
+        relabelled = _checked(subject, functools.partial(validation, real=real))
         own = [Measurement((*OWN, "ReaL"), relabelled, of_validation, fingerprint, identify)]
     return [*own, other("ImageNet-v2", v2, crop), other("ObjectNet", objectnet, central)]
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from vit_jax.config import run_options
 from vit_jax.data.sources import SOURCES, DataSet, data_set, open_source
 from vit_jax.errors import UserError
 from vit_jax.runs.splits import open_splits
@@ -100,7 +101,7 @@ def open_all(config: ConfigDict, given: Sequence[str] = ()) -> None:
     """
     name = _name(config.data.source, config.data.path)
     try:
-        open_splits(config)
+        open_splits(run_options(config))
         for each in _sets(config):
             name = _name(each.kind, each.path)
             for split in (each.train_split, each.test_split):

@@ -13,6 +13,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from vit_jax.config import run_options
 from vit_jax.ledger.study import Experiment, Study, Trial, config_of
 from vit_jax.ledger.tables import short
 from vit_jax.models import parse_name
@@ -248,7 +249,7 @@ def fine_tuning(
 @functools.cache
 def is_resnet(config: str) -> bool:
     """Returns True for a config in configs/ whose model is a BiT or a hybrid."""
-    return has_resnet(named_config(config))
+    return has_resnet(run_options(named_config(config)))
 
 
 @functools.cache

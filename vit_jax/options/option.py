@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Callable, Iterator
 from typing import Any, dataclass_transform
 
@@ -131,7 +130,7 @@ def only_with(key: str, *values: Any) -> Callable[[Any], str]:
     """
 
     def missing(config: Any) -> str:
-        value = functools.reduce(operator.getitem, key.split("."), config)
+        value = functools.reduce(getattr, key.split("."), config)
         words = f"{key}={' or '.join(map(repr, values))}" if values else key
         return unless(value in values if values else bool(value), f"{words}, and it is {value!r}")
 

@@ -54,7 +54,7 @@ def _data_sets(suite: str) -> Any:
         several(text()),
         "Data sets: ('tfds:cifar100', 'folder:/data/pets@train,val').",
         validate=lambda value, config: unless(
-            bool(value) or not config[suite].every, "such as ('tfds:cifar100',)"
+            bool(value) or not getattr(config, suite).every, "such as ('tfds:cifar100',)"
         ),
     )
 

@@ -4,7 +4,7 @@ Parameters are sharded by `sharding.py`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -12,18 +12,20 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.errors import UserError
+from vit_jax.options.run import MeshOptions
 
 AXES = ("data", "fsdp", "tensor")
+ALL_DATA = MeshOptions()  # All devices on the axis `data`.
 BATCH = ("data", "fsdp")  # The axes over which a batch is split.
 
 
-def mesh_shape(sizes: Mapping[str, int | None], devices: int) -> tuple[int, ...]:
+def mesh_shape(options: MeshOptions, devices: int) -> tuple[int, ...]:
     """Returns the sizes of the axes for `devices` devices; an axis of None takes the rest.
 
     Raises:
       UserError: the product of the sizes is not the number of devices.
     """
-    given = {axis: sizes[axis] for axis in AXES}
+    given = {axis: getattr(options, axis) for axis in AXES}
     rest = math.prod(size for size in given.values() if size is not None)
     shape = tuple(devices // rest if size is None else size for size in given.values())
     if math.prod(shape) != devices or list(given.values()).count(None) > 1:
@@ -37,7 +39,7 @@ def mesh_shape(sizes: Mapping[str, int | None], devices: int) -> tuple[int, ...]
     return shape
 
 
-def make_mesh(sizes: Mapping[str, int | None], devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(options: MeshOptions = ALL_DATA, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Returns the mesh of all devices of all processes, or of the given ones.
 
     The axes are `data`, `fsdp` and `tensor`. Neighbours on `tensor`, then on `fsdp`, are neighbours
@@ -47,7 +49,7 @@ def make_mesh(sizes: Mapping[str, int | None], devices: Sequence[jax.Device] | N
       UserError: see `mesh_shape`; or `data` is not divisible by the number of slices.
     """
     devices = jax.devices() if devices is None else list(devices)
-    shape = mesh_shape(sizes, len(devices))
+    shape = mesh_shape(options, len(devices))
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     split_axes = "lite" in devices[0].device_kind or "v5e" in devices[0].device_kind
     if slices == 1:

@@ -15,6 +15,7 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
+from vit_jax.config import run_options
 from vit_jax.errors import UserError
 from vit_jax.libtpu import ENVIRONMENT
 from vit_jax.parallel.chips import GIB, Chip, compiler_options, find_chip
@@ -116,14 +117,14 @@ def compile_step(config: ConfigDict, where: Slice, num_classes: int, steps: int)
     Raises:
       UserError: the config does not fit the devices.
     """
-    mesh = make_mesh(config.mesh, topology_devices(where))
-    frozen = frozen_shapes(config)
-    program = make_program(config, num_classes=num_classes, steps=steps, mesh=mesh, frozen=frozen)
-    batch = abstract_batch(config, mesh)
+    options, mesh = run_options(config), make_mesh(config.mesh, topology_devices(where))
+    frozen = frozen_shapes(options)
+    program = make_program(options, num_classes=num_classes, steps=steps, mesh=mesh, frozen=frozen)
+    batch = abstract_batch(options, mesh)
     lowered = program.train_step.lower(program.state, program.metrics, batch)
-    options = compiler_options(where.chip.kind)
+    flags = compiler_options(where.chip.kind)
     return compile_lowered(
-        lowered, where, parameters_of(program), program.state["optimizer"], options
+        lowered, where, parameters_of(program), program.state["optimizer"], flags
     )
 
 

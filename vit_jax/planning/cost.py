@@ -6,10 +6,12 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from vit_jax.config import run_options
 from vit_jax.data.sources import SOURCES, open_source
 from vit_jax.data.sources.slices import split_range
 from vit_jax.errors import UserError
 from vit_jax.models.model_card import training_flops
+from vit_jax.options.data import DataOptions
 from vit_jax.planning.compile import Slice
 from vit_jax.training.objectives import objective_of
 
@@ -67,21 +69,22 @@ def data_set_size(config: ConfigDict, images: int | None) -> tuple[int, int]:
     Raises:
       UserError: they are unknown, and no flag sets them.
     """
-    values, objective = config.data, objective_of(config)
+    options = run_options(config)
+    values, objective = options.data, objective_of(options.objective.name)
     name = values.path.split(":")[0] or values.source
     whole, classes = _known_size(values)
     if (whole is None or classes is None) and _can_be_opened(values):
-        options = dict(
+        how = dict(
             path=values.path,
             label_key=values.label_key,
             only=values.classes,
             labels=objective.labels,
         )
-        train = open_source(values.source, values.train_split, **options)
+        train = open_source(values.source, values.train_split, **how)
         images, classes = images or len(train), len(train.class_names)
     if images is None and whole is None:
         raise UserError(f"how many training images {name!r} has is not known; give --images=N")
-    classes = (values.num_classes or classes) if objective.labels else objective.outputs(config)
+    classes = (values.num_classes or classes) if objective.labels else objective.outputs(options)
     if classes is None:
         raise UserError(
             f"how many classes {name!r} has is not known; give --config.data.num_classes=N"
@@ -91,7 +94,7 @@ def data_set_size(config: ConfigDict, images: int | None) -> tuple[int, int]:
     return images, classes
 
 
-def _known_size(values: ConfigDict) -> tuple[int | None, int | None]:
+def _known_size(values: DataOptions) -> tuple[int | None, int | None]:
     """Returns the numbers of images and classes of a data set that need not be opened, or None."""
     kind = SOURCES.get(values.source)
     if kind and (counts := kind.counts(values.path)):
@@ -99,7 +102,7 @@ def _known_size(values: ConfigDict) -> tuple[int | None, int | None]:
     return DATA_SETS.get(values.path.split(":")[0], (None, None))
 
 
-def _can_be_opened(values: ConfigDict) -> bool:
+def _can_be_opened(values: DataOptions) -> bool:
     """Returns True if `data.path` is a data set on this machine."""
     kind = SOURCES.get(values.source)
     if not kind or not kind.path or not values.path:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import leaves
+from vit_jax.config import leaves, run_options
 from vit_jax.models import abstract, count_parameters, model_factory
 from vit_jax.parallel.chips import GIB
 from vit_jax.planning.compile import Compiled, Memory, Slice, compile_step
@@ -72,15 +72,16 @@ CHOICES = (
 def make_workload(config: ConfigDict, images: int | None) -> Workload:
     """Returns the work of a config's run; nothing is allocated."""
     images, num_classes = data_set_size(config, images)
-    model = abstract(model_factory(num_classes=num_classes, **model_arguments(config)))
-    objective = abstract_objective(config, model, frozen=frozen_shapes(config))
+    options = run_options(config)
+    model = abstract(model_factory(num_classes=num_classes, **model_arguments(options)))
+    objective = abstract_objective(options, model, frozen=frozen_shapes(options))
     return Workload(
         images=images,
         num_classes=num_classes,
-        steps=step_count(config, images),
+        steps=step_count(options, images),
         batch_size=config.batch_size,
         parameters=count_parameters(model),
-        multiply_adds=objective.multiply_adds(model, shapes_of_batch(config, 1)),
+        multiply_adds=objective.multiply_adds(model, shapes_of_batch(options, 1)),
     )
 
 

@@ -15,6 +15,7 @@ from jax.extend import core
 from jax.sharding import AbstractMesh
 from ml_collections import ConfigDict
 
+from vit_jax.config import run_options
 from vit_jax.models.model_card import multiply_adds
 from vit_jax.parallel.chips import Chip, find_chip
 from vit_jax.parallel.mesh import AXES, batch_parts, check_batch, make_mesh, mesh_shape
@@ -51,11 +52,12 @@ def estimate_best(
     local.batch_size = config.batch_size // parts
     local.mesh.data, local.mesh.fsdp, local.mesh.tensor = 1, 1, 1
     mesh = make_mesh(local.mesh, jax.devices("cpu")[:1])
-    frozen = frozen_shapes(local)
+    options = run_options(local)
+    frozen = frozen_shapes(options)
     program = make_program(
-        local, num_classes=job.num_classes, steps=job.steps, mesh=mesh, frozen=frozen
+        options, num_classes=job.num_classes, steps=job.steps, mesh=mesh, frozen=frozen
     )
-    batch = abstract_batch(local, mesh)
+    batch = abstract_batch(options, mesh)
     jaxpr = program.train_step.trace(program.state, program.metrics, batch).jaxpr.jaxpr
 
     chip = where.chip

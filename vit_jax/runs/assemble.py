@@ -8,7 +8,7 @@ from typing import NamedTuple
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from vit_jax.config import check_fits
+from vit_jax.config import check_fits, run_options
 from vit_jax.data.balance import class_weights, single_labels
 from vit_jax.data.pipeline import SkipLog, training_batches
 from vit_jax.data.preprocess import FixedCrop, TrainCrop
@@ -21,6 +21,7 @@ from vit_jax.errors import UserError
 from vit_jax.evaluation.in_training import TrainingSuites
 from vit_jax.interop.checkpoint import all_names
 from vit_jax.options.data import parse_rand_policy
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.mesh import check_batch, local_rows, make_mesh
 from vit_jax.parallel.peers import Peers
 from vit_jax.runs.caller import Caller
@@ -51,7 +52,7 @@ class Parts(NamedTuple):
       caller: the api overrides of the calling program.
     """
 
-    config: ConfigDict
+    config: RunOptions
     mesh: Mesh
     splits: Splits
     data: dict[str, dict[str, int | str]]
@@ -73,10 +74,11 @@ class Parts(NamedTuple):
 
     def program_of(self, config: ConfigDict) -> Program:
         """Returns the program of another config for the same data."""
-        names = all_names(learned_classes(config, self.splits.train), self.num_classes)
-        origin = find_origin(config, self.num_classes, self.caller.model, names)
+        options = run_options(config)
+        names = all_names(learned_classes(options, self.splits.train), self.num_classes)
+        origin = find_origin(options, self.num_classes, self.caller.model, names)
         return _program(
-            config, make_mesh(config.mesh), origin, self.frozen, self.num_classes, self.steps
+            options, make_mesh(options.mesh), origin, self.frozen, self.num_classes, self.steps
         )
 
 
@@ -98,31 +100,31 @@ def assemble(
     Raises:
       UserError: the config fits neither the devices nor the data, or its checkpoint cannot be read.
     """
-    peers, caller = peers or Peers(), caller or Caller()
+    peers, caller, options = peers or Peers(), caller or Caller(), run_options(config)
     begins("finding the devices")
-    mesh = make_mesh(config.mesh)
-    check_batch(mesh, config.batch_size, config.micro_batches)
+    mesh = make_mesh(options.mesh)
+    check_batch(mesh, options.batch_size, options.micro_batches)
     begins("looking through the data sets")
-    splits = open_splits(config, caller.data, caller.groups)
+    splits = open_splits(options, caller.data, caller.groups)
     samples = HANDED_IN_SAMPLES if caller.data is not None else SAMPLES
     data = {name: fingerprint(source, samples) for name, source in splits.named.items()}
     if peers.count > 1:
         for name, found in data.items():
             peers.agree(f"the {SPOKEN[name]} data", found)
-    num_classes = class_count(config, splits.train)
-    steps = steps or step_count(config, len(splits.train))
+    num_classes = class_count(options, splits.train)
+    steps = steps or step_count(options, len(splits.train))
     begins("opening the checkpoint to start from")
-    names = all_names(learned_classes(config, splits.train), num_classes)
-    origin = find_origin(config, num_classes, caller.model, names)
-    frozen = open_frozen(config, names)
-    seen = with_images_of(config, origin)
+    names = all_names(learned_classes(options, splits.train), num_classes)
+    origin = find_origin(options, num_classes, caller.model, names)
+    frozen = open_frozen(options, names)
+    seen = with_images_of(options, origin)
     begins("looking through the data sets of evaluation suites")
     suites = TrainingSuites(seen, mesh, test_crop(seen), peers, names)
     begins("making the program")
-    weights = _class_weights(config, splits.train)
-    program = _program(config, mesh, origin, frozen, num_classes, steps, weights)
+    weights = _class_weights(options, splits.train)
+    program = _program(options, mesh, origin, frozen, num_classes, steps, weights)
     origin = with_objective(
-        origin, config, objective_weights(program.state), program.state["memory"]
+        origin, options, objective_weights(program.state), program.state["memory"]
     )
     data |= suites.fingerprints
     return Parts(
@@ -130,7 +132,7 @@ def assemble(
     )
 
 
-def _class_weights(config: ConfigDict, train: Source) -> tuple[float, ...]:
+def _class_weights(config: RunOptions, train: Source) -> tuple[float, ...]:
     """Returns the weight of each class in the loss; empty: all are 1.
 
     Raises:
@@ -143,7 +145,7 @@ def _class_weights(config: ConfigDict, train: Source) -> tuple[float, ...]:
 
 
 def _program(
-    config: ConfigDict,
+    config: RunOptions,
     mesh: Mesh,
     origin: Origin,
     frozen: FrozenModel | None,
@@ -162,7 +164,7 @@ def _program(
     )
 
 
-def class_count(config: ConfigDict, source: Source) -> int:
+def class_count(config: RunOptions, source: Source) -> int:
     """Returns the width of the head: the config's, else the number of the data set's classes.
 
     An objective without labels determines it instead.
@@ -171,8 +173,8 @@ def class_count(config: ConfigDict, source: Source) -> int:
       UserError: the config's width is less than the number of classes, or all images are of one
         class.
     """
-    if not objective_of(config).labels:
-        return objective_of(config).outputs(config)
+    if not objective_of(config.objective.name).labels:
+        return objective_of(config.objective.name).outputs(config)
     check_several_classes(config, source)
     found = len(source.class_names)
     if config.data.num_classes is not None and config.data.num_classes < found:
@@ -182,7 +184,7 @@ def class_count(config: ConfigDict, source: Source) -> int:
     return config.data.num_classes or found
 
 
-def check_several_classes(config: ConfigDict, source: Source) -> None:
+def check_several_classes(config: RunOptions, source: Source) -> None:
     """Checks that the training images are of at least two classes; binary labels may be of one.
 
     Raises:
@@ -208,12 +210,12 @@ def check_several_classes(config: ConfigDict, source: Source) -> None:
     )
 
 
-def learned_classes(config: ConfigDict, source: Source) -> tuple[str, ...]:
+def learned_classes(config: RunOptions, source: Source) -> tuple[str, ...]:
     """Returns the names of the classes that a run learns; empty for objectives without labels."""
-    return tuple(source.class_names) if objective_of(config).labels else ()
+    return tuple(source.class_names) if objective_of(config.objective.name).labels else ()
 
 
-def step_count(config: ConfigDict, images: int) -> int:
+def step_count(config: RunOptions, images: int) -> int:
     """Returns the run's length: the config's steps, or the whole batches of its epochs.
 
     Raises:
@@ -228,16 +230,17 @@ def step_count(config: ConfigDict, images: int) -> int:
     return steps
 
 
-def with_images_of(config: ConfigDict, origin: Origin) -> ConfigDict:
+def with_images_of(config: RunOptions, origin: Origin) -> RunOptions:
     """Returns a copy of the config in which the checkpoint's preprocessing replaces None."""
-    config = config.copy_and_resolve_references()
-    config.data.interpolation = origin.interpolation
     mean = origin.options.mean
-    config.model.mean = mean if isinstance(mean, tuple) else (mean,)
-    return config
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, interpolation=origin.interpolation),
+        model=dataclasses.replace(config.model, mean=mean if isinstance(mean, tuple) else (mean,)),
+    )
 
 
-def train_crop(config: ConfigDict) -> TrainCrop:
+def train_crop(config: RunOptions) -> TrainCrop:
     """Returns the training transform that a config describes."""
     data = config.data
     return TrainCrop(
@@ -252,24 +255,24 @@ def train_crop(config: ConfigDict) -> TrainCrop:
     )
 
 
-def pictures(config: ConfigDict) -> tuple[Picture, ...]:
+def pictures(config: RunOptions) -> tuple[Picture, ...]:
     """Returns the resolved views of the objective for a training image."""
     crop = train_crop(config)
 
     def crop_of(size: int, **values) -> TrainCrop:
         return dataclasses.replace(crop, size=size, **values)
 
-    views = objective_of(config).views(config)
+    views = objective_of(config.objective.name).views(config)
     return pictures_of(views, crop_of, config.data.image_size, image_augmentation(config))
 
 
-def evaluation_pictures(config: ConfigDict) -> tuple[Picture, ...]:
+def evaluation_pictures(config: RunOptions) -> tuple[Picture, ...]:
     """Returns the resolved views of the objective for a test image; empty if it is the crop alone.
 
     Views of one rectangle are the test crop, each at its size. Others are drawn as in training,
     with random numbers that depend on the image's number.
     """
-    first, *others = objective_of(config).views(config)
+    first, *others = objective_of(config.objective.name).views(config)
     if first.count or any(view.count or view.same_rectangle_as != first.name for view in others):
         return pictures(config)
     crop, size = test_crop(config), config.data.image_size
@@ -282,7 +285,7 @@ def evaluation_pictures(config: ConfigDict) -> tuple[Picture, ...]:
     return tuple(map(shown, (first, *others))) if others else ()
 
 
-def image_augmentation(config: ConfigDict) -> Callable | None:
+def image_augmentation(config: RunOptions) -> Callable | None:
     """Returns the augmentation of a decoded crop, `(pixels, rng) -> pixels`; None: there is none.
 
     Raises:
@@ -304,7 +307,7 @@ def image_augmentation(config: ConfigDict) -> Callable | None:
 
 
 def open_feed(
-    config: ConfigDict, source: Source, first_step: int, say: Callable, mesh: Mesh
+    config: RunOptions, source: Source, first_step: int, say: Callable, mesh: Mesh
 ) -> Feed:
     """Returns training batches from step `first_step` on, placed on the devices of `mesh`."""
     batches = training_batches(

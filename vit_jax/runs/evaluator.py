@@ -6,11 +6,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from vit_jax.data.pipeline import SkipLog, evaluation_batches
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Source, Subset
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.mesh import local_rows, to_devices, whole_batch
 from vit_jax.progress import Progress
 from vit_jax.runs.predictions import ClassCounts, Predictions, class_counts, class_figures, to_show
@@ -35,7 +35,7 @@ class Evaluator:
     """
 
     def __init__(
-        self, program: Program, splits: dict[str, Source], config: ConfigDict, say, views=()
+        self, program: Program, splits: dict[str, Source], config: RunOptions, say, views=()
     ):
         objective = program.abstract_objective()
         self.metrics, self.draws = objective.metrics, objective.pictures is not None
@@ -165,7 +165,7 @@ def _joined(said: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
     }
 
 
-def test_crop(config: ConfigDict) -> TestCrop:
+def test_crop(config: RunOptions) -> TestCrop:
     """Returns the evaluation transform that a config describes."""
     data = config.data
     return TestCrop(

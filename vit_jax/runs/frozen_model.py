@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.interop.adapting import fit
@@ -18,6 +17,7 @@ from vit_jax.interop.checkpoint import Checkpoint, sketch
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.models import abstract
 from vit_jax.options.model import ImageOptions
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.sharding import path_name
 from vit_jax.runs.warm_start import fingerprint_of, matched_head, objective_shapes
 from vit_jax.training.objectives import objective_of
@@ -58,7 +58,7 @@ class FrozenModel(NamedTuple):
             yield name, np.asarray(self.sources[name]()).astype(like.dtype)
 
 
-def open_frozen(config: ConfigDict, class_names: Sequence[str] = ()) -> FrozenModel | None:
+def open_frozen(config: RunOptions, class_names: Sequence[str] = ()) -> FrozenModel | None:
     """Returns the frozen model that the config's objective requires; None if it requires none.
 
     Args:
@@ -68,7 +68,7 @@ def open_frozen(config: ConfigDict, class_names: Sequence[str] = ()) -> FrozenMo
       UserError: the checkpoint does not exist, is damaged, does not fit, lacks the required heads,
         or has other classes; or a teacher is named, but the objective uses none.
     """
-    wanted = objective_of(config).teacher_spec(config)
+    wanted = objective_of(config.objective.name).teacher_spec(config)
     if wanted is None:
         if config.objective.teacher is not None:
             raise UserError(
@@ -99,10 +99,10 @@ def open_frozen(config: ConfigDict, class_names: Sequence[str] = ()) -> FrozenMo
     return FrozenModel(model, sources, [checkpoint.describe(), *done.describe(), *notes])
 
 
-def _random_frozen(config: ConfigDict, class_names: Sequence[str]) -> FrozenModel:
+def _random_frozen(config: RunOptions, class_names: Sequence[str]) -> FrozenModel:
     """Returns the small untrained model of `teacher='random'`, the same in every process."""
     num_classes = len(class_names) or config.data.num_classes or 0
-    model = objective_of(config).random_teacher(config, num_classes, nnx.Rngs(0))
+    model = objective_of(config.objective.name).random_teacher(config, num_classes, nnx.Rngs(0))
     params = jax.tree.leaves_with_path(_params(model))
     sources = {path_name(path): partial(np.asarray, x) for path, x in params}
     found = [
@@ -152,7 +152,7 @@ def _params(module: nnx.Module) -> dict:
     return nnx.to_pure_dict(nnx.state(module))
 
 
-def frozen_shapes(config: ConfigDict) -> nnx.Module | None:
+def frozen_shapes(config: RunOptions) -> nnx.Module | None:
     """Returns the frozen model with shapes instead of arrays; None: there is none."""
     frozen = open_frozen(config)
     return None if frozen is None else frozen.model

@@ -113,7 +113,7 @@ def _take_workdir(
     held.enter_context(_out_of_memory_in_words(memory))
     memory.check(print if leader else lambda line: None)
     images = {name: len(source) for name, source in splits.named.items()}
-    names = learned_classes(config, splits.train)
+    names = learned_classes(parts.config, splits.train)
     manifest = make_manifest(
         parts.steps,
         names,
@@ -124,7 +124,7 @@ def _take_workdir(
         flops=flops,
     )
     watchdog.begins("reading the frozen model")
-    manifest |= _identified(config, parts, peers)
+    manifest |= _identified(parts, peers)
     watchdog.begins(f"taking the workdir {shown(workdir)}")
     lock = held.enter_context(claim(workdir, config, manifest)) if leader else None
     held.enter_context(_lost_workdir_in_words(lock))
@@ -141,7 +141,7 @@ def _take_workdir(
     return lock, console
 
 
-def _identified(config: ConfigDict, parts: Parts, peers: Peers) -> dict:
+def _identified(parts: Parts, peers: Peers) -> dict:
     """Returns the manifest's values that identify the data, api overrides and the frozen model."""
     values = {"data": parts.data}
     if parts.caller.model is not None:
@@ -149,10 +149,10 @@ def _identified(config: ConfigDict, parts: Parts, peers: Peers) -> dict:
     if parts.frozen is not None:
         values["frozen"] = {"parameters": parts.frozen.fingerprint()}
         peers.agree("the frozen model", values["frozen"])
-    if is_handed_in(config):
-        kind = objective_of(config)
+    if is_handed_in(parts.config.objective.name):
+        kind = objective_of(parts.config.objective.name)
         name = f"{kind.__module__}.{kind.__qualname__}"
-        values["objective"] = {"class": name, "eval_params": kind.eval_params(config)}
+        values["objective"] = {"class": name, "eval_params": kind.eval_params(parts.config)}
     return values
 
 
@@ -223,7 +223,9 @@ class Run:
             writer=writer,
             ledger=self.ledger,
             skipped=int(self.metrics["skipped"]["total"]),
-            classes=len(parts.splits.train.class_names) if objective_of(self.config).labels else 0,
+            classes=len(parts.splits.train.class_names)
+            if objective_of(self.config.objective.name).labels
+            else 0,
         )
         trace = Trace(parse_profile(self.config.profile), workdir / "profile", console.say)
         self.trace = held.enter_context(trace)

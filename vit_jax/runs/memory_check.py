@@ -11,7 +11,9 @@ import jax
 from jax.extend import core
 from ml_collections import ConfigDict
 
+from vit_jax.config import run_options
 from vit_jax.errors import UserError, bytes_asked
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.chips import GIB, memory_of
 from vit_jax.parallel.mesh import batch_parts
 from vit_jax.training.lora import trained
@@ -50,7 +52,7 @@ class Needs(NamedTuple):
         return f"{sum(self) / GIB:,.1f} GiB ({', '.join(parts)})"
 
 
-def needs_of(program: Program, config: ConfigDict, max_labels: int) -> Needs:
+def needs_of(program: Program, config: RunOptions, max_labels: int) -> Needs:
     """Estimates the memory of a step, which is traced and not compiled.
 
     Args:
@@ -60,7 +62,7 @@ def needs_of(program: Program, config: ConfigDict, max_labels: int) -> Needs:
     # JAX caches the trace and reuses it when the step is compiled.
     jaxpr = program.train_step.trace(program.state, program.metrics, batch).jaxpr.jaxpr
     weights = weights_of(program.state)
-    leaves = zip(*map(jax.tree.leaves, (weights, trained(config, weights))), strict=True)
+    leaves = zip(*map(jax.tree.leaves, (weights, trained(config.finetune, weights))), strict=True)
     moving = [x for x, moves in leaves if moves]
     return Needs(
         parameters=sum(
@@ -95,7 +97,7 @@ class MemoryCheck:
             make,
         )
         self._device = program.mesh.local_devices[0]
-        self._needs = needs_of(program, config, max_labels)
+        self._needs = needs_of(program, run_options(config), max_labels)
 
     def check(self, say: Callable[[str], None]) -> None:
         """Logs a note if the step will hardly fit.
@@ -153,7 +155,10 @@ class MemoryCheck:
         ):
             other = changed(config, changes)
             with contextlib.suppress(UserError):  # The batch may not divide.
-                if total(needs_of(self._make(other), other, self._max_labels)) <= limit:
+                if (
+                    total(needs_of(self._make(other), run_options(other), self._max_labels))
+                    <= limit
+                ):
                     remedies.append(in_words(changes))
                     break
         unit = batch_parts(self._mesh) * config.micro_batches

@@ -14,7 +14,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import check, differences, from_json, to_json
+from vit_jax.config import check, differences, from_json, run_options, to_json
 from vit_jax.data.sources.base import lacking
 from vit_jax.data.sources.slices import cut, overlap
 from vit_jax.errors import UserError
@@ -33,7 +33,7 @@ def check_sweep(config: ConfigDict, file: ConfigDict | None = None) -> None:
     check(config, file=file)
     if not config.sweep.rates or not config.sweep.seeds:
         raise UserError("config.sweep.rates and config.sweep.seeds must name at least one each")
-    if not objective_of(config).labels:
+    if not objective_of(config.objective.name).labels:
         raise UserError(
             f"a sweep compares accuracies, which config.objective.name={config.objective.name!r} "
             "lacks"
@@ -56,7 +56,7 @@ def rate_jobs(config: ConfigDict, folder: Path, given: tuple[str, ...]) -> dict[
         "data.dev_split": None,
     }
     rates = dict.fromkeys(config.sweep.rates)
-    if config.sweep.resnet_rates and has_resnet(config):
+    if config.sweep.resnet_rates and has_resnet(run_options(config)):
         rates |= dict.fromkeys(config.sweep.resnet_rates)
     return {
         rate: changed(
@@ -121,7 +121,7 @@ def check_data(jobs: Collection[Job], config: ConfigDict) -> None:
     begun = {job.name: saved for job in jobs if (saved := workdir.saved_run(job.workdir))}
     if not begun or config.data.changed == "accepted":
         return
-    given = json.loads(json.dumps(data_identity.identity_of(open_splits(config))))
+    given = json.loads(json.dumps(data_identity.identity_of(open_splits(run_options(config)))))
     for name, saved in begun.items():
         if changed_data := data_identity.differences(saved.manifest, given):
             raise UserError(
@@ -136,7 +136,7 @@ def open_held_out(config: ConfigDict) -> None:
     Raises:
       UserError: one of the two cannot be opened.
     """
-    splits = open_splits(held_out_config(config))
+    splits = open_splits(run_options(held_out_config(config)))
     for name, source in {"training": splits.train, "held-out": splits.test}.items():
         for line in lacking(name, source):
             print(line)

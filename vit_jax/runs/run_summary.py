@@ -4,11 +4,11 @@ import math
 
 import jax
 from clu import parameter_overview
-from ml_collections import ConfigDict
 
 from vit_jax.data.class_names import shortened
 from vit_jax.data.pipeline import decoders
 from vit_jax.data.sources.folder_rules import in_words
+from vit_jax.options.run import RunOptions
 from vit_jax.runs.assemble import Parts
 from vit_jax.runs.splits import SPOKEN, Splits
 from vit_jax.training.lora import objective_weights
@@ -21,7 +21,7 @@ def describe(parts: Parts, manifest: dict) -> str:
     parameters = parameter_overview.count_parameters(program.state["params"])
     images, classes = manifest["images"], f", {manifest['num_classes']:,} classes"
     own = sum(math.prod(x.shape) for x in jax.tree.leaves(objective_weights(program.state)))
-    labelled = objective_of(config).labels
+    labelled = objective_of(config.objective.name).labels
     objective = (
         f"{config.objective.name}, {own:,} parameters of its own" if own else config.objective.name
     )
@@ -59,7 +59,7 @@ def unused(splits: Splits) -> list[str]:
     return [f"{' and '.join(spoken)}: {counts}" for counts, spoken in names.items()]
 
 
-def _decoders(config: ConfigDict, images: int) -> str:
+def _decoders(config: RunOptions, images: int) -> str:
     """Returns the number of processes and threads that decode training images, in words."""
     workers, threads = decoders(config.data.workers, config.data.threads, images)
     return f"{f'{workers} processes of' if workers else 'this process,'} {threads} thread(s)"

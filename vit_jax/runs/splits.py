@@ -4,14 +4,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from ml_collections import ConfigDict
-
 from vit_jax.data.balance import note_of
 from vit_jax.data.class_names import shortened
 from vit_jax.data.sources import SOURCES, open_handed_in, open_source
 from vit_jax.data.sources.base import Source, Subset, check_labelled, lacking
 from vit_jax.data.sources.slices import overlap
 from vit_jax.errors import UserError
+from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives import objective_of
 
 MANY = 10**9  # Assumed size of a split of unknown size, for slices in per cent.
@@ -43,7 +42,7 @@ class Splits(NamedTuple):
 
 
 def open_splits(
-    config: ConfigDict, data: Mapping[str, Any] | None = None, groups: Sequence | None = None
+    config: RunOptions, data: Mapping[str, Any] | None = None, groups: Sequence | None = None
 ) -> Splits:
     """Opens the sources that a config names; classes have the numbers of the training split.
 
@@ -64,8 +63,8 @@ def open_splits(
         weights=values.weights,
         image_size=values.image_size,
         only=values.classes,
-        labels=objective_of(config).labels,
-        each_labelled=objective_of(config).needs_a_label(config),
+        labels=objective_of(config.objective.name).labels,
+        each_labelled=objective_of(config.objective.name).needs_a_label(config),
         slices=values.slices,
         groups=values.groups if groups is None else groups,
     )
@@ -88,15 +87,15 @@ def open_splits(
     return splits
 
 
-def share(config: ConfigDict, train: Source, one: str, other: str) -> bool:
+def share(config: RunOptions, train: Source, one: str, other: str) -> bool:
     """Returns True if two splits of `config.data` share images; False for synthetic data."""
     if SOURCES[config.data.source].made_up:
         return False
     images = len(train.source) if isinstance(train, Subset) else MANY
-    return overlap(config.data[one], config.data[other], images)
+    return overlap(getattr(config.data, one), getattr(config.data, other), images)
 
 
-def notes(config: ConfigDict, splits: Splits, groups: Sequence | None = None) -> list[str]:
+def notes(config: RunOptions, splits: Splits, groups: Sequence | None = None) -> list[str]:
     """Returns notes on unexpected properties of a run's splits.
 
     Args:
@@ -111,7 +110,11 @@ def notes(config: ConfigDict, splits: Splits, groups: Sequence | None = None) ->
             "class, with the images of all of them"
         )
     uncorrected = config.data.balance == config.loss.class_weights == "none"
-    if objective_of(config).labels and uncorrected and (unequal := note_of(splits.train)):
+    if (
+        objective_of(config.objective.name).labels
+        and uncorrected
+        and (unequal := note_of(splits.train))
+    ):
         lines.append(unequal)
     if share(config, splits.train, "train_split", "test_split"):
         lines.append("note: the test images are trained on, some of them or all")
@@ -125,7 +128,7 @@ def notes(config: ConfigDict, splits: Splits, groups: Sequence | None = None) ->
     return lines
 
 
-def _note_on_sample(config: ConfigDict, train: Source) -> list[str]:
+def _note_on_sample(config: RunOptions, train: Source) -> list[str]:
     """Returns a note if a slice of a calling program's data is a random sample of them."""
     if config.data.source != "handed_in" or config.data.slices != "stratified":
         return []

@@ -1,9 +1,9 @@
 """Training log: metrics since the last line, speed and remaining time."""
 
 import jax
-from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.chips import peak_flops
 from vit_jax.progress import duration
 from vit_jax.runs.checkpoints import Checkpoints
@@ -30,7 +30,7 @@ class TrainLog:
 
     def __init__(
         self,
-        config: ConfigDict,
+        config: RunOptions,
         program: Program,
         *,
         steps: int,

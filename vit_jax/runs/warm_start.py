@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from flax import nnx
-from ml_collections import ConfigDict
 
-from vit_jax.config import base_config, check_values, leaves
+from vit_jax.config import base_config, check_values, leaves, run_options
 from vit_jax.data.class_names import match_classes
 from vit_jax.errors import UserError
 from vit_jax.interop.adapting import fit
@@ -25,6 +24,7 @@ from vit_jax.models.image_model import ImageModel
 from vit_jax.options.data import INTERPOLATIONS
 from vit_jax.options.model import ImageOptions
 from vit_jax.options.option import options_of
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.sharding import path_name
 from vit_jax.training.objectives import OBJECTIVES, abstract_objective, objective_of
 from vit_jax.training.program import model_arguments
@@ -74,7 +74,7 @@ def _read(sources: dict[str, Callable[[], np.ndarray]]) -> dict:
     )
 
 
-def has_resnet(config: ConfigDict) -> bool:
+def has_resnet(config: RunOptions) -> bool:
     """Returns True if the model of the config or its checkpoint is a BiT or a hybrid.
 
     Raises:
@@ -88,7 +88,7 @@ def has_resnet(config: ConfigDict) -> bool:
 
 
 def find_origin(
-    config: ConfigDict,
+    config: RunOptions,
     num_classes: int,
     model: ImageModel | None = None,
     class_names: Sequence[str] = (),
@@ -122,7 +122,7 @@ def find_origin(
 
 
 def _loose_arguments(
-    config: ConfigDict, named: ImageOptions, checkpoint: Checkpoint
+    config: RunOptions, named: ImageOptions, checkpoint: Checkpoint
 ) -> dict[str, Any]:
     """Returns the arguments of the named model that may differ from the checkpoint's.
 
@@ -136,7 +136,7 @@ def _loose_arguments(
 
 
 def _checkpoint_origin(
-    config: ConfigDict,
+    config: RunOptions,
     checkpoint: Checkpoint,
     arguments: dict[str, Any],
     class_names: Sequence[str],
@@ -190,7 +190,7 @@ def _training_defaults(options: ImageOptions) -> dict[str, Any]:
     return {name: declared[name].default for name in names & declared.keys()}
 
 
-def with_objective(origin: Origin, config: ConfigDict, params: dict, state: dict) -> Origin:
+def with_objective(origin: Origin, config: RunOptions, params: dict, state: dict) -> Origin:
     """Returns the initialization source with the parameters of the run's objective, and a note.
 
     Args:
@@ -210,7 +210,7 @@ def with_objective(origin: Origin, config: ConfigDict, params: dict, state: dict
 
 
 def _with_kept_objective(
-    origin: Origin, config: ConfigDict, stored: ObjectiveParams, params: dict, state: dict
+    origin: Origin, config: RunOptions, stored: ObjectiveParams, params: dict, state: dict
 ) -> Origin:
     """Returns the initialization source with the objective's parameters of the checkpoint.
 
@@ -221,7 +221,7 @@ def _with_kept_objective(
     name, changed_options = stored.name, _changed_options(config, stored)
     new, dropped = _differing_parts(config, stored, params)
     shapes = {path: shape for path, shape in _shapes(params).items() if _top(path) not in new}
-    carried = objective_of(config).carried
+    carried = objective_of(config.objective.name).carried
     tensors = {key: x for key, x in stored.memory.items() if key in carried and key in state}
     try:
         sources = stored.sources(shapes)
@@ -237,15 +237,17 @@ def _with_kept_objective(
     return origin._replace(found=[*origin.found, *lines], objective=sources, memory=memory)
 
 
-def _changed_options(config: ConfigDict, stored: ObjectiveParams) -> dict[str, Any]:
+def _changed_options(config: RunOptions, stored: ObjectiveParams) -> dict[str, Any]:
     """Returns the checkpoint's options of the objective that differ from the config's.
 
     Raises:
       UserError: one of them determines the shapes of the objective's parameters.
     """
-    kind = objective_of(config)
-    options = dict(config[kind.section].items()) if kind.section else {}
-    changed = {key: x for key, x in stored.values.items() if options.get(key) not in (None, x)}
+    kind = objective_of(config.objective.name)
+    options = getattr(config, kind.section, None)
+    changed = {
+        key: x for key, x in stored.values.items() if getattr(options, key, None) not in (None, x)
+    }
     shaping = [
         f"config.{kind.section}.{key}={x!r}" for key, x in changed.items() if key in kind.made_by
     ]
@@ -258,14 +260,14 @@ def _changed_options(config: ConfigDict, stored: ObjectiveParams) -> dict[str, A
 
 
 def _differing_parts(
-    config: ConfigDict, stored: ObjectiveParams, params: dict
+    config: RunOptions, stored: ObjectiveParams, params: dict
 ) -> tuple[list[str], list[str]]:
     """Returns the optional parts that only the run has, and the parts that only the checkpoint has.
 
     Raises:
       UserError: the run cannot do without a part that only the checkpoint has.
     """
-    optional = set(objective_of(config).optional)
+    optional = set(objective_of(config.objective.name).optional)
     parts = {_top(path) for path in stored.shapes()} if stored.shapes else set(params)
     new = [part for part in params if part not in parts and part in optional]
     dropped = sorted(parts - params.keys())
@@ -277,7 +279,7 @@ def _differing_parts(
     return new, dropped
 
 
-def _check_state(config: ConfigDict, tensors: dict[str, Tensor], state: dict) -> None:
+def _check_state(config: RunOptions, tensors: dict[str, Tensor], state: dict) -> None:
     """Raises UserError if the checkpoint's state of the objective has other shapes than the run's.
 
     Args:
@@ -313,7 +315,7 @@ def objective_shapes(found: ObjectiveParams, options: ImageOptions) -> Shapes:
     made_by["objective.name"] = found.name
     check_values(dict(leaves(config)) | made_by)
     config.update_from_flattened_dict(made_by)
-    own = nnx.state(abstract_objective(config, sketch(options)))
+    own = nnx.state(abstract_objective(run_options(config), sketch(options)))
     return _shapes(nnx.to_pure_dict(own))
 
 
@@ -322,7 +324,7 @@ def _shapes(params: dict) -> Shapes:
 
 
 def _check_name(
-    config: ConfigDict, named: ImageOptions, checkpoint: Checkpoint, options: ImageOptions
+    config: RunOptions, named: ImageOptions, checkpoint: Checkpoint, options: ImageOptions
 ) -> None:
     """Raises UserError unless the checkpoint is of the model that the config names.
 
@@ -382,7 +384,7 @@ def _reordered(read: Callable[[], np.ndarray], order: np.ndarray) -> np.ndarray:
 
 
 def _handed_in_origin(
-    config: ConfigDict, num_classes: int, model: ImageModel | None, class_names: Sequence[str]
+    config: RunOptions, num_classes: int, model: ImageModel | None, class_names: Sequence[str]
 ) -> Origin:
     """Returns the warm start from a calling program's model, with its head and regularisation."""
     if model is None:
@@ -448,7 +450,7 @@ def fingerprint_of(params: Iterable[tuple[str, Any]]) -> str:
     return f"{total:08x}"
 
 
-def _interpolation(config: ConfigDict, checkpoint: Checkpoint) -> str:
+def _interpolation(config: RunOptions, checkpoint: Checkpoint) -> str:
     """Returns the interpolation of images: the config's, the checkpoint's or the paper's.
 
     Raises:

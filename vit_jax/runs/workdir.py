@@ -31,6 +31,7 @@ from vit_jax import config as configs
 from vit_jax.errors import UserError, as_text
 from vit_jax.models import stored_options
 from vit_jax.options.model import ImageOptions
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.peers import Peers
 from vit_jax.paths import CONFIG, MANIFEST, absolute, is_url, split_checkpoint
 from vit_jax.runs import data_identity
@@ -55,6 +56,11 @@ class SavedRun(NamedTuple):
     text: str  # Content of `config.json`.
     config: ConfigDict
     manifest: dict
+
+    @property
+    def options(self) -> RunOptions:
+        """The typed options of the run."""
+        return configs.run_options(self.config)
 
 
 @contextlib.contextmanager
@@ -149,7 +155,11 @@ def _check_config(workdir: Path, saved: SavedRun, config: ConfigDict, steps: int
     if not differing:
         return
     of_length = {line.partition(":")[0] for line in differing} <= LENGTH
-    if of_length and steps >= saved.manifest["steps"] and not _sees_length(config):
+    if (
+        of_length
+        and steps >= saved.manifest["steps"]
+        and not _sees_length(configs.run_options(config))
+    ):
         return
     hint = "; only where nothing depends on its length may it be made longer" if of_length else ""
     raise UserError(
@@ -181,12 +191,14 @@ def _check_data(workdir: Path, saved: SavedRun, config: ConfigDict, given: dict)
         )
 
 
-def _sees_length(config: ConfigDict) -> bool:
+def _sees_length(config: RunOptions) -> bool:
     """Returns True if the training depends on the length of the run."""
     # The optimizer state is then the last step's, not the best step's.
     ends_with_best = config.checkpoint.final == "best"
     return (
-        ends_with_best or sees_length(config.optimizer) or objective_of(config).sees_length(config)
+        ends_with_best
+        or sees_length(config.optimizer)
+        or objective_of(config.objective.name).sees_length(config)
     )
 
 

@@ -1,5 +1,6 @@
 """Reads the model of a run from its workdir, as a `Checkpoint`."""
 
+import dataclasses
 import functools
 import operator
 from fractions import Fraction
@@ -8,7 +9,6 @@ from pathlib import Path
 import jax
 import numpy as np
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.interop.beside import ObjectiveParams, Shapes, check_shapes
@@ -17,6 +17,7 @@ from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.models import read_options
 from vit_jax.options.model import ImageOptions
+from vit_jax.options.run import RunOptions
 from vit_jax.paths import CONFIG, MANIFEST, is_url
 from vit_jax.runs.bucket import checkpoints_of, shown
 from vit_jax.runs.checkpoints import item_shapes, load_items
@@ -44,7 +45,7 @@ def open_workdir(source: str | Path) -> Checkpoint:
             hint = "; buckets are supported for workdirs only: copy other checkpoints into a folder"
         raise UserError(f"no run in {shown(workdir)}: it has no {CONFIG}{hint}")
     check_name(workdir)
-    config, manifest = saved.config, saved.manifest
+    config, manifest = saved.options, saved.manifest
     options = _options_of(manifest, f"{shown(workdir)}/{MANIFEST}")
     _, shapes = skeleton(options)
     params, step = _load_params(workdir, config, manifest, shapes, which)
@@ -74,16 +75,20 @@ def _options_of(manifest: dict, place: str) -> ImageOptions:
 
 
 def _load_params(
-    workdir: Path, config: ConfigDict, manifest: dict, shapes: Shapes, which: str
+    workdir: Path, config: RunOptions, manifest: dict, shapes: Shapes, which: str
 ) -> tuple[dict, int]:
     """Returns the parameters with which a run's model is evaluated, nested, and their step."""
     params, folder = _abstract(shapes), checkpoints_of(workdir)
     handed_in = manifest.get("objective")
-    evaluated = handed_in["eval_params"] if handed_in else objective_of(config).eval_params(config)
+    evaluated = (
+        handed_in["eval_params"]
+        if handed_in
+        else objective_of(config.objective.name).eval_params(config)
+    )
     if evaluated:  # Such as an EMA of the parameters.
         items = load_items(folder, {evaluated: params}, which)
         return items[evaluated], items["step"]
-    extra = jax.eval_shape(functools.partial(init_extra, config), params)
+    extra = jax.eval_shape(functools.partial(init_extra, config.finetune, config.seed), params)
     weights = {"params": params} | ({"extra": extra} if extra else {})
     items = load_items(folder, weights, which)
     return effective({"extra": {}} | items), items["step"]
@@ -103,20 +108,19 @@ def _at(params: dict, path: str) -> jax.Array:
     return functools.reduce(operator.getitem, path.split("/"), params)
 
 
-def _objective_params(workdir: Path, config: ConfigDict, step: int) -> ObjectiveParams | None:
+def _objective_params(workdir: Path, config: RunOptions, step: int) -> ObjectiveParams | None:
     """Returns the parameters of a run's objective at a step, which are loaded on demand.
 
     Returns:
       None if the objective has no parameters from which another run can start.
     """
-    kind, name = objective_of(config), config.objective.name
+    kind, name = objective_of(config.objective.name), config.objective.name
     if not kind.made_by:
         return None
     averaged = kind.own_eval_params(config)
+    options = dataclasses.asdict(getattr(config, kind.section))
     values = {
-        key: value
-        for key, value in config[kind.section].items()
-        if key in kind.made_by or value is not None
+        key: value for key, value in options.items() if key in kind.made_by or value is not None
     }
 
     folder = checkpoints_of(workdir)
@@ -151,7 +155,7 @@ def _objective_params(workdir: Path, config: ConfigDict, step: int) -> Objective
     return ObjectiveParams(name, values, sources, own, memory)
 
 
-def _preprocessing(config: ConfigDict, manifest: dict) -> Preprocessing:
+def _preprocessing(config: RunOptions, manifest: dict) -> Preprocessing:
     """Returns the preprocessing of a run's test images."""
     data = config.data
     share = Fraction(data.image_size, data.test_resize)

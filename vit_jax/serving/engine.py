@@ -48,7 +48,7 @@ class Engine:
         self, classifier: Classifier, batch_size: int, top: int, threshold: float | None = None
     ):
         self.classifier, self._threshold = classifier, threshold
-        self._mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
+        self._mesh = make_mesh()
         self._graphdef, params = nnx.split(classifier.model)
         params = nnx.to_pure_dict(params)
         self._shardings = parameter_shardings(self._mesh, params)

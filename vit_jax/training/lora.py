@@ -10,11 +10,11 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import logical_axes
 from vit_jax.models.family import Axes
+from vit_jax.options.run import FinetuneOptions
 from vit_jax.parallel.sharding import path_name
 
 Weights = dict[str, dict]
@@ -22,15 +22,15 @@ Weights = dict[str, dict]
 CHANGED_BY_LORA = r"(^|/)attention/(qkv|out)/kernel$"
 
 
-def init_extra(config: ConfigDict, params: dict) -> dict:
+def init_extra(options: FinetuneOptions, seed: int, params: dict) -> dict:
     """Returns the weights that only training uses; the initial `lora` leaves the model unchanged.
 
     Raises:
       UserError: the model has no attention kernels for LoRA.
     """
-    if config.finetune.train != "lora":
+    if options.train != "lora":
         return {}
-    rank, key = config.finetune.lora_rank, jax.random.key(config.seed)
+    rank, key = options.lora_rank, jax.random.key(seed)
     lora = {}
     for number, (path, kernel) in enumerate(jax.tree.leaves_with_path(params)):
         name = path_name(path)
@@ -88,9 +88,9 @@ def effective(weights: Weights) -> dict:
     return jax.tree.map_with_path(changed, weights["params"])
 
 
-def trained(config: ConfigDict, weights: Weights) -> Weights:
+def trained(options: FinetuneOptions, weights: Weights) -> Weights:
     """Returns True for each weight that training updates, else False."""
-    everything = config.finetune.train == "all"
+    everything = options.train == "all"
 
     def is_trained(path, _):
         return (

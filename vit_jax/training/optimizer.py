@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import is_undecayed
+from vit_jax.options.optimizer import OptimizerOptions
 from vit_jax.parallel.sharding import path_name
 from vit_jax.training.directions import direction_of
 from vit_jax.training.directions.lamb import to_length
@@ -22,7 +22,7 @@ HEADS = "params/head", "params/distillation_head"
 
 
 def make_optimizer(
-    config: ConfigDict,
+    config: OptimizerOptions,
     schedule: Callable[[jax.Array], jax.Array],
     weight_decay: float | Callable[[jax.Array], jax.Array],
     trained: Callable[[dict], dict] | None = None,
@@ -122,7 +122,9 @@ def unless_skipped(
     return optax.GradientTransformationExtraArgs(direction.init, update)
 
 
-def check_first(config: ConfigDict, changes: Callable[[dict], dict] | None, weights: dict) -> None:
+def check_first(
+    config: OptimizerOptions, changes: Callable[[dict], dict] | None, weights: dict
+) -> None:
     """Raises UserError if LAMB would update arrays of zeros: its updates scale with their norm.
 
     Args:

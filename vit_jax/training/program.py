@@ -10,11 +10,13 @@ import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, family_of, model_factory
 from vit_jax.models.model_card import training_flops
+from vit_jax.options.model import ModelOptions
+from vit_jax.options.option import options_of
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.mesh import check_batch, place, replicated, split_batch
 from vit_jax.parallel.sharding import optimizer_shardings, parameter_shardings
 from vit_jax.training.lora import (
@@ -152,14 +154,15 @@ class Program(NamedTuple):
             return make()
 
 
-def model_arguments(config: ConfigDict) -> dict:
+def model_arguments(config: RunOptions) -> dict:
     """Returns a config's arguments of `model_factory`; unset sizes follow from the model's name."""
-    chosen = {key: value for key, value in config.model.items() if value is not None}
+    values = {name: getattr(config.model, name) for name in options_of(ModelOptions)}
+    chosen = {name: value for name, value in values.items() if value is not None}
     return chosen | {"image_size": config.data.image_size}
 
 
 def make_program(
-    config: ConfigDict,
+    config: RunOptions,
     *,
     num_classes: int,
     steps: int,
@@ -202,11 +205,13 @@ def make_program(
         own = nnx.state(
             make_objective(config, model, steps=steps, frozen=frozen, rngs=nnx.Rngs(params=key))
         )
-        return init_extra(config, params) | ({"objective": nnx.to_pure_dict(own)} if own else {})
+        return init_extra(config.finetune, config.seed, params) | (
+            {"objective": nnx.to_pure_dict(own)} if own else {}
+        )
 
     weights = {"params": params, "extra": jax.eval_shape(make_extra, params)}
     _check_held(config, whole, objective_weights(weights))
-    changes = None if config.finetune.train == "all" else partial(trained, config)
+    changes = None if config.finetune.train == "all" else partial(trained, config.finetune)
     optimizer = make_optimizer(
         config.optimizer,
         schedule,
@@ -239,7 +244,7 @@ def make_program(
         make_extra,
         graphdef,
         objective,
-        objective_of(config).eval_params(config),
+        objective_of(config.objective.name).eval_params(config),
         optimizer,
         partial(check_first, config.optimizer, changes),
         schedule,
@@ -251,7 +256,7 @@ def make_program(
     )
 
 
-def _check_layers(config: ConfigDict, model: nnx.Module) -> None:
+def _check_layers(config: RunOptions, model: nnx.Module) -> None:
     """Raises UserError if the config sets learning rates of layers that the model does not have."""
     layers, embedding = family_of(model).layer, family_of(model).embedding
     if config.optimizer.layer_decay < 1 and layers is None:
@@ -266,7 +271,7 @@ def _check_layers(config: ConfigDict, model: nnx.Module) -> None:
         )
 
 
-def _check_held(config: ConfigDict, objective: Objective, own: dict) -> None:
+def _check_held(config: RunOptions, objective: Objective, own: dict) -> None:
     """Raises UserError if an objective freezes parameters that it does not have."""
     for start in objective.frozen_prefixes():
         if not any(jax.tree.leaves(below([start], own))):
@@ -277,7 +282,7 @@ def _check_held(config: ConfigDict, objective: Objective, own: dict) -> None:
 
 
 def abstract_batch(
-    config: ConfigDict, mesh: Mesh, max_labels: int = 1
+    config: RunOptions, mesh: Mesh, max_labels: int = 1
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns shapes and shardings of a training batch, which follow from the objective's views."""
     shapes = shapes_of_batch(config, config.batch_size, max_labels)
@@ -285,11 +290,11 @@ def abstract_batch(
 
 
 def shapes_of_batch(
-    config: ConfigDict, images: int, max_labels: int = 1
+    config: RunOptions, images: int, max_labels: int = 1
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes of a training batch of `images` images, without shardings."""
     shapes = {"labels": jax.ShapeDtypeStruct((images, max_labels), jnp.int32)}
-    for view in objective_of(config).views(config):
+    for view in objective_of(config.objective.name).views(config):
         shape = images, *view.shape(config.data.image_size)
         shapes[view.name] = jax.ShapeDtypeStruct(shape, jnp.uint8)
     return shapes

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
+from vit_jax.options.optimizer import OptimizerOptions
 
 
-def make_schedule(config: ConfigDict, steps: int) -> Callable[[jax.Array], jax.Array]:
+def make_schedule(config: OptimizerOptions, steps: int) -> Callable[[jax.Array], jax.Array]:
     """Returns the learning rate of update t = 1 ... `steps`, as a function.
 
     The warm-up is linear from `warmup_learning_rate`. Then `learning_rate` decays linearly or by
@@ -48,7 +48,9 @@ def make_schedule(config: ConfigDict, steps: int) -> Callable[[jax.Array], jax.A
     return schedule
 
 
-def make_weight_decay(config: ConfigDict, steps: int) -> float | Callable[[jax.Array], jax.Array]:
+def make_weight_decay(
+    config: OptimizerOptions, steps: int
+) -> float | Callable[[jax.Array], jax.Array]:
     """Returns the weight decay, or a function of update t if it changes to `weight_decay_end`.
 
     The schedule is half a cosine over the whole run, including the warm-up, and counts as the
@@ -66,7 +68,7 @@ def make_weight_decay(config: ConfigDict, steps: int) -> float | Callable[[jax.A
     return decay
 
 
-def sees_length(config: ConfigDict) -> bool:
+def sees_length(config: OptimizerOptions) -> bool:
     """Returns True if the learning rate or the weight decay depends on the length of the run."""
     return config.schedule != "constant" or config.weight_decay_end is not None
 

@@ -16,13 +16,13 @@ import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from ml_collections import ConfigDict
 
 from vit_jax.data.randaugment import resolve
 from vit_jax.data.views import flips_of
 from vit_jax.errors import UserError
 from vit_jax.models.image_model import PROBABILITIES
 from vit_jax.models.layers import placing
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.chips import compiler_options
 from vit_jax.parallel.mesh import BATCH, replicated, split_batch
 from vit_jax.parallel.sharding import place_activation
@@ -85,7 +85,7 @@ def _no_skips() -> dict[str, np.int32]:
 
 
 def make_gradients(
-    graphdef: nnx.GraphDef, objective: nnx.GraphDef, config: ConfigDict, mesh: Mesh
+    graphdef: nnx.GraphDef, objective: nnx.GraphDef, config: RunOptions, mesh: Mesh
 ) -> Callable[..., tuple]:
     """Returns a function that computes a batch's mean loss, mean metrics and mean gradient.
 
@@ -108,7 +108,7 @@ def make_gradients(
         weights = jax.tree.map(
             lambda x, changes: x if changes else jax.lax.stop_gradient(x),
             weights,
-            trained(config, weights),
+            trained(config.finetune, weights),
         )
         context = StepContext(nnx.Rngs(dropout=key), memory, update)
         with jax.named_scope("loss"):
@@ -173,7 +173,7 @@ def make_train_step(
     graphdef: nnx.GraphDef,
     objective: nnx.GraphDef,
     optimizer: optax.GradientTransformation,
-    config: ConfigDict,
+    config: RunOptions,
     mesh: Mesh,
     state_shardings: State,
 ) -> Callable[[State, Metrics, dict], tuple[State, Metrics]]:
@@ -188,7 +188,7 @@ def make_train_step(
     _, mixup = resolve(values.level, values.randaugment, values.mixup)
     augmentations = dict(
         flip=config.data.flip,
-        flips=flips_of(objective_of(config).views(config)),
+        flips=flips_of(objective_of(config.objective.name).views(config)),
         erasing=values.erasing,
         mixup=mixup,
         cutmix=values.cutmix,
@@ -272,7 +272,7 @@ def make_forward(
 def make_eval_step(
     graphdef: nnx.GraphDef,
     objective: nnx.GraphDef,
-    config: ConfigDict,
+    config: RunOptions,
     mesh: Mesh,
     places: Evaluated,
 ) -> Callable[[Evaluated, dict, jax.Array], tuple[Metrics, dict[str, jax.Array]]]:
@@ -291,7 +291,7 @@ def make_eval_step(
       places: shardings of `Evaluated`.
     """
     key = jax.random.fold_in(jax.random.key(config.seed), EVALUATE)
-    labelled = objective_of(config).labels
+    labelled = objective_of(config.objective.name).labels
     probabilities = PROBABILITIES[probabilities_of(config)]
 
     def eval_step(evaluated, batch, first):
@@ -328,7 +328,7 @@ def make_eval_step(
 def make_pictures(
     graphdef: nnx.GraphDef,
     objective: nnx.GraphDef,
-    config: ConfigDict,
+    config: RunOptions,
     mesh: Mesh,
     places: Evaluated,
 ) -> Callable[[Evaluated, dict], tuple[jax.Array, jax.Array]]:

@@ -137,7 +137,7 @@ def test_the_tokeniser_sees_the_same_crop_at_its_own_size(teachers):
     model, objective = made(teachers["stride 8"], teacher_size=32)
     config = config_of("beit", teacher=teachers["stride 8"], teacher_size=32)
     config.data.image_size = SIZE
-    image, taught = objective_of(config).views(config)
+    image, taught = objective_of(config.objective.name).views(config)
     assert (taught.size, taught.same_rectangle_as) == (32, image.name)
     seen = random_images(3, 32, 32)
     batch = batch_of(objective) | {taught.name: seen}

@@ -216,7 +216,7 @@ def test_codes_that_have_died_are_warned_of():
 
 def test_the_models_head_is_of_the_codes_that_the_config_says():
     config = config_of("dvae", codes=77)
-    assert objective_of(config).outputs(config) == 77
+    assert objective_of(config.objective.name).outputs(config) == 77
     with pytest.raises(UserError, match=r"dvae.codes=77, and the model's head has 11"):
         made_of = create_model("DVAE", num_classes=CODES, **SMALL)
         make_objective(config, made_of, rngs=nnx.Rngs(0))

@@ -114,7 +114,7 @@ def test_the_teacher_sees_the_same_crop_at_its_own_size(teachers):
     model, objective = made(teachers["of larger patches"], teacher_size=32)
     config = config_of("eva", teacher=teachers["of larger patches"], teacher_size=32)
     config.data.image_size = SIZE
-    image, taught = objective_of(config).views(config)
+    image, taught = objective_of(config.objective.name).views(config)
     assert (taught.size, taught.same_rectangle_as) == (32, image.name)
     batch = batch_of(objective) | {taught.name: random_images(3, 32, 32)}
     changed = batch | {taught.name: 255 - batch[taught.name]}

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from vit_jax.config import run_options
 from vit_jax.data.class_names import has_names, shortened
 from vit_jax.data.sources import open_source
 from vit_jax.data.sources.base import Source
@@ -204,7 +205,7 @@ def _check_apart(
     for one in sorted(own):
         for other in sorted(named.keys() - own):
             pair = (key.removeprefix("data.") for key in (one, other))
-            if named[one] and named[other] and share(config, train, *pair):
+            if named[one] and named[other] and share(run_options(config), train, *pair):
                 raise UserError(
                     f"{one}={named[one]!r} is given, and has images of {other}={named[other]!r}, "
                     "which was chosen: give all of "

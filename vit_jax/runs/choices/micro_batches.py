@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 import jax
 from ml_collections import ConfigDict
 
+from vit_jax.config import run_options
 from vit_jax.errors import UserError, bytes_asked
 from vit_jax.models import family_of
 from vit_jax.models.image_model import TokenModel
@@ -99,7 +100,7 @@ def _bytes_needed(parts: Parts, config: ConfigDict, available: float) -> float:
       available: bytes that a step may use.
     """
     program, labels = parts.program_of(config), parts.splits.train.max_labels
-    needs = needs_of(program, config, labels)
+    needs = needs_of(program, run_options(config), labels)
     estimate = needs.certain + TAKEN * needs.activations
     if sum(needs) <= available < estimate:
         return compiled_bytes(program, config, labels)
@@ -126,7 +127,9 @@ def _remedy(config: ConfigDict, smallest: Changes, patch: int, available: float)
         other = changed(config, smallest | remedy)
         with contextlib.suppress(UserError):
             parts = assemble(other.copy_and_resolve_references().lock())
-            needs = needs_of(parts.program_of(other), other, parts.splits.train.max_labels)
+            needs = needs_of(
+                parts.program_of(other), run_options(other), parts.splits.train.max_labels
+            )
             if needs.certain + TAKEN * needs.activations <= available:
                 return f", or {in_words(remedy)}"
     return ""
@@ -134,7 +137,7 @@ def _remedy(config: ConfigDict, smallest: Changes, patch: int, available: float)
 
 def compiled_bytes(program: Program, config: ConfigDict, max_labels: int) -> float:
     """Returns the bytes on a device of a compiled step; infinity if it does not fit."""
-    batch = abstract_batch(config, program.mesh, max_labels)
+    batch = abstract_batch(run_options(config), program.mesh, max_labels)
     try:
         compiled = program.train_step.lower(program.state, program.metrics, batch).compile()
     except jax.errors.JaxRuntimeError as error:

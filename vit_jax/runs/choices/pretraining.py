@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax.config import VALUES, unread
+from vit_jax.config import VALUES, run_options, unread
 from vit_jax.data.sources import open_source
 from vit_jax.data.sources.base import Source
 from vit_jax.data.sources.folder import folders_in
@@ -206,7 +206,7 @@ def _start(config: ConfigDict) -> tuple[Start, list[Choice]]:
     """Returns the model, and the values that follow from it."""
     choices, name = [], config.finetune.checkpoint
     if name is None and config.model.name:
-        start = Start(model_options(**model_arguments(config), num_classes=0), None)
+        start = Start(model_options(**model_arguments(run_options(config)), num_classes=0), None)
     else:
         if name is None:
             name = DEFAULT_CHECKPOINT if _on_cpu() else LARGE_CHECKPOINT

@@ -49,7 +49,7 @@ def _data_set(config: ConfigDict) -> DataAt | None:
     """Returns the data set at `data.path`; None if it is not recognised."""
     path = config.data.path
     try:
-        return data_at(path) if objective_of(config).labels else _unlabelled(path)
+        return data_at(path) if objective_of(config.objective.name).labels else _unlabelled(path)
     except UserError:
         return None
 

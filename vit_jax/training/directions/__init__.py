@@ -7,9 +7,10 @@ Each is a file of this folder with a function `direction(config)`, and its name 
 from importlib import import_module
 
 import optax
-from ml_collections import ConfigDict
+
+from vit_jax.options.optimizer import OptimizerOptions
 
 
-def direction_of(config: ConfigDict) -> optax.GradientTransformation:
+def direction_of(config: OptimizerOptions) -> optax.GradientTransformation:
     """Returns the update rule of the config's section `optimizer`."""
     return import_module(f"{__name__}.{config.name}").direction(config)

@@ -3,13 +3,13 @@
 import jax
 import jax.numpy as jnp
 import optax
-from ml_collections import ConfigDict
 
+from vit_jax.options.optimizer import OptimizerOptions
 from vit_jax.parallel.sharding import path_name
 from vit_jax.training.lora import weight_axes
 
 
-def direction(config: ConfigDict) -> optax.GradientTransformation:
+def direction(config: OptimizerOptions) -> optax.GradientTransformation:
     """Returns Adafactor's update of "Scaling Vision Transformers" (Zhai et al., 2022, section 3.5).
 
     As in big_vision, it stores sums over rows and columns in place of the second moment, with a

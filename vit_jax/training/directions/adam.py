@@ -2,10 +2,11 @@
 
 import jax.numpy as jnp
 import optax
-from ml_collections import ConfigDict
+
+from vit_jax.options.optimizer import OptimizerOptions
 
 
-def direction(config: ConfigDict) -> optax.GradientTransformation:
+def direction(config: OptimizerOptions) -> optax.GradientTransformation:
     """Returns Adam's update (Kingma and Ba, 2015).
 
     `moment_dtype` applies only to the first moment. A second moment in bfloat16 would not change,

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 import optax
-from ml_collections import ConfigDict
 
+from vit_jax.options.optimizer import OptimizerOptions
 from vit_jax.training.directions import adam
 
 
-def direction(config: ConfigDict) -> optax.GradientTransformation:
+def direction(config: OptimizerOptions) -> optax.GradientTransformation:
     """Returns Adam's update; `to_length` follows after weight decay."""
     return adam.direction(config)
 

@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 import optax
-from ml_collections import ConfigDict
 from optax.contrib import MuonDimensionNumbers
 
+from vit_jax.options.optimizer import OptimizerOptions
 from vit_jax.parallel.sharding import path_name
 from vit_jax.training.lora import weight_axes
 
@@ -14,7 +14,7 @@ from vit_jax.training.lora import weight_axes
 RMS = 0.2
 
 
-def direction(config: ConfigDict) -> optax.GradientTransformation:
+def direction(config: OptimizerOptions) -> optax.GradientTransformation:
     """Returns Optax's Muon update (Jordan et al., 2024, kellerjordan.github.io/posts/muon).
 
     A kernel is a matrix of its inputs by its outputs, or one matrix for each part, such as q, k and

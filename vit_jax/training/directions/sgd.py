@@ -2,9 +2,10 @@
 
 import jax.numpy as jnp
 import optax
-from ml_collections import ConfigDict
+
+from vit_jax.options.optimizer import OptimizerOptions
 
 
-def direction(config: ConfigDict) -> optax.GradientTransformation:
+def direction(config: OptimizerOptions) -> optax.GradientTransformation:
     """Returns the gradient with momentum `beta1`."""
     return optax.trace(decay=config.beta1, accumulator_dtype=jnp.dtype(config.moment_dtype))

@@ -9,10 +9,10 @@ from contextvars import ContextVar
 from functools import partial
 
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import abstract
+from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.beit import BEiT
 from vit_jax.training.objectives.beitv2 import BEiTv2
 from vit_jax.training.objectives.classification import Classification
@@ -73,22 +73,22 @@ def handing_in(objective: type[Objective] | None) -> Iterator[None]:
         _HANDED_IN.reset(token)
 
 
-def is_handed_in(config: ConfigDict) -> bool:
+def is_handed_in(name: str) -> bool:
     """Returns True if the config's objective is not in the table.
 
     Later processes cannot find such an objective by its name.
     """
-    return config.objective.name not in OBJECTIVES
+    return name not in OBJECTIVES
 
 
-def objective_of(config: ConfigDict) -> type[Objective]:
+def objective_of(name: str) -> type[Objective]:
     """Returns the class of the config's objective, which needs no model."""
     handed_in = _HANDED_IN.get()
-    return handed_in if handed_in and is_handed_in(config) else OBJECTIVES[config.objective.name]
+    return handed_in if handed_in and is_handed_in(name) else OBJECTIVES[name]
 
 
 def make_objective(
-    config: ConfigDict,
+    config: RunOptions,
     model: nnx.Module,
     *,
     rngs: nnx.Rngs,
@@ -107,7 +107,7 @@ def make_objective(
     Raises:
       UserError: the objective does not fit the model or the config's other values.
     """
-    kind = objective_of(config)
+    kind = objective_of(config.objective.name)
     if frozen is None and kind.teacher_spec(config) is not None:
         raise UserError(
             f"config.objective.name={config.objective.name!r} needs its frozen model to be opened"
@@ -117,7 +117,7 @@ def make_objective(
 
 
 def abstract_objective(
-    config: ConfigDict,
+    config: RunOptions,
     model: nnx.Module,
     *,
     steps: int = ENDLESS,

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax.data.views import View
 from vit_jax.errors import UserError
 from vit_jax.models import initializers, model_factory
 from vit_jax.models.image_model import CodeModel, TokenModel
 from vit_jax.models.model_card import traced_multiply_adds
+from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.block_masked import BlockMasked, check_same_places
 from vit_jax.training.objectives.frozen import teacher_patch
 from vit_jax.training.objectives.masking import check_hides_patches, pick
@@ -42,7 +42,7 @@ class BEiT(BlockMasked):
     metrics: ClassVar = {"accuracy": "share"}
 
     @staticmethod
-    def views(config: ConfigDict) -> tuple[View, ...]:
+    def views(config: RunOptions) -> tuple[View, ...]:
         """Returns the image, and `taught` if the tokeniser has another size.
 
         `taught` is resized by Lanczos' filter.
@@ -58,7 +58,7 @@ class BEiT(BlockMasked):
     @classmethod
     def make(
         cls,
-        config: ConfigDict,
+        config: RunOptions,
         model: nnx.Module,
         steps: int,
         rngs: nnx.Rngs,
@@ -70,7 +70,7 @@ class BEiT(BlockMasked):
         return cls(model, codes, config.beit.mask_ratio, rngs=rngs)
 
     @classmethod
-    def random_teacher(cls, config: ConfigDict, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
+    def random_teacher(cls, config: RunOptions, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
         size = config.objective.teacher_size or config.data.image_size
         stages = teacher_patch(config, size).bit_length()  # Each but the first halves the sides.
         small = dict(blocks=(1,) * stages, widths=tuple(8 * 2**stage for stage in range(stages)))
@@ -78,7 +78,7 @@ class BEiT(BlockMasked):
         return build(rngs=rngs)
 
     @classmethod
-    def count_codes(cls, config: ConfigDict, model: TokenModel, frozen: nnx.Module) -> int:
+    def count_codes(cls, config: RunOptions, model: TokenModel, frozen: nnx.Module) -> int:
         """Returns the number of the tokeniser's codes.
 
         Raises:

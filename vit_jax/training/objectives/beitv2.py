@@ -5,13 +5,13 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax.data.views import View
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.image_model import TokenModel
 from vit_jax.models.layers import named, run_layers
+from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.beit import RANDOM_CODES, BEiT, code_losses
 from vit_jax.training.objectives.block_masked import BlockMasked, check_same_places
 from vit_jax.training.objectives.frozen import TeacherSpec, WithHeads
@@ -65,7 +65,7 @@ class BEiTv2(BEiT):
         self.layers = model.more_layers(layers, early, scheme, rngs=rngs) if layers else None
 
     @staticmethod
-    def views(config: ConfigDict) -> tuple[View, ...]:
+    def views(config: RunOptions) -> tuple[View, ...]:
         """Returns the image, and `taught` if the tokeniser has another size."""
         return BlockMasked.views(config)
 
@@ -76,11 +76,11 @@ class BEiTv2(BEiT):
         return {"accuracy": "share"} | more
 
     @staticmethod
-    def teacher_spec(config: ConfigDict) -> TeacherSpec:
+    def teacher_spec(config: RunOptions) -> TeacherSpec:
         return BEiT.teacher_spec(config)._replace(objective="vqkd", beside=Tokeniser)
 
     @classmethod
-    def random_teacher(cls, config: ConfigDict, num_classes: int, rngs: nnx.Rngs) -> WithHeads:
+    def random_teacher(cls, config: RunOptions, num_classes: int, rngs: nnx.Rngs) -> WithHeads:
         encoder = BlockMasked.random_teacher(config, 0, rngs)
         shapes = {
             "projection/hidden/kernel": (encoder.dim, encoder.dim),
@@ -93,7 +93,7 @@ class BEiTv2(BEiT):
 
     @classmethod
     def make(
-        cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs, *, frozen: WithHeads
+        cls, config: RunOptions, model: nnx.Module, steps: int, rngs: nnx.Rngs, *, frozen: WithHeads
     ) -> "BEiTv2":
         check_hides_patches(config, model)
         options = config.beitv2
@@ -106,7 +106,7 @@ class BEiTv2(BEiT):
         return cls(model, codes, options.mask_ratio, early, layers, scheme=own, rngs=rngs)
 
     @classmethod
-    def count_codes(cls, config: ConfigDict, model: TokenModel, frozen: WithHeads) -> int:
+    def count_codes(cls, config: RunOptions, model: TokenModel, frozen: WithHeads) -> int:
         encoder, tokeniser = frozen.model, frozen.heads
         start = f"config.objective.teacher={config.objective.teacher!r}"
         if not isinstance(encoder, TokenModel) or tokeniser.features != encoder.dim:

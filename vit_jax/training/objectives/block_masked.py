@@ -6,13 +6,13 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax.data.views import View
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.image_model import TokenModel
 from vit_jax.models.model_card import traced_multiply_adds
+from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.block_masks import block_masks
 from vit_jax.training.objectives.frozen import TeacherSpec, random_vit, teacher_of
 from vit_jax.training.objectives.masking import patchify, pick, put, unpatchify
@@ -53,11 +53,11 @@ class BlockMasked(Objective):
         self.mask = nnx.Param(drawn(rngs.params(), (1, 1, model.dim)))
 
     @staticmethod
-    def sees_length(config: ConfigDict) -> bool:
+    def sees_length(config: RunOptions) -> bool:
         return False
 
     @staticmethod
-    def views(config: ConfigDict) -> tuple[View, ...]:
+    def views(config: RunOptions) -> tuple[View, ...]:
         """Returns the image, and the same rectangle as `taught` if the teacher has another size."""
         size = config.objective.teacher_size
         if size in (None, config.data.image_size):
@@ -65,13 +65,13 @@ class BlockMasked(Objective):
         return View(), View("taught", size=size, same_rectangle_as="image")
 
     @staticmethod
-    def teacher_spec(config: ConfigDict) -> TeacherSpec:
+    def teacher_spec(config: RunOptions) -> TeacherSpec:
         return teacher_of(
             config, image_size=config.objective.teacher_size or config.data.image_size
         )
 
     @classmethod
-    def random_teacher(cls, config: ConfigDict, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
+    def random_teacher(cls, config: RunOptions, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
         size = config.objective.teacher_size or config.data.image_size
         return random_vit(config, size, num_classes, rngs=rngs)
 
@@ -144,7 +144,7 @@ class BlockMasked(Objective):
 
 
 def check_same_places(
-    config: ConfigDict,
+    config: RunOptions,
     model: TokenModel,
     what: str,
     grid: tuple[int, int],

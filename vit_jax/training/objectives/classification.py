@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import count_multiply_adds
+from vit_jax.options.run import RunOptions
 from vit_jax.training.memory import Momentum
 from vit_jax.training.objectives.objective import (
     EVALUATION,
@@ -24,7 +24,7 @@ from vit_jax.training.objectives.objective import (
 )
 
 
-def probabilities_of(config: ConfigDict) -> str:
+def probabilities_of(config: RunOptions) -> str:
     """Returns the key of `PROBABILITIES` for the config's loss."""
     return "softmax" if config.loss.name == "softmax" else "sigmoid"
 
@@ -52,17 +52,17 @@ class Classification(Objective):
         self.loss, self.smoothing, self.average = loss, smoothing, average
 
     @staticmethod
-    def sees_length(config: ConfigDict) -> bool:
+    def sees_length(config: RunOptions) -> bool:
         return False
 
     @classmethod
-    def needs_a_label(cls, config: ConfigDict) -> bool:
+    def needs_a_label(cls, config: RunOptions) -> bool:
         # For the other losses an image without a label belongs to no class.
         return config.loss.name == "softmax"
 
     @classmethod
     def make(
-        cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs
+        cls, config: RunOptions, model: nnx.Module, steps: int, rngs: nnx.Rngs
     ) -> "Classification":
         if getattr(model.options, "distillation", "none") == "heads":
             raise UserError(
@@ -74,7 +74,7 @@ class Classification(Objective):
         return cls(**values_of(config))
 
     @staticmethod
-    def eval_params(config: ConfigDict) -> str | None:
+    def eval_params(config: RunOptions) -> str | None:
         return "average" if config.optimizer.average else None
 
     def initial_state(self, params: dict) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Classification(Objective):
         return count_multiply_adds(model)
 
 
-def values_of(config: ConfigDict) -> dict[str, Any]:
+def values_of(config: RunOptions) -> dict[str, Any]:
     """Returns the config's arguments of a `Classification`."""
     smoothing = config.loss.label_smoothing
     return dict(loss=config.loss.name, smoothing=smoothing, average=average_of(config))

@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax.data.colour_distortion import distortions
 from vit_jax.data.views import View
@@ -26,6 +25,8 @@ from vit_jax.errors import UserError
 from vit_jax.models.image_model import ImageModel, TokenModel
 from vit_jax.models.model_card import traced_multiply_adds
 from vit_jax.models.position import interpolation
+from vit_jax.options.objective import DINOOptions
+from vit_jax.options.run import RunOptions
 from vit_jax.training.memory import Momentum, cosine_share, with_weights
 from vit_jax.training.objectives.block_masks import block_masks
 from vit_jax.training.objectives.frozen import TeacherSpec, WithHeads, teacher_of
@@ -117,7 +118,7 @@ class DINO(Objective):
     carried: ClassVar = ("centre", "patch_centre")
     stem: ClassVar = ("mask",)
 
-    def __init__(self, options: ConfigDict, model: ImageModel, steps: int, *, rngs: nnx.Rngs):
+    def __init__(self, options: DINOOptions, model: ImageModel, steps: int, *, rngs: nnx.Rngs):
         self.features = _width(model, model.image_size)
         self.steps = steps
         self.head = _head(options, self.features, options.prototypes, options.bottleneck, rngs)
@@ -146,7 +147,7 @@ class DINO(Objective):
         self.gram_updates = options.gram_from, options.gram_every, options.gram_times
 
     @staticmethod
-    def teacher_spec(config: ConfigDict) -> TeacherSpec | None:
+    def teacher_spec(config: RunOptions) -> TeacherSpec | None:
         if config.objective.teacher is None:
             return None
         wanted = teacher_of(config, image_size=config.data.image_size)
@@ -155,7 +156,7 @@ class DINO(Objective):
     @classmethod
     def make(
         cls,
-        config: ConfigDict,
+        config: RunOptions,
         model: nnx.Module,
         steps: int,
         rngs: nnx.Rngs,
@@ -197,11 +198,11 @@ class DINO(Objective):
         return dict.fromkeys(names, "number") | {"views_matched": "share"}
 
     @staticmethod
-    def sees_length(config: ConfigDict) -> bool:
+    def sees_length(config: RunOptions) -> bool:
         return config.dino.teacher_momentum != config.dino.teacher_momentum_end
 
     @staticmethod
-    def views(config: ConfigDict) -> tuple[View, ...]:
+    def views(config: RunOptions) -> tuple[View, ...]:
         options, (first, second, small) = config.dino, distortions(config)
         views = [View(count=VIEWS, distort=(first, second))]
         if options.local_crops:
@@ -222,11 +223,11 @@ class DINO(Objective):
         return tuple(views)
 
     @staticmethod
-    def eval_params(config: ConfigDict) -> str | None:
+    def eval_params(config: RunOptions) -> str | None:
         return "teacher"
 
     @staticmethod
-    def own_eval_params(config: ConfigDict) -> str | None:
+    def own_eval_params(config: RunOptions) -> str | None:
         return "teacher_head"
 
     def frozen_prefixes(self) -> Mapping[str, int]:
@@ -569,19 +570,20 @@ class DINO(Objective):
 
 
 def _head(
-    options: ConfigDict, features: int, prototypes: int, bottleneck: int, rngs: nnx.Rngs
+    options: DINOOptions, features: int, prototypes: int, bottleneck: int, rngs: nnx.Rngs
 ) -> PrototypeHead:
     """Returns a head as defined in the section `dino`."""
     hidden, lengths = options.head_hidden, options.prototype_lengths
     return PrototypeHead(features, hidden, bottleneck, prototypes, lengths, rngs=rngs)
 
 
-def _check_schedules(options: ConfigDict, steps: int) -> None:
+def _check_schedules(options: DINOOptions, steps: int) -> None:
     """Raises UserError if a schedule of the section `dino` is not shorter than the run."""
     keys = ["teacher_temperature_steps", "frozen_prototype_steps"] + ["gram_from"] * bool(
         options.gram
     )
-    longer = [f"dino.{key}={options[key]}" for key in keys if options[key] >= steps]
+    values = {key: getattr(options, key) for key in keys}
+    longer = [f"dino.{key}={value}" for key, value in values.items() if value >= steps]
     if longer:
         raise UserError(
             f"config.{', '.join(longer)} must be below the run's {steps} steps: use fewer, such as "
@@ -589,7 +591,7 @@ def _check_schedules(options: ConfigDict, steps: int) -> None:
         )
 
 
-def _check_patches(options: ConfigDict, model: nnx.Module) -> None:
+def _check_patches(options: DINOOptions, model: nnx.Module) -> None:
     """Raises UserError unless patches of the model can be masked and enter the heads.
 
     Args:
@@ -611,7 +613,7 @@ def _check_patches(options: ConfigDict, model: nnx.Module) -> None:
         )
 
 
-def _check_teacher(config: ConfigDict, model: nnx.Module, frozen: WithHeads) -> None:
+def _check_teacher(config: RunOptions, model: nnx.Module, frozen: WithHeads) -> None:
     """Raises UserError unless the frozen teacher's heads and patches match the student's."""
     options, heads = config.dino, frozen.heads
     start = f"config.objective.teacher={config.objective.teacher!r}"

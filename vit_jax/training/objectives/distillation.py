@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import count_multiply_adds
 from vit_jax.models.image_model import ImageModel
+from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.classification import Classification, correct, values_of
 from vit_jax.training.objectives.frozen import TeacherSpec, random_vit, teacher_of
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, StepContext
@@ -51,17 +51,17 @@ class Distillation(Classification):
         self.kind, self.share, self.temperature = kind, share, temperature
 
     @staticmethod
-    def teacher_spec(config: ConfigDict) -> TeacherSpec:
+    def teacher_spec(config: RunOptions) -> TeacherSpec:
         return teacher_of(config, image_size=config.data.image_size)
 
     @classmethod
-    def random_teacher(cls, config: ConfigDict, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
+    def random_teacher(cls, config: RunOptions, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
         return random_vit(config, config.data.image_size, num_classes, rngs=rngs)
 
     @classmethod
     def make(
         cls,
-        config: ConfigDict,
+        config: RunOptions,
         model: nnx.Module,
         steps: int,
         rngs: nnx.Rngs,

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.dall_e import DVAE as Encoder
 from vit_jax.models.dall_e import CodeBlock, convolution
 from vit_jax.models.image_model import CodeModel
+from vit_jax.options.objective import DVAEOptions
+from vit_jax.options.run import RunOptions
 from vit_jax.training.memory import Momentum, with_weights
 from vit_jax.training.objectives.codes import (
     EARLY,
@@ -71,7 +72,7 @@ class DVAE(Objective):
     made_by: ClassVar = ("codes",)
 
     def __init__(
-        self, options: ConfigDict, model: Encoder, average: Momentum | None, *, rngs: nnx.Rngs
+        self, options: DVAEOptions, model: Encoder, average: Momentum | None, *, rngs: nnx.Rngs
     ):
         self.average = average
         self.codes, self.stride, self.channels = (
@@ -88,23 +89,23 @@ class DVAE(Objective):
         self.decoder = Decoder(model, rngs=rngs)
 
     @staticmethod
-    def sees_length(config: ConfigDict) -> bool:
+    def sees_length(config: RunOptions) -> bool:
         return False
 
     @staticmethod
-    def eval_params(config: ConfigDict) -> str | None:
+    def eval_params(config: RunOptions) -> str | None:
         return AVERAGE if config.optimizer.average else None
 
     @staticmethod
-    def own_eval_params(config: ConfigDict) -> str | None:
+    def own_eval_params(config: RunOptions) -> str | None:
         return OWN_AVERAGE if config.optimizer.average else None
 
     @staticmethod
-    def outputs(config: ConfigDict) -> int:
+    def outputs(config: RunOptions) -> int:
         return config.dvae.codes
 
     @classmethod
-    def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "DVAE":
+    def make(cls, config: RunOptions, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "DVAE":
         check_self_supervised(config, averages=True)
         if not isinstance(model, Encoder):
             raise UserError(

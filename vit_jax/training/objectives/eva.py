@@ -5,10 +5,10 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax.models import count_multiply_adds, initializers
 from vit_jax.models.image_model import ImageModel, TokenModel
+from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.block_masked import BlockMasked
 from vit_jax.training.objectives.masking import check_hides_patches, pick
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, StepContext
@@ -58,7 +58,7 @@ class EVA(BlockMasked):
     @classmethod
     def make(
         cls,
-        config: ConfigDict,
+        config: RunOptions,
         model: nnx.Module,
         steps: int,
         rngs: nnx.Rngs,

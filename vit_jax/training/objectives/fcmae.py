@@ -5,12 +5,12 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.convnext import Common, ConvNeXtBlock
 from vit_jax.models.layers import named, run_blocks
+from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.hidden_pixels import HiddenPixels
 from vit_jax.training.objectives.masking import pick, put
 from vit_jax.training.objectives.objective import Batch, check_self_supervised
@@ -68,11 +68,11 @@ class FCMAE(HiddenPixels):
         self.prediction = common._replace(dtype=jnp.float32).dense(dim, outputs, rngs)
 
     @staticmethod
-    def sees_length(config: ConfigDict) -> bool:
+    def sees_length(config: RunOptions) -> bool:
         return False
 
     @classmethod
-    def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "FCMAE":
+    def make(cls, config: RunOptions, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "FCMAE":
         check_self_supervised(config)
         options, side = config.fcmae, model.leaves_out
         if side is None:

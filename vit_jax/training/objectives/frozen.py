@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import model_factory, parse_name
 from vit_jax.models.image_model import ImageModel
+from vit_jax.options.run import RunOptions
 
 RANDOM = "random"
 
@@ -43,7 +43,7 @@ class WithHeads(nnx.Module):
         self.model, self.heads = model, heads
 
 
-def teacher_of(config: ConfigDict, **changes: Any) -> TeacherSpec:
+def teacher_of(config: RunOptions, **changes: Any) -> TeacherSpec:
     """Returns the spec of the config's teacher, with some arguments of the model changed.
 
     Raises:
@@ -60,14 +60,14 @@ def teacher_of(config: ConfigDict, **changes: Any) -> TeacherSpec:
     return TeacherSpec(values.teacher, changes)
 
 
-def teacher_patch(config: ConfigDict, image_size: int) -> int:
+def teacher_patch(config: RunOptions, image_size: int) -> int:
     """Returns the patch size for images of `image_size` pixels with the run's number of patches."""
     patch = config.model.patch_size or parse_name(config.model.name)[1].get("patch_size")
     return image_size if patch is None else patch * image_size // config.data.image_size
 
 
 def random_vit(
-    config: ConfigDict, image_size: int, num_classes: int, *, rngs: nnx.Rngs
+    config: RunOptions, image_size: int, num_classes: int, *, rngs: nnx.Rngs
 ) -> ImageModel:
     """Returns a small untrained ViT with as many patches as the run's model has.
 

@@ -5,13 +5,13 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.layers import named, run_layers
 from vit_jax.models.position import sincos2d
 from vit_jax.models.transformer import EncoderBlock, Stack
+from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.hidden_pixels import HiddenPixels
 from vit_jax.training.objectives.masking import check_hides_patches
 from vit_jax.training.objectives.objective import Batch
@@ -78,11 +78,11 @@ class MAE(HiddenPixels):
         )
 
     @staticmethod
-    def sees_length(config: ConfigDict) -> bool:
+    def sees_length(config: RunOptions) -> bool:
         return False
 
     @classmethod
-    def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "MAE":
+    def make(cls, config: RunOptions, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "MAE":
         check_hides_patches(config, model)
         options = config.mae
         return cls(

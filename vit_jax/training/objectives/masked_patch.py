@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.pixels import to_floats
 from vit_jax.models.resnet import linear_head
 from vit_jax.options.objective import CELLS
+from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.masking import (
     check_hides_patches,
     patchify,
@@ -82,12 +82,12 @@ class MaskedPatch(Objective):
         self.head = linear_head(model.dim, outputs, 0.0, rngs)
 
     @staticmethod
-    def sees_length(config: ConfigDict) -> bool:
+    def sees_length(config: RunOptions) -> bool:
         return False
 
     @classmethod
     def make(
-        cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs
+        cls, config: RunOptions, model: nnx.Module, steps: int, rngs: nnx.Rngs
     ) -> "MaskedPatch":
         check_hides_patches(config, model)
         options = config.masked_patch

@@ -3,14 +3,14 @@
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models.image_model import TokenModel
+from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.objective import check_self_supervised
 
 
-def check_hides_patches(config: ConfigDict, model: nnx.Module, does: str = "hides") -> None:
+def check_hides_patches(config: RunOptions, model: nnx.Module, does: str = "hides") -> None:
     """Raises UserError if the model's patches cannot be hidden, or config values do not fit.
 
     Args:

@@ -6,12 +6,12 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax.data.randaugment import resolve
 from vit_jax.data.views import View
 from vit_jax.errors import UserError
 from vit_jax.models.model_card import traced_multiply_adds
+from vit_jax.options.run import RunOptions
 from vit_jax.training.memory import Momentum, polyak_share
 from vit_jax.training.objectives.frozen import TeacherSpec
 
@@ -90,7 +90,7 @@ class Objective(nnx.Module):
     pictures = None
 
     @classmethod
-    def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "Objective":
+    def make(cls, config: RunOptions, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "Objective":
         """Returns the objective of a config for a model, which may be abstract.
 
         Objectives with a `teacher_spec` also get `frozen=`, the abstract frozen model; the caller
@@ -105,17 +105,17 @@ class Objective(nnx.Module):
         raise NotImplementedError
 
     @staticmethod
-    def views(config: ConfigDict) -> tuple[View, ...]:
+    def views(config: RunOptions) -> tuple[View, ...]:
         """Returns the views of each image; the first one is `batch["image"]`."""
         return (View(),)
 
     @staticmethod
-    def teacher_spec(config: ConfigDict) -> TeacherSpec | None:
+    def teacher_spec(config: RunOptions) -> TeacherSpec | None:
         """Returns the frozen model that the objective needs; None: no frozen model."""
         return None
 
     @classmethod
-    def random_teacher(cls, config: ConfigDict, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
+    def random_teacher(cls, config: RunOptions, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
         """Returns a small untrained model as `teacher_spec` describes, for smoke tests.
 
         Args:
@@ -130,17 +130,17 @@ class Objective(nnx.Module):
         )
 
     @staticmethod
-    def outputs(config: ConfigDict) -> int:
+    def outputs(config: RunOptions) -> int:
         """Returns the width of the model's head for an objective without labels; 0: no head."""
         return 0
 
     @classmethod
-    def needs_a_label(cls, config: ConfigDict) -> bool:
+    def needs_a_label(cls, config: RunOptions) -> bool:
         """Returns True if every image must have a label; else unlabelled images have no class."""
         return cls.labels
 
     @staticmethod
-    def eval_params(config: ConfigDict) -> str | None:
+    def eval_params(config: RunOptions) -> str | None:
         """Returns the name of the state with the parameters that are evaluated and loaded.
 
         None: the trained parameters.
@@ -148,7 +148,7 @@ class Objective(nnx.Module):
         return None
 
     @staticmethod
-    def own_eval_params(config: ConfigDict) -> str | None:
+    def own_eval_params(config: RunOptions) -> str | None:
         """Returns the name of the state with the objective's parameters for evaluation.
 
         None: the trained parameters.
@@ -156,7 +156,7 @@ class Objective(nnx.Module):
         return None
 
     @staticmethod
-    def sees_length(config: ConfigDict) -> bool:
+    def sees_length(config: RunOptions) -> bool:
         """Returns True if the objective depends on the run's length, as by a schedule.
 
         Otherwise a run with a constant learning rate may be extended.
@@ -236,7 +236,7 @@ class Objective(nnx.Module):
         return traced_multiply_adds(losses, weights, batch or {"image": image}, jax.random.key(0))
 
 
-def check_self_supervised(config: ConfigDict, averages: bool = False) -> None:
+def check_self_supervised(config: RunOptions, averages: bool = False) -> None:
     """Raises UserError for values that an objective without labels cannot use.
 
     Args:
@@ -264,7 +264,7 @@ def check_self_supervised(config: ConfigDict, averages: bool = False) -> None:
         )
 
 
-def average_of(config: ConfigDict) -> Momentum | None:
+def average_of(config: RunOptions) -> Momentum | None:
     """Returns the config's moving average of the parameters; None: there is none."""
     factor, start = config.optimizer.average, config.optimizer.average_from
     return Momentum(polyak_share(factor, start)) if factor else None

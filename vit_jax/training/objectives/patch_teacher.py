@@ -5,16 +5,16 @@ import math
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models.image_model import ImageModel, TokenModel
+from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.block_masked import check_same_places
 from vit_jax.training.objectives.objective import Batch
 from vit_jax.training.objectives.prototypes import unit
 
 
-def features_of_teacher(config: ConfigDict, model: TokenModel, teacher: nnx.Module) -> int:
+def features_of_teacher(config: RunOptions, model: TokenModel, teacher: nnx.Module) -> int:
     """Returns the number of a teacher's features for each patch; the teacher may be abstract.
 
     Raises:

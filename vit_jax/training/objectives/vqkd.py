@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax.data.views import View
 from vit_jax.errors import UserError
@@ -19,6 +18,8 @@ from vit_jax.models.layers import named, run_layers
 from vit_jax.models.model_card import traced_multiply_adds
 from vit_jax.models.position import PositionEmbedding
 from vit_jax.models.transformer import EncoderBlock, Stack, make_norm
+from vit_jax.options.objective import VQKDOptions
+from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.block_masked import BlockMasked
 from vit_jax.training.objectives.codebook import codes_after, k_means, means_of_codes, nearest
 from vit_jax.training.objectives.codes import METRICS, dead_codes, usage_after, usage_metrics
@@ -183,7 +184,7 @@ class VQKD(Objective):
 
     def __init__(
         self,
-        options: ConfigDict,
+        options: VQKDOptions,
         model: TokenModel,
         features: int,
         *,
@@ -213,25 +214,25 @@ class VQKD(Objective):
         )
 
     @staticmethod
-    def sees_length(config: ConfigDict) -> bool:
+    def sees_length(config: RunOptions) -> bool:
         return False
 
     @staticmethod
-    def views(config: ConfigDict) -> tuple[View, ...]:
+    def views(config: RunOptions) -> tuple[View, ...]:
         return BlockMasked.views(config)
 
     @staticmethod
-    def teacher_spec(config: ConfigDict) -> TeacherSpec:
+    def teacher_spec(config: RunOptions) -> TeacherSpec:
         return BlockMasked.teacher_spec(config)
 
     @classmethod
-    def random_teacher(cls, config: ConfigDict, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
+    def random_teacher(cls, config: RunOptions, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
         return BlockMasked.random_teacher(config, num_classes, rngs)
 
     @classmethod
     def make(
         cls,
-        config: ConfigDict,
+        config: RunOptions,
         model: nnx.Module,
         steps: int,
         rngs: nnx.Rngs,
