@@ -136,7 +136,7 @@ def predictions(workdir: Path, images: Path) -> tuple[np.ndarray, np.ndarray]:
     """Returns the predicted class of each test image by a run's model, and its label."""
     config = run_options(from_json((workdir / CONFIG).read_text()))
     mesh = make_mesh()
-    model = vit_jax.load_model(workdir, say=str)
+    model = vit_jax.load_model(workdir, log=str)
     options = dict(batch_size=config.batch_size, compute=likeliest)
     extractor, params = extractor_of(model, mesh, test_crop(config), **options)
     found = extractor(params, open_source("folder", "test", path=str(images)))

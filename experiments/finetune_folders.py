@@ -110,7 +110,7 @@ def logistic_regression(workdir: Path) -> dict:
 
     config = run_options(from_json((workdir / CONFIG).read_text()))
     model = vit_jax.load_model(
-        config.finetune.checkpoint, image_size=config.data.image_size, say=str
+        config.finetune.checkpoint, image_size=config.data.image_size, log=str
     )
     splits = open_splits(config)
     mesh = make_mesh()

@@ -199,7 +199,7 @@ def unheeded(checkpoint: Path, data: Path, shots: int) -> float:
     from vit_jax.evaluation.features import extractor_of
     from vit_jax.parallel.mesh import make_mesh
 
-    model = vit_jax.load_model(checkpoint, say=str, mean=0.5, std=0.5)
+    model = vit_jax.load_model(checkpoint, log=str, mean=0.5, std=0.5)
     mesh = make_mesh()
     return few_shot(*extractor_of(model, mesh, batch_size=32), data, shots)
 

@@ -80,7 +80,7 @@ def read(study: Study) -> dict:
 def network(workdir: Path, start: str, seed: int) -> nnx.Module:
     """Returns a run's model, or the same model with random parameters."""
     if start == "pre-trained":
-        return vit_jax.load_model(workdir, say=str)
+        return vit_jax.load_model(workdir, log=str)
     arguments = model_arguments(run_options(from_json((workdir / CONFIG).read_text())))
     return vit_jax.create_model(num_classes=len(OLD), seed=seed, **arguments)
 

@@ -1110,7 +1110,7 @@ def test_dinov2_goes_on_from_a_folder_with_photographs_without_labels(tmp_path, 
     made = vit_jax.create_model(
         "ViT-Ti/4", num_classes=0, image_size=16, dim=16, depth=1, mlp_dim=16, heads=2
     )
-    vit_jax.save_model(made, tmp_path / "model", library="timm", say=str)
+    vit_jax.save_model(made, tmp_path / "model", library="timm", log=str)
     (tmp_path / "photos").mkdir()
     pixels = np.random.default_rng(0).integers(256, size=(24, 20, 20, 3), dtype=np.uint8)
     for number, image in enumerate(pixels):
@@ -1123,5 +1123,5 @@ def test_dinov2_goes_on_from_a_folder_with_photographs_without_labels(tmp_path, 
     config.optimizer.warmup_steps = 1
     vit_jax.train(config, tmp_path / "run")
     assert "test views matched" in capsys.readouterr().out
-    first, trained = (vit_jax.load_model(tmp_path / name, say=str) for name in ("model", "run"))
+    first, trained = (vit_jax.load_model(tmp_path / name, log=str) for name in ("model", "run"))
     assert trained.dim == 16 and not np.array_equal(trained.cls[...], first.cls[...])

@@ -36,7 +36,7 @@ def open_classifier(
     resize: int | None = None,
     decode: str | None = None,
     classes: str | None = None,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> Classifier:
     """Loads a classifier from a checkpoint.
 
@@ -46,7 +46,7 @@ def open_classifier(
       resize: short side before the central crop, in pixels; None: the checkpoint's.
       decode: `fast` or `exact`; None: the run's mode, else fast.
       classes: a file with a class name in each line; None: the checkpoint's names.
-      say: callback for each line of the log.
+      log: callback for each line of the log.
 
     Raises:
       UserError: there is no such checkpoint, its images are neither RGB nor grey, or sizes or names
@@ -54,7 +54,7 @@ def open_classifier(
     """
     changes: dict[str, Any] = {"image_size": image_size} if image_size else {}
     checkpoint = open_checkpoint(source, image_size)
-    model = build_model(checkpoint, say=say, **changes)
+    model = build_model(checkpoint, log=log, **changes)
     if model.channels not in (1, 3):
         raise UserError(
             f"the model takes images of {model.channels} channels, and files are read as RGB: "
@@ -63,12 +63,12 @@ def open_classifier(
     count = model.num_classes
     given = _names(classes, count) if classes else checkpoint.class_names
     if count and not given:
-        say(
+        log(
             "the checkpoint has no class names: classes are numbers, from 0; --classes=FILE "
             "names them"
         )
     crop = _crop(checkpoint, model.image_size, resize, decode)
-    say(f"of each image: {crop}")
+    log(f"of each image: {crop}")
     return Classifier(model, [*(given or map(str, range(count)))], crop, checkpoint.probabilities)
 
 

@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> None:
         image_size=IMAGE_SIZE.value,
         batch_size=BATCH_SIZE.value,
         workers=WORKERS.value,
-        say=lambda line: print(line, flush=True),
+        log=lambda line: print(line, flush=True),
     )
     text = results.markdown()
     (results.folder / "results.md").write_text(text)

@@ -59,10 +59,10 @@ def main(arguments: list[str]) -> None:
     with phase(f"reading {source}"):
         checkpoint = open_checkpoint(source, changes.get("image_size"))
         exact = model = as_served(
-            build_model(checkpoint, say=print_line, dtype=DTYPE.value, **changes)
+            build_model(checkpoint, log=print_line, dtype=DTYPE.value, **changes)
         )
         if DTYPE.value != "float32":
-            exact = build_model(checkpoint, say=str, dtype="float32", **changes)
+            exact = build_model(checkpoint, log=str, dtype="float32", **changes)
     images = (*model.image_size, model.channels)
     dtype = np.dtype(np.uint8 if UINT8.value else np.float32)
     worst = write(file, model, exact, dtype, checkpoint.preprocessing)

@@ -115,7 +115,7 @@ class Predictor:
                 batch_size=batch_size,
                 workers=0,
                 max_unreadable=len(source),
-                say=lambda line: None,
+                log=lambda line: None,
             )
             self._extractors[key] = shardings, extractor
         shardings, extractor = self._extractors[key]

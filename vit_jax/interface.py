@@ -86,7 +86,7 @@ def train(
         recognise(config, user_keys)
     check(config, handed_in=objective is not None, file=file)
 
-    from vit_jax.runs.caller import Caller
+    from vit_jax.runs.api_overrides import ApiOverrides
     from vit_jax.runs.choices import settle
     from vit_jax.runs.loop import train as run
     from vit_jax.runs.workdir import workdir_at
@@ -98,7 +98,7 @@ def train(
                 config.update_from_flattened_dict({"objective.name": objective.__name__})
             folder = workdir_at(workdir)
             config = settle(config, user_keys | changes.keys(), folder)
-            return run(config, folder, caller=Caller(data or None, model, on_log, groups))
+            return run(config, folder, overrides=ApiOverrides(data or None, model, on_log, groups))
     except UserError:
         raise
     except Exception as error:

@@ -59,7 +59,7 @@ def load_model(
     source: str | Path,
     *,
     pretrained: str | None = None,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
     **changes: Any,
 ) -> ImageModel:
     """Loads the model of a checkpoint, adapted to a new task where arguments are changed.
@@ -75,7 +75,7 @@ def load_model(
         `pretrained`, the name of a model.
       pretrained: tag of published weights, as `list_models(pretrained=True)` lists them, or the
         name of their repository.
-      say: callback for each line of the log: the checkpoint, and how its parameters were adapted.
+      log: callback for each line of the log: the checkpoint, and how its parameters were adapted.
       **changes: arguments of the model to change, such as `num_classes=10` (a new head, all zeros,
         without pre-logits layer; 0 for no head) or `image_size=384` (position embeddings are
         resized).
@@ -85,16 +85,16 @@ def load_model(
         weights have the tag.
     """
     if pretrained is None:
-        return build_model(open_checkpoint(source, changes.get("image_size")), say=say, **changes)
+        return build_model(open_checkpoint(source, changes.get("image_size")), log=log, **changes)
     weights = find_weights(str(source), pretrained)
     checkpoint = open_checkpoint(f"hf://{weights.repository}", changes.get("image_size"))
-    return build_model(checkpoint, say=say, weights=weights, **(weights.arguments | changes))
+    return build_model(checkpoint, log=log, weights=weights, **(weights.arguments | changes))
 
 
 def build_model(
     checkpoint: Checkpoint,
     *,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
     weights: Weights | None = None,
     **changes: Any,
 ) -> ImageModel:
@@ -104,16 +104,16 @@ def build_model(
       weights: the registry's entry for published weights.
     """
     options, sources, report = fit(checkpoint, changes)
-    say(checkpoint.describe())
+    log(checkpoint.describe())
     if weights and (differences := _preprocessing_differences(weights, checkpoint)):
-        say(
+        log(
             "the checkpoint's preprocessing is used, which differs from the registry's: "
             f"{differences}"
         )
     for line in report.describe():
-        say(line)
+        log(line)
     if options.dtype != checkpoint.options.dtype:
-        say(f"computes in {options.dtype} here")
+        log(f"computes in {options.dtype} here")
     model = build(options, sources)
     model.about = AboutLoaded(checkpoint, options, weights)
     return model

@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
     if "data.path" in given_keys(CONFIG.value):
         from vit_jax.runs.choices.recognised import recognise
 
-        recognise(CONFIG.value, given_keys(CONFIG.value), _say)
+        recognise(CONFIG.value, given_keys(CONFIG.value), _log)
     check(CONFIG.value, file=command.as_in_file(CONFIG.value))
 
     from vit_jax.parallel.chips import find_chip
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> None:
         plans = print_sweep(job, where, prices, planner, counts_traffic=is_tpu)
     else:
         if is_tpu:
-            _say(f"compiling for {where}")
+            _log(f"compiling for {where}")
         plans = print_plan(job, where, prices, planner)
     if JSON.value:
         _write(Path(JSON.value), [plan.as_dict() for plan in plans])
@@ -77,7 +77,7 @@ def print_sweep(job, where, prices, planner, counts_traffic: bool) -> list:
     """
     from vit_jax.planning import choices
 
-    plans = choices.sweep(CONFIG.value, job, where, prices, _say, planner)
+    plans = choices.sweep(CONFIG.value, job, where, prices, _log, planner)
     print(choices.ranking(plans))
     if not counts_traffic and where.devices > 1:
         print(
@@ -105,7 +105,7 @@ def print_plan(job, where, prices, planner) -> list:
     print(table(plan))
     if plan.fits:
         return [plan]
-    fitting = choices.nearest_fit(CONFIG.value, job, where, prices, plan, _say, planner)
+    fitting = choices.nearest_fit(CONFIG.value, job, where, prices, plan, _log, planner)
     if fitting is None:
         print("\nNo change of remat, fsdp or micro-batches that was tried fits; use more chips.")
         return [plan]
@@ -114,7 +114,7 @@ def print_plan(job, where, prices, planner) -> list:
     return [plan, nearest]
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

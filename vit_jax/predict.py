@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> None:
         resize=RESIZE.value,
         decode=DECODE.value,
         classes=CLASSES.value,
-        say=print_line,
+        log=print_line,
     )
     if embed:
         num_read = write_features(embed, classifier, images)
@@ -137,7 +137,7 @@ def computed(
         batch_size=min(BATCH_SIZE.value, len(images)),
         threads=THREADS.value,
         max_unreadable=len(images),
-        say=print_line,
+        log=print_line,
     )
     start, num_read = 0, 0
     for batch in extractor.stream(params, images):

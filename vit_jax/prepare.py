@@ -88,12 +88,12 @@ def main(arguments: list[str]) -> None:
         embedding = make_embedder(values.embeddings, values.image_size), Workers(1)
     source = readers.find(arguments[0], values.kind, values.label_key)
     print(f"{arguments[0]}: {source.kind}, {_splits(source)}", flush=True)
-    say = functools.partial(print, flush=True)
+    log = functools.partial(print, flush=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with Workers(values.workers) as run:
             write = Beam(values.beam, arguments[1:]) if values.beam else run
-            done = writer.prepare(source, Path(values.out), options, run, write, embedding, say)
+            done = writer.prepare(source, Path(values.out), options, run, write, embedding, log)
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on from here", flush=True)
         sys.exit(130)
@@ -190,7 +190,7 @@ def make_embedder(checkpoint: str, image_size: int | None) -> Embedder:
         workers=0,
         threads=min(os.cpu_count() or 1, 8),
         max_unreadable=sys.maxsize,  # They are reported when the split is written.
-        say=lambda line: None,
+        log=lambda line: None,
     )
 
     def embed(source: Source) -> tuple[np.ndarray, np.ndarray]:

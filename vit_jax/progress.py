@@ -67,11 +67,11 @@ class Progress:
       what: name of the task.
       total: number of units of work.
       unit: name of a unit, such as images.
-      say: callback for each line.
+      log: callback for each line.
     """
 
-    def __init__(self, what: str, total: int, unit: str, say: Callable[[str], None] = print):
-        self._what, self._total, self._unit, self._say = what, total, unit, say
+    def __init__(self, what: str, total: int, unit: str, log: Callable[[str], None] = print):
+        self._what, self._total, self._unit, self._log = what, total, unit, log
         self._moves = LINE.possible
         self._start = self._said = time.monotonic()
 
@@ -92,7 +92,7 @@ class Progress:
             filled = CELLS * done // self._total
             LINE.show(f"{self._what} {'━' * filled}{'╌' * (CELLS - filled)} {numbers}")
         else:
-            self._say(f"{self._what}: {numbers}")
+            self._log(f"{self._what}: {numbers}")
 
 
 @contextlib.contextmanager

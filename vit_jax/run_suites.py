@@ -44,7 +44,7 @@ def run_suites(
     image_size: int | None = None,
     batch_size: int = 128,
     workers: int | None = None,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> Results:
     """Evaluates a checkpoint with suites.
 
@@ -70,15 +70,15 @@ def run_suites(
     name = str(checkpoint) if url else str(absolute(checkpoint))
     opened = open_checkpoint(checkpoint, image_size)
     described = opened.describe()
-    say(described)
+    log(described)
     version = version_of(opened)
     results = Results(absolute(out), name, described.split(": ")[0], version)
     if results.outdated:
-        say(f"note: {results.outdated}")
+        log(f"note: {results.outdated}")
 
     def load():
         changes = {"image_size": image_size} if image_size else {}
-        graphdef, params = nnx.split(build_model(opened, say=lambda line: None, **changes))
+        graphdef, params = nnx.split(build_model(opened, log=lambda line: None, **changes))
         params = nnx.to_pure_dict(params)
         shardings = parameter_shardings(mesh, params)
         return graphdef, jax.tree.map(place, params, shardings), shardings
@@ -90,7 +90,7 @@ def run_suites(
         load,
         functools.partial(frozen_crop, opened, image_size),
         functools.partial(predicted_crop, opened, image_size),
-        say=say,
+        log=log,
         finetune=lambda config, folder: train(
             config, results.folder / f"{folder}-{version['content']}"
         ),
@@ -164,15 +164,15 @@ def attempt(results: Results, suite: Suite, measurement: Measurement, subject: S
         (unknown, f"reused from {results.folder}, with no data to compare: {failure}"),
     ):
         if names:
-            subject.say(f"{suite.name}: {', '.join(names)}: {words}")
+            subject.log(f"{suite.name}: {', '.join(names)}: {words}")
     missing = [name for name in measurement.names if name not in (*reused, *unknown)]
     if not missing:
         return
-    subject.say(f"== {suite.name}: {missing[0]}")
+    subject.log(f"== {suite.name}: {missing[0]}")
     rows = measured_rows(suite, measurement, subject, missing)
     results.put(*rows, data=digests)
     for row in rows:
-        subject.say(f"{row.name}: {row.note if row.accuracy is None else f'{row.accuracy:.2%}'}")
+        subject.log(f"{row.name}: {row.note if row.accuracy is None else f'{row.accuracy:.2%}'}")
 
 
 def measured_rows(

@@ -26,7 +26,7 @@ def save_model(
     path: str | Path,
     *,
     library: str | None = None,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
     **changes: Any,
 ) -> Path:
     """Saves a model, with its preprocessing and class names where the format can store them.
@@ -41,7 +41,7 @@ def save_model(
       path: a new `FILE.npz` for Google's format; else a new folder: for Transformers, for timm if
         Transformers has no such model, or for OpenAI's code if the model is a `DVAE`.
       library: `google`, `timm`, `transformers` or `openai`; None: chosen by path and model.
-      say: callback for each value that the format cannot store.
+      log: callback for each value that the format cannot store.
       **changes: arguments of a checkpoint's model to change, as in `load_model`.
 
     Returns:
@@ -54,7 +54,7 @@ def save_model(
     destination = absolute(path)
     if not isinstance(model, ImageModel):
         checkpoint = open_checkpoint(model, changes.get("image_size"))
-        write_checkpoint(checkpoint, destination, library, say, **changes)
+        write_checkpoint(checkpoint, destination, library, log, **changes)
         return destination
     if model.about is None:
         raise UserError("save_model takes a model of vit_jax.load_model or vit_jax.create_model")
@@ -75,8 +75,8 @@ def save_model(
         probabilities=about.probabilities,
     )
     if about.objective:
-        say(f"not saved: {about.objective.words}; save_model(CHECKPOINT, path) saves them")
-    _say_lost(about.preprocessing, about.probabilities, options, library, say)
+        log(f"not saved: {about.objective.words}; save_model(CHECKPOINT, path) saves them")
+    _say_lost(about.preprocessing, about.probabilities, options, library, log)
     return destination
 
 
@@ -84,7 +84,7 @@ def write_checkpoint(
     checkpoint: Checkpoint,
     destination: Path,
     library: str | None,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
     **changes: Any,
 ) -> None:
     """Saves an open checkpoint to an absolute path, as `save_model` does."""
@@ -105,8 +105,8 @@ def write_checkpoint(
         probabilities=checkpoint.probabilities if same_head else "softmax",
     )
     if checkpoint.objective and objective[0] is None:
-        say(left_out(checkpoint.objective))
-    _say_lost(preprocessing, checkpoint.probabilities, options, library, say)
+        log(left_out(checkpoint.objective))
+    _say_lost(preprocessing, checkpoint.probabilities, options, library, log)
 
 
 def _say_lost(
@@ -114,10 +114,10 @@ def _say_lost(
     probabilities: str,
     options: ImageOptions,
     library: str,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> None:
     for line in lost(preprocessing, probabilities, height_and_width(options.image_size), library):
-        say(f"note: not written: {line}")
+        log(f"note: not written: {line}")
 
 
 def left_out(own: ObjectiveParams) -> str:

@@ -325,7 +325,7 @@ def test_command_compares_by_the_features_of_a_checkpoint(sets, tmp_path):
     pool, curated = sets
     arguments = dict(dim=16, depth=1, heads=2, mlp_dim=32, image_size=32)
     model = vit_jax.create_model("ViT-mu/16", num_classes=3, **arguments)
-    vit_jax.save_model(model, tmp_path / "model.npz", say=str)
+    vit_jax.save_model(model, tmp_path / "model.npz", log=str)
     given = (
         pool,
         "--kind=images",

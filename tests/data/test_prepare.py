@@ -188,7 +188,7 @@ def test_classes_images_and_unused_files_are_listed_before_anything_is_written(f
         run(tasks, what, unit)
 
     source = readers.find(str(folder))
-    writer.prepare(source, tmp_path / "out", writer.Options(shards=1), run, write, say=lines.append)
+    writer.prepare(source, tmp_path / "out", writer.Options(shards=1), run, write, log=lines.append)
     train, test = len(ALL["train"]), len(ALL["test"])
     names, images, left_out, first, *_ = lines
     assert names == f"{len(CLASSES)} classes: {', '.join(CLASSES)}"

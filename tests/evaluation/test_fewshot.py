@@ -110,7 +110,7 @@ def test_preprocessing_is_the_protocols_at_any_size(size, resize):
 def test_features_say_how_far_they_are(model, monkeypatch):
     monkeypatch.setattr("vit_jax.progress.SECONDS", 0)
     said = []
-    extractor, params = extractor_of(model, MESH, batch_size=16, say=said.append)
+    extractor, params = extractor_of(model, MESH, batch_size=16, log=said.append)
     extractor(params, Subset(DIGITS[1], range(48)))
     assert [line.split(" | ")[0] for line in said] == [
         f"features: {n} of 48 images" for n in (16, 32)
@@ -135,7 +135,7 @@ def test_unreadable_images_are_left_out_of_both_splits_and_named(model, tmp_path
         (folder / "3.png").write_bytes(b"not a picture")
     sources = [open_source("folder", split, path=str(tmp_path)) for split in ("train", "test")]
     said = []
-    (one,) = few_shot(model, *sources, shots=(4,), seeds=(0,), penalties=(1.0,), say=said.append)
+    (one,) = few_shot(model, *sources, shots=(4,), seeds=(0,), penalties=(1.0,), log=said.append)
     assert one.by_seed == {0: 1.0}
     assert sorted(line.split(" (not")[0].split("/")[-3:] for line in said) == [
         [split, "light", "3.png"] for split in ("test", "train")
@@ -277,7 +277,7 @@ def test_evaluation_that_was_cut_off_is_made_up_for(run):
 @pytest.mark.slow
 def test_training_run_writes_the_accuracies_of_its_parameters(run):
     row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-    for one in few_shot(load_model(run, say=str), *DIGITS, shots=(1, 5), seeds=(0, 1)):
+    for one in few_shot(load_model(run, log=str), *DIGITS, shots=(1, 5), seeds=(0, 1)):
         assert row[f"fewshot/digits/{one.shots}"] == pytest.approx(one.mean, abs=1 / 360)
     line = f"step 4 | few-shot accuracy on digits | 1: {row['fewshot/digits/1']:.2%} | 5: "
     assert line in (run / "log.txt").read_text()
@@ -312,7 +312,7 @@ def test_neighbours_vote_during_training_as_on_the_checkpoint(run, tmp_path):
     line = f"step 4 | k-NN accuracy on digits | 20: {near:.2%} | 1: {nearest:.2%}"
     assert line in (run / "log.txt").read_text()
     options = {"set": [data_set("digits:")], "neighbours": [1, 20]}
-    found = run_suites(run, ["knn"], tmp_path, options=options, say=str).rows
+    found = run_suites(run, ["knn"], tmp_path, options=options, log=str).rows
     assert {row.name: row.accuracy for row in found.values()} == {
         "digits, 1-NN": pytest.approx(nearest, abs=1 / 360),
         "digits, 20-NN": pytest.approx(near, abs=1 / 360),
@@ -390,7 +390,7 @@ def test_folder_of_classes_without_splits_is_cut_in_two_and_said(tmp_path):
     make_folder(tmp_path / "pets", {"ant": 10, "cat": 30, "rare": 1})
     said = []
     described = fewshot.cut_in_two(fewshot.data_set(f"folder:{tmp_path / 'pets'}"), said.append)
-    train, test = fewshot.open_data_set(described, say=said.append)
+    train, test = fewshot.open_data_set(described, log=said.append)
     for source, ants in ((train, 8), (test, 2)):
         counts = np.bincount(source.label_table()[:, 0], minlength=3)
         assert abs(counts[0] - ants) <= 1 and abs(counts[1] - 3 * ants) <= 1

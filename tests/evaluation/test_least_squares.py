@@ -24,8 +24,8 @@ def data(images, width, classes, seed=0) -> tuple[np.ndarray, np.ndarray]:
     return mixed.astype(np.float32), labels
 
 
-def coefficients(features, labels, classes, *penalties, say=print) -> np.ndarray:
-    return fit(features, labels, classes, penalties, MESH, say)[0].coefficients
+def coefficients(features, labels, classes, *penalties, log=print) -> np.ndarray:
+    return fit(features, labels, classes, penalties, MESH, log)[0].coefficients
 
 
 def score(train, labels, test, test_labels, classes, penalty) -> float:
@@ -113,7 +113,7 @@ def test_penalty_zero_with_dependent_rows_or_columns_takes_the_least_norm_and_sa
     features, labels = data(images, 12, 4)
     features[:, -1], features[1], labels[1] = features[:, 0], features[0], labels[0]
     said = []
-    found = coefficients(features, labels, 4, 0.0, say=said.append)
+    found = coefficients(features, labels, 4, 0.0, log=said.append)
     a, targets = plain.system(features, labels, 4)
     assert_close(found, np.linalg.pinv(a) @ targets)
     (line,) = said
@@ -124,7 +124,7 @@ def test_penalty_zero_with_dependent_rows_or_columns_takes_the_least_norm_and_sa
 def test_penalty_zero_is_exact_where_the_images_determine_the_coefficients(images):
     features, labels = data(images, 12, 4)
     said = []
-    found = coefficients(features, labels, 4, 0.0, say=said.append)
+    found = coefficients(features, labels, 4, 0.0, log=said.append)
     a, targets = plain.system(features, labels, 4)
     assert_close(found, np.linalg.pinv(a) @ targets)
     assert said == []

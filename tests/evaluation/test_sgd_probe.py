@@ -189,7 +189,7 @@ def test_suite_has_a_row_for_each_choice_and_for_the_best(arguments, lacking, wh
     rows = {
         row.name.removeprefix("digits, SGD on "): row
         for row in run_suites(
-            checkpoint, ["sgd_probe"], tmp_path / "out", options=options, say=str
+            checkpoint, ["sgd_probe"], tmp_path / "out", options=options, log=str
         ).rows.values()
     }
     assert {name: row.note for name, row in rows.items() if row.accuracy is None} == dict.fromkeys(

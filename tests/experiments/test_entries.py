@@ -41,7 +41,7 @@ def made_up(monkeypatch):
     def figure(self, trial, name):
         return (made.index(trial.job.workdir) + 1) / 1000
 
-    def run_jobs(jobs, say, after_each):
+    def run_jobs(jobs, log, after_each):
         made.extend(job.workdir for job in jobs if job.workdir not in made)
         after_each()
 

@@ -114,7 +114,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path):
         asked.append((model, size, turns))
         return {"speed": 10.0, "memory": 1.0}
 
-    study = Study(tmp_path, {}, say=lambda line: None)
+    study = Study(tmp_path, {}, log=lambda line: None)
     rows = speed.kept(study, how, ["ViT-B/16", "ViT-H/14"], [64, 224])
     assert asked == [("ViT-B/16", 64, 5), ("ViT-B/16", 224, 5), ("ViT-H/14", 224, 5)]
     assert (

@@ -43,11 +43,11 @@ def test_what_another_process_runs_is_left_to_it_and_waited_for(three, ran, monk
         jobs, "in_use", lambda workdir: workdir == three[0].workdir and len(ran) < 2
     )
 
-    def say(line):
+    def log(line):
         said.append(line)
 
     monkeypatch.setattr(jobs.time, "sleep", lambda seconds: None)
-    run_jobs(three, say)
+    run_jobs(three, log)
     assert ran == ["b", "c", "a"]
 
 

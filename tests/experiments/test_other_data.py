@@ -98,7 +98,7 @@ def test_missing_data_of_a_later_stage_are_said_before_the_first(monkeypatch, tm
 
 def test_studies_with_other_data_do_not_share_a_folder(monkeypatch, tmp_path):
     monkeypatch.setattr(study, "open_all", lambda config, given: None)
-    monkeypatch.setattr(study, "run_jobs", lambda jobs, say, shown: None)
+    monkeypatch.setattr(study, "run_jobs", lambda jobs, log, shown: None)
     monkeypatch.setattr(experiment.command, "use_compilation_cache", lambda: None)
     at_scale(tmp_path, "--data=jft=folder:/a", "--data=imagenet2012=folder:/b")
     at_scale(tmp_path, "--data", "imagenet2012=folder:/b", "jft=folder:/a")  # The same.

@@ -82,7 +82,7 @@ def runs(monkeypatch):
     """Names of the runs that were made; a higher rate and a wider model are more accurate."""
     made = []
 
-    def run_jobs(jobs, say, after_each):
+    def run_jobs(jobs, log, after_each):
         for job in jobs:
             if not job.workdir.exists():
                 made.append(job.name)
@@ -141,7 +141,7 @@ def test_progress_page_says_the_time_that_is_left(tmp_path, monkeypatch):
     here, said = Study(tmp_path, {}), []
     clock = iter((100.0, 130.0))
 
-    def run_jobs(jobs, say, after_each):
+    def run_jobs(jobs, log, after_each):
         finish(jobs[0].workdir, 0.5)
         after_each()
 
@@ -181,7 +181,7 @@ def test_plan_names_the_runs_that_are_known_and_makes_none(file, runs, tmp_path,
 def test_a_failed_run_does_not_stop_the_others_and_is_named(file, runs, tmp_path, monkeypatch):
     failing = tmp_path / "out" / "widths" / "width32_rate0.1_seed0"
 
-    def run_jobs(jobs, say, after_each):
+    def run_jobs(jobs, log, after_each):
         for job in jobs:
             job.workdir.parent.mkdir(parents=True, exist_ok=True)
             if job.workdir == failing:

@@ -36,7 +36,7 @@ def test_attention_of_a_run_is_that_of_its_last_layer_on_its_images_and_masks(tm
     run = read_config(config("ViT-32x4/4", "digits", images=128, steps=2))
     run.data.test_split, run.optimizer.warmup_steps = "test[:128]", 0
     vit_jax.train(run, tmp_path / "run")
-    model = vit_jax.load_model(tmp_path / "run", say=str)
+    model = vit_jax.load_model(tmp_path / "run", log=str)
     images, masks = images_and_masks(tmp_path / "run", lambda image: image)
     _, found = model(images.astype(np.float32) / 127.5 - 1, capture=("attention",))
     heads = np.asarray(found["attention"][-1])[:, :, 0, 1:]

@@ -243,7 +243,7 @@ def look(case: Case) -> Finding:
             folder = Path(name)
             try:
                 theirs = written(case, head, folder)
-                ours = vit_jax.load_model(folder, say=str)
+                ours = vit_jax.load_model(folder, log=str)
                 apart = float(distance(torch, ours, theirs))
             except UserError as error:
                 return Finding(case, "refused", reason=str(error).replace(str(folder), "the file"))

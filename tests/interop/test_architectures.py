@@ -36,7 +36,7 @@ def saved(torch, timm, folder, name, **options):
 )
 def test_model_gives_its_own_logits(name, options, torch, timm, tmp_path):
     theirs = saved(torch, timm, tmp_path, name, **options)
-    assert distance(torch, vit_jax.load_model(tmp_path, say=str), theirs) < 2e-5
+    assert distance(torch, vit_jax.load_model(tmp_path, log=str), theirs) < 2e-5
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_model_gives_its_own_logits(name, options, torch, timm, tmp_path):
 def test_model_that_computes_otherwise_is_refused(name, options, words, torch, timm, tmp_path):
     saved(torch, timm, tmp_path, name, **options)
     with pytest.raises(UserError, match=words):
-        vit_jax.load_model(tmp_path, say=str)
+        vit_jax.load_model(tmp_path, log=str)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_false_architecture_is_refused(architecture, words, torch, timm, tmp_pat
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | dict(architecture=architecture)))
     with pytest.raises(UserError, match=words):
-        vit_jax.load_model(tmp_path, say=str)
+        vit_jax.load_model(tmp_path, log=str)
 
 
 # One of each kind, with classes and without where both are published.
@@ -179,5 +179,5 @@ def test_config_json_that_is_false_is_refused(kind, changes, words, torch, trans
     said = json.loads((tmp_path / "config.json").read_text()) | changes
     (tmp_path / "config.json").write_text(json.dumps(said))
     with pytest.raises(UserError, match=words) as caught:
-        vit_jax.load_model(tmp_path, say=str)
+        vit_jax.load_model(tmp_path, log=str)
     assert "\n" not in str(caught.value)

@@ -46,7 +46,7 @@ def file(request, npz, folder):
 
 def refused(source, match, **changes):
     with pytest.raises(UserError, match=match) as caught:
-        vit_jax.load_model(source, say=str, **changes)
+        vit_jax.load_model(source, log=str, **changes)
     assert "\n" not in str(caught.value)
 
 
@@ -124,7 +124,7 @@ def test_half_precision_is_read_as_float32(dtype, model, file):
         np.savez(file, **{name: array.astype(dtype) for name, array in np.load(file).items()})
     else:
         save_file({name: array.astype(dtype) for name, array in load_file(file).items()}, file)
-    read = params_of(vit_jax.load_model(file, say=str))
+    read = params_of(vit_jax.load_model(file, log=str))
     for path, value in params_of(model).items():
         np.testing.assert_array_equal(
             read[path], np.asarray(value).astype(dtype).astype(np.float32), strict=True
@@ -218,7 +218,7 @@ def test_shards_are_read_together(model, folder):
         save_file({name: tensors[name] for name in chosen}, folder / part)
     index = {"weight_map": {name: part for part, chosen in parts.items() for name in chosen}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    read = params_of(vit_jax.load_model(folder, say=str))
+    read = params_of(vit_jax.load_model(folder, log=str))
     for path, value in params_of(model).items():
         np.testing.assert_array_equal(read[path], value)
 
@@ -268,7 +268,7 @@ def test_table_that_is_not_square_asks_for_the_size_of_its_images(tmp_path):
     model = random_model(NAME, **arguments)
     file = write(model, tmp_path / "model.npz", "google", NAME, **arguments)
     refused(file, "not a square grid: give the size of the images")
-    assert vit_jax.load_model(file, image_size=(32, 96), say=str).grid == (2, 6)
+    assert vit_jax.load_model(file, image_size=(32, 96), log=str).grid == (2, 6)
 
 
 @pytest.mark.parametrize(
@@ -378,7 +378,7 @@ def test_parameters_whose_squares_overflow_are_read(npz):
     arrays["Transformer/encoder_norm/bias"][:] = 3e38
     np.savez(npz, **arrays)
     assert (
-        np.asarray(params_of(vit_jax.load_model(npz, say=str))["norm/bias"]) == np.float32(3e38)
+        np.asarray(params_of(vit_jax.load_model(npz, log=str))["norm/bias"]) == np.float32(3e38)
     ).all()
 
 

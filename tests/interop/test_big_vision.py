@@ -20,7 +20,7 @@ def arrays_of(name: str) -> dict[str, np.ndarray]:
 def assert_gives_logits(file: Path, name: str, **changes) -> str:
     """What was said in loading."""
     said = []
-    model = vit_jax.load_model(file, say=said.append, **changes)
+    model = vit_jax.load_model(file, log=said.append, **changes)
     expected = np.load(GOLDEN / name / "logits.npy")
     np.testing.assert_allclose(logits_of(model, IMAGES), expected, rtol=0, atol=2e-6)
     return said[0]
@@ -110,7 +110,7 @@ def test_no_positions_and_fixed_ones_are_told_apart(tmp_path):
             model, tmp_path / f"{position}.npz", "google", "ViT-Ti/8", **SMALL, position=position
         )
         said = []
-        read = vit_jax.load_model(file, say=said.append, image_size=32)
+        read = vit_jax.load_model(file, log=said.append, image_size=32)
         assert f"assumed: position={position}, as there is no table" in said[0]
         np.testing.assert_array_equal(logits_of(read, images), logits_of(model, images))
 
@@ -118,7 +118,7 @@ def test_no_positions_and_fixed_ones_are_told_apart(tmp_path):
 def test_other_positions_can_be_asked_for():
     said = []
     model = vit_jax.load_model(
-        GOLDEN / "big_vision_sincos" / "model.npz", say=said.append, image_size=32, position="none"
+        GOLDEN / "big_vision_sincos" / "model.npz", log=said.append, image_size=32, position="none"
     )
     assert model.options.position == "none"
 
@@ -148,11 +148,11 @@ def test_two_arrays_of_one_meaning_are_refused(tmp_path):
     arrays["params/Transformer/pos_embedding"] = arrays["params/pos_embedding"]
     np.savez(tmp_path / "x.npz", **arrays)
     with pytest.raises(UserError, match="two arrays are .*pos_embedding"):
-        vit_jax.load_model(tmp_path / "x.npz", say=str)
+        vit_jax.load_model(tmp_path / "x.npz", log=str)
 
 
 def test_layer_that_is_missing_is_named(tmp_path):
     arrays = arrays_of("big_vision_map")
     np.savez(tmp_path / "x.npz", **{k: x for k, x in arrays.items() if "encoderblock_0" not in k})
     with pytest.raises(UserError, match="encoderblock_0"):
-        vit_jax.load_model(tmp_path / "x.npz", say=str)
+        vit_jax.load_model(tmp_path / "x.npz", log=str)

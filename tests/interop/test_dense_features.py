@@ -70,7 +70,7 @@ def test_dense_features_are_timms(case, torch, timm, tmp_path):
     name, options, size = TIMM[case]
     theirs = randomise(torch, timm.create_model(name, num_classes=7, **options))
     timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True, model_args=options)
-    ours = vit_jax.load_model(tmp_path, say=str).resized(size)
+    ours = vit_jax.load_model(tmp_path, log=str).resized(size)
     images = np.random.default_rng(1).uniform(-1, 1, (2, *size, 3)).astype(np.float32)
     tokens = name.startswith("vit")
     if "another size" in case:  # A Swin of theirs would else choose other windows.
@@ -99,7 +99,7 @@ def test_dense_features_are_transformers_hidden_states(
         getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**options)),
     )
     theirs.save_pretrained(tmp_path)
-    ours = vit_jax.load_model(tmp_path, say=str, image_size=64)
+    ours = vit_jax.load_model(tmp_path, log=str, image_size=64)
     images = random_images(ours)
     pixels = torch.from_numpy(np.float64(ours.normalize(images)).transpose(0, 3, 1, 2).copy())
     with torch.no_grad():
@@ -118,7 +118,7 @@ def test_dense_features_of_dinov2_are_transformers_patches(torch, transformers, 
     )
     theirs = randomise(torch, transformers.Dinov2WithRegistersModel(config))
     theirs.save_pretrained(tmp_path)
-    ours = vit_jax.load_model(tmp_path, say=str)
+    ours = vit_jax.load_model(tmp_path, log=str)
     images = random_images(ours)
     pixels = torch.from_numpy(np.float64(ours.normalize(images)).transpose(0, 3, 1, 2).copy())
     with torch.no_grad():

@@ -25,7 +25,7 @@ GOLDEN = Path(__file__).parent / "golden"
 )
 def test_golden_checkpoint_gives_its_logits(name, library):
     said = []
-    model = vit_jax.load_model(GOLDEN / name, say=said.append)
+    model = vit_jax.load_model(GOLDEN / name, log=said.append)
     assert library in said[0]
     logits = np.load(GOLDEN / name.split("/")[0] / "logits.npy")
     # The libraries were given what their own transforms would have normalised.

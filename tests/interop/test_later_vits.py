@@ -58,7 +58,7 @@ def small(torch, timm, name, **options):
 def test_a_model_gives_its_own_logits_there_and_back(name, options, torch, timm, tmp_path):
     theirs = small(torch, timm, name, **options)
     timm.models.save_for_hf(theirs, str(tmp_path / "theirs"), safe_serialization=True)
-    ours = vit_jax.load_model(tmp_path / "theirs", say=str)
+    ours = vit_jax.load_model(tmp_path / "theirs", log=str)
     images = random_images(ours, 1)
     pixels = np.float64(ours.normalize(images))
     expected = torch_logits(torch, theirs.double(), pixels)
@@ -68,7 +68,7 @@ def test_a_model_gives_its_own_logits_there_and_back(name, options, torch, timm,
     again = timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True)
     assert np.abs(torch_logits(torch, again.double(), pixels) - expected).max() < 1e-7 * scale
     # Every bit comes back.
-    back, params = vit_jax.load_model(tmp_path / "ours", say=str), params_of(ours)
+    back, params = vit_jax.load_model(tmp_path / "ours", log=str), params_of(ours)
     assert {path: np.asarray(x).tobytes() for path, x in params_of(back).items()} == {
         path: np.asarray(x).tobytes() for path, x in params.items()
     }
@@ -78,7 +78,7 @@ def test_a_lone_file_of_a_beit_tells_its_heads_and_grid(torch, timm, tmp_path):
     theirs = small(torch, timm, "beit_base_patch16_224", img_size=48)
     timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
     (tmp_path / "config.json").unlink()
-    ours = vit_jax.load_model(tmp_path / "model.safetensors", say=str)
+    ours = vit_jax.load_model(tmp_path / "model.safetensors", log=str)
     assert ours.image_size == (48, 48)
     images = random_images(ours, 1)
     expected = torch_logits(torch, theirs.double(), np.float64(images))
@@ -112,7 +112,7 @@ def test_what_computes_otherwise_is_refused(name, options, words, torch, timm, t
         small(torch, timm, name, **options), str(tmp_path), safe_serialization=True
     )
     with pytest.raises(UserError, match=words) as caught:
-        vit_jax.load_model(tmp_path, say=str)
+        vit_jax.load_model(tmp_path, log=str)
     assert "\n" not in str(caught.value)
 
 
@@ -132,7 +132,7 @@ def test_an_activation_that_no_tensor_shows_is_refused(name, told, words, torch,
     theirs = timm.create_model(name, num_classes=7, **depth)
     timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True, model_args=depth | told)
     with pytest.raises(UserError, match=words):
-        vit_jax.load_model(tmp_path, say=str)
+        vit_jax.load_model(tmp_path, log=str)
 
 
 def test_an_eva_whose_pooling_is_not_said_is_refused(torch, timm, tmp_path):
@@ -143,7 +143,7 @@ def test_an_eva_whose_pooling_is_not_said_is_refused(torch, timm, tmp_path):
     config.get("model_args", {}).pop("global_pool", None)
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="does not say what timm's Eva pools"):
-        vit_jax.load_model(tmp_path, say=str)
+        vit_jax.load_model(tmp_path, log=str)
 
 
 @pytest.mark.parametrize(

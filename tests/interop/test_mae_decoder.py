@@ -178,7 +178,7 @@ def test_what_a_library_has_no_place_for_lies_beside_the_model_or_is_named(drawn
     assert first.found[-1] == second.found[-1]
     jax.tree.map(np.testing.assert_array_equal, first.read_objective(), second.read_objective())
     lines = []
-    vit_jax.save_model(folder, tmp_path / "ours.npz", position="1d", gelu="tanh", say=lines.append)
+    vit_jax.save_model(folder, tmp_path / "ours.npz", position="1d", gelu="tanh", log=lines.append)
     assert "not saved, as the format cannot store them: mae's own parameters" in lines
 
 

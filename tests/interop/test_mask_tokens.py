@@ -77,7 +77,7 @@ def test_a_token_of_masked_patches_goes_through_folders_to_the_bit(case, folder,
         for number, library in enumerate(way):
             changes = dict(norm_epsilon=1e-6) if library == "timm" and case == "BEiT" else {}
             source, place = place, tmp_path / f"{len(way)}_{number}"
-            vit_jax.save_model(source, place, library=library, say=lines.append, **changes)
+            vit_jax.save_model(source, place, library=library, log=lines.append, **changes)
             np.testing.assert_array_equal(token_of(place), token)
         written, config = (
             load_file(place / "model.safetensors"),
@@ -93,12 +93,12 @@ def test_a_token_of_masked_patches_goes_through_folders_to_the_bit(case, folder,
 def test_what_does_not_keep_the_token_says_so(case, folder, tmp_path):
     theirs, _ = folder
     lines = []
-    model = vit_jax.load_model(theirs, say=lines.append)
+    model = vit_jax.load_model(theirs, log=lines.append)
     assert lines[0].endswith("; with the token of masked patches")
-    vit_jax.save_model(model, tmp_path / "loaded", library="timm", say=lines.append)
+    vit_jax.save_model(model, tmp_path / "loaded", library="timm", log=lines.append)
     assert lines[1].startswith("not saved: the token of masked patches; save_model(CHECKPOINT")
     changes = dict(gelu="tanh", norm_epsilon=1e-6)
-    vit_jax.save_model(theirs, tmp_path / "ours.npz", say=lines.append, **changes)
+    vit_jax.save_model(theirs, tmp_path / "ours.npz", log=lines.append, **changes)
     assert "not saved, as the format cannot store them: the token of masked patches" in lines
 
 
@@ -113,7 +113,7 @@ def test_a_token_of_zeros_is_none(case, folder, tmp_path):
 
 @pytest.mark.parametrize("case", [case for case, (*_, among) in CASES.items() if among])
 def test_transformers_masks_by_what_is_written(case, folder, torch, transformers, tmp_path):
-    written = vit_jax.save_model(folder[0], tmp_path / "ours", library="transformers", say=str)
+    written = vit_jax.save_model(folder[0], tmp_path / "ours", library="transformers", log=str)
     (kind,) = json.loads((written / "config.json").read_text())["architectures"]
     theirs, info = getattr(transformers, kind).from_pretrained(written, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]

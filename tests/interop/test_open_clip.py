@@ -66,7 +66,7 @@ def test_a_tower_gives_the_embeddings_that_timm_gives(quick, torch, timm, tmp_pa
     tensors = own_tower()
     write(tmp_path, tensors, SIZES, quick_gelu=quick)
     said = []
-    ours = vit_jax.load_model(tmp_path, say=said.append)
+    ours = vit_jax.load_model(tmp_path, log=said.append)
     assert "the tower of images alone, of two" in said[0]
     name = f"vit_base_patch16_clip{'_quickgelu' if quick else ''}_224"
     sizes = dict(
@@ -90,7 +90,7 @@ def test_a_tower_of_timms_is_read_as_timms(torch, timm, tmp_path):
         tensors,
         dict(timm_model_name="test_vit3", timm_pool="map", timm_proj="none", image_size=160),
     )
-    ours = vit_jax.load_model(tmp_path / "open_clip_model.safetensors", say=str)
+    ours = vit_jax.load_model(tmp_path / "open_clip_model.safetensors", log=str)
     images = random_images(ours, 1)
     expected = torch_logits(torch, theirs.double(), np.float64(ours.normalize(images)))
     assert np.abs(logits_of(ours, images) - expected).max() < 5e-6 * np.abs(expected).max()
@@ -107,16 +107,16 @@ def test_a_tower_of_timms_is_read_as_timms(torch, timm, tmp_path):
 def test_a_tower_of_another_kind_is_refused(vision, words, tmp_path):
     write(tmp_path, own_tower(), SIZES | vision)
     with pytest.raises(UserError, match=words):
-        vit_jax.load_model(tmp_path, say=str)
+        vit_jax.load_model(tmp_path, log=str)
 
 
 def test_a_tower_without_its_config_is_refused_and_none_is_written(tmp_path):
     write(tmp_path, own_tower(), SIZES)
-    model = vit_jax.load_model(tmp_path, say=str)
+    model = vit_jax.load_model(tmp_path, log=str)
     with pytest.raises(
         UserError, match="library='open_clip'. Supported: google, transformers, openai, timm"
     ):
         vit_jax.save_model(model, tmp_path / "written", library="open_clip")
     (tmp_path / "open_clip_config.json").unlink()
     with pytest.raises(UserError, match="needs its open_clip_config.json beside it"):
-        vit_jax.load_model(tmp_path, say=str)
+        vit_jax.load_model(tmp_path, log=str)

@@ -84,7 +84,7 @@ def tensors() -> dict[str, np.ndarray]:
 
 def test_tokens_of_a_file_are_those_of_the_published_code(tensors, tmp_path):
     save_file(tensors, tmp_path / "encoder.safetensors")
-    model = vit_jax.load_model(tmp_path / "encoder.safetensors", image_size=(24, 32), say=str)
+    model = vit_jax.load_model(tmp_path / "encoder.safetensors", image_size=(24, 32), log=str)
     images = np.random.default_rng(1).integers(256, size=(2, 24, 32, 3), dtype=np.uint8)
     expected = np.stack([scores_of(tensors, image / 255) for image in images])
     np.testing.assert_allclose(model.code_scores(images), expected.transpose(0, 2, 3, 1), atol=1e-4)
@@ -110,7 +110,7 @@ def test_a_state_dict_of_pytorch_is_converted_and_read_back(tensors, torch, tmp_
     assert written.keys() == tensors.keys()
     for name, array in tensors.items():
         np.testing.assert_array_equal(written[name], array)
-    model = vit_jax.load_model(tmp_path / "folder", say=str)
+    model = vit_jax.load_model(tmp_path / "folder", log=str)
     assert (model.mean, model.std, model.options.widths) == (-0.125, 1.25, WIDTHS)
     assert model.num_classes == CODES
 
@@ -133,12 +133,12 @@ def test_a_pickled_module_is_refused_with_the_way_to_its_tensors(tmp_path):
 def test_a_model_of_ours_is_written_by_its_names_and_read_back(options, tmp_path):
     arguments = dict(blocks=(1, 2), widths=(8, 12), num_classes=CODES, image_size=16) | options
     model = vit_jax.create_model("DVAE", **arguments)
-    vit_jax.save_model(model, tmp_path / "model", say=str)
+    vit_jax.save_model(model, tmp_path / "model", log=str)
     assert (
         json.loads((tmp_path / "model" / "config.json").read_text())["architecture"]
         == "dall_e_encoder"
     )
-    read = vit_jax.load_model(tmp_path / "model", say=str)
+    read = vit_jax.load_model(tmp_path / "model", log=str)
     assert (read.mean, read.std, read.image_size) == (model.mean, model.std, (16, 16))
     ours, theirs = params_of(model), params_of(read)
     assert ours.keys() == theirs.keys()
@@ -149,7 +149,7 @@ def test_a_model_of_ours_is_written_by_its_names_and_read_back(options, tmp_path
 def test_tensors_that_are_no_encoders_are_refused(tensors, tmp_path):
     save_file({"blocks.input.w": tensors["blocks.input.w"]}, tmp_path / "part.safetensors")
     with pytest.raises(UserError, match="not the tensors of DALL-E's encoder: .*conv_4.w"):
-        vit_jax.load_model(tmp_path / "part.safetensors", say=str)
+        vit_jax.load_model(tmp_path / "part.safetensors", log=str)
     with pytest.raises(UserError, match="has no DVAE"):
         model = vit_jax.create_model("DVAE", num_classes=3, image_size=8, blocks=(1,), widths=(8,))
-        vit_jax.save_model(model, tmp_path / "other", library="timm", say=str)
+        vit_jax.save_model(model, tmp_path / "other", library="timm", log=str)

@@ -70,7 +70,7 @@ def test_timm_vits_give_the_same_logits_here(case, torch, timm, tmp_path):
     theirs = timm.create_model(name, num_classes=7, img_size=options.pop("size"), **options)
     randomise(torch, theirs)
     timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
-    ours = vit_jax.load_model(tmp_path, say=str)
+    ours = vit_jax.load_model(tmp_path, log=str)
     images = random_images(ours)
     np.testing.assert_allclose(
         logits_of(ours, images),
@@ -101,7 +101,7 @@ def test_timm_model_that_computes_otherwise_is_refused(
     theirs = timm.create_model(name, num_classes=7, **options)
     timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
     with pytest.raises(UserError, match=message):
-        vit_jax.load_model(tmp_path, say=str)
+        vit_jax.load_model(tmp_path, log=str)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_transformers_model_that_computes_otherwise_is_refused(
     config = getattr(transformers, f"{kind}Config")(**sizes, **options)
     getattr(transformers, f"{kind}ForImageClassification")(config).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=message):
-        vit_jax.load_model(tmp_path, say=str)
+        vit_jax.load_model(tmp_path, log=str)
 
 
 @pytest.mark.parametrize("size", [224, 160])
@@ -130,7 +130,7 @@ def test_timm_bit_gives_the_same_logits_here(size, torch, timm, tmp_path):
     torch.manual_seed(0)
     theirs = timm.create_model("resnetv2_50x1_bit", num_classes=7)
     timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
-    ours = vit_jax.load_model(tmp_path, say=str, image_size=size)
+    ours = vit_jax.load_model(tmp_path, log=str, image_size=size)
     images = random_images(ours)
     np.testing.assert_allclose(
         logits_of(ours, images),
@@ -144,7 +144,7 @@ def test_timm_bit_in_double_precision_gives_the_same_logits_here(torch, timm, tm
     # With all parameters random, PyTorch's own float32 is 4e-5 from its float64; ours is not.
     theirs = randomise(torch, timm.create_model("resnetv2_50x1_bit", num_classes=7))
     timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
-    ours = vit_jax.load_model(tmp_path, say=str)
+    ours = vit_jax.load_model(tmp_path, log=str)
     images = random_images(ours)
     exact = torch_logits(torch, theirs.double(), np.float64(ours.normalize(images)))
     np.testing.assert_allclose(logits_of(ours, images), exact, rtol=0, atol=TOLERANCE)
@@ -179,7 +179,7 @@ def test_transformers_vits_give_the_same_logits_here(case, torch, transformers, 
     )
     theirs = randomise(torch, getattr(transformers, kind)(getattr(transformers, config)(**options)))
     theirs.save_pretrained(tmp_path)
-    ours = vit_jax.load_model(tmp_path, say=str)
+    ours = vit_jax.load_model(tmp_path, log=str)
     images = random_images(ours)
     np.testing.assert_allclose(
         logits_of(ours, images),
@@ -210,7 +210,7 @@ def test_dinov2_gives_transformers_features_and_logits_at_any_size(
     for what in ("ForImageClassification", "Model"):
         theirs = randomise(torch, getattr(transformers, kind + what)(config))
         theirs.save_pretrained(tmp_path / what)
-        ours = vit_jax.load_model(tmp_path / what, say=str, image_size=size)
+        ours = vit_jax.load_model(tmp_path / what, log=str, image_size=size)
         images = random_images(ours)
         with torch.no_grad():
             seen = torch.from_numpy(np.float64(ours.normalize(images)).transpose(0, 3, 1, 2).copy())
@@ -227,7 +227,7 @@ def test_timms_positions_are_resized_as_timm_does(size, torch, timm, tmp_path):
         torch, timm.create_model("vit_tiny_patch16_224", depth=2, img_size=96, num_classes=7)
     )
     timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
-    ours = vit_jax.load_model(tmp_path, say=str, image_size=size)
+    ours = vit_jax.load_model(tmp_path, log=str, image_size=size)
     theirs.set_input_size(size)
     images = random_images(ours)
     wanted = torch_logits(torch, theirs.double(), np.float64(ours.normalize(images)))
@@ -243,7 +243,7 @@ def test_transformers_positions_are_resized_as_transformers_does(
     )
     theirs = randomise(torch, transformers.ViTForImageClassification(config))
     theirs.save_pretrained(tmp_path)
-    ours = vit_jax.load_model(tmp_path, say=str, image_size=size)
+    ours = vit_jax.load_model(tmp_path, log=str, image_size=size)
     images = random_images(ours)
     with torch.no_grad():
         seen = torch.from_numpy(np.float64(ours.normalize(images)).transpose(0, 3, 1, 2).copy())
@@ -255,7 +255,7 @@ def test_transformers_bit_gives_the_same_logits_here(torch, transformers, tmp_pa
     torch.manual_seed(0)
     theirs = transformers.BitForImageClassification(transformers.BitConfig(num_labels=7))
     theirs.save_pretrained(tmp_path)
-    ours = vit_jax.load_model(tmp_path, say=str)
+    ours = vit_jax.load_model(tmp_path, log=str)
     images = random_images(ours)
     exact = torch_logits(torch, theirs.double(), np.float64(ours.normalize(images)))
     np.testing.assert_allclose(logits_of(ours, images), exact, rtol=0, atol=TOLERANCE)
@@ -267,7 +267,7 @@ def test_transformers_pooler_is_the_pre_logits_layer(torch, transformers, tmp_pa
     )
     theirs = randomise(torch, transformers.ViTModel(config))
     theirs.save_pretrained(tmp_path)
-    ours = vit_jax.load_model(tmp_path, say=str)
+    ours = vit_jax.load_model(tmp_path, log=str)
     images = random_images(ours)
     with torch.no_grad():
         pooled = theirs(torch.from_numpy(images.transpose(0, 3, 1, 2).copy())).pooler_output.numpy()

@@ -107,7 +107,7 @@ def test_a_model_is_loaded_for_patches_of_another_size(tmp_path):
     model = random_model("ViT-Ti/16", **arguments)
     file = write(model, tmp_path / "model.npz", "google", "ViT-Ti/16", **arguments)
     said = []
-    loaded = vit_jax.load_model(file, patch_size=32, image_size=128, say=said.append)
+    loaded = vit_jax.load_model(file, patch_size=32, image_size=128, log=said.append)
     assert "resized: patch_embedding/kernel 16x16 -> 32x32" in said
     images = np.random.default_rng(0).uniform(-1, 1, (2, 64, 64, 3)).astype(np.float32)
     # Each patch enlarged by itself, the whole has the logits that it had.
@@ -130,7 +130,7 @@ def of_patches(tmp_path_factory):
 @pytest.mark.parametrize("side", [8, 1])
 def test_smaller_patches_are_said_to_be_an_approximation(side, of_patches):
     said = []
-    vit_jax.load_model(of_patches, patch_size=side, image_size=4 * side, say=said.append)
+    vit_jax.load_model(of_patches, patch_size=side, image_size=4 * side, log=said.append)
     words = (
         f"resized: patch_embedding/kernel 16x16 -> {side}x{side}, an approximation, as patches "
         "shrink"
@@ -150,7 +150,7 @@ def test_smaller_patches_are_said_to_be_an_approximation(side, of_patches):
 )
 def test_patches_that_cannot_be_are_refused(side, words, of_patches):
     with pytest.raises(UserError, match=words):
-        vit_jax.load_model(of_patches, patch_size=side, say=str)
+        vit_jax.load_model(of_patches, patch_size=side, log=str)
 
 
 def test_a_model_without_patches_names_what_it_has():
@@ -199,8 +199,8 @@ def test_one_table_of_all_layers_becomes_each_layers_own(size, tmp_path):
     )
     model = random_model("ViT-Ti/16", **arguments)
     folder = write(model, tmp_path / "model", "timm", "ViT-Ti/16", **arguments)
-    one, said = vit_jax.load_model(folder, image_size=size, say=str), []
-    own = vit_jax.load_model(folder, image_size=size, position_at="stem", say=said.append)
+    one, said = vit_jax.load_model(folder, image_size=size, log=str), []
+    own = vit_jax.load_model(folder, image_size=size, position_at="stem", log=said.append)
     tables = {path: x for path, x in params_of(own).items() if path.endswith("bias_table")}
     assert list(tables) == ["blocks/00/attention/bias_table", "blocks/01/attention/bias_table"]
     for table in tables.values():
@@ -224,7 +224,7 @@ def test_a_model_is_loaded_for_images_of_another_size(size, tmp_path):
     arguments = dict(dim=32, depth=1, mlp_dim=48, heads=2, image_size=64, num_classes=3)
     model = random_model("ViT-Ti/16", **arguments)
     file = write(model, tmp_path / "model.npz", "google", "ViT-Ti/16", **arguments)
-    loaded = vit_jax.load_model(file, image_size=size, say=str)
+    loaded = vit_jax.load_model(file, image_size=size, log=str)
     images = np.zeros((1, *loaded.image_size, 3), np.float32)
     assert loaded(images).shape == (1, 3)
     before, after = (params_of(m)["position_embedding/table"] for m in (model, loaded))
@@ -239,7 +239,7 @@ def test_a_model_without_class_token_drops_its_row(tmp_path):
     model = random_model("ViT-Ti/16", **arguments)
     file = write(model, tmp_path / "model.npz", "google", "ViT-Ti/16", **arguments)
     said = []
-    loaded = vit_jax.load_model(file, pooling="gap", say=said.append)
+    loaded = vit_jax.load_model(file, pooling="gap", log=said.append)
     before, after = (params_of(m)["position_embedding/table"] for m in (model, loaded))
     np.testing.assert_array_equal(after, before[:, 1:])
     assert "dropped: cls" in said
@@ -249,7 +249,7 @@ def test_a_distilled_model_without_its_token_keeps_the_class_tokens_row(tmp_path
     arguments = dict(dim=32, depth=1, mlp_dim=48, heads=2, image_size=64, num_classes=3)
     model = random_model("ViT-Ti/16", distillation="heads", **arguments)
     write(model, tmp_path / "model", "timm", "ViT-Ti/16", distillation="heads", **arguments)
-    loaded = vit_jax.load_model(tmp_path / "model", distillation="none", say=str)
+    loaded = vit_jax.load_model(tmp_path / "model", distillation="none", log=str)
     before, after = (params_of(m)["position_embedding/table"] for m in (model, loaded))
     np.testing.assert_array_equal(after, np.delete(before, 1, axis=1))
 

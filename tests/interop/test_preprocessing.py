@@ -56,7 +56,7 @@ def test_timm_says_everything(folder):
     )
     crop = checkpoint_crop(checkpoint, (32, 32), "exact")
     assert crop == TestCrop((32, 32), "square", 32 / 0.9, "exact", "bicubic")
-    model = vit_jax.load_model(checkpoint.place, say=str)
+    model = vit_jax.load_model(checkpoint.place, log=str)
     assert (model.mean, model.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
 
 

@@ -192,7 +192,7 @@ def probabilities(torch, model, images):
 def ours(folder: Path, paths: list[Path], mode: str) -> np.ndarray:
     """What `predict` computes of files, in the classes' order."""
     checkpoint = open_checkpoint(folder)
-    model = build_model(checkpoint, say=str)
+    model = build_model(checkpoint, log=str)
     crop = checkpoint_crop(checkpoint, model.image_size, mode)
     mesh = make_mesh()
     extractor, params = extractor_of(

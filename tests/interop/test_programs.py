@@ -39,8 +39,8 @@ def model(request, tmp_path_factory):
     fresh.about.class_names = NAMES
     fresh.about.preprocessing = Preprocessing(request.param, 0.8, "bicubic", mode="exact")
     folder = tmp_path_factory.mktemp("checkpoint") / "timm"
-    vit_jax.save_model(fresh, folder, library="timm", say=str)
-    return vit_jax.load_model(folder, say=str)
+    vit_jax.save_model(fresh, folder, library="timm", log=str)
+    return vit_jax.load_model(folder, log=str)
 
 
 def prepared(image: Image.Image, facts: dict) -> np.ndarray:

@@ -242,7 +242,7 @@ def assert_same(one, other) -> None:
 def test_heads_of_a_run_go_to_a_folder_and_on_to_the_bit(library, workdir, tmp_path):
     lines = []
     vit_jax.save_model(
-        workdir, tmp_path / "first", library=library, position="1d", gelu="erf", say=lines.append
+        workdir, tmp_path / "first", library=library, position="1d", gelu="erf", log=lines.append
     )
     vit_jax.save_model(tmp_path / "first", tmp_path / "second", library=library)
     first = contents(workdir)
@@ -300,7 +300,7 @@ def test_other_heads_are_refused_or_drawn_anew(values, words, workdir):
 
 def test_a_format_without_a_place_for_heads_is_named(workdir, tmp_path):
     lines = []
-    vit_jax.save_model(workdir, tmp_path / "ours.npz", position="1d", say=lines.append)
+    vit_jax.save_model(workdir, tmp_path / "ours.npz", position="1d", log=lines.append)
     assert "not saved, as the format cannot store them: dino's own parameters" in lines
     assert open_checkpoint(tmp_path / "ours.npz").objective is None
 
@@ -309,7 +309,7 @@ def test_damaged_heads_are_refused(workdir, tmp_path):
     vit_jax.save_model(workdir, tmp_path / "ours", library="timm", position="1d")
     (tmp_path / "ours" / "objective.json").write_text('{"name": "dino"}')
     with pytest.raises(UserError, match="objective.json does not describe an objective"):
-        vit_jax.load_model(tmp_path / "ours", say=str)
+        vit_jax.load_model(tmp_path / "ours", log=str)
     shutil.rmtree(tmp_path / "ours")
 
 

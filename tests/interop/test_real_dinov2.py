@@ -63,7 +63,7 @@ def test_tokens_at_224_pixels_are_those_of_the_very_graph_in_onnx_runtime(folder
     graph.graph.output.append(onnx.helper.make_empty_tensor_value_info(real_dinov2.TOKENS))
     onnx.save(graph, tmp_path / "trunk.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "trunk.onnx")
-    model = vit_jax.load_model(folder, image_size=224, say=str)
+    model = vit_jax.load_model(folder, image_size=224, log=str)
     images = photographs(224)
     (wanted,) = session.run([real_dinov2.TOKENS], {"input_image": seen(model, images)})
     assert wanted.shape == (2, 257, 384) and np.abs(wanted).max() > 10
@@ -71,7 +71,7 @@ def test_tokens_at_224_pixels_are_those_of_the_very_graph_in_onnx_runtime(folder
 
 
 def test_tokens_at_518_pixels_are_those_of_transformers(folder, torch, transformers):
-    model, images = vit_jax.load_model(folder, say=str), photographs(518)
+    model, images = vit_jax.load_model(folder, log=str), photographs(518)
     theirs = transformers.Dinov2Model.from_pretrained(folder).eval()
     with torch.no_grad():
         wanted = theirs(torch.from_numpy(seen(model, images))).last_hidden_state.numpy()
@@ -79,10 +79,10 @@ def test_tokens_at_518_pixels_are_those_of_transformers(folder, torch, transform
 
 
 def test_tokens_in_timms_form_are_those_of_timm(folder, torch, timm, tmp_path):
-    model, images = vit_jax.load_model(folder, image_size=224, say=str), photographs(224)
+    model, images = vit_jax.load_model(folder, image_size=224, log=str), photographs(224)
     vit_jax.save_model(model, tmp_path / "timm", library="timm")
     theirs = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()
     with torch.no_grad():
         wanted = theirs.forward_features(torch.from_numpy(seen(model, images))).numpy()
     assert_close(tokens(model, images), wanted)
-    assert_close(tokens(vit_jax.load_model(tmp_path / "timm", say=str), images), wanted)
+    assert_close(tokens(vit_jax.load_model(tmp_path / "timm", log=str), images), wanted)

@@ -164,10 +164,10 @@ def test_a_model_of_two_heads_is_taken_and_written_without_them(library, tmp_pat
     arguments = VIT | dict(image_size=32, distillation="heads", gelu="erf")
     model = random_model("ViT-Ti/16", **arguments)
     folder = write(model, tmp_path / "heads", library, "ViT-Ti/16", **arguments)
-    bare = vit_jax.load_model(folder, num_classes=0, say=str)
+    bare = vit_jax.load_model(folder, num_classes=0, log=str)
     images = random_images(bare)
     np.testing.assert_array_equal(bare(images), model.features(images))
-    again = vit_jax.load_model(vit_jax.save_model(bare, tmp_path / "bare", say=str), say=str)
+    again = vit_jax.load_model(vit_jax.save_model(bare, tmp_path / "bare", log=str), log=str)
     np.testing.assert_array_equal(again(images), bare(images))
     with pytest.raises(UserError, match="mean of two tokens.*--to=transformers"):
         vit_jax.save_model(bare, tmp_path / "timm", library="timm")
@@ -182,7 +182,7 @@ def test_read_after_write_is_bit_identical(library, name, arguments, tmp_path):
     model = random_model(name, **arguments)
     destination = tmp_path / ("model.npz" if library == "google" else "model")
     write(model, destination, library, name, **arguments)
-    read = params_of(vit_jax.load_model(destination, say=str))
+    read = params_of(vit_jax.load_model(destination, log=str))
     written = params_of(model)
     assert read.keys() == written.keys()
     for path in written:
@@ -305,7 +305,7 @@ def test_written_files_have_the_mode_of_new_ones(tmp_path, library):
     place = tmp_path / ("m.npz" if library == "google" else "m")
     before = os.umask(0o027)
     try:
-        vit_jax.save_model(model, place, library=library, say=str)
+        vit_jax.save_model(model, place, library=library, log=str)
     finally:
         os.umask(before)
     modes = {path.stat().st_mode & 0o777 for path in [place, *place.glob("*")] if path.is_file()}

@@ -50,7 +50,7 @@ def test_timm_swin_gives_the_same_logits_here(case, torch, timm, tmp_path):
     name, options = TIMM[case]
     theirs = randomise(torch, timm.create_model(name, num_classes=7, **options))
     timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True, model_args=options)
-    ours = vit_jax.load_model(tmp_path, say=str)
+    ours = vit_jax.load_model(tmp_path, log=str)
     assert distance(torch, ours, theirs) < TOLERANCE
 
 
@@ -75,7 +75,7 @@ def test_transformers_swin_gives_the_same_logits_here(case, torch, transformers,
     config = getattr(transformers, f"{kind}Config")(**THEIR_SMALL, **options)
     theirs = randomise(torch, getattr(transformers, f"{kind}ForImageClassification")(config))
     theirs.save_pretrained(tmp_path)
-    assert distance(torch, vit_jax.load_model(tmp_path, say=str), theirs) < TOLERANCE
+    assert distance(torch, vit_jax.load_model(tmp_path, log=str), theirs) < TOLERANCE
 
 
 OURS = dict(dim=32, blocks=(2, 2), stage_heads=(2, 4), num_classes=7)
@@ -108,7 +108,7 @@ def test_tables_are_resized_as_pytorch_interpolates(torch, tmp_path):
     arguments = OURS | dict(image_size=112)
     model = random_model("Swin-T", **arguments)
     folder = write(model, tmp_path / "model", "timm", "Swin-T", **arguments)
-    wider = params_of(vit_jax.load_model(folder, say=str, image_size=192, window=12))
+    wider = params_of(vit_jax.load_model(folder, log=str, image_size=192, window=12))
     for path, table in params_of(model).items():
         if path.endswith("bias_table"):
             theirs = torch.nn.functional.interpolate(
@@ -125,7 +125,7 @@ def test_positions_of_patches_are_resized_as_pytorch_interpolates(torch, tmp_pat
     arguments = OURS | dict(image_size=56, position="1d")
     model = random_model("Swin-T", **arguments)
     folder = write(model, tmp_path / "model", "transformers", "Swin-T", **arguments)
-    found = params_of(vit_jax.load_model(folder, say=str, image_size=112))[
+    found = params_of(vit_jax.load_model(folder, log=str, image_size=112))[
         "position_embedding/table"
     ]
     table = np.array(params_of(model)["position_embedding/table"]).reshape(1, 14, 14, -1)
@@ -140,7 +140,7 @@ def test_swin_of_another_kind_is_refused_by_name(torch, timm, tmp_path):
     theirs = timm.create_model(name, num_classes=7)
     timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
     with pytest.raises(UserError, match=f"timm's {name} is not read"):
-        vit_jax.load_model(tmp_path, say=str)
+        vit_jax.load_model(tmp_path, log=str)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_tensors_of_a_second_version_alone_do_not_say_their_windows(tmp_path):
     folder = write(model, tmp_path / "model", "timm", "SwinV2-T/w8", **arguments)
     (folder / "config.json").unlink()
     with pytest.raises(UserError, match="do not say how large its windows are"):
-        vit_jax.load_model(folder, say=str)
+        vit_jax.load_model(folder, log=str)
 
 
 def test_tensors_of_a_first_version_say_their_windows(tmp_path):
@@ -186,7 +186,7 @@ def test_tensors_of_a_first_version_say_their_windows(tmp_path):
     model = random_model("Swin-T", **arguments)
     folder = write(model, tmp_path / "model", "timm", "Swin-T", **arguments)
     (folder / "config.json").unlink()
-    assert vit_jax.load_model(folder, say=str).options.window == 7
+    assert vit_jax.load_model(folder, log=str).options.window == 7
 
 
 def test_config_that_contradicts_a_swins_tensors_is_refused(tmp_path):
@@ -197,4 +197,4 @@ def test_config_that_contradicts_a_swins_tensors_is_refused(tmp_path):
     config["model_args"]["depths"] = [2, 2, 2]
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="contradicts the tensors.*depths"):
-        vit_jax.load_model(folder, say=str)
+        vit_jax.load_model(folder, log=str)

@@ -55,7 +55,7 @@ def test_model_of_a_pth_file_gives_the_authors_outputs(torch, timm, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "left out, of pre-training alone: mask_token" in done.stdout
     assert "assumed: pixels by the mean and std `imagenet`, a crop of 7/8" in done.stdout
-    ours = vit_jax.load_model(tmp_path / "folder", say=str)
+    ours = vit_jax.load_model(tmp_path / "folder", log=str)
     assert ours.mean == (0.485, 0.456, 0.406)
     images = random_images(ours)
     wanted = torch_logits(torch, theirs.double(), np.float64(ours.normalize(images)))
@@ -229,7 +229,7 @@ def test_later_models_of_their_authors_give_timms_outputs(
     )
     assert done.returncode == 0, done.stderr
     assert f"assumed: pixels by the mean and std `{seen}`, a crop of 7/8" in done.stdout
-    ours = vit_jax.load_model(tmp_path / "folder", image_size=size, say=str)
+    ours = vit_jax.load_model(tmp_path / "folder", image_size=size, log=str)
     assert np.allclose(ours.mean, PIXELS[seen]["mean"])
     images = random_images(ours)
     wanted = torch_logits(torch, theirs.double(), np.float64(ours.normalize(images)))
@@ -263,7 +263,7 @@ def test_convnexts_of_their_authors_give_timms_outputs(name, sizes, rename, torc
     ) == new
     left = [note.split(": ")[1] for note in notes if note.startswith("left out")]
     assert left == (["decoder", "mask_token", "pred", "proj"] if new else [])
-    ours = vit_jax.load_model(folder, image_size=64, say=str)
+    ours = vit_jax.load_model(folder, image_size=64, log=str)
     assert np.allclose(ours.mean, PIXELS["imagenet"]["mean"])
     images = random_images(ours)
     wanted = torch_logits(torch, theirs.double(), np.float64(ours.normalize(images)))
@@ -300,7 +300,7 @@ def test_swins_of_their_authors_give_timms_outputs(name, sizes, torch, timm, tmp
     folder = tmp_path / "folder"
     folder.mkdir()
     unpack(str(tmp_path / "x.pth"), folder)
-    ours = vit_jax.load_model(folder, say=str)
+    ours = vit_jax.load_model(folder, log=str)
     assert ours.image_size == (sizes["img_size"],) * 2
     images = random_images(ours)
     wanted = torch_logits(torch, theirs.double(), np.float64(ours.normalize(images)))
@@ -396,7 +396,7 @@ def test_one_of_several_networks_is_named_by_its_key(teacher_and_student, tmp_pa
         folder.mkdir()
         _, notes = unpack(f"{file}@{name}", folder)
         assert notes[1] == "left out, of pre-training alone: head"
-        cls = np.asarray(vit_jax.load_model(folder, say=str).cls[...])
+        cls = np.asarray(vit_jax.load_model(folder, log=str).cls[...])
         np.testing.assert_array_equal(cls, models[name][start + "cls_token"].numpy())
 
 
@@ -424,7 +424,7 @@ def test_files_of_trainers_are_read(case, torch, timm, tmp_path):
     torch.save(wrap(model.state_dict()), tmp_path / name)
     folder, notes = unpack(f"{tmp_path / name}{key}", tmp_path)
     assert ("rounded from float64 to float32" in notes[0]) == (case == "net, float64")
-    ours = vit_jax.load_model(folder, say=str)
+    ours = vit_jax.load_model(folder, log=str)
     images = random_images(ours)
     wanted = torch_logits(torch, model.double(), np.float64(ours.normalize(images)))
     np.testing.assert_allclose(logits_of(ours, images), wanted, atol=2e-6)
@@ -449,7 +449,7 @@ def test_pytorch_model_bin_keeps_the_files_beside_it(torch, transformers, tmp_pa
     )
     (tmp_path / "folder").mkdir()
     ours = vit_jax.load_model(
-        unpack(str(tmp_path / "pytorch_model.bin"), tmp_path / "folder")[0], say=str
+        unpack(str(tmp_path / "pytorch_model.bin"), tmp_path / "folder")[0], log=str
     )
     images = random_images(ours)
     seen = torch.from_numpy(np.array(ours.normalize(images)).transpose(0, 3, 1, 2).copy())
@@ -500,4 +500,4 @@ def test_what_cannot_be_read_is_one_line(torch, tmp_path):
 def test_other_commands_go_on_to_refuse_it(torch, tmp_path):
     torch.save({"x": torch.ones(1)}, tmp_path / "model.pth")
     with pytest.raises(UserError, match="pickle"):
-        vit_jax.load_model(tmp_path / "model.pth", say=str)
+        vit_jax.load_model(tmp_path / "model.pth", log=str)

@@ -127,7 +127,7 @@ def assert_alike(ours, images, wanted):
 @pytest.mark.parametrize("case", CASES)
 def test_it_gives_the_same_here(case, torch, drawn):
     theirs, folder = drawn(*CASES[case])
-    ours = vit_jax.load_model(folder, say=str)
+    ours = vit_jax.load_model(folder, log=str)
     images = random_images(ours)
     assert_alike(ours, images, output(torch, theirs, ours.normalize(images)))
 
@@ -145,7 +145,7 @@ def test_what_is_read_and_written_is_the_same_there(case, torch, transformers, d
 
 def test_siglip_with_a_classifier_gives_the_same_here(torch, drawn):
     theirs, folder = drawn("SiglipForImageClassification", "SiglipConfig", {})
-    ours = vit_jax.load_model(folder, say=str)
+    ours = vit_jax.load_model(folder, log=str)
     images = random_images(ours)
     assert ours.num_classes == 7
     assert_alike(ours, images, output(torch, theirs, ours.normalize(images)))
@@ -167,7 +167,7 @@ RESIZED = {
 def test_at_another_size_it_gives_the_same_here(case, size, torch, drawn):
     theirs, folder = drawn(*CASES[case])
     there, here = RESIZED[case]
-    ours = vit_jax.load_model(folder, say=str, image_size=size, **here)
+    ours = vit_jax.load_model(folder, log=str, image_size=size, **here)
     images = random_images(ours)
     assert_alike(ours, images, output(torch, theirs, ours.normalize(images), **there))
 
@@ -186,7 +186,7 @@ def test_whole_numbers_that_older_versions_keep_are_left_out(case, name, drawn):
     _, folder = drawn(*CASES[case])
     file = folder / "model.safetensors"
     save_file(load_file(file) | {name: np.arange(4)}, file)
-    assert vit_jax.load_model(folder, say=str).depth == 2
+    assert vit_jax.load_model(folder, log=str).depth == 2
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_what_is_not_of_the_model_of_images_is_said(case, words, drawn):
 def test_the_encoder_of_masked_image_modelling_is_read(torch, drawn):
     options = dict(use_shared_relative_position_bias=True, use_mask_token=True, vocab_size=11)
     theirs, folder = drawn("BeitForMaskedImageModeling", "BeitConfig", options)
-    ours = vit_jax.load_model(folder, say=str)
+    ours = vit_jax.load_model(folder, log=str)
     assert (
         "assumed: the encoder alone, without its prediction" in open_checkpoint(folder).describe()
     )
@@ -220,15 +220,15 @@ def test_the_encoder_of_masked_image_modelling_is_read(torch, drawn):
         "BeitForMaskedImageModeling", "BeitConfig", options | dict(use_mean_pooling=False)
     )
     with pytest.raises(UserError, match="normalises twice"):
-        vit_jax.load_model(folder, say=str)
+        vit_jax.load_model(folder, log=str)
 
 
 def test_positions_are_fixed_only_where_they_are_maes(torch, drawn):
     theirs, folder = drawn(*CASES["MAE"])
-    assert vit_jax.load_model(folder, say=str).options.position == "sincos2d_mae"
+    assert vit_jax.load_model(folder, log=str).options.position == "sincos2d_mae"
     theirs.embeddings.position_embeddings.data[0, 3, 5] += 0.1
     theirs.save_pretrained(folder)
-    ours = vit_jax.load_model(folder, say=str)
+    ours = vit_jax.load_model(folder, log=str)
     images = random_images(ours)
     assert ours.options.position == "1d"
     assert_alike(ours, images, output(torch, theirs, ours.normalize(images)))
@@ -237,7 +237,7 @@ def test_positions_are_fixed_only_where_they_are_maes(torch, drawn):
 def test_pixels_that_no_patch_reads_are_left_out_and_that_is_said(torch, drawn):
     """As of 384 pixels and patches of 14, of which some published ones are."""
     theirs, folder = drawn(*CASES["SigLIP"][:2], dict(image_size=35))
-    ours = vit_jax.load_model(folder, say=str)
+    ours = vit_jax.load_model(folder, log=str)
     assert (
         "images of 32x32 pixels, as patches of 8 do not divide 35x35"
         in open_checkpoint(folder).describe()
@@ -248,7 +248,7 @@ def test_pixels_that_no_patch_reads_are_left_out_and_that_is_said(torch, drawn):
 
 def test_a_head_with_biases_is_no_projection(drawn, tmp_path):
     _, folder = drawn(*CASES["CLIP"])
-    model = vit_jax.load_model(folder, say=str, num_classes=3)
+    model = vit_jax.load_model(folder, log=str, num_classes=3)
     model.head.bias[...] = np.ones(3)
     with pytest.raises(UserError, match="head/bias is not zero; --to=timm keeps it"):
         vit_jax.save_model(model, tmp_path / "ours", library="transformers")
@@ -285,7 +285,7 @@ def test_what_would_compute_otherwise_is_refused(case, options, message, drawn):
     kind, config, chosen = CASES[case]
     _, folder = drawn(kind, config, chosen | options)
     with pytest.raises(UserError, match=message):
-        vit_jax.load_model(folder, say=str)
+        vit_jax.load_model(folder, log=str)
 
 
 @pytest.mark.parametrize(

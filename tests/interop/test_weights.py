@@ -87,7 +87,7 @@ def test_files_that_prepare_images_otherwise_than_the_registry_hold(
     (folder / "config.json").write_text(json.dumps(config))
     monkeypatch.setattr(load, "open_checkpoint", lambda source, size: open_checkpoint(folder))
     lines = []
-    model = vit_jax.load_model("DINOv2-S/14", pretrained="lvd142m", say=lines.append)
+    model = vit_jax.load_model("DINOv2-S/14", pretrained="lvd142m", log=lines.append)
     found = [
         line for line in lines if "preprocessing is used, which differs from the registry's" in line
     ]
@@ -116,10 +116,10 @@ def test_clips_of_openais_have_their_name_and_their_gelu(monkeypatch, tmp_path):
         lambda source, size: asked.append(source) or open_checkpoint(folder),
     )
     for name, tag in (("CLIP-B/16", "openai"), ("OpenCLIP-G/14", "metaclip_2pt5b")):
-        model = vit_jax.load_model(name, pretrained=tag, say=str)
+        model = vit_jax.load_model(name, pretrained=tag, log=str)
         assert model.options.gelu == "quick" and "quick GELU" in str(model)
     assert asked[0] == "hf://timm/vit_base_patch16_clip_224.openai"
-    assert vit_jax.load_model(name, pretrained=tag, say=str, gelu="erf").options.gelu == "erf"
+    assert vit_jax.load_model(name, pretrained=tag, log=str, gelu="erf").options.gelu == "erf"
     with pytest.raises(
         UserError, match="hf://timm/vit_base_patch16_clip_224.openai with --config.model.gelu=qu"
     ):

@@ -42,7 +42,7 @@ SMALL = (
 
 def parameters(workdir: Path | str) -> list[np.ndarray]:
     """Of the newest checkpoint."""
-    model = vit_jax.load_model(workdir, say=str)
+    model = vit_jax.load_model(workdir, log=str)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.to_pure_dict(nnx.state(model)))]
 
 

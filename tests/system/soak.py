@@ -32,11 +32,11 @@ class Soak:
 
     Args:
       counts: numbers of processes that a start may have; the first is the usual one.
-      say: is told of each kill.
+      log: is told of each kill.
     """
 
-    def __init__(self, folder: Path, kills: int, counts: tuple[int, ...], seed: int, say=print):
-        self.folder, self.kills, self.counts, self.say = folder, kills, counts, say
+    def __init__(self, folder: Path, kills: int, counts: tuple[int, ...], seed: int, log=print):
+        self.folder, self.kills, self.counts, self.log = folder, kills, counts, log
         self.steps = (15 * kills + 20) // 10 * 10
         self.random = random.Random(seed)
         self.workdir = folder / "run"
@@ -59,7 +59,7 @@ class Soak:
                     process.kill()
             left = (time.monotonic() - began) / len(self.rows) * (self.kills - len(self.rows))
             row = self.rows[-1]
-            self.say(
+            self.log(
                 f"kill {len(self.rows)}/{self.kills}: {row['killed']} of {row['processes']} "
                 f"processes, {row['moment']}, at step {row['step']}/{self.steps}; {left / 60:.0f} "
                 "min left"

@@ -45,7 +45,7 @@ def test_killed_run_in_a_bucket_ends_as_one_in_a_folder(run, finished, pods, tmp
 
     # Another process, from the bucket alone.
     lines = []
-    vit_jax.load_model(f"{url}@40", say=lines.append)
+    vit_jax.load_model(f"{url}@40", log=lines.append)
     assert f"of a run ({url}@40)" in lines[0]
     assert b"accuracy" in bucket.read("report.html")
     bucket.remove("report.html")

@@ -26,7 +26,7 @@ def convert(run):
 
 def parameters(source) -> list[np.ndarray]:
     return jax.tree.leaves(
-        nnx.to_pure_dict(nnx.state(vit_jax.load_model(source, say=str), nnx.Param))
+        nnx.to_pure_dict(nnx.state(vit_jax.load_model(source, log=str), nnx.Param))
     )
 
 
@@ -46,7 +46,7 @@ def test_a_run_goes_to_every_library_and_comes_back(finished, convert, tmp_path)
         assert done.returncode == 0, done.stderr
         assert "read back, it is the same bit for bit" in done.stdout.splitlines()[-1]
         source = destination  # Each from the one before.
-    assert vit_jax.load_model(source, say=str).about.probabilities == "sigmoid"
+    assert vit_jax.load_model(source, log=str).about.probabilities == "sigmoid"
     for ours, theirs in zip(parameters(finished), parameters(source), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -81,7 +81,7 @@ def test_transformers_own_pipeline_answers_with_the_runs_class_names(
     assert sorted(one["label"] for one in answer) == sorted(names)
     checkpoint = open_checkpoint(tmp_path / "run")
     crop = dataclasses.replace(checkpoint_crop(checkpoint, 16), interpolation="bilinear_antialias")
-    model = build_model(checkpoint, say=str)
+    model = build_model(checkpoint, log=str)
     chances = np.asarray(jax.nn.softmax(model(crop(np.asarray(image))[None])))[0]
     wanted = dict(zip(names, chances, strict=True))
     for one in answer:

@@ -56,7 +56,7 @@ def test_best_checkpoint_is_that_of_the_dev_images(chosen):
     assert kept == sorted({best, 40})
     with Checkpoints(workdir / "checkpoints", None) as checkpoints:
         assert checkpoints.best == best
-    assert vit_jax.load_model(f"{workdir}@best", say=str)
+    assert vit_jax.load_model(f"{workdir}@best", log=str)
 
 
 def test_report_has_the_figures_and_curves_of_both_splits(chosen):

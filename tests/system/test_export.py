@@ -38,7 +38,7 @@ def export(run, source, file, *flags):
 def test_program_gives_the_models_logits_at_two_batch_sizes(run, finished, tmp_path):
     result = export(run, finished, tmp_path / "m.stablehlo")
     assert result.returncode == 0, result.stderr
-    model, paths, wanted = vit_jax.load_model(finished, say=str), [], []
+    model, paths, wanted = vit_jax.load_model(finished, log=str), [], []
     for batch in (2, 5):
         images = np.random.default_rng(batch).uniform(-1, 1, (batch, 16, 16, 3)).astype(np.float32)
         np.save(tmp_path / f"{batch}.npy", images)
@@ -61,7 +61,7 @@ def test_program_gives_the_models_logits_at_two_batch_sizes(run, finished, tmp_p
 def test_onnx_gives_the_models_logits_from_uint8_images(run, finished, tmp_path):
     result = export(run, finished, tmp_path / "m.onnx", "--uint8")
     assert result.returncode == 0, result.stderr
-    model = vit_jax.load_model(finished, say=str)
+    model = vit_jax.load_model(finished, log=str)
     assert (
         "it wants of each image: the short side to 16, the centre 16x16, bilinear\n"
         in result.stdout
@@ -135,7 +135,7 @@ def test_model_trained_in_bfloat16_is_written_in_float32_or_as_asked(
     assert result.returncode == 0, result.stderr
     assert f"to logits, in {dtype}; differs from the model in float32 by" in result.stdout
     images = np.random.default_rng(0).uniform(-1, 1, (4, 16, 16, 3)).astype(np.float32)
-    wanted = np.asarray(vit_jax.load_model(half, say=str, dtype="float32")(images))
+    wanted = np.asarray(vit_jax.load_model(half, log=str, dtype="float32")(images))
     logits = served(tmp_path / name, images)
     scale = float(np.abs(wanted).max())
     assert scale > 0.01
@@ -146,8 +146,8 @@ def test_model_trained_in_bfloat16_is_written_in_float32_or_as_asked(
 
 def test_load_model_says_that_a_model_computes_in_bfloat16(half):
     said = []
-    vit_jax.load_model(half, say=said.append)
-    vit_jax.load_model(half, say=said.append, dtype="float32")
+    vit_jax.load_model(half, log=said.append)
+    vit_jax.load_model(half, log=said.append, dtype="float32")
     assert [line.endswith("computes in bfloat16") for line in said] == [True, True, False]
     assert said[2] == "computes in float32 here"
 
@@ -190,7 +190,7 @@ def test_run_in_bfloat16_is_converted_with_its_parameters_as_they_are(run, half,
     result = run(half, tmp_path / "timm", "--to=timm", "--gelu=erf", module="vit_jax.convert")
     assert result.returncode == 0, result.stderr
     assert "computes in bfloat16" in result.stdout
-    models = [vit_jax.load_model(place, say=str, gelu="erf") for place in (half, tmp_path / "timm")]
+    models = [vit_jax.load_model(place, log=str, gelu="erf") for place in (half, tmp_path / "timm")]
     old, new = (jax.tree.leaves(nnx.state(model)) for model in models)
     for before, after in zip(old, new, strict=True):
         np.testing.assert_array_equal(before, after)

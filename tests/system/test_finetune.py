@@ -36,7 +36,7 @@ def figures(workdir) -> dict:
 
 
 def arrays(workdir) -> dict[str, np.ndarray]:
-    model = vit_jax.load_model(workdir, say=str)
+    model = vit_jax.load_model(workdir, log=str)
     return {"/".join(path): np.asarray(leaf) for path, leaf in nnx.to_flat_state(nnx.state(model))}
 
 
@@ -79,7 +79,7 @@ def test_a_run_is_shown_to_others_as_it_evaluates_itself(tuned, finished):
 
 def test_model_that_is_loaded_is_the_one_that_was_evaluated(tuned):
     workdir, _ = tuned
-    model = vit_jax.load_model(workdir, say=str)
+    model = vit_jax.load_model(workdir, log=str)
     from vit_jax.data.preprocess import TestCrop
     from vit_jax.data.sources.digits import digits
 

@@ -123,7 +123,7 @@ def several_labels(tmp_path_factory):
 
 def sigmoids(workdir, images):
     """The probability of each class by itself, from the logits, `[images, classes]`."""
-    logits = np.asarray(vit_jax.load_model(workdir, say=str)(images), np.float64)
+    logits = np.asarray(vit_jax.load_model(workdir, log=str)(images), np.float64)
     return 1 / (1 + np.exp(-logits))
 
 
@@ -131,12 +131,12 @@ def test_classes_trained_by_themselves_are_predicted_by_themselves(several_label
     images = NOISE[:3]
     expected = sigmoids(several_labels, images)
     assert expected.sum(axis=1).max() > 2  # No distribution over the classes.
-    model = vit_jax.load_model(several_labels, say=str)
+    model = vit_jax.load_model(several_labels, log=str)
     folders = [
-        vit_jax.save_model(model, tmp_path / form, library=form, say=str) for form in LIBRARIES
+        vit_jax.save_model(model, tmp_path / form, library=form, log=str) for form in LIBRARIES
     ]
     lowest = float(np.median(expected))
-    for loaded in (model, *(vit_jax.load_model(folder, say=str) for folder in folders)):
+    for loaded in (model, *(vit_jax.load_model(folder, log=str) for folder in folders)):
         everything = loaded.predict(images, top=12)
         for found, row in zip(everything, expected, strict=True):
             order = np.argsort(-row)
@@ -150,7 +150,7 @@ def test_classes_trained_by_themselves_are_predicted_by_themselves(several_label
 
 
 def test_a_new_head_forgets_the_kind_of_probabilities(several_labels):
-    model = vit_jax.load_model(several_labels, num_classes=4, say=str)
+    model = vit_jax.load_model(several_labels, num_classes=4, log=str)
     np.testing.assert_allclose(model.predict(NOISE[0], top=4)[0].probabilities, 0.25)
 
 
@@ -161,7 +161,7 @@ def test_a_server_answers_by_the_sigmoid_of_each_class(several_labels):
     images = NOISE[:2]
     expected = sigmoids(several_labels, images)
     lowest = float(np.median(expected))
-    engine = Engine(open_classifier(str(several_labels), say=str), 2, 12, lowest)
+    engine = Engine(open_classifier(str(several_labels), log=str), 2, 12, lowest)
     for (probabilities, classes), row in zip(engine.classify(images), expected, strict=True):
         np.testing.assert_allclose(probabilities, row[classes], atol=1e-5)
         assert sorted(classes) == np.flatnonzero(row >= lowest).tolist()
@@ -172,10 +172,10 @@ def test_transformers_pipeline_answers_by_the_sigmoid_of_each_class(
     several_labels, tmp_path, form, transformers, timm
 ):
     images = NOISE[:1]
-    folder = vit_jax.save_model(several_labels, tmp_path / "model", library=form, say=str)
+    folder = vit_jax.save_model(several_labels, tmp_path / "model", library=form, log=str)
     pipeline = transformers.pipeline("image-classification", str(folder), device="cpu", top_k=12)
     found = {answer["label"]: answer["score"] for answer in pipeline(Image.fromarray(images[0]))}
-    names = vit_jax.load_model(several_labels, say=str).about.class_names
+    names = vit_jax.load_model(several_labels, log=str).about.class_names
     np.testing.assert_allclose(
         [found[name] for name in names], sigmoids(several_labels, images)[0], atol=2e-3
     )
@@ -191,11 +191,11 @@ def coloured(tmp_path_factory):
     )
     model.about.preprocessing = Preprocessing("square", 1.0, "bicubic")
     folder = tmp_path_factory.mktemp("coloured") / "model"
-    return vit_jax.save_model(model, folder, library="timm", say=str)
+    return vit_jax.save_model(model, folder, library="timm", log=str)
 
 
 def test_floats_are_checked_for_their_range(coloured):
-    model = vit_jax.load_model(coloured, say=str)
+    model = vit_jax.load_model(coloured, log=str)
     images = np.float32(NOISE)
     expected = model(NOISE)
     np.testing.assert_allclose(model(images / 127.5 - 1), expected, atol=1e-5)
@@ -213,9 +213,9 @@ def test_floats_are_checked_for_their_range(coloured):
 
 @pytest.mark.parametrize("channels", [1, 12])
 def test_a_stem_for_other_channels_sees_alike_channels_alike(coloured, channels):
-    ours = vit_jax.load_model(coloured, channels=channels, say=str)
+    ours = vit_jax.load_model(coloured, channels=channels, log=str)
     assert ours.mean == pytest.approx(0.5) and ours.std == pytest.approx(0.2)
-    theirs = vit_jax.load_model(coloured, mean=ours.mean, say=str)
+    theirs = vit_jax.load_model(coloured, mean=ours.mean, log=str)
     grey = NOISE[..., :1]
     logits = np.asarray(theirs(grey.repeat(3, axis=-1)))
     np.testing.assert_allclose(ours(grey.repeat(channels, axis=-1)), logits, atol=1e-4)
@@ -226,7 +226,7 @@ def test_a_stem_for_other_channels_sees_alike_channels_alike(coloured, channels)
 
 
 def test_predict_of_other_channels_resizes_each_and_reads_files_in_grey(coloured, tmp_path):
-    one, twelve = (vit_jax.load_model(coloured, channels=channels, say=str) for channels in (1, 12))
+    one, twelve = (vit_jax.load_model(coloured, channels=channels, log=str) for channels in (1, 12))
     Image.fromarray(NOISE[0]).save(tmp_path / "x.png")
     grey = np.asarray(Image.open(tmp_path / "x.png").convert("L"))
     assert one.predict(tmp_path / "x.png")[0].probabilities == one.predict(grey)[0].probabilities
@@ -249,11 +249,11 @@ def test_predict_of_other_channels_resizes_each_and_reads_files_in_grey(coloured
 def test_a_stem_for_other_channels_is_timms(coloured, channels, timm, torch):
     from timm.models import adapt_input_conv
 
-    kernel = vit_jax.load_model(coloured, say=str).pixel_kernel[...]
+    kernel = vit_jax.load_model(coloured, log=str).pixel_kernel[...]
     theirs = adapt_input_conv(
         channels, torch.from_numpy(np.array(kernel).transpose(3, 2, 0, 1).copy())
     )
-    ours = vit_jax.load_model(coloured, channels=channels, say=str).pixel_kernel[...]
+    ours = vit_jax.load_model(coloured, channels=channels, log=str).pixel_kernel[...]
     np.testing.assert_allclose(ours, theirs.numpy().transpose(2, 3, 1, 0), atol=1e-6)
 
 
@@ -270,11 +270,11 @@ def test_type_of_problem_is_the_kind_of_probabilities(said, classes, expected, t
     model = vit_jax.create_model(
         TINY, num_classes=classes, image_size=8, dim=8, depth=1, heads=1, mlp_dim=8
     )
-    folder = vit_jax.save_model(model, tmp_path / "model", library="transformers", say=str)
+    folder = vit_jax.save_model(model, tmp_path / "model", library="transformers", log=str)
     config = json.loads((folder / "config.json").read_text())
     config.pop("problem_type", None)
     (folder / "config.json").write_text(json.dumps(config | said))
-    assert vit_jax.load_model(folder, say=str).about.probabilities == expected
+    assert vit_jax.load_model(folder, log=str).about.probabilities == expected
 
 
 @pytest.mark.one_variant
@@ -357,7 +357,7 @@ def model_of(num_classes=10, **values):
 
 
 def test_a_run_starts_from_a_model_that_is_handed_in(tmp_path, of_arrays):
-    model = vit_jax.load_model(of_arrays[0], say=str)
+    model = vit_jax.load_model(of_arrays[0], log=str)
     logits = np.array(model(TEST.images[:4].repeat(2, 1).repeat(2, 2)))
     config = small(**{"optimizer.learning_rate": 1e-30})
     config.data.flip = False
@@ -374,7 +374,7 @@ def test_a_run_of_a_model_that_is_handed_in_goes_on_with_it_and_no_other(tmp_pat
     undisturbed = losses(tmp_path / "whole", model=model_of(), **DATA)
     continued = stopped_and_continued(tmp_path / "run", model=model_of(), **DATA)
     assert_continues(undisturbed, continued)
-    assert vit_jax.load_model(tmp_path / "run", say=str).options.pooling == "gap"
+    assert vit_jax.load_model(tmp_path / "run", log=str).options.pooling == "gap"
     for model, what in ((model_of(head_bias=-1.0), "parameters"), (model_of(heads=1), "heads")):
         with pytest.raises(vit_jax.UserError, match=f"a run of other model .*{what}"):
             vit_jax.train(small(), tmp_path / "run", model=model, **DATA)
@@ -424,7 +424,7 @@ def test_an_objective_that_is_handed_in_trains_and_goes_on(tmp_path):
     assert rows[1][0] == pytest.approx(0.9, abs=1e-4)  # Ten classes, alike at first.
     assert figures["squared"] == figures["loss"]
     assert_continues(undisturbed, stopped_and_continued(tmp_path / "run", objective=Brier, **DATA))
-    model = vit_jax.load_model(tmp_path / "run", say=str)
+    model = vit_jax.load_model(tmp_path / "run", log=str)
     chances = np.array(jax.nn.softmax(model(np.stack([image_of(x) for x in arrays(TEST)[0]]))))
     errors = np.square(chances - np.eye(10)[arrays(TEST)[1]]).sum(-1)
     assert errors.mean() == pytest.approx(
@@ -545,7 +545,7 @@ def test_predictions_are_those_of_the_command(of_arrays, tmp_path, run):
     workdir = of_arrays[0]
     for index in range(5):
         Image.fromarray(TEST.images[index]).resize((20, 13)).save(tmp_path / f"{index}.png")
-    model = vit_jax.load_model(workdir, say=str)
+    model = vit_jax.load_model(workdir, log=str)
     predictions = model.predict(tmp_path)
     done = run(f"--checkpoint={workdir}", "--json", tmp_path, module="vit_jax.predict")
     for line, prediction in zip(done.stdout.splitlines(), predictions, strict=True):
@@ -558,7 +558,7 @@ def test_predictions_are_those_of_the_command(of_arrays, tmp_path, run):
 
 
 def test_images_may_be_handed_in_any_way(of_arrays, tmp_path):
-    model = vit_jax.load_model(of_arrays[0], say=str)
+    model = vit_jax.load_model(of_arrays[0], log=str)
     paths = [tmp_path / f"{index}.png" for index in range(3)]
     for path, image in zip(paths, TEST.images, strict=False):
         Image.fromarray(image).save(path)
@@ -573,7 +573,7 @@ def test_images_may_be_handed_in_any_way(of_arrays, tmp_path):
 
 
 def test_an_image_with_its_channels_first_is_refused(of_arrays):
-    model = vit_jax.load_model(of_arrays[0], say=str)
+    model = vit_jax.load_model(of_arrays[0], log=str)
     (alone,), (of_jax,) = (
         model.predict(image) for image in (TEST.images[0], jnp.asarray(TEST.images[0]))
     )
@@ -585,7 +585,7 @@ def test_an_image_with_its_channels_first_is_refused(of_arrays):
 
 
 def test_a_tensor_of_pytorch_is_one_image_with_its_channels_first_or_last(of_arrays, torch):
-    model = vit_jax.load_model(of_arrays[0], say=str)
+    model = vit_jax.load_model(of_arrays[0], log=str)
     image = TEST.images[0]
     (alone,) = model.predict(image)
     for tensor in (torch.tensor(image), torch.tensor(image.transpose(2, 0, 1))):
@@ -593,13 +593,13 @@ def test_a_tensor_of_pytorch_is_one_image_with_its_channels_first_or_last(of_arr
 
 
 def test_a_saved_model_predicts_the_same(of_arrays, tmp_path):
-    model = vit_jax.load_model(of_arrays[0], say=str)
+    model = vit_jax.load_model(of_arrays[0], log=str)
     images = np.random.default_rng(0).integers(256, size=(2, 16, 16, 3), dtype=np.uint8)
     for path in (tmp_path / "folder", tmp_path / "model.npz"):
         assert vit_jax.save_model(model, path) == path
-        saved = vit_jax.load_model(path, say=str)
+        saved = vit_jax.load_model(path, log=str)
         np.testing.assert_array_equal(saved(images), model(images))
-    assert vit_jax.load_model(tmp_path / "folder", say=str).about.class_names == tuple(
+    assert vit_jax.load_model(tmp_path / "folder", log=str).about.class_names == tuple(
         Pairs.classes
     )
     with pytest.raises(vit_jax.UserError, match="exists"):
@@ -607,7 +607,7 @@ def test_a_saved_model_predicts_the_same(of_arrays, tmp_path):
 
 
 def test_a_model_prints_as_a_card(of_arrays):
-    model = vit_jax.load_model(of_arrays[0], say=str)
+    model = vit_jax.load_model(of_arrays[0], log=str)
     lines = str(model).splitlines()
     assert len(lines) <= 12 and repr(model) == str(model)
     assert str(of_arrays[0]) in str(model)

@@ -23,7 +23,7 @@ def claimed(workdir, steps: int, **values) -> None:
     config = base_config()
     config.update_from_flattened_dict({"steps": steps} | values)
     with claim(
-        workdir, config, {"steps": steps, "model": {}, "format": FORMAT, "cores": 7}, say=print
+        workdir, config, {"steps": steps, "model": {}, "format": FORMAT, "cores": 7}, log=print
     ):
         (workdir / "checkpoints" / "1").mkdir(parents=True, exist_ok=True)
 
@@ -88,7 +88,7 @@ def test_a_run_that_is_made_longer_ends_with_the_bits_of_one_that_began_so(tmp_p
             config.optimizer.update(dict(schedule="constant", warmup_steps=3))
             config.update_from_flattened_dict(values)
             vit_jax.train(config, tmp_path / name)
-        return jax.device_get(params_of(vit_jax.load_model(tmp_path / name, say=str)))
+        return jax.device_get(params_of(vit_jax.load_model(tmp_path / name, log=str)))
 
     whole, longer = parameters("whole", 7), parameters("longer", 4, 7)
     for path, expected in whole.items():

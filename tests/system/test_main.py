@@ -159,7 +159,7 @@ def test_loss_that_is_not_finite_stops_the_run(run, tmp_path):
 
 def test_a_changed_model_has_one_name_wherever_it_is_said(finished):
     said = []
-    vit_jax.load_model(finished, say=said.append)
+    vit_jax.load_model(finished, log=said.append)
     name = said[0].partition(" of a run")[0]
     assert name == "ViT-16x1 (MLP 32, 2 heads)/4"
     assert f"model    {name}, 16 pixels" in (finished / "log.txt").read_text()

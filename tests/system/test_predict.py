@@ -71,7 +71,7 @@ def test_every_image_of_a_folder_is_a_line(lines, folder):
 
 
 def test_probabilities_are_the_models_own(lines, finished):
-    model = vit_jax.load_model(finished, say=str)
+    model = vit_jax.load_model(finished, log=str)
     crop = TestCrop(16, "short_side", 16)
     for path, predictions in lines[0].items():
         rgba = Image.open(path).convert("RGBA")
@@ -99,7 +99,7 @@ def test_threshold_names_the_classes_that_reach_it(predict, folder, lines):
 def test_model_of_wide_images_sees_wide_parts(predict, folder, finished):
     process = predict("--image_size=16x24", "--json", "--top=10", folder / "2.png")
     (line,) = map(json.loads, process.stdout.splitlines())
-    model = vit_jax.load_model(finished, say=str, image_size=(16, 24))
+    model = vit_jax.load_model(finished, log=str, image_size=(16, 24))
     image = TestCrop((16, 24), "short_side", 16)(np.asarray(Image.open(folder / "2.png")))
     wanted = np.asarray(jax.nn.softmax(model(image[None].astype(np.float32) / 127.5 - 1)))[0]
     found = {int(p["class"]): p["probability"] for p in line["predictions"]}
@@ -142,7 +142,7 @@ def test_features_are_written_with_their_paths(predict, folder, finished, tmp_pa
     features = load_file(tmp_path / "f.safetensors")["features"]
     assert table["path"] == images and features.shape == (5, 16)
     np.testing.assert_array_equal(table["features"], features)
-    model = vit_jax.load_model(finished, say=str)
+    model = vit_jax.load_model(finished, log=str)
     model.head = None
     batch = np.stack(
         [TestCrop(16, "short_side", 16)(np.asarray(Image.open(path))) for path in images]

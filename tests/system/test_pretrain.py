@@ -95,7 +95,7 @@ def test_pretraining_goes_on_from_a_run_with_its_decoder(run, pretrained, tmp_pa
 
 @pytest.mark.slow
 def test_model_that_is_loaded_has_nothing_of_the_objective(pretrained):
-    model = vit_jax.load_model(pretrained[0], say=str)
+    model = vit_jax.load_model(pretrained[0], log=str)
     assert model.num_classes == 0
     assert model(np.zeros((1, 16, 16, 3), np.float32)).shape == (1, 16)
 

@@ -96,7 +96,7 @@ def test_what_is_sent_loads_in_each_library_by_the_lines_of_its_card(finished, p
         text=True,
     )
     assert printed.returncode == 0, printed.stderr
-    (expected,) = vit_jax.load_model(finished, say=str).predict(str(tmp_path / "photo.jpg"))
+    (expected,) = vit_jax.load_model(finished, log=str).predict(str(tmp_path / "photo.jpg"))
     timm, transformers, *_, own = printed.stdout.splitlines()
     assert timm == transformers == expected.classes[0]
     assert own.split("  ")[1:] == str(expected).split("  ")[1:]

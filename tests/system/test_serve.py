@@ -161,7 +161,7 @@ def test_several_images_of_one_request_are_answered_in_their_order(server, folde
 
 def test_heat_is_the_models_rollout(server, folder, finished):
     heat = server.predict((folder / "2.png").read_bytes(), "?heat=1")["heat"]
-    model = vit_jax.load_model(finished, say=str)
+    model = vit_jax.load_model(finished, log=str)
     image = TestCrop(16, "short_side", 16)(np.asarray(Image.open(folder / "2.png")))
     _, found = jax.jit(lambda images: model(images, capture=("attention",)))(image[None])
     wanted = of_patches(model, rollout(found["attention"])[-1])[0]

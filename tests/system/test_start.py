@@ -100,6 +100,6 @@ def test_a_command_says_its_own_lines_only_beside_the_tpu_compiler(run, finished
     )
     assert process.returncode == 0, process.stderr
     said = []
-    vit_jax.load_model(finished, say=said.append)
+    vit_jax.load_model(finished, log=said.append)
     *described, crop = process.stderr.splitlines()
     assert described == said and crop.startswith("of each image: ")

@@ -45,5 +45,5 @@ def test_a_mistake_that_all_rates_share_is_said_once(tmp_path, capfd):
     with pytest.raises(
         UserError, match=r"^there is no config file nowhere.py.* \(rate-0.001 says so"
     ):
-        run_jobs(jobs, say=print, after_each=lambda: check_begun(jobs))
+        run_jobs(jobs, log=print, after_each=lambda: check_begun(jobs))
     assert capfd.readouterr().err.count("error:") == 1

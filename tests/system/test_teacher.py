@@ -70,7 +70,7 @@ def test_run_with_a_teacher_goes_on_to_the_bit_and_with_no_other_teacher(tmp_pat
     vit_jax.train(config_of(tmp_path / "moved"), tmp_path / "killed")
     assert_same(tmp_path / "killed", tmp_path / "whole")
     shutil.rmtree(tmp_path / "moved")
-    assert vit_jax.load_model(tmp_path / "killed", say=str).num_classes == 10
+    assert vit_jax.load_model(tmp_path / "killed", log=str).num_classes == 10
 
 
 # Patches with a centre of their own, a kept teacher, a warm-up of the temperature, prototypes that
@@ -116,7 +116,7 @@ def test_student_of_a_frozen_teacher_with_heads_goes_on_to_the_bit_and_is_loaded
     values |= {"patch_prototypes": 9, "patch_bottleneck": 6, "teacher": str(tmp_path / "teacher")}
     config = small(steps=4, evaluate_every=4, **dotted(**values))
     assert_goes_on_to_the_bit(config, tmp_path)
-    assert vit_jax.load_model(tmp_path / "whole", say=str).dim == 16
+    assert vit_jax.load_model(tmp_path / "whole", log=str).dim == 16
 
 
 @pytest.mark.slow

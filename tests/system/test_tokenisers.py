@@ -84,7 +84,7 @@ def test_from_images_without_labels_to_a_classifier_by_the_command(run, tmp_path
     started = f"--config.finetune.checkpoint={tmp_path / 'beit'}"
     said = train("beit.py:task=finetune,smoke", "classifier", started)
     assert "copied into each layer: bias_table" in said
-    shared, own = (vit_jax.load_model(tmp_path / name, say=str) for name in ("beit", "classifier"))
+    shared, own = (vit_jax.load_model(tmp_path / name, log=str) for name in ("beit", "classifier"))
     assert (shared.num_classes, own.num_classes) == (0, 10)
     assert (
         own.bias_table is None

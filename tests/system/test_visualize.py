@@ -72,7 +72,7 @@ def test_every_figure_is_on_the_page(shown):
 
 def test_arrays_are_what_the_model_sees(shown, finished):
     arrays = np.load(shown[0] / "arrays.npz")
-    model = vit_jax.load_model(finished, say=str)
+    model = vit_jax.load_model(finished, log=str)
     pixels = arrays["images"].astype(np.float32) / 127.5 - 1
     _, found = jax.device_get(model(pixels, capture=("attention",)))
     np.testing.assert_allclose(

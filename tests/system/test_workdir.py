@@ -42,7 +42,7 @@ def test_second_run_is_refused_and_the_first_goes_on(run, training, tmp_path):
     out, err = training.communicate(timeout=HANG)
     assert training.returncode == 0, err
     assert "stopped; saved" in out
-    with Lock(tmp_path / "run", say=pytest.fail):  # What it gave back is free at once.
+    with Lock(tmp_path / "run", log=pytest.fail):  # What it gave back is free at once.
         pass
 
 

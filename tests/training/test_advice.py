@@ -423,11 +423,11 @@ def test_a_head_without_names_has_numbers_and_a_line(tmp_path):
         "ViT-Ti/16", dim=16, depth=1, mlp_dim=32, heads=2, image_size=32, num_classes=7
     )
     for library in ("timm", "transformers"):
-        folder = vit_jax.save_model(model, tmp_path / library, library=library, say=str)
+        folder = vit_jax.save_model(model, tmp_path / library, library=library, log=str)
         said = []
-        assert open_classifier(str(folder), say=said.append).class_names == [*map(str, range(7))]
+        assert open_classifier(str(folder), log=said.append).class_names == [*map(str, range(7))]
         assert sum("has no class names: classes are numbers" in line for line in said) == 1
-        assert vit_jax.load_model(folder, say=str).about.class_names == ()
+        assert vit_jax.load_model(folder, log=str).about.class_names == ()
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def url(kind) -> str:
 
 
 def lock(url, **options) -> BucketLock:
-    return BucketLock(Bucket(url), **{"say": pytest.fail, "beat_seconds": 0.2} | options)
+    return BucketLock(Bucket(url), **{"log": pytest.fail, "beat_seconds": 0.2} | options)
 
 
 def elsewhere(url, number=1, beat=0) -> None:
@@ -82,7 +82,7 @@ def test_lock_that_was_given_back_is_free_at_once(url):
 def test_lock_of_a_host_without_signs_of_life_is_taken_over(url):
     elsewhere(url)
     said = []
-    with lock(url, say=said.append, stale_seconds=0.5) as mine:
+    with lock(url, log=said.append, stale_seconds=0.5) as mine:
         mine.check()
     assert "in use by process" in said[0] and "pod-7" in said[0]
     assert said[1].startswith(f"note: taking over {url} from process")
@@ -92,12 +92,12 @@ def test_lock_of_a_host_that_gives_signs_of_life_is_not(url):
     elsewhere(url)
     said = []
 
-    def say(line):  # The other gives its sign while this one waits.
+    def log(line):  # The other gives its sign while this one waits.
         said.append(line)
         elsewhere(url, beat=1)
 
     with pytest.raises(UserError, match="is in use by another run: process .* on pod-7"):
-        lock(url, say=say, stale_seconds=HANG).__enter__()
+        lock(url, log=log, stale_seconds=HANG).__enter__()
     assert "in use by process" in said[0]
 
 
@@ -152,7 +152,7 @@ def test_damaged_checkpoint_is_moved_aside_and_the_one_before_is_taken(url):
     name = next(name for name in bucket.names() if name.startswith("4/params/ocdbt.process_0/d/"))
     bucket.write(name, bytes(len(bucket.read(name))))
     said = []
-    with Checkpoints(folder, keep_last=2, say=said.append) as checkpoints:
+    with Checkpoints(folder, keep_last=2, log=said.append) as checkpoints:
         step, restored = checkpoints.restore_newest(items)
         assert (step, checkpoints.steps) == (3, [3])
     np.testing.assert_array_equal(restored["params"]["kernel"], np.arange(1000.0))

@@ -109,7 +109,7 @@ def test_damaged_checkpoint_is_moved_aside_for_the_one_before_it(tmp_path, damag
     save_two(tmp_path)
     DAMAGES[damage](tmp_path / "2")
     said = []
-    with Checkpoints(tmp_path, keep_last=3, say=said.append) as checkpoints:
+    with Checkpoints(tmp_path, keep_last=3, log=said.append) as checkpoints:
         step, restored = checkpoints.restore_newest(large_items(0))
         assert step == int(restored["run"]["step"]) == 1
         checkpoints.save(2, large_items(2))

@@ -49,8 +49,8 @@ def service(monkeypatch):
     return Service()
 
 
-def open_(service, workdir, rows=(), say=print) -> Delivery:
-    return Delivery("it", service.tracker, RunFacts(workdir, str(workdir), "", {}, {}), rows, say)
+def open_(service, workdir, rows=(), log=print) -> Delivery:
+    return Delivery("it", service.tracker, RunFacts(workdir, str(workdir), "", {}, {}), rows, log)
 
 
 def test_rows_that_come_again_are_sent_once(service, tmp_path):
@@ -99,7 +99,7 @@ def test_a_tracker_that_is_named_later_has_all_rows(service, tmp_path):
 
 def test_a_service_that_breaks_loses_nothing_when_it_comes_back(service, tmp_path):
     said = []
-    held = open_(service, tmp_path, say=said.append)
+    held = open_(service, tmp_path, log=said.append)
     service.up = False
     held.row(10, {"loss": 1.0})
     held.row(20, {"loss": 2.0})
@@ -113,7 +113,7 @@ def test_a_service_that_breaks_loses_nothing_when_it_comes_back(service, tmp_pat
 
 def test_a_service_that_stays_away_is_said_and_has_its_rows_from_the_next_start(service, tmp_path):
     said = []
-    held = open_(service, tmp_path, say=said.append)
+    held = open_(service, tmp_path, log=said.append)
     held.row(10, {"loss": 1.0})
     while not service.rows:
         pass
@@ -122,7 +122,7 @@ def test_a_service_that_stays_away_is_said_and_has_its_rows_from_the_next_start(
     held.close()
     assert said[-1].startswith("warning: it lacks the figures after step 10")
     # Nor does it answer when the run goes on, which that does not hinder.
-    away = open_(service, tmp_path, rows=[{"step": 20, "loss": 2.0}], say=said.append)
+    away = open_(service, tmp_path, rows=[{"step": 20, "loss": 2.0}], log=said.append)
     away.close()
     service.up = True
     open_(service, tmp_path, rows=[{"step": 10, "loss": 1.0}, {"step": 20, "loss": 2.0}]).close()

@@ -224,11 +224,11 @@ def test_file_system_without_links_or_locks_is_as_safe(start, tmp_path, monkeypa
         monkeypatch.setattr("os.link", refuse)
     if "flock" in missing:
         monkeypatch.setattr("fcntl.flock", refuse)
-    with Lock(tmp_path, say=pytest.fail) as lock:
+    with Lock(tmp_path, log=pytest.fail) as lock:
         with pytest.raises(UserError, match="is in use by another run"), Lock(tmp_path):
             pass
         lock.check()
-    with Lock(tmp_path, say=pytest.fail) as lock:
+    with Lock(tmp_path, log=pytest.fail) as lock:
         lock.check()
 
 

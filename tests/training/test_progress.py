@@ -73,7 +73,7 @@ def test_tensorboard_sees_the_rows_of_a_killed_run_once(tmp_path):
 
 def test_log_file_has_every_line_with_its_time(tmp_path, capsys):
     console = Console(tmp_path / "log.txt")
-    console.say("one\ntwo")
+    console.log("one\ntwo")
     console.status("three")
     lines = (tmp_path / "log.txt").read_text().splitlines()
     assert [line[20:] for line in lines] == ["one", "two", "three"]
@@ -154,7 +154,7 @@ def test_terminal_overwrites_the_status_line_and_keeps_the_others(tmp_path, monk
     clock(1)
     console.status("step 3/9")
     assert seen(terminal.getvalue()) == ["step 3/9"]
-    console.say("saved")
+    console.log("saved")
     clock(70)
     console.status("step 4/9")
     clock(71)
@@ -179,7 +179,7 @@ def test_readers_who_have_waited_are_told_what_goes_on(tmp_path, capsys, clock):
 
 def test_watchdog_describes_what_takes_long(monkeypatch, clock):
     watchdog = Watchdog(60)
-    watchdog.begins("compiling the step")
+    watchdog.set_phase("compiling the step")
     clock(4)
     assert watchdog.in_words() == ""
     clock(90)

@@ -112,4 +112,4 @@ def _load_model(path: Path) -> object:
 
     import vit_jax
 
-    return jax.block_until_ready(nnx.state(vit_jax.load_model(path, say=str)))
+    return jax.block_until_ready(nnx.state(vit_jax.load_model(path, log=str)))

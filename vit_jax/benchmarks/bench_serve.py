@@ -46,7 +46,7 @@ def measure(models: list[str], image_size: int, seconds: float) -> None:
         photographs = [path.read_bytes() for path in sorted(Path(folder).rglob("*.jpg"))]
         for number, name in enumerate(models):
             model = create_model(name, num_classes=1000, image_size=image_size)
-            checkpoint = save_model(model, Path(folder) / f"{number}.npz", say=lambda line: None)
+            checkpoint = save_model(model, Path(folder) / f"{number}.npz", log=lambda line: None)
             server, url = _start(checkpoint)
             try:
                 for clients in CLIENTS:

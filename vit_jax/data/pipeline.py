@@ -193,8 +193,8 @@ def evaluation_batches(
 class SkipLog:
     """Logs and counts unreadable images of a source, up to a limit."""
 
-    def __init__(self, source: Source, limit: int, say):
-        self._source, self._limit, self._say = source, limit, say
+    def __init__(self, source: Source, limit: int, log):
+        self._source, self._limit, self._log = source, limit, log
         self._seen = set()
 
     def check(self, batch: Batch) -> Batch:
@@ -208,7 +208,7 @@ class SkipLog:
             for index in unreadable[unreadable >= 0].tolist():
                 if index not in self._seen:
                     self._seen.add(index)
-                    self._say(
+                    self._log(
                         f"unreadable image skipped ({len(self._seen)}): "
                         f"{self._source.describe(index)} ({_why(self._source, index)})"
                     )

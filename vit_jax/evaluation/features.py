@@ -62,7 +62,7 @@ class Extractor:
       max_unreadable: maximum number of unreadable images of a source, which are skipped.
       compute: the function of the model and its images, `[batch, ...]`; by default
         `representation`.
-      say: logs skipped images, and the progress of long extractions.
+      log: logs skipped images, and the progress of long extractions.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Extractor:
         threads: int | None = None,
         max_unreadable: int = 100,
         compute: Callable[[nnx.Module, jax.Array], Any] | None = None,
-        say: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
     ):
         self.mesh = mesh
         self._batch_size = whole_batch(mesh, batch_size)
@@ -86,7 +86,7 @@ class Extractor:
             batch_size=self._batch_size, crop=crop, workers=workers, threads=threads, rows=rows
         )
         self._forward = make_features(graphdef, mesh, shardings, compute or representation)
-        self._say, self._skip_log = say, partial(SkipLog, limit=max_unreadable, say=say)
+        self._log, self._skip_log = log, partial(SkipLog, limit=max_unreadable, log=log)
         self._skipped = {}
 
     def __call__(
@@ -102,7 +102,7 @@ class Extractor:
         Raises:
           UserError: no image is readable, or more than `max_unreadable` are not.
         """
-        parts, progress = [], Progress("features", len(source), "images", self._say)
+        parts, progress = [], Progress("features", len(source), "images", self._log)
         for part in self.stream(params, source):
             if not go_on():
                 return None

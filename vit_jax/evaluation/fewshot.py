@@ -91,7 +91,7 @@ class FewShotTask:
       test: test images.
       shots: numbers of training images per class.
       seeds: seeds of a random order of each class's images; the first k are its k shots.
-      say: logs the progress of reading labels, if that takes long.
+      log: logs the progress of reading labels, if that takes long.
 
     Raises:
       TooFewImages: a class has fewer images than shots.
@@ -105,11 +105,11 @@ class FewShotTask:
         test: Source,
         shots: Sequence[int] = SHOTS,
         seeds: Sequence[int] = SEEDS,
-        say: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
     ):
         self.name, self.classes, self.test = name, len(train.class_names), test
         self.shots, self.seeds = tuple(shots), tuple(seeds)
-        labels = read_single_labels(name, train, say)
+        labels = read_single_labels(name, train, log)
         self.chosen = choose(labels, train.class_names, max(shots), seeds, name)
         indices = np.unique(np.concatenate([*self.chosen.values()], axis=None))
         self.train = Subset(train, indices)
@@ -126,7 +126,7 @@ class FewShotTask:
         params: dict,
         penalties: Sequence[float] = (PENALTY,),
         go_on: Callable[[], bool] = lambda: True,
-        say: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
     ) -> list[Accuracy] | None:
         """Returns the accuracies for all shots with each penalty.
 
@@ -135,7 +135,7 @@ class FewShotTask:
           params: the model's parameters.
           penalties: of least squares.
           go_on: called before each batch and each fit; if it returns False, the result is None.
-          say: logs notes on the fits.
+          log: logs notes on the fits.
         """
         train = extractor(params, self.train, go_on)
         test = train and extractor(params, self.test, go_on)
@@ -150,7 +150,7 @@ class FewShotTask:
                 if not go_on():
                     return None
                 values, labels = self._pick(train, shots, seed)
-                fitted = least_squares.fit(values, labels, self.classes, penalties, mesh, say)
+                fitted = least_squares.fit(values, labels, self.classes, penalties, mesh, log)
                 for penalty, classifier in zip(penalties, fitted, strict=True):
                     right = least_squares.accuracy(classifier, features, targets, mesh)
                     found.setdefault((shots, penalty), {})[seed] = right
@@ -176,7 +176,7 @@ def few_shot(
     batch_size: int = 128,
     workers: int | None = None,
     threads: int | None = None,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> list[Accuracy]:
     """Returns few-shot accuracies of a loaded model on one data set.
 
@@ -189,30 +189,30 @@ def few_shot(
       penalties: of least squares.
       mesh: by default of all devices.
       batch_size, workers, threads: as in `Extractor`.
-      say: logs progress and notes.
+      log: logs progress and notes.
 
     Raises:
       UserError: as in `FewShotTask`; the model's images are not square.
     """
     mesh = mesh or make_mesh()
-    task = FewShotTask(name, train, test, shots, seeds, say)
-    options = dict(batch_size=batch_size, workers=workers, threads=threads, say=say)
+    task = FewShotTask(name, train, test, shots, seeds, log)
+    options = dict(batch_size=batch_size, workers=workers, threads=threads, log=log)
     extractor, params = extractor_of(model, mesh, **options)
-    return task.accuracies(extractor, params, penalties, say=say)
+    return task.accuracies(extractor, params, penalties, log=log)
 
 
-def cut_in_two(described: DataSet, say: Callable[[str], None] = print) -> DataSet:
+def cut_in_two(described: DataSet, log: Callable[[str], None] = print) -> DataSet:
     """Splits a folder of classes that has no splits; returns other data sets unchanged.
 
     Args:
       described: the data set.
-      say: logs the split.
+      log: logs the split.
     """
     path, splits = described.path, (described.train_split, described.test_split)
     if splits != ("train", "test") or not SOURCES[described.kind].is_whole(path):
         return described
     train, test = HALVES
-    say(
+    log(
         f"{path} has no folders train and test: {train} of each class is to train and {test} to "
         f"test (folder:{path}@TRAIN,TEST says it otherwise)"
     )
@@ -220,14 +220,14 @@ def cut_in_two(described: DataSet, say: Callable[[str], None] = print) -> DataSe
 
 
 def open_data_set(
-    described: DataSet, image_size: int = 224, say: Callable[[str], None] = print
+    described: DataSet, image_size: int = 224, log: Callable[[str], None] = print
 ) -> tuple[Source, Source]:
     """Opens training and test images with the same class numbers.
 
     Args:
       described: the data set.
       image_size: of synthetic images, in pixels.
-      say: logs classes without an image.
+      log: logs classes without an image.
 
     Raises:
       UserError: the data set does not exist, is empty or cannot be read.
@@ -239,7 +239,7 @@ def open_data_set(
     check_labelled(train, "training")
     check_labelled(test, "test")
     for line in (*lacking("training", train), *lacking("test", test)):
-        say(f"{described.name}: {line.removeprefix('note: ')}")
+        log(f"{described.name}: {line.removeprefix('note: ')}")
     return train, test
 
 
@@ -298,10 +298,10 @@ def fingerprints(train: Source, test: Source) -> dict[str, int | str]:
     }
 
 
-def read_single_labels(name: str, source: Source, say: Callable[[str], None]) -> np.ndarray:
+def read_single_labels(name: str, source: Source, log: Callable[[str], None]) -> np.ndarray:
     """Returns the label of each image, int32 `[images]`, and logs progress.
 
     Raises:
       UserError: an image has no label or several.
     """
-    return single_labels(source.label_table(Progress(name, len(source), "labels", say)), name)
+    return single_labels(source.label_table(Progress(name, len(source), "labels", log)), name)

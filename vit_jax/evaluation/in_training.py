@@ -130,9 +130,9 @@ class TrainingSuites:
                 peers.agree(name, self.fingerprints[name])
             self._opened.append(Opened(suite, measurement, opened, every))
 
-    def attach(self, graphdef: nnx.GraphDef, shardings: dict, say: Callable[[str], None]) -> None:
+    def attach(self, graphdef: nnx.GraphDef, shardings: dict, log: Callable[[str], None]) -> None:
         """Sets the model in training, and the callback that logs unreadable images."""
-        self._model, self._subject.say = (graphdef, {}, shardings), say
+        self._model, self._subject.log = (graphdef, {}, shardings), log
 
     def __call__(
         self, params: dict, step: int, last: bool, go_on: Callable[[], bool]

@@ -47,7 +47,7 @@ def fit(
     num_classes: int,
     penalties: Sequence[float],
     mesh: Mesh,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> list[Classifier]:
     """Fits a classifier for each penalty.
 
@@ -60,7 +60,7 @@ def fit(
       num_classes: number of classes.
       penalties: each at least 0.
       mesh: of the devices.
-      say: logs the note.
+      log: logs the note.
 
     Raises:
       UserError: a penalty is below 0; features are not finite.
@@ -89,7 +89,7 @@ def fit(
     # Standardised features sum to zero over the images, so their rank is at most images - 1.
     if min(penalties) == 0 and rank < min(width, images - 1):
         what = "images" if dual else "features"
-        say(
+        log(
             f"note: penalty 0 with {what} that depend on each other (rank {rank}): the least-norm "
             "solution"
         )

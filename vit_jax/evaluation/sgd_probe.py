@@ -47,7 +47,7 @@ class SgdProbe:
       steps: number of steps.
       seed: of the validation set, the initial weights and the batches.
       go_on: called every few steps; if it returns False, the fit returns None.
-      say: logs the progress of long fits.
+      log: logs the progress of long fits.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class SgdProbe:
         steps: int = STEPS,
         seed: int = 0,
         go_on: Callable[[], bool] = lambda: True,
-        say: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
     ):
         self.choices, self.mesh, self.rates = dict(choices), mesh, sorted(rates)
         self.batch_size, self.steps, self.seed = batch_size, steps, seed
-        self._go_on, self._say = go_on, say
+        self._go_on, self._log = go_on, log
         columns = tuple((name, part.start, part.stop) for name, part in self.choices.items())
         self._step, self._count = _make_step(mesh, columns), _make_count(mesh, columns)
 
@@ -138,7 +138,7 @@ class SgdProbe:
             for name, start in self.starts(values.shape[1], num_classes).items()
         }
         momenta = jax.tree.map(jnp.zeros_like, weights)
-        progress = Progress("linear probe", self.steps, "steps", self._say)
+        progress = Progress("linear probe", self.steps, "steps", self._log)
         for step, batch in enumerate(batches(rows, size, self.steps, self.seed)):
             if step % AHEAD == 0:
                 if not self._go_on():

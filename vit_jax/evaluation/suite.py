@@ -79,7 +79,7 @@ class Subject:
         needs it.
       transfer_crop, test_crop: return the evaluation transform for frozen features and for
         predictions. They may raise UserError, and are only called by suites that read images.
-      say: logs messages.
+      log: logs messages.
       finetune: trains this checkpoint by a config into a workdir and returns the metrics of the
         last evaluation; None during training.
       num_classes: width of the model's head; 0: it has none.
@@ -98,13 +98,13 @@ class Subject:
         transfer_crop: Callable[[], TestCrop],
         test_crop: Callable[[], TestCrop],
         *,
-        say: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
         finetune: Callable | None = None,
         num_classes: int = 0,
         class_names: Sequence[str] = (),
         **options: Any,
     ):
-        self.name, self.mesh, self.say, self.finetune = name, mesh, say, finetune
+        self.name, self.mesh, self.log, self.finetune = name, mesh, log, finetune
         self.num_classes, self.class_names = num_classes, tuple(class_names)
         self.go_on: Callable[[], bool] = lambda: True
         self._load, self._options, self._extractors = load, options, {}
@@ -151,7 +151,7 @@ class Subject:
         key = compute, crop or self.transfer_crop
         if key not in self._extractors:
             graphdef, _, shardings = self._loaded
-            options = self._options | {"compute": compute, "say": self.say}
+            options = self._options | {"compute": compute, "log": self.log}
             self._extractors[key] = Extractor(graphdef, shardings, self.mesh, key[1], **options)
         return self._extractors[key]
 

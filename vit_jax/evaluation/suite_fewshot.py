@@ -56,7 +56,7 @@ def chosen_sets(subject: Subject, options: Options) -> list[DataSet]:
     return [
         described._replace(path=in_data_dir(described.path, options["data_dir"]))
         if described.kind == "tfds"
-        else cut_in_two(described, subject.say)
+        else cut_in_two(described, subject.log)
         for described in options["set"] or DATA_SETS
     ]
 
@@ -82,7 +82,7 @@ def opener(subject: Subject, options: Options) -> Callable[[DataSet], tuple[Sour
 
     @functools.cache
     def sources_of(described: DataSet) -> tuple[Source, Source]:
-        return open_data_set(described, options["image_size"] or 224, say=subject.say)
+        return open_data_set(described, options["image_size"] or 224, log=subject.log)
 
     return sources_of
 
@@ -104,7 +104,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         sources = sources_of(described)
         shots = [shots_of(name) for name in names]
         try:
-            return FewShotTask(described.name, *sources, shots, seeds, subject.say)
+            return FewShotTask(described.name, *sources, shots, seeds, subject.log)
         except TooFewImages as error:
             impossible = [name for name in names if shots_of(name) > error.most]
             raise Impossible(
@@ -114,7 +114,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
     def measure(described: DataSet, subject: Subject, task: FewShotTask) -> list[Row]:
         extractor = subject.extractor()
         accuracies = task.accuracies(
-            extractor, subject.params, (penalty,), subject.go_on, subject.say
+            extractor, subject.params, (penalty,), subject.go_on, subject.log
         )
         if accuracies is None:
             raise Stopped

@@ -50,7 +50,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
                 "that"
             )
             raise Impossible(why, too_many)
-        read_single_labels(described.name, train, subject.say)
+        read_single_labels(described.name, train, subject.log)
         return Opened(train, test, [neighbours_of(name) for name in names])
 
     def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:

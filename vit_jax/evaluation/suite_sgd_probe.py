@@ -40,7 +40,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
     def open_both(described: DataSet, names: Sequence[str]) -> Opened:
         train, test = sources_of(described)
-        read_single_labels(described.name, train, subject.say)
+        read_single_labels(described.name, train, subject.log)
         return Opened(train, test, [name.rsplit(", SGD on ", 1)[1] for name in names])
 
     def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:
@@ -61,7 +61,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             subject.mesh,
             steps=options["probe_steps"],
             go_on=subject.go_on,
-            say=subject.say,
+            log=subject.log,
         )
         found = probe(train, test, len(opened.train.class_names))
         if found is None:

@@ -105,7 +105,7 @@ def seen_by(checkpoint: str, folder: str = "") -> Seen:
     from vit_jax.load import build_model
 
     opened = open_checkpoint(checkpoint)
-    model = build_model(opened, say=str)
+    model = build_model(opened, log=str)
     check_attends(model)
     crop = checkpoint_crop(opened, model.image_size)
     images, masks = (
@@ -129,7 +129,7 @@ def attention_jaccard(workdir: Path, share: float = 0.6) -> float:
     from vit_jax.load import build_model
 
     opened = open_checkpoint(str(workdir))
-    model = build_model(opened, say=str)
+    model = build_model(opened, log=str)
     images, masks = test_images(workdir, checkpoint_crop(opened, model.image_size))
     heads = look(model, images, 16)["attention"][:, -1]
     return float(np.mean(best_jaccard(heads, masks, share)))
@@ -184,7 +184,7 @@ def positions_of(workdir: Path) -> np.ndarray:
     import vit_jax
     from vit_jax.inspection.embeddings import position_similarity
 
-    return position_similarity(vit_jax.load_model(workdir, say=str))
+    return position_similarity(vit_jax.load_model(workdir, log=str))
 
 
 # Metrics of the experiments.

@@ -103,7 +103,7 @@ def first_that_fits(
     plan = estimate(config, job, where, prices)
     if not plan.fits:
         print(f"{config.model.name} on {where} does not fit", file=sys.stderr)
-        say = partial(print, file=sys.stderr)
-        if nearest := choices.nearest_fit(config, job, where, prices, plan, say):
+        log = partial(print, file=sys.stderr)
+        if nearest := choices.nearest_fit(config, job, where, prices, plan, log):
             return f" {in_words(nearest[0])}", nearest[1]
     return "", plan

@@ -30,7 +30,7 @@ def kept(
                 rows.append(
                     {"model": model, "size": size} | how(model, size, 1 if study.steps else 5)
                 )
-                study.say(f"{model} {size}: {rows[-1]['speed']:,.1f} images/s")
+                study.log(f"{model} {size}: {rows[-1]['speed']:,.1f} images/s")
                 with file.open("a") as lines:
                     lines.write(json.dumps(rows[-1]) + "\n")
     return rows

@@ -57,7 +57,7 @@ class Study:
       out: the folder.
       options: values of the experiment's own flags; and `data`, replacements of its data sets in
         the format of `read_data`.
-      say: logs messages.
+      log: logs messages.
       scale: `laptop` or `paper`.
       places: folders in which a run may also lie, under its name.
       steps: of each run, to try the experiment; None: the experiment's own.
@@ -70,15 +70,15 @@ class Study:
         self,
         out: Path,
         options: Mapping[str, Any],
-        say: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
         scale: str = "laptop",
         places: Sequence[Path] = (),
         steps: int | None = None,
     ):
-        self.out, self.options, self.say, self.scale, self.steps = (
+        self.out, self.options, self.log, self.scale, self.steps = (
             out,
             dict(options),
-            say,
+            log,
             scale,
             steps,
         )
@@ -183,7 +183,7 @@ class Study:
             self.left = (time.monotonic() - begun) / max(1, to_come - pending) * pending
             shown()
 
-        run_jobs([trial.job for trial in trials], self.say, after_each)
+        run_jobs([trial.job for trial in trials], self.log, after_each)
 
     def pending(self, trials: Sequence[Trial]) -> int:
         """Returns the number of runs that have neither finished nor failed, here or elsewhere."""
@@ -417,7 +417,7 @@ def write(name: str, experiment: Experiment, study: Study, figures: Figures) -> 
     (study.out / f"{name}.md").write_text(text + "\n")
     (study.out / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n")
     files = [f"{name}.json", *draw(name, experiment, study, figures)]
-    study.say(f"\n{text}\n\n{study.out / f'{name}.md'}, {', '.join(files)}")
+    study.log(f"\n{text}\n\n{study.out / f'{name}.md'}, {', '.join(files)}")
 
 
 def draw(name: str, experiment: Experiment, study: Study, figures: Figures) -> list[str]:

@@ -23,7 +23,7 @@ def nearest_fit(
     where: Slice,
     prices: dict[str, dict],
     failed: Estimate,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     planner: Planner = estimate,
     attempts: int = 4,
 ) -> tuple[Changes, Estimate] | None:
@@ -36,7 +36,7 @@ def nearest_fit(
     for changes in likely_changes(config, where.devices, limit, *sizes):
         if not attempts:
             break
-        say(f"trying {in_words(changes)}")
+        log(f"trying {in_words(changes)}")
         try:
             plan = planner(changed(config, changes), job, where, prices)
         except UserError:
@@ -52,7 +52,7 @@ def sweep(
     job: Workload,
     where: Slice,
     prices: dict[str, dict],
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     planner: Planner = estimate,
 ) -> list[Estimate]:
     """Estimates every mesh with every rematerialisation policy.
@@ -75,11 +75,11 @@ def sweep(
         if done:
             left = (time.monotonic() - started) / done * (len(candidates) - done)
             then = f", {duration(left)} left"
-        say(f"{done + 1} of {len(candidates)}{then}: {in_words(changes)}")
+        log(f"{done + 1} of {len(candidates)}{then}: {in_words(changes)}")
         try:
             plans.append(planner(changed(config, changes), job, where, prices))
         except UserError as error:
-            say(f"  left out: {error}")
+            log(f"  left out: {error}")
     return sorted(plans, key=lambda plan: (not plan.fits, plan.step_seconds or plan.memory.total))
 
 

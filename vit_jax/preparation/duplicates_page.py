@@ -82,7 +82,7 @@ class Duplicates(NamedTuple):
 
 
 def find_duplicates(
-    folders: Sequence[str], similarity: float, say: Callable[[str], None]
+    folders: Sequence[str], similarity: float, log: Callable[[str], None]
 ) -> Duplicates:
     """Finds the near-duplicates among all images below folders.
 
@@ -91,7 +91,7 @@ def find_duplicates(
         each of them a split; a CSV of files has its labels as classes, and its column `split`, or
         it is train.csv in a folder.
       similarity: lowest similarity of near-duplicates, as in `find_pairs`.
-      say: callback for lines on progress and skipped files.
+      log: callback for lines on progress and skipped files.
 
     Raises:
       UserError: there is no such folder or CSV, it is a prepared data set, or it has no images.
@@ -100,8 +100,8 @@ def find_duplicates(
         _check(folder)
     source, places = _collect(folders)
     for line in source.note():
-        say(line)
-    seen = look(source, on_progress=Progress("reading", len(source), "images", say))
+        log(line)
+    seen = look(source, on_progress=Progress("reading", len(source), "images", log))
     pairs, count = find_pairs(seen, similarity), len(seen.indices)
     nearest = _nearest(pairs)
     made = []

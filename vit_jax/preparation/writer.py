@@ -115,7 +115,7 @@ def prepare(
     run: Run,
     write: Run,
     embedding: tuple[Embedder, Run] | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Prepared:
     """Writes the data set `out/NAME/VERSION`, or resumes an interrupted preparation.
 
@@ -127,7 +127,7 @@ def prepare(
       write: runs the tasks that write the shards, which take longest.
       embedding: a model that computes embeddings, and the function that runs its tasks in this
         process.
-      say: callback for lines on progress.
+      log: callback for lines on progress.
 
     Raises:
       UserError: something in the source is damaged, or `out` holds something else.
@@ -148,7 +148,7 @@ def prepare(
         _claim(work, settings)
         index = build_index(source, options.seed, work, run)
         for line in description(source, index):
-            say(line)
+            log(line)
         features = _features(source, index)
         (work / "metadata").mkdir(exist_ok=True)
         features.save_config(work / "metadata")

@@ -168,13 +168,13 @@ def try_usages(
     checkpoint: Checkpoint,
     folder: Path,
     name: str,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> list[Tried]:
     """Returns the first example of each library that runs and matches the checkpoint's model.
 
     Args:
       folder: the future content of `name` on the Hub.
-      say: called with a message for each library without such an example.
+      log: called with a message for each library without such an example.
     """
     found = []
     with tempfile.TemporaryDirectory() as place:
@@ -190,7 +190,7 @@ def try_usages(
                     break
                 why.append(outcome)
             else:
-                say(f"note: the card shows no lines for {candidates[0].title}: {why[0]}")
+                log(f"note: the card shows no lines for {candidates[0].title}: {why[0]}")
     return found
 
 
@@ -203,7 +203,7 @@ def _expected(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
 
     from vit_jax.models.image_model import PROBABILITIES
 
-    model = build_model(checkpoint, say=lambda line: None, dtype="float32")
+    model = build_model(checkpoint, log=lambda line: None, dtype="float32")
     crop = checkpoint_crop(checkpoint, model.image_size)
     share = min(model.image_size) / crop.resize
     sides = (int(side / share + 1e-6) for side in model.image_size)

@@ -24,7 +24,7 @@ from vit_jax.options.data import parse_rand_policy
 from vit_jax.options.run import RunOptions
 from vit_jax.parallel.mesh import check_batch, local_rows, make_mesh
 from vit_jax.parallel.peers import Peers
-from vit_jax.runs.caller import Caller
+from vit_jax.runs.api_overrides import ApiOverrides
 from vit_jax.runs.device_feed import Feed
 from vit_jax.runs.evaluator import test_crop
 from vit_jax.runs.frozen_model import FrozenModel, open_frozen
@@ -49,7 +49,7 @@ class Parts(NamedTuple):
       origin: the model, and the initialization source of its and the objective's parameters.
       frozen: the objective's frozen model, such as a teacher; None: there is none.
       program: the training step, with the objective, the optimizer and the schedule.
-      caller: the api overrides of the calling program.
+      overrides: the api overrides of the calling program.
     """
 
     config: RunOptions
@@ -62,21 +62,21 @@ class Parts(NamedTuple):
     origin: Origin
     frozen: FrozenModel | None
     program: Program
-    caller: Caller
+    overrides: ApiOverrides
 
-    def feed(self, first_step: int, say: Callable[[str], None]) -> Feed:
+    def feed(self, first_step: int, log: Callable[[str], None]) -> Feed:
         """Returns training batches from step `first_step` on.
 
         Args:
-          say: callback for messages about unreadable images.
+          log: callback for messages about unreadable images.
         """
-        return open_feed(self.config, self.splits.train, first_step, say, self.mesh)
+        return open_feed(self.config, self.splits.train, first_step, log, self.mesh)
 
     def program_of(self, config: ConfigDict) -> Program:
         """Returns the program of another config for the same data."""
         options = run_options(config)
         names = all_names(learned_classes(options, self.splits.train), self.num_classes)
-        origin = find_origin(options, self.num_classes, self.caller.model, names)
+        origin = find_origin(options, self.num_classes, self.overrides.model, names)
         return _program(
             options, make_mesh(options.mesh), origin, self.frozen, self.num_classes, self.steps
         )
@@ -85,42 +85,42 @@ class Parts(NamedTuple):
 def assemble(
     config: ConfigDict,
     peers: Peers | None = None,
-    begins: Callable[[str], None] = lambda phase: None,
-    caller: Caller | None = None,
+    on_phase: Callable[[str], None] = lambda phase: None,
+    overrides: ApiOverrides | None = None,
     steps: int | None = None,
 ) -> Parts:
     """Builds the parts of a run from a checked config.
 
     Args:
       peers: the run's processes, which must read the same data; None: this one alone.
-      begins: callback that receives the name of each phase that may take long.
-      caller: api overrides, which replace values of the config.
+      on_phase: callback that receives the name of each phase that may take long.
+      overrides: api overrides, which replace values of the config.
       steps: length of the run; None: the config's.
 
     Raises:
       UserError: the config fits neither the devices nor the data, or its checkpoint cannot be read.
     """
-    peers, caller, options = peers or Peers(), caller or Caller(), run_options(config)
-    begins("finding the devices")
+    peers, overrides, options = peers or Peers(), overrides or ApiOverrides(), run_options(config)
+    on_phase("finding the devices")
     mesh = make_mesh(options.mesh)
     check_batch(mesh, options.batch_size, options.micro_batches)
-    begins("looking through the data sets")
-    splits = open_splits(options, caller.data, caller.groups)
-    samples = HANDED_IN_SAMPLES if caller.data is not None else SAMPLES
+    on_phase("looking through the data sets")
+    splits = open_splits(options, overrides.data, overrides.groups)
+    samples = HANDED_IN_SAMPLES if overrides.data is not None else SAMPLES
     data = {name: fingerprint(source, samples) for name, source in splits.named.items()}
     if peers.count > 1:
         for name, found in data.items():
             peers.agree(f"the {SPOKEN[name]} data", found)
     num_classes = class_count(options, splits.train)
     steps = steps or step_count(options, len(splits.train))
-    begins("opening the checkpoint to start from")
+    on_phase("opening the checkpoint to start from")
     names = all_names(learned_classes(options, splits.train), num_classes)
-    origin = find_origin(options, num_classes, caller.model, names)
+    origin = find_origin(options, num_classes, overrides.model, names)
     frozen = open_frozen(options, names)
     seen = with_images_of(options, origin)
-    begins("looking through the data sets of evaluation suites")
+    on_phase("looking through the data sets of evaluation suites")
     suites = TrainingSuites(seen, mesh, test_crop(seen), peers, names)
-    begins("making the program")
+    on_phase("making the program")
     weights = _class_weights(options, splits.train)
     program = _program(options, mesh, origin, frozen, num_classes, steps, weights)
     origin = with_objective(
@@ -128,7 +128,7 @@ def assemble(
     )
     data |= suites.fingerprints
     return Parts(
-        seen, mesh, splits, data, suites, num_classes, steps, origin, frozen, program, caller
+        seen, mesh, splits, data, suites, num_classes, steps, origin, frozen, program, overrides
     )
 
 
@@ -307,7 +307,7 @@ def image_augmentation(config: RunOptions) -> Callable | None:
 
 
 def open_feed(
-    config: RunOptions, source: Source, first_step: int, say: Callable, mesh: Mesh
+    config: RunOptions, source: Source, first_step: int, log: Callable, mesh: Mesh
 ) -> Feed:
     """Returns training batches from step `first_step` on, placed on the devices of `mesh`."""
     batches = training_batches(
@@ -322,5 +322,5 @@ def open_feed(
         threads=config.data.threads,
         rows=local_rows(mesh, config.batch_size),
     )
-    skipped = SkipLog(source, config.data.max_unreadable, say)
+    skipped = SkipLog(source, config.data.max_unreadable, log)
     return Feed(batches, skipped.check, mesh)

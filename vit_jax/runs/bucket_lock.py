@@ -38,18 +38,18 @@ class BucketLock:
     """Lock on the workdir in a bucket; a context manager.
 
     Args:
-      say: callback for messages about a takeover and about waiting for another process.
+      log: callback for messages about a takeover and about waiting for another process.
       beat_seconds, stale_seconds: the same in all processes that may use the workdir.
     """
 
     def __init__(
         self,
         bucket: Bucket,
-        say: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
         beat_seconds: float = BEAT_SECONDS,
         stale_seconds: float = STALE_SECONDS,
     ):
-        self._bucket, self._say = bucket, say
+        self._bucket, self._log = bucket, log
         self._beat_seconds, self._stale_seconds = beat_seconds, stale_seconds
         self._token, self._closed = secrets.token_hex(8), threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
@@ -68,7 +68,7 @@ class BucketLock:
             if self._bucket.create(self._name(self._number), self._content(0)) and self._is_mine():
                 break
         if left_by:
-            self._say(f"note: taking over {self._bucket.url} from {left_by}: that process is gone")
+            self._log(f"note: taking over {self._bucket.url} from {left_by}: that process is gone")
         for name in self._names():
             if _number(name) < self._number:
                 self._bucket.remove(name)
@@ -143,7 +143,7 @@ class BucketLock:
             if alive is None:
                 if first is None:
                     first, until = sign, time.monotonic() + self._stale_seconds
-                    self._say(
+                    self._log(
                         f"{self._bucket.url} is in use by {sign.holder}; "
                         f"waiting up to {self._stale_seconds:.0f} s for a sign that it still runs"
                     )

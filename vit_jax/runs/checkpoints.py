@@ -64,7 +64,7 @@ class Checkpoints:
       keep_last: number of newest checkpoints to keep; None: read-only, possible while a run writes.
       keep_every: checkpoints at multiples of this number of steps are kept, too; None: none.
       keep_best: number of best checkpoints to keep, too, by test accuracy, else by test loss.
-      say: callback for messages about damaged checkpoints that are moved aside.
+      log: callback for messages about damaged checkpoints that are moved aside.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class Checkpoints:
         keep_last: int | None,
         keep_every: int | None = None,
         keep_best: int = 0,
-        say: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
     ):
-        self._remote, self._say = is_url(folder), say
+        self._remote, self._log = is_url(folder), log
         # Orbax does not support relative paths.
         self.folder = folder if self._remote else folder.absolute()
         if str(folder).startswith("s3://"):
@@ -329,7 +329,7 @@ class Checkpoints:
             move(str(path), str(aside))
         else:
             path.rename(aside)
-        self._say(f"{problem}; moved to {aside}")
+        self._log(f"{problem}; moved to {aside}")
 
     def _check_space(self, items: dict) -> None:
         if self._remote:

@@ -26,7 +26,7 @@ class Console:
         self._screen, self._file = Pace(1) if self._moves else Pace(), Pace()
         self._status = ""
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Prints and logs a permanent line."""
         if self._log:
             LINE.clear()

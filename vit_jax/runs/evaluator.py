@@ -23,7 +23,7 @@ class Evaluator:
 
     Args:
       splits: sources by name.
-      say: callback for messages about unreadable images.
+      log: callback for messages about unreadable images.
       views: views of a test image, as `evaluation_pictures` returns them; empty: the test crop
         alone.
 
@@ -35,11 +35,11 @@ class Evaluator:
     """
 
     def __init__(
-        self, program: Program, splits: dict[str, Source], config: RunOptions, say, views=()
+        self, program: Program, splits: dict[str, Source], config: RunOptions, log, views=()
     ):
         objective = program.abstract_objective()
         self.metrics, self.draws = objective.metrics, objective.pictures is not None
-        self._mesh, self._splits, self._say = program.mesh, splits, say
+        self._mesh, self._splits, self._log = program.mesh, splits, log
         # The number of images that training has on the devices at the same time.
         self._most = config.batch_size // config.micro_batches
         self._arguments = dict(
@@ -51,7 +51,7 @@ class Evaluator:
         self._step, self._pictures = make_eval_step(*both), make_pictures(*both)
         self.answers: dict[str, np.ndarray] | None = None
         self._skipped = {
-            name: SkipLog(source, config.data.max_unreadable, say)
+            name: SkipLog(source, config.data.max_unreadable, log)
             for name, source in splits.items()
         }
 
@@ -72,7 +72,7 @@ class Evaluator:
         batch_size = min(self._most, whole_batch(self._mesh, len(source)))
         arguments = self._arguments | self._views
         arguments |= dict(batch_size=batch_size, rows=local_rows(self._mesh, batch_size))
-        progress = Progress(f"evaluating the {split} images", len(source), "images", self._say)
+        progress = Progress(f"evaluating the {split} images", len(source), "images", self._log)
         with contextlib.closing(evaluation_batches(source, **arguments)) as batches:
             for number, batch in enumerate(batches):
                 if not go_on():

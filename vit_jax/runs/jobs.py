@@ -115,13 +115,13 @@ def _write_failure(job: Job, failure: str) -> None:
 
 def run_jobs(
     jobs: Sequence[Job],
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
     after_each: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs the jobs that are not finished, and continues those that were stopped.
 
     Args:
-      say: callback that receives a line for each run.
+      log: callback that receives a line for each run.
       after_each: called after each run.
 
     Raises:
@@ -132,7 +132,7 @@ def run_jobs(
     while waiting:
         job = next((job for job in waiting if not in_use(job.workdir)), None)
         if job is None:
-            say(
+            log(
                 f"== waiting for {len(waiting)} runs that other processes have: "
                 f"{waiting[0].name}, ..."
             )
@@ -140,14 +140,14 @@ def run_jobs(
         elif outcome(job).figures is None:
             each = (time.monotonic() - begun) / max(ran, 1)
             left = f", about {duration(each * len(waiting))} left" if ran else ""
-            say(f"== {job.name}: run {len(jobs) - len(waiting) + 1} of {len(jobs)}{left}")
+            log(f"== {job.name}: run {len(jobs) - len(waiting) + 1} of {len(jobs)}{left}")
             job.failed.unlink(missing_ok=True)
             failure, ran = _run(job), ran + 1
             if failure and in_use(job.workdir):
                 continue  # Another process started it at the same moment.
             if failure:
                 _write_failure(job, failure)
-                say(f"== {job.name} failed: {failure}")
+                log(f"== {job.name} failed: {failure}")
                 retried.add(job)
             after_each()
         waiting = _unfinished(job for job in waiting if job not in retried)

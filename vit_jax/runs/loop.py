@@ -22,10 +22,10 @@ from vit_jax.parallel.peers import Peers
 from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
 from vit_jax.parallel.sharding import path_name
 from vit_jax.progress import LINE, duration, ticking
+from vit_jax.runs.api_overrides import ApiOverrides
 from vit_jax.runs.assemble import Parts, assemble, learned_classes
 from vit_jax.runs.bucket import Upload, checkpoints_of, shown, url_of
 from vit_jax.runs.bucket_lock import BucketLock
-from vit_jax.runs.caller import Caller
 from vit_jax.runs.checkpoints import Checkpoints, as_items, from_items
 from vit_jax.runs.console import Console, MetricWriter
 from vit_jax.runs.goodput import Ledger, read_rows
@@ -50,7 +50,7 @@ def train(
     workdir: Path,
     peers: Peers | None = None,
     started: float | None = None,
-    caller: Caller | None = None,
+    overrides: ApiOverrides | None = None,
 ) -> dict[str, float]:
     """Trains to the end, or until SIGTERM or SIGINT, and writes all results into `workdir`.
 
@@ -59,8 +59,7 @@ def train(
       workdir: new, empty, or of an earlier start with the same config, which is continued.
       peers: the run's processes, if there are several (`vit_jax.parallel.distributed.start`).
       started: `time.time()` when the command began, for the log.
-      caller: api overrides of the calling program; None: the process is the run's own, and ends if
-        it hangs.
+      overrides: of the calling program; None: the process is the run's own, and ends if it hangs.
 
     Returns:
       The last evaluation's metrics of the test images; empty if the run was stopped before its end.
@@ -72,16 +71,16 @@ def train(
     """
     peers, started = peers or Peers(), started or time.time()
     with (
-        Watchdog(config.hang_seconds, ends=caller is None) as watchdog,
+        Watchdog(config.hang_seconds, ends=overrides is None) as watchdog,
         contextlib.ExitStack() as held,
     ):
-        if caller is None:
+        if overrides is None:
             share_interpreter()
             keep_freed_memory()
-        parts = assemble(config, peers, watchdog.begins, caller, steps_of(workdir, config))
+        parts = assemble(config, peers, watchdog.set_phase, overrides, steps_of(workdir, config))
         flops = parts.program.flops()
         lock, console = _take_workdir(config, parts, workdir, peers, watchdog, held, flops)
-        on_log = caller and caller.on_log
+        on_log = overrides and overrides.on_log
         run = Run(parts, workdir, peers, started, watchdog, console, lock, held, flops, on_log)
         figures = run.turns()
         if figures is None:
@@ -123,18 +122,18 @@ def _take_workdir(
         metrics=program.abstract_objective().metrics,
         flops=flops,
     )
-    watchdog.begins("reading the frozen model")
+    watchdog.set_phase("reading the frozen model")
     manifest |= _identified(parts, peers)
-    watchdog.begins(f"taking the workdir {shown(workdir)}")
+    watchdog.set_phase(f"taking the workdir {shown(workdir)}")
     lock = held.enter_context(claim(workdir, config, manifest)) if leader else None
     held.enter_context(_lost_workdir_in_words(lock))
     check_shared(workdir, peers)
     console = Console(workdir / "log.txt" if leader else None)
-    console.say(describe(parts, manifest))
-    for note in notes(parts.config, splits, parts.caller.groups):
-        console.say(note)
+    console.log(describe(parts, manifest))
+    for note in notes(parts.config, splits, parts.overrides.groups):
+        console.log(note)
     if len(splits.train) < config.batch_size:
-        console.say(
+        console.log(
             f"note: a batch of {config.batch_size} shows images of {len(splits.train)} more than "
             "once"
         )
@@ -144,8 +143,8 @@ def _take_workdir(
 def _identified(parts: Parts, peers: Peers) -> dict:
     """Returns the manifest's values that identify the data, api overrides and the frozen model."""
     values = {"data": parts.data}
-    if parts.caller.model is not None:
-        values["parameters"] = fingerprint_of(sorted(params_of(parts.caller.model).items()))
+    if parts.overrides.model is not None:
+        values["parameters"] = fingerprint_of(sorted(params_of(parts.overrides.model).items()))
     if parts.frozen is not None:
         values["frozen"] = {"parameters": parts.frozen.fingerprint()}
         peers.agree("the frozen model", values["frozen"])
@@ -189,17 +188,17 @@ class Run:
         self.started, self.watchdog, self.console, self.lock = started, watchdog, console, lock
         leader = jax.process_index() == 0
         # Each process names the images that it cannot read.
-        warn = console.say if leader else print
+        warn = console.log if leader else print
         self.upload = (
             held.enter_context(Upload(workdir, lock.check)) if lock and url_of(workdir) else None
         )
         self.stop = held.enter_context(StopSignal())
         watchdog.report_to(workdir / f"stacks-{jax.process_index()}.txt", warn)
-        watchdog.begins("reading the newest checkpoint")
+        watchdog.set_phase("reading the newest checkpoint")
         retention = self.config.checkpoint
         retention = retention.keep_last, retention.keep_every, retention.keep_best
         self.checkpoints = held.enter_context(
-            Checkpoints(checkpoints_of(workdir), *retention, console.say)
+            Checkpoints(checkpoints_of(workdir), *retention, console.log)
         )
         self.first_step = self._restore(peers)
         self.zero_metrics = self.program.initial_metrics()
@@ -209,8 +208,8 @@ class Run:
             writer = held.enter_context(
                 contextlib.closing(MetricWriter(workdir, self.first_step, on_log))
             )
-            watchdog.begins("opening the trackers of log.to")
-            writer.deliver_to(deliveries(self.config.log.to, workdir, writer.rows, console.say))
+            watchdog.set_phase("opening the trackers of log.to")
+            writer.deliver_to(deliveries(self.config.log.to, workdir, writer.rows, console.log))
         self.evaluation = PeriodicEvaluation(parts, workdir, console, writer, warn)
         self.log = TrainLog(
             self.config,
@@ -227,10 +226,10 @@ class Run:
             if objective_of(self.config.objective.name).labels
             else 0,
         )
-        trace = Trace(parse_profile(self.config.profile), workdir / "profile", console.say)
+        trace = Trace(parse_profile(self.config.profile), workdir / "profile", console.log)
         self.trace = held.enter_context(trace)
         self.feed = held.enter_context(contextlib.closing(parts.feed(self.first_step, warn)))
-        watchdog.begins("reading the first batch")
+        watchdog.set_phase("reading the first batch")
         self.batch = self.feed.take() if self.first_step < self.steps else None
         held.callback(LINE.clear)
         held.enter_context(ticking(lambda: console.still(watchdog.in_words())))
@@ -240,9 +239,9 @@ class Run:
         figures = self._first_figures()
         if figures and "kept" in figures:  # The run has ended, perhaps before its last step.
             return figures
-        self.watchdog.begins("compiling the step")
+        self.watchdog.set_phase("compiling the step")
         if self.first_step < self.steps:
-            self.console.say("compiling the step ...")
+            self.console.log("compiling the step ...")
         for step in range(self.first_step + 1, self.steps + 1):
             last = step == self.steps
             self.trace.before(step)
@@ -276,18 +275,18 @@ class Run:
     def finish(self, figures: Figures) -> None:
         """Writes the report, and logs a summary of the run."""
         self.ledger.enter("save")
-        self.watchdog.begins("writing the report")
+        self.watchdog.set_phase("writing the report")
         write = self.evaluation.last_report(self.state)
         if self.lock:
             self.lock.check()
             report = write()
             self.checkpoints.wait()
             (line,) = self.evaluation.in_words({"test": figures["test"]})
-            self.console.say(f"done after {duration(time.time() - self.started)} | {line}")
+            self.console.log(f"done after {duration(time.time() - self.started)} | {line}")
             for line in since_start(read_rows(self.evaluation.workdir / METRICS)):
-                self.console.say(line)
-            self.console.say(self.ledger.in_words())
-            self.console.say(f"report: {shown(report.parent)}/{report.name}")
+                self.console.log(line)
+            self.console.log(self.ledger.in_words())
+            self.console.log(f"report: {shown(report.parent)}/{report.name}")
 
     def _restore(self, peers: Peers) -> int:
         """Restores the newest checkpoint, or initializes the first state; returns its step."""
@@ -297,13 +296,13 @@ class Run:
             step, items = restored
             self.state, self.metrics = from_items(items)
             self.state["frozen"] = program.placed_frozen(frozen)
-            self.console.say(f"continuing from {self.checkpoints.folder / str(step)}")
+            self.console.log(f"continuing from {self.checkpoints.folder / str(step)}")
             return step
-        self.watchdog.begins("making the first parameters")
+        self.watchdog.set_phase("making the first parameters")
         params, objective, remembered = origin.read(), origin.read_objective(), origin.read_memory()
         if self.config.finetune.head == "probe":
-            self.watchdog.begins("fitting the linear probe")
-            params = with_probe_head(self.parts, params, self.console.say)
+            self.watchdog.set_phase("fitting the linear probe")
+            params = with_probe_head(self.parts, params, self.console.log)
         if peers.count > 1:
             leaves = jax.tree.leaves_with_path(
                 {"params": params, "objective": objective, "memory": remembered}
@@ -335,7 +334,7 @@ class Run:
 
     def _first_step_done(self, step: int) -> None:
         jax.block_until_ready(self.metrics)
-        self.console.say(f"first step done {time.time() - self.started:.1f} s after the start")
+        self.console.log(f"first step done {time.time() - self.started:.1f} s after the start")
         self.ledger.enter("train")
         self.log.begin(step)
 
@@ -368,7 +367,7 @@ class Run:
         contains their step.
         """
         self.ledger.enter("evaluate")
-        self.watchdog.begins("evaluating")
+        self.watchdog.set_phase("evaluating")
         if self.config.checkpoint.final == "last":
             return self.evaluation(step, self.state, self._go_on)
         chosen_by = self.evaluation.chosen_by
@@ -389,7 +388,7 @@ class Run:
                 for key, item in as_items(state, self.metrics).items()
                 if key != "optimizer"
             }
-            self.console.say(
+            self.console.log(
                 f"kept: the parameters of step {best}, the best "
                 + ("by k-NN" if KNN in saved else f"on the {SPOKEN[chosen_by]} images")
                 + (f"; none was better in {patience} evaluations" if stops_early else "")
@@ -408,7 +407,7 @@ class Run:
     def _evaluate_start(self) -> Figures | None:
         """Evaluates the initial parameters on dev and test images, as a baseline for later ones."""
         self.ledger.enter("evaluate")
-        self.watchdog.begins("evaluating the first parameters")
+        self.watchdog.set_phase("evaluating the first parameters")
         splits = dict.fromkeys((self.evaluation.chosen_by, "test"))
         return self.evaluation(0, self.state, self._go_on, [*splits], last=False)
 
@@ -418,7 +417,7 @@ class Run:
 
     def _save(self, step: int, figures: Figures | None, overwrite: bool = False) -> None:
         self.ledger.enter("save")
-        self.watchdog.begins("saving")
+        self.watchdog.set_phase("saving")
         if self.lock:  # The workdir may have changed owner during an evaluation.
             self.lock.check()
         # A run that continues from this checkpoint keeps the rows up to here.
@@ -432,7 +431,7 @@ class Run:
         self.log.account(step)
         folder = self.checkpoints.folder / str(step)
         again = f"with --workdir={shown(self.evaluation.workdir)} it goes on from there"
-        self.console.say(f"stopped; saved {folder}; started again {again}")
+        self.console.log(f"stopped; saved {folder}; started again {again}")
 
 
 @contextlib.contextmanager

@@ -99,7 +99,7 @@ class MemoryCheck:
         self._device = program.mesh.local_devices[0]
         self._needs = needs_of(program, run_options(config), max_labels)
 
-    def check(self, say: Callable[[str], None]) -> None:
+    def check(self, log: Callable[[str], None]) -> None:
         """Logs a note if the step will hardly fit.
 
         Raises:
@@ -116,7 +116,7 @@ class MemoryCheck:
         if self._needs.certain > limit or sum(self._needs) > CERTAIN * limit:
             raise UserError(f"{needs}, and {has}; {self._remedy(TAKEN, limit)}")
         if sum(self._needs) > free:
-            say(
+            log(
                 f"note: {needs}, and {has}, {free / GIB:,.1f} of it free; "
                 f"{self._remedy(TAKEN, free)}"
             )

@@ -95,9 +95,9 @@ class PeriodicEvaluation:
         if row is None:
             return None
         for line in (*self.in_words(figures), *in_lines(row)):
-            self._console.say(f"step {step} | {line}")
+            self._console.log(f"step {step} | {line}")
         if last and (never := self._never_predicted(splits[-1])):
-            self._console.say(never)
+            self._console.log(never)
         self._write(step, figures, row, kept)
         self._add_knn(figures, row)
         if self._evaluate.draws:

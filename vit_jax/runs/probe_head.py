@@ -14,14 +14,14 @@ from vit_jax.runs.assemble import Parts
 from vit_jax.runs.evaluator import test_crop
 
 
-def with_probe_head(parts: Parts, params: dict, say: Callable[[str], None]) -> dict:
+def with_probe_head(parts: Parts, params: dict, log: Callable[[str], None]) -> dict:
     """Returns the first parameters of a run with the head of a linear probe on its training images.
 
     The features are computed once per image, with the evaluation transform.
 
     Args:
       params: parameters of the model, nested, on the host.
-      say: callback for lines on progress, unreadable images and the fitted probe.
+      log: callback for lines on progress, unreadable images and the fitted probe.
 
     Raises:
       UserError: the model does not have exactly one head, or an image does not have exactly one
@@ -43,12 +43,12 @@ def with_probe_head(parts: Parts, params: dict, say: Callable[[str], None]) -> d
         workers=config.data.workers,
         threads=config.data.threads,
         max_unreadable=config.data.max_unreadable,
-        say=say,
+        log=log,
     )
     train = features(jax.tree.map(place, params, shardings), parts.splits.train)
     groups = _groups(parts)
     head = linear_head(train, parts.num_classes, program.mesh, groups=groups, seed=config.seed)
-    say(
+    log(
         f"linear probe: fitted on {len(train.values):,} training images, penalty {head.penalty:g}, "
         f"cross-validated accuracy {head.accuracy:.2%}"
     )
@@ -57,7 +57,7 @@ def with_probe_head(parts: Parts, params: dict, say: Callable[[str], None]) -> d
 
 def _groups(parts: Parts) -> np.ndarray | None:
     """Returns the group of each training image; None without groups or slices."""
-    source, given = parts.splits.train, parts.caller.groups
+    source, given = parts.splits.train, parts.overrides.groups
     named = parts.config.data.groups if given is None else given
     if named is None or not isinstance(source, Subset):
         return None

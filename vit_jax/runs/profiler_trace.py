@@ -14,8 +14,8 @@ class Trace:
       folder: the trace's folder; every process writes the trace of its own devices.
     """
 
-    def __init__(self, steps: range | None, folder: Path, say: Callable[[str], None]):
-        self._steps, self._folder, self._say = steps or (), folder, say
+    def __init__(self, steps: range | None, folder: Path, log: Callable[[str], None]):
+        self._steps, self._folder, self._log = steps or (), folder, log
         self._running = False
 
     def before(self, step: int) -> None:
@@ -29,7 +29,7 @@ class Trace:
         if self._running and step == self._steps[-1]:
             jax.block_until_ready(results)
             self._stop()
-            self._say(
+            self._log(
                 f"trace of steps {self._steps[0]} to {step}: xprof {self._folder} (pip install "
                 "xprof)"
             )

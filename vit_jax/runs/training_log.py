@@ -81,7 +81,7 @@ class TrainLog:
                 f"(up to {self._max_skipped} such steps in a row are left out: max_skipped_steps)"
             )
         if new := skipped["total"] - self._skipped:
-            self._console.say(
+            self._console.log(
                 f"note: {new} update(s) up to step {step} left out, as the loss or the gradient "
                 f"was not finite; {skipped['total']} in all"
             )
@@ -103,11 +103,11 @@ class TrainLog:
         if step == self._steps or self._console.due:
             self._console.status(self._line(step, row, means), last=step == self._steps)
         if not self._warned and (warning := self._objective.warning(means, step)):
-            self._console.say(f"warning: {warning}")
+            self._console.log(f"warning: {warning}")
             self._warned = True
         first = self._suspicion is not None and self._begun[0] == 1
         if first and (remark := self._suspicion.remark(means, step * self._batch_size)):
-            self._console.say(f"warning: {remark}")
+            self._console.log(f"warning: {remark}")
         if self._writer:
             self._writer.write(step, row | self._ledger.row())
 

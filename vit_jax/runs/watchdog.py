@@ -25,16 +25,16 @@ class Watchdog:
 
     def __init__(self, seconds: float, ends: bool = True):
         self._seconds, self._ends = seconds, ends
-        self._stacks, self._say = None, print
+        self._stacks, self._log = None, print
         self._last = time.monotonic(), "the start", ""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def report_to(self, stacks: Path, say: Callable[[str], None]) -> None:
-        """Writes stacks into this file instead of standard error, and logs with `say`."""
-        self._stacks, self._say = stacks, say
+    def report_to(self, stacks: Path, log: Callable[[str], None]) -> None:
+        """Writes stacks into this file instead of standard error, and logs with `log`."""
+        self._stacks, self._log = stacks, log
 
-    def begins(self, phase: str) -> None:
+    def set_phase(self, phase: str) -> None:
         """Records the start of a long phase, such as `compiling the step`; restarts the timeout."""
         self._last = time.monotonic(), self._last[1], f": {phase}"
 
@@ -89,7 +89,7 @@ class Watchdog:
                 told = since
                 self._show_stacks(what)
                 after = "; the process ends after as long again" if self._ends else ""
-                self._say(f"{what}; all threads' stacks are in {where}{after} (hang_seconds)")
+                self._log(f"{what}; all threads' stacks are in {where}{after} (hang_seconds)")
 
     def _show_stacks(self, what: str) -> None:
         try:

@@ -65,7 +65,7 @@ class SavedRun(NamedTuple):
 
 @contextlib.contextmanager
 def claim(
-    workdir: Path, config: ConfigDict, manifest: dict, say: Callable[[str], None] = print
+    workdir: Path, config: ConfigDict, manifest: dict, log: Callable[[str], None] = print
 ) -> Iterator[Lock | BucketLock]:
     """Creates or resumes a workdir and holds its lock while the context is open.
 
@@ -82,7 +82,7 @@ def claim(
             _belongs(workdir, config, manifest)  # Before anything is created.
             workdir.mkdir(parents=True, exist_ok=True)
             url = url_of(workdir)
-            lock = held.enter_context(BucketLock(Bucket(url), say) if url else Lock(workdir, say))
+            lock = held.enter_context(BucketLock(Bucket(url), log) if url else Lock(workdir, log))
             if url:
                 fetched(url)
             # Again: the previous owner may have changed it.
@@ -90,7 +90,7 @@ def claim(
             if not saved:
                 _write(workdir, manifest, configs.to_json(config))
             elif changed := data_identity.differences(saved.manifest, _as_saved(manifest)):
-                say(
+                log(
                     "note: this run continues with other data than it began with: "
                     f"{'; '.join(changed)}"
                 )
@@ -99,7 +99,7 @@ def claim(
                 _write(workdir, saved.manifest, saved.text.rstrip())
             if saved and configs.differences(configs.to_json(saved.config), config):
                 before, after = saved.manifest["steps"], manifest["steps"]
-                say(f"note: this run is made longer: {after:,} steps in place of {before:,}")
+                log(f"note: this run is made longer: {after:,} steps in place of {before:,}")
                 text = json.loads(saved.text) | {name: config[name] for name in LENGTH}
                 _write(workdir, saved.manifest | {"steps": after}, json.dumps(text, indent=2))
         except OSError as error:

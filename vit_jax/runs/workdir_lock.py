@@ -48,18 +48,18 @@ class Lock:
     """Lock on `workdir`, a folder; a context manager.
 
     Args:
-      say: callback for messages about a takeover and about waiting for another process.
+      log: callback for messages about a takeover and about waiting for another process.
       beat_seconds, stale_seconds: the same in all processes that may use the workdir.
     """
 
     def __init__(
         self,
         workdir: Path,
-        say: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
         beat_seconds: float = BEAT_SECONDS,
         stale_seconds: float = STALE_SECONDS,
     ):
-        self._workdir, self._say = workdir, say
+        self._workdir, self._log = workdir, log
         self._beat_seconds, self._stale_seconds = beat_seconds, stale_seconds
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
@@ -76,7 +76,7 @@ class Lock:
             if self._make(newest + 1):
                 break
         if left_by:
-            self._say(f"note: taking over {self._workdir} from {left_by}: that process is gone")
+            self._log(f"note: taking over {self._workdir} from {left_by}: that process is gone")
         for number in range(newest, 0, -1):
             try:
                 self._file(number).unlink()
@@ -143,7 +143,7 @@ class Lock:
                     # Never immediately: the clocks of two hosts may differ.
                     seconds = max(self._stale_seconds - max(silent, 0), 2 * self._beat_seconds)
                     until = time.monotonic() + seconds
-                    self._say(
+                    self._log(
                         f"{self._workdir} is in use by {holder}; "
                         f"waiting up to {seconds:.0f} s for a sign that it still runs"
                     )

@@ -100,7 +100,7 @@ class Engine:
         assert isinstance(model, TokenModel)  # Other models have no rollout.
         return Look(features[0], of_patches(model, last)[0])
 
-    def features(self, images: ImageFiles, threads: int, say: Callable[[str], None]) -> Features:
+    def features(self, images: ImageFiles, threads: int, log: Callable[[str], None]) -> Features:
         """Returns the features of all readable images.
 
         Raises:
@@ -113,7 +113,7 @@ class Engine:
             batch_size=self.sizes[-1],
             threads=threads,
             max_unreadable=len(images),
-            say=say,
+            log=log,
         )
         found = extractor(params, images)
         assert found is not None  # The extractor is never stopped here.

@@ -19,18 +19,18 @@ class Neighbours:
     """The readable images of a folder, with features that are computed at construction.
 
     Args:
-      say: callback for messages about progress.
+      log: callback for messages about progress.
 
     Raises:
       UserError: the folder contains no readable image.
     """
 
-    def __init__(self, folder: str, engine: Engine, threads: int, say: Callable[[str], None]):
+    def __init__(self, folder: str, engine: Engine, threads: int, log: Callable[[str], None]):
         self.folder, self._crop = Path(folder).absolute(), engine.classifier.crop
         self._files = find_images([folder])
         for line in self._files.note():
-            say(line)
-        found = engine.features(self._files, threads, say)
+            log(line)
+        found = engine.features(self._files, threads, log)
         self._features, self._indices = unit(found.values), found.indices.tolist()
 
     def __len__(self):

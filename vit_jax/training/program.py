@@ -52,7 +52,7 @@ class Program(NamedTuple):
     graphdef: nnx.GraphDef  # Of the model.
     objective: nnx.GraphDef  # With its frozen model.
     # Key in the objective's state of the evaluated parameters; None: the trained ones.
-    judged_by: str | None
+    eval_params: str | None
     optimizer: optax.GradientTransformation
     # Raises UserError if the optimizer cannot start from these weights.
     check_first: Callable[[Weights], None]
@@ -107,8 +107,8 @@ class Program(NamedTuple):
     def evaluated(self, state: State) -> Evaluated:
         """Returns the parameters that are evaluated, and exported at the end of a run."""
         memory = state["memory"]
-        if self.judged_by:
-            params = memory[self.judged_by]
+        if self.eval_params:
+            params = memory[self.eval_params]
         else:
             params = effective(weights_of(state)) if state["extra"] else state["params"]
         update = state["step"] - state["skipped"]["total"]

@@ -49,7 +49,7 @@ def teachers(tmp_path_factory) -> dict[str, str]:
     """Checkpoints by what is particular of them."""
     folder = tmp_path_factory.mktemp("teachers")
     for kind, (name, values) in TEACHERS.items():
-        vit_jax.save_model(noisy(create_model(name, **values), 2), folder / kind, say=str)
+        vit_jax.save_model(noisy(create_model(name, **values), 2), folder / kind, log=str)
     return {kind: str(folder / kind) for kind in TEACHERS}
 
 
@@ -74,7 +74,7 @@ def test_loss_is_the_cross_entropy_of_the_codes_of_masked_patches(teachers):
     model, objective = made(teachers["stride 4"])
     batch = batch_of(objective)
     images, masked = np.asarray(batch["image"]), np.asarray(batch["masked"])
-    codes = np.asarray(vit_jax.load_model(teachers["stride 4"], say=str).codes(images))
+    codes = np.asarray(vit_jax.load_model(teachers["stride 4"], log=str).codes(images))
     assert len(np.unique(codes)) > 2
     embeddings = np.where(
         masked[..., None], np.asarray(objective.mask[...]), np.asarray(model.patches(images))
@@ -141,7 +141,7 @@ def test_the_tokeniser_sees_the_same_crop_at_its_own_size(teachers):
     assert (taught.size, taught.same_rectangle_as) == (32, image.name)
     seen = random_images(3, 32, 32)
     batch = batch_of(objective) | {taught.name: seen}
-    expected = vit_jax.load_model(teachers["stride 8"], say=str).codes(seen)
+    expected = vit_jax.load_model(teachers["stride 8"], log=str).codes(seen)
     np.testing.assert_array_equal(objective.tokens(batch), expected)
 
 

@@ -40,7 +40,7 @@ def write_tokeniser(folder, patch=4, width=WIDE, size=SIZE) -> str:
     encoder = create_model(
         f"ViT-Ti/{patch}", num_classes=0, image_size=size, dim=WIDE, depth=1, mlp_dim=32, heads=2
     )
-    vit_jax.save_model(noisy(encoder, 2), folder, library="timm", say=str)
+    vit_jax.save_model(noisy(encoder, 2), folder, library="timm", log=str)
     own = {
         "projection/hidden/kernel": rng.normal(0, 0.3, (width, width)),
         "projection/hidden/bias": rng.normal(size=width),
@@ -90,7 +90,7 @@ def cross_entropies(objective, model, tokens, codes, masked):
 def test_codes_are_the_nearest_to_the_projected_patches(pair, tokeniser):
     _, objective = pair
     batch = batch_of(objective)
-    encoder = vit_jax.load_model(tokeniser, say=str)
+    encoder = vit_jax.load_model(tokeniser, log=str)
     tokens = np.float64(encoder.features(batch["image"], dense=True)).reshape(3, PATCHES, WIDE)
     heads = objective.frozen.heads
     for layer, then in ((heads.projection.hidden, np.tanh), (heads.projection.out, lambda x: x)):
@@ -183,7 +183,7 @@ def test_multiply_adds_are_of_both_ways_and_a_third_of_the_tokenisers(pair, toke
         count_multiply_adds(model) - model.patches(np.zeros((1, SIZE, SIZE, 3), np.uint8)).size * 48
     )
     tokens = PATCHES * (WIDE * WIDE + WIDE * DIM + DIM * CODES)
-    taught = count_multiply_adds(vit_jax.load_model(tokeniser, say=str)) + tokens
+    taught = count_multiply_adds(vit_jax.load_model(tokeniser, log=str)) + tokens
     expected = count_multiply_adds(model) + layers * 2 / DEPTH + 2 * head + taught / 3
     assert objective.multiply_adds(model) == pytest.approx(expected, rel=0.02)
 
@@ -207,6 +207,6 @@ def test_tokenisers_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(UserError, match="a tokeniser of other patches than its model's"):
         made(write_tokeniser(tmp_path / "wider", width=32))
     bare = create_model("ViT-Ti/4", num_classes=0, image_size=SIZE, **SMALL)
-    vit_jax.save_model(bare, tmp_path / "none", library="timm", say=str)
+    vit_jax.save_model(bare, tmp_path / "none", library="timm", log=str)
     with pytest.raises(UserError, match="has no heads of vqkd: take a workdir of such a run"):
         made(str(tmp_path / "none"))

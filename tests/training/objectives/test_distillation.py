@@ -101,7 +101,7 @@ def test_loss_is_the_papers(teacher, kind, heads):
     share, heat = 0.3, 2.0
     values = dict(kind=kind, teacher_weight=share, temperature=heat)
     student = student_of(distillation=heads)
-    taught = vit_jax.load_model(teacher, say=str)
+    taught = vit_jax.load_model(teacher, log=str)
     config = config_of("distillation", teacher=teacher, **values)
     objective = make_objective(config, student, rngs=nnx.Rngs(0), frozen=taught)
 
@@ -144,7 +144,7 @@ def test_teacher_sees_pixels_as_its_checkpoint_says_and_no_step_changes_it(teach
     labels = batch_of()["labels"][:, 0]
     said = jax.jit(lambda model, images: model(images))
     right = (
-        np.asarray(said(vit_jax.load_model(teacher, say=str), batch_of()["image"])).argmax(-1)
+        np.asarray(said(vit_jax.load_model(teacher, log=str), batch_of()["image"])).argmax(-1)
         == labels
     )
     assert (
@@ -194,7 +194,7 @@ def test_teacher_in_bfloat16_says_what_its_checkpoint_says_in_bfloat16(teacher):
     frozen = open_frozen(config_for(teacher, **{"objective.teacher_dtype": "bfloat16"}))
     graphdef, said = nnx.graphdef(frozen.model), jax.jit(lambda model, images: model(images))
     kept = nnx.merge(graphdef, jax.tree.map(jnp.asarray, frozen.read()))
-    loaded = vit_jax.load_model(teacher, say=str, dtype="bfloat16")
+    loaded = vit_jax.load_model(teacher, log=str, dtype="bfloat16")
     images = batch_of()["image"]
     np.testing.assert_array_equal(said(kept, images), said(loaded, images))
     whole, half = (

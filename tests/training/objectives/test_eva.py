@@ -45,7 +45,7 @@ def teachers(tmp_path_factory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("teachers")
     for kind, (name, values) in kinds.items():
         model = noisy(create_model(name, **{"num_classes": 0} | values), 2)
-        vit_jax.save_model(model, folder / kind, library="timm", say=str)
+        vit_jax.save_model(model, folder / kind, library="timm", log=str)
     return {kind: str(folder / kind) for kind in kinds}
 
 
@@ -64,7 +64,7 @@ def test_loss_is_one_less_the_cosine_with_what_the_teacher_says_of_masked_patche
     model, objective = made(teachers["with a head"], teacher_features=features)
     batch = batch_of(objective)
     images, masked = np.asarray(batch["image"]), np.asarray(batch["masked"])
-    teacher = vit_jax.load_model(teachers["with a head"], say=str)
+    teacher = vit_jax.load_model(teachers["with a head"], log=str)
     said = np.asarray(teacher.features(images, dense=True), np.float64).reshape(
         len(images), PATCHES, -1
     )

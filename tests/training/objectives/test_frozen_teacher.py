@@ -112,7 +112,7 @@ def test_student_learns_of_whole_views_what_the_teachers_own_heads_say(teacher):
             model, batch, StepContext(None, state["memory"], 1)
         )
     )(model, objective, batch)
-    held, loaded = open_checkpoint(teacher).objective, vit_jax.load_model(teacher, say=str)
+    held, loaded = open_checkpoint(teacher).objective, vit_jax.load_model(teacher, log=str)
     own = {path: np.asarray(read()) for path, read in held.sources(held.shapes()).items()}
 
     def see(model):

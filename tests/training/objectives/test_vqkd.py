@@ -89,7 +89,7 @@ def teachers(tmp_path_factory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("teachers")
     for kind, (name, values) in kinds.items():
         model = noisy(vit_jax.create_model(name, **{"num_classes": 0} | values), 2)
-        vit_jax.save_model(model, folder / kind, library="timm", say=str)
+        vit_jax.save_model(model, folder / kind, library="timm", log=str)
     return {kind: str(folder / kind) for kind in kinds}
 
 
@@ -184,7 +184,7 @@ def test_loss_is_of_what_is_decoded_from_the_nearest_codes(teachers, features):
         tokens = block(tokens)
     tokens = np.float64(decoder.norm(tokens)[:, 1:])
     decoded = dense(decoder.out.out, np.tanh(dense(decoder.out.hidden, tokens)))
-    teacher = vit_jax.load_model(teachers["with a head"], say=str)
+    teacher = vit_jax.load_model(teachers["with a head"], log=str)
     said = np.float64(teacher.features(images, dense=True)).reshape(BATCH, PATCHES, -1)
     said = dense(teacher.head, said) if features == "head" else said
     cosines = (
@@ -362,7 +362,7 @@ def test_a_run_is_opened_as_a_tokeniser_with_its_codebook(run, saved, tmp_path, 
     items = load_items(run / "checkpoints", {"codebook": jnp.zeros((CODES, DIM))})
     np.testing.assert_array_equal(tokeniser.heads.codebook[...], items["codebook"])
     images = np.random.default_rng(0).integers(256, size=(3, SIZE, SIZE, 3), dtype=np.uint8)
-    encoder, own = vit_jax.load_model(run, say=str), tokeniser.heads.projection
+    encoder, own = vit_jax.load_model(run, log=str), tokeniser.heads.projection
     patches = encoder.features(images, dense=True).reshape(3, PATCHES, -1)
     x = np.float64(own(patches))
     np.testing.assert_array_equal(

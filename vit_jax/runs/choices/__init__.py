@@ -25,7 +25,7 @@ JOBS = {"finetune": "finetuning", "pretrain": "pretraining"}
 
 
 def settle(
-    config: ConfigDict, given: Collection[str], workdir: Path, say: Callable[[str], None] = print
+    config: ConfigDict, given: Collection[str], workdir: Path, log: Callable[[str], None] = print
 ) -> ConfigDict:
     """Returns the config with the automatic settings of `auto`; a started run keeps its own.
 
@@ -33,7 +33,7 @@ def settle(
       config: checked.
       given: keys of the user's values.
       workdir: the run's workdir.
-      say: callback that receives a line for each choice.
+      log: callback that receives a line for each choice.
 
     Raises:
       UserError: nothing can be chosen: no data, no checkpoint, too few images.
@@ -48,7 +48,7 @@ def settle(
             values["data.path"] = data_at(own["data.path"]).path
     else:
         choices = import_module(f"{__name__}.{JOBS[config.auto]}").choose(config, given)
-        _log(choices, own, workdir, say)
+        _log(choices, own, workdir, log)
         fixed = {*given} - {"data.path"}
         values = {one.key: one.value for one in choices if one.key not in fixed}
     config.update_from_flattened_dict(values)
@@ -63,16 +63,16 @@ def settle(
 
 
 def _log(
-    choices: Sequence[Choice], own: Mapping[str, Any], workdir: Path, say: Callable[[str], None]
+    choices: Sequence[Choice], own: Mapping[str, Any], workdir: Path, log: Callable[[str], None]
 ) -> None:
     """Logs a line for each choice.
 
     Args:
       own: the user's values by key.
     """
-    say(f"chosen for {shown(workdir)}; a flag changes each:")
+    log(f"chosen for {shown(workdir)}; a flag changes each:")
     for line in in_words(choices, own):
-        say(line)
+        log(line)
 
 
 def next_workdir(path: str) -> str:

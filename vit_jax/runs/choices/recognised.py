@@ -18,14 +18,14 @@ KINDS = ("digits", "folder", "csv", "tfds")  # Sources that a recognised one may
 
 
 def recognise(
-    config: ConfigDict, given: Collection[str], say: Callable[[str], None] = print
+    config: ConfigDict, given: Collection[str], log: Callable[[str], None] = print
 ) -> None:
     """Sets `data.source` and the splits by the data at `data.path`, if the user sets no source.
 
     A path that is not recognised is left unchanged, and opening its source raises the error.
 
     Args:
-      say: callback that receives a line for each value.
+      log: callback that receives a line for each value.
 
     Raises:
       UserError: one of the user's splits shares images with an automatic one.
@@ -40,7 +40,7 @@ def recognise(
     fixed = {*given} - {"data.path"}
     choices = [one for one in _choices(config, data_set) if one.key not in fixed]
     for line in ("the data set at data.path:", *in_words(choices, ())) if choices else ():
-        say(line)
+        log(line)
     config.update_from_flattened_dict({one.key: one.value for one in choices})
     _check_apart(config, [one.key for one in choices])
 

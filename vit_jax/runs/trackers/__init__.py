@@ -20,7 +20,7 @@ from vit_jax.runs.workdir import saved_run
 
 
 def deliveries(
-    names: Sequence[str], workdir: Path, rows: Sequence[dict], say: Say
+    names: Sequence[str], workdir: Path, rows: Sequence[dict], log: Say
 ) -> list[Delivery]:
     """Opens trackers for the run in a workdir, and sends them its missing rows.
 
@@ -39,7 +39,7 @@ def deliveries(
     try:
         for name in names:
             kind = import_module(f"{__name__}.{name}").Tracker
-            opened.append(Delivery(name, kind, facts, rows, say))
+            opened.append(Delivery(name, kind, facts, rows, log))
     except BaseException:
         for delivery in opened:
             delivery.close()

@@ -53,9 +53,9 @@ class Delivery:
         kind: Callable[[RunFacts, str, int], BaseTracker],
         run: RunFacts,
         rows: Sequence[dict],
-        say: Say,
+        log: Say,
     ):
-        self._name, self._kind, self._run, self._say = name, kind, run, say
+        self._name, self._kind, self._run, self._log = name, kind, run, log
         self._file = run.workdir / FOLDER / f"{name}.json"
         # The last sent step, the names of its metrics, and the last step of each picture.
         self._sent = {"identity": "", "step": 0, "figures": [], "pictures": {}}
@@ -85,7 +85,7 @@ class Delivery:
         self._closing.set()
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive() or not self._waiting.empty():
-            self._say(
+            self._log(
                 f"warning: {self._name} lacks the figures after step {self._sent['step']}; the "
                 "same command sends them"
             )
@@ -113,7 +113,7 @@ class Delivery:
         except Exception as error:  # The library may raise any exception; training continues.
             if not self._warned:
                 line = str(error) if isinstance(error, UserError) else f"{self._name}: {error}"
-                self._say(f"warning: {' '.join(line.split())}; training goes on, and tries again")
+                self._log(f"warning: {' '.join(line.split())}; training goes on, and tries again")
             self._warned = True
             return False
         self._warned = False

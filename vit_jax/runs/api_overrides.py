@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from vit_jax.models.image_model import ImageModel
 
 
-class Caller(NamedTuple):
+class ApiOverrides(NamedTuple):
     """Overrides of the config by a calling program, such as a notebook.
 
     Attributes:
