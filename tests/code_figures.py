@@ -79,7 +79,7 @@ def imported_by_load() -> list[str]:
             f"vit_jax.save_model(model, {folder!r} + '/model', library='timm')"
         )
         load = (
-            f"import sys, vit_jax; vit_jax.load_model({folder!r} + '/model', say=str);"
+            f"import sys, vit_jax; vit_jax.load_model({folder!r} + '/model', log=str);"
             "print(*sys.modules)"
         )
         subprocess.run([sys.executable, "-c", write], check=True, cwd=ROOT)

@@ -189,10 +189,10 @@ def test_loading_and_saving_a_model_imports_nothing_outside(library, tmp_path):
 import sys, vit_jax
 source, target = sys.argv[1:]
 model = vit_jax.create_model("ViT-Ti/16", **{SMALL})
-vit_jax.save_model(model, source, library={library!r}, say=str)
-model = vit_jax.load_model(source, image_size=48, num_classes=2, say=str)
+vit_jax.save_model(model, source, library={library!r}, log=str)
+model = vit_jax.load_model(source, image_size=48, num_classes=2, log=str)
 assert model(__import__("numpy").zeros((1, 48, 48, 3), "float32")).shape == (1, 2)
-vit_jax.save_model(source, target, library="timm", gelu="erf", norm_epsilon=1e-6, say=str)
+vit_jax.save_model(source, target, library="timm", gelu="erf", norm_epsilon=1e-6, log=str)
 """
     assert imported_outside(code, str(source), str(tmp_path / "copy")) == ""
     assert (tmp_path / "copy/model.safetensors").is_file()

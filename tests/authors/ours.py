@@ -14,7 +14,7 @@ from tests.test_config import load
 from vit_jax.models import abstract, create_model, model_factory
 from vit_jax.models.vit import FAMILY as VIT
 from vit_jax.parallel.sharding import path_name
-from vit_jax.training.memory import cosine_share
+from vit_jax.training.averages import cosine_share
 from vit_jax.training.objectives.block_masked import BlockMasked
 from vit_jax.training.objectives.dino import DINO
 from vit_jax.training.objectives.hidden_pixels import HiddenPixels

@@ -130,11 +130,11 @@ def test_run_starts_with_the_heads_and_the_centre_of_dinos_full_checkpoint(
     assert parts.origin.found[-1] == f"kept: dino's own parameters, {parameters:,}, with centre"
     state = first_state(parts)
     wanted = said(torch, heads[which], features())
-    for own in (state["extra"]["objective"], state["memory"]["teacher_head"]):
+    for own in (state["extra"]["objective"], state["objective_state"]["teacher_head"]):
         assert_says(objective_of(parts, own).head, wanted)
-    np.testing.assert_array_equal(state["memory"]["centre"], centre[0].numpy())
+    np.testing.assert_array_equal(state["objective_state"]["centre"], centre[0].numpy())
     cls = backbone.state_dict()["cls_token"].numpy()
-    np.testing.assert_array_equal(state["memory"]["teacher"]["cls"], cls)
+    np.testing.assert_array_equal(state["objective_state"]["teacher"]["cls"], cls)
 
 
 PATCHES = {"dino.patch_weight": 1.0}
@@ -162,11 +162,11 @@ def test_run_starts_with_both_heads_and_the_mask_of_dinov2s_teacher(
     assert "kept, of pre-training: head, patch_head, mask" in printed and "left out" not in printed
     parts = started(tmp_path / "ours", **TWO)
     state = first_state(parts)
-    objective = objective_of(parts, state["memory"]["teacher_head"])
+    objective = objective_of(parts, state["objective_state"]["teacher_head"])
     assert_says(objective.head, said(torch, heads["dino_head"], features()))
     assert_says(objective.patch_head, said(torch, heads["ibot_head"], features()))
     np.testing.assert_array_equal(objective.mask[...][0], teacher["backbone.mask_token"].numpy())
-    assert np.abs(state["memory"]["centre"]).max() == 0
+    assert np.abs(state["objective_state"]["centre"]).max() == 0
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -193,7 +193,7 @@ def test_run_starts_with_ibots_head_of_one_mlp(shared, torch, backbone, make_hea
     assert_says(
         objective.patch_head or objective.head, said(torch, head, features(), "last_layer2")
     )
-    np.testing.assert_array_equal(state["memory"]["patch_centre"], centres["center2"][0, 0].numpy())
+    np.testing.assert_array_equal(state["objective_state"]["patch_centre"], centres["center2"][0, 0].numpy())
 
 
 def test_heads_that_are_not_read_are_named_and_the_backbone_is_read(
@@ -258,12 +258,12 @@ def test_new_run_starts_with_the_teachers_heads_and_a_run_of_other_masks_says_wh
     parts = started(workdir, **OF_RUN)
     state, held = first_state(parts), open_checkpoint(workdir).objective
     jax.tree.map(
-        np.testing.assert_array_equal, state["memory"]["teacher_head"], state["extra"]["objective"]
+        np.testing.assert_array_equal, state["objective_state"]["teacher_head"], state["extra"]["objective"]
     )
     path = "head/layers/0/kernel"
     np.testing.assert_array_equal(
         held.sources({path: (16, HIDDEN)})[path](),
-        state["memory"]["teacher_head"]["head"]["layers"]["0"]["kernel"],
+        state["objective_state"]["teacher_head"]["head"]["layers"]["0"]["kernel"],
     )
     of_patches = (
         "dino.patch_weight",

@@ -32,7 +32,7 @@ def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("page", "count"), [("docs/models.md", 7), ("docs/ledger.md", 1), ("docs/growing_data.md", 1)]
+    ("page", "count"), [("docs/models.md", 8), ("docs/ledger.md", 1), ("docs/growing_data.md", 1)]
 )
 def test_the_code_of_other_pages_runs(page, count):
     import vit_jax

@@ -127,7 +127,7 @@ def test_a_tokeniser_with_its_codebook_goes_on_to_the_bit(tmp_path):
     config = small(steps=4, evaluate_every=4, **dotted(**values))
     assert_goes_on_to_the_bit(config, tmp_path)
     codebooks = [
-        open_checkpoint(tmp_path / name).objective.memory["codebook"].read()
+        open_checkpoint(tmp_path / name).objective.state["codebook"].read()
         for name in ("killed", "whole")
     ]
     np.testing.assert_array_equal(*codebooks)

@@ -2,7 +2,7 @@
 
 `objective.json` contains the objective's name and the values of `config.objective` that determine
 its parameters. `objective.safetensors` contains the parameters by our paths, and the objective's
-state as `memory/...`.
+state as `state/...`.
 """
 
 import functools
@@ -20,7 +20,7 @@ from vit_jax.small_files import read_small
 
 WORDS, TENSORS = "objective.json", "objective.safetensors"
 MASK = "mask"  # Name of an objective if only its mask token is stored.
-_MEMORY = "memory/"
+_STATE = "state/"
 
 Shapes = dict[str, tuple[int, ...]]  # Shapes by our paths.
 
@@ -34,14 +34,14 @@ class ObjectiveParams(NamedTuple):
       sources: returns, for the expected shapes by our path, the functions that read the parameters.
         It raises UserError if the checkpoint's shapes differ.
       shapes: returns the shapes of all parameters; None: the values determine them.
-      memory: the objective's state by name, such as a codebook.
+      state: the objective's state by name, such as a codebook.
     """
 
     name: str
     values: dict[str, Any]
     sources: Callable[[Shapes], dict[str, Callable[[], np.ndarray]]]
     shapes: Callable[[], Shapes] | None = None
-    memory: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
 
     @property
     def words(self) -> str:
@@ -52,8 +52,8 @@ class ObjectiveParams(NamedTuple):
 
     def count(self, shapes: Shapes) -> str:
         """Returns a description of the parameters, their number, and the names of the state."""
-        remembered = f", with {' and '.join(sorted(self.memory))}" if self.memory else ""
-        return f"{self.words}, {sum(map(math.prod, shapes.values())):,}{remembered}"
+        state = f", with {' and '.join(sorted(self.state))}" if self.state else ""
+        return f"{self.words}, {sum(map(math.prod, shapes.values())):,}{state}"
 
 
 def check_shapes(place: str, name: str, own: Shapes, wanted: Shapes) -> None:
@@ -98,18 +98,18 @@ def open_beside(
     def read(path: str) -> np.ndarray:
         return finite(tensors[path].read(), f"{folder}: {name}'s {path}")
 
-    own = {path: tensor.shape for path, tensor in tensors.items() if not path.startswith(_MEMORY)}
+    own = {path: tensor.shape for path, tensor in tensors.items() if not path.startswith(_STATE)}
 
     def sources(shapes: Shapes) -> dict[str, Callable[[], np.ndarray]]:
         check_shapes(str(folder), name, own, shapes)
         return {path: functools.partial(read, path) for path in shapes}
 
-    memory = {
-        path.removeprefix(_MEMORY): tensor._replace(read=functools.partial(read, path))
+    state = {
+        path.removeprefix(_STATE): tensor._replace(read=functools.partial(read, path))
         for path, tensor in tensors.items()
-        if path.startswith(_MEMORY)
+        if path.startswith(_STATE)
     }
-    return ObjectiveParams(name, values, sources, lambda: own, memory)
+    return ObjectiveParams(name, values, sources, lambda: own, state)
 
 
 def write_beside(
@@ -117,9 +117,9 @@ def write_beside(
     name: str,
     values: dict[str, Any],
     own: dict[str, np.ndarray],
-    memory: dict[str, np.ndarray],
+    state: dict[str, np.ndarray],
 ) -> None:
     """Writes an objective's parameters, values and state next to a model."""
-    arrays = own | {_MEMORY + key: array for key, array in memory.items()}
+    arrays = own | {_STATE + key: array for key, array in state.items()}
     write_safetensors(folder / TENSORS, {path: np.asarray(array) for path, array in arrays.items()})
     (folder / WORDS).write_text(json.dumps(dict(name=name, values=values), indent=2) + "\n")

@@ -163,7 +163,7 @@ def _convert_to_timm(named: list[tuple[str, Any]], folder: Path, pixels: str | N
     tensors, config, assumptions = as_timm(_with_register_positions(tensors), pixels)
     _write_timm(folder, tensors, config)
     if heads:
-        write_beside(folder, "dino", heads.values, heads.own, heads.memory)
+        write_beside(folder, "dino", heads.values, heads.own, heads.state)
         notes.extend(heads.notes)
     prefixes = sorted({name.split(".")[0] for name in skipped})
     notes.extend(f"left out, of pre-training alone: {prefix}" for prefix in prefixes)

@@ -39,7 +39,7 @@ class _Objective(NamedTuple):
     name: str
     values: Values
     params: Arrays
-    memory: Arrays
+    state: Arrays
 
 
 def save(
@@ -86,7 +86,7 @@ def save(
         else:
             _write_folder(temporary, content.arrays, files)
             if own and not inside:
-                write_beside(temporary, own.name, own.values, own.params, own.memory)
+                write_beside(temporary, own.name, own.values, own.params, own.state)
         written = open_files(temporary, values["image_size"])
         _compare_arguments(written, target.title, model, values)
         _compare_parameters(written, target.title, read)
@@ -110,8 +110,8 @@ def _content(
 
 def _read_objective(objective: ObjectiveParams, shapes: Shapes | None) -> _Objective:
     params = {path: source() for path, source in objective.sources(shapes or {}).items()}
-    memory = {name: tensor.read() for name, tensor in objective.memory.items()}
-    return _Objective(objective.name, objective.values, params, memory)
+    state = {name: tensor.read() for name, tensor in objective.state.items()}
+    return _Objective(objective.name, objective.values, params, state)
 
 
 def _with_objective(
@@ -186,8 +186,8 @@ def _compare_objective(written: ObjectiveParams | None, title: str, own: _Object
             raise UserError(f"{title} cannot store config.{own.name}.{name}={own.values[name]!r}")
     sources = written.sources({path: array.shape for path, array in own.params.items()})
     read = {path: source() for path, source in sources.items()}
-    read |= {name: written.memory[name].read() for name in own.memory}
-    for path, array in (own.params | own.memory).items():
+    read |= {name: written.state[name].read() for name in own.state}
+    for path, array in (own.params | own.state).items():
         if not np.array_equal(read[path], array):
             raise UserError(f"{title} does not store {own.name}'s {path} exactly")
 

@@ -130,7 +130,7 @@ def compile_step(config: ConfigDict, where: Slice, num_classes: int, steps: int)
 
 def parameters_of(program: Program) -> list[dict]:
     """Returns all parameters in a step's state: trained ones, their averages and frozen ones."""
-    return [program.state[name] for name in ("params", "extra", "memory", "frozen")]
+    return [program.state[name] for name in ("params", "extra", "objective_state", "frozen")]
 
 
 def compile_lowered(

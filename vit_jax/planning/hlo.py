@@ -14,7 +14,7 @@ from vit_jax.models.attention import SCORES, VALUES
 from vit_jax.models.model_card import count_taps
 
 # The named scopes of `training/step.py`.
-SCOPES = ("augmentation", "gradients", "loss", "optimizer", "memory")
+SCOPES = ("augmentation", "gradients", "loss", "optimizer", "objective_state")
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128} | {
     f"{kind}{bits}": bits for kind in "suf" for bits in (4, 8, 16, 32, 64)

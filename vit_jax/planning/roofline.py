@@ -66,7 +66,7 @@ def estimate_best(
     divided = whole.shape["fsdp"] * tensor
     frozen, changed = (
         bytes_of(jax.tree.leaves([program.state[name] for name in names])) // divided
-        for names in (["frozen"], ["params", "extra", "memory"])
+        for names in (["frozen"], ["params", "extra", "objective_state"])
     )
     moments = bytes_of(jax.tree.leaves(program.state["optimizer"])) // divided
     memory = Memory(

@@ -124,7 +124,7 @@ def assemble(
     weights = _class_weights(options, splits.train)
     program = _program(options, mesh, origin, frozen, num_classes, steps, weights)
     origin = with_objective(
-        origin, options, objective_weights(program.state), program.state["memory"]
+        origin, options, objective_weights(program.state), program.state["objective_state"]
     )
     data |= suites.fingerprints
     return Parts(

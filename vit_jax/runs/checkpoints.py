@@ -363,7 +363,7 @@ def as_items(state: State, metrics: Metrics) -> dict:
     """Returns the content of a checkpoint in separate items, without a frozen model."""
     run = {"step": state["step"], "skipped": state["skipped"], "metrics": metrics}
     items = {name: state[name] for name in ("params", "extra", "optimizer") if state[name]}
-    return items | state["memory"] | {"run": run}
+    return items | state["objective_state"] | {"run": run}
 
 
 def from_items(items: dict) -> tuple[State, Metrics]:
@@ -371,11 +371,11 @@ def from_items(items: dict) -> tuple[State, Metrics]:
     run = dict(items["run"])
     metrics = run.pop("metrics")
     weights = {"params": items["params"], "extra": items.get("extra", {})}
-    memory = {
+    objective_state = {
         name: item for name, item in items.items() if name not in (*weights, "optimizer", "run")
     }
     return weights | {
-        "memory": memory,
+        "objective_state": objective_state,
         "frozen": {},
         "optimizer": items["optimizer"],
     } | run, metrics

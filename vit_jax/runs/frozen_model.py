@@ -133,15 +133,13 @@ def _with_heads(
             "folder that vit_jax.convert wrote with them"
         )
     try:
-        remembered = {name: tensor.shape for name, tensor in found.memory.items()}
-        there = objective_shapes(found, options) | remembered
+        state = {name: tensor.shape for name, tensor in found.state.items()}
+        there = objective_shapes(found, options) | state
         heads = abstract(partial(wanted.beside, found.values, there))
         shapes = {path_name(path): x.shape for path, x in jax.tree.leaves_with_path(_params(heads))}
         check_shapes(wanted.source, found.name, there, shapes)
-        own = found.sources(
-            {path: shape for path, shape in shapes.items() if path not in remembered}
-        )
-        own |= {name: found.memory[name].read for name in remembered if name in shapes}
+        own = found.sources({path: shape for path, shape in shapes.items() if path not in state})
+        own |= {name: found.state[name].read for name in state if name in shapes}
     except UserError as error:
         raise UserError(f"{start}: {error}") from error
     sources = {f"model/{path}": read for path, read in sources.items()}

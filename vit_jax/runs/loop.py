@@ -299,17 +299,23 @@ class Run:
             self.console.log(f"continuing from {self.checkpoints.folder / str(step)}")
             return step
         self.watchdog.set_phase("making the first parameters")
-        params, objective, remembered = origin.read(), origin.read_objective(), origin.read_memory()
+        params, objective, objective_state = (
+            origin.read(),
+            origin.read_objective(),
+            origin.read_objective_state(),
+        )
         if self.config.finetune.head == "probe":
             self.watchdog.set_phase("fitting the linear probe")
             params = with_probe_head(self.parts, params, self.console.log)
         if peers.count > 1:
             leaves = jax.tree.leaves_with_path(
-                {"params": params, "objective": objective, "memory": remembered}
+                {"params": params, "objective": objective, "objective_state": objective_state}
             )
             sums = {path_name(path): zlib.crc32(x) for path, x in leaves}
             peers.agree("the checkpoint to start from", sums)
-        self.state = program.initial_state(self.config.seed, params, frozen, objective, remembered)
+        self.state = program.initial_state(
+            self.config.seed, params, frozen, objective, objective_state
+        )
         self.metrics = program.initial_metrics()
         return 0
 

@@ -66,7 +66,7 @@ def needs_of(program: Program, config: RunOptions, max_labels: int) -> Needs:
     moving = [x for x, moves in leaves if moves]
     return Needs(
         parameters=sum(
-            held(x) for x in (weights, program.state["memory"], program.state["frozen"])
+            held(x) for x in (weights, program.state["objective_state"], program.state["frozen"])
         ),
         optimizer=held(program.state["optimizer"]),
         gradients=held(moving),

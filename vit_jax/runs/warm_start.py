@@ -44,7 +44,7 @@ class Origin(NamedTuple):
     beside: ObjectiveParams | None = None  # The checkpoint's parameters of an objective.
     # Parameters of the run's objective, similar to `sources`.
     objective: dict[str, Callable[[], np.ndarray]] = {}
-    memory: dict[str, Callable[[], np.ndarray]] = {}  # State of the objective, by name.
+    objective_state: dict[str, Callable[[], np.ndarray]] = {}  # By name.
 
     @property
     def name(self) -> str:
@@ -63,9 +63,9 @@ class Origin(NamedTuple):
         """Returns the parameters of the run's objective, on the host; empty if they are random."""
         return _read(self.objective)
 
-    def read_memory(self) -> dict:
+    def read_objective_state(self) -> dict:
         """Returns the checkpoint's state of the objective, on the host."""
-        return _read(self.memory)
+        return _read(self.objective_state)
 
 
 def _read(sources: dict[str, Callable[[], np.ndarray]]) -> dict:
@@ -222,19 +222,19 @@ def _with_kept_objective(
     new, dropped = _differing_parts(config, stored, params)
     shapes = {path: shape for path, shape in _shapes(params).items() if _top(path) not in new}
     carried = objective_of(config.objective.name).carried
-    tensors = {key: x for key, x in stored.memory.items() if key in carried and key in state}
+    tensors = {key: x for key, x in stored.state.items() if key in carried and key in state}
     try:
         sources = stored.sources(shapes)
         _check_state(config, tensors, state)
     except UserError as error:
         raise UserError(f"{error}; {_RANDOM_OBJECTIVE}") from error
-    lines = [f"kept: {stored._replace(memory=tensors).count(shapes)}"]
+    lines = [f"kept: {stored._replace(state=tensors).count(shapes)}"]
     if changed_options:
         lines[0] += f", trained with {', '.join(f'{k}={x!r}' for k, x in changed_options.items())}"
     lines += [f"new: {name}'s {part}, which the checkpoint has not" for part in new]
     lines += [f"dropped: {name}'s {part}, which the run has not" for part in dropped]
-    memory = {key: tensor.read for key, tensor in tensors.items()}
-    return origin._replace(found=[*origin.found, *lines], objective=sources, memory=memory)
+    read = {key: tensor.read for key, tensor in tensors.items()}
+    return origin._replace(found=[*origin.found, *lines], objective=sources, objective_state=read)
 
 
 def _changed_options(config: RunOptions, stored: ObjectiveParams) -> dict[str, Any]:

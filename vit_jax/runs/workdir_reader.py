@@ -148,11 +148,11 @@ def _objective_params(workdir: Path, config: RunOptions, step: int) -> Objective
         return np.asarray(load(item, _abstract({item: shape})[item]))
 
     carried = {item: saved()[item][""] for item in kind.carried if item in saved()}
-    memory = {
+    state = {
         item: Tensor(shape, "float32", functools.partial(load_array, item, shape))
         for item, shape in carried.items()
     }
-    return ObjectiveParams(name, values, sources, own, memory)
+    return ObjectiveParams(name, values, sources, own, state)
 
 
 def _preprocessing(config: RunOptions, manifest: dict) -> Preprocessing:

@@ -69,7 +69,7 @@ class Program(NamedTuple):
         params: dict | None = None,
         frozen: dict | None = None,
         objective: dict | None = None,
-        remembered: dict | None = None,
+        objective_state: dict | None = None,
     ) -> State:
         """Returns the state before the first step; each process makes the part on its devices.
 
@@ -78,7 +78,7 @@ class Program(NamedTuple):
           params: the model's parameters, on the host; None draws them.
           frozen: the frozen model's parameters, on the host, if the objective has one.
           objective: parts of the objective's own parameters, on the host; the others are drawn.
-          remembered: parts of the objective's state that replace its initial ones, on the host.
+          objective_state: parts that replace those of the objective's first state, on the host.
 
         Raises:
           UserError: the optimizer cannot start from these.
@@ -90,11 +90,13 @@ class Program(NamedTuple):
         )
         frozen = self.placed_frozen(frozen or {})
         whole = nnx.merge(self.objective, with_frozen(objective_weights(weights), frozen))
-        memory = whole.initial_state(effective(weights)) | (remembered or {})
-        memory = jax.tree.map(lambda x, like: _copy(x, like.sharding), memory, self.state["memory"])
+        objective_state = whole.initial_state(effective(weights)) | (objective_state or {})
+        objective_state = jax.tree.map(
+            lambda x, like: _copy(x, like.sharding), objective_state, self.state["objective_state"]
+        )
         places = jax.tree.map(lambda x: x.sharding, self.state["optimizer"])
         moments = jax.jit(self.optimizer.init, out_shardings=places)(weights)
-        state = init_state(weights, memory, frozen, moments)
+        state = init_state(weights, objective_state, frozen, moments)
         counts = jax.device_put(
             {name: state[name] for name in ("step", "skipped")}, replicated(self.mesh)
         )
@@ -106,20 +108,22 @@ class Program(NamedTuple):
 
     def evaluated(self, state: State) -> Evaluated:
         """Returns the parameters that are evaluated, and exported at the end of a run."""
-        memory = state["memory"]
+        objective_state = state["objective_state"]
         if self.eval_params:
-            params = memory[self.eval_params]
+            params = objective_state[self.eval_params]
         else:
             params = effective(weights_of(state)) if state["extra"] else state["params"]
         update = state["step"] - state["skipped"]["total"]
         return Evaluated(
-            params, with_frozen(objective_weights(state), state["frozen"]), memory, update
+            params, with_frozen(objective_weights(state), state["frozen"]), objective_state, update
         )
 
     def evaluated_places(self) -> Evaluated:
         """Returns the shardings of `evaluated`."""
         own = with_frozen(objective_weights(self.state), self.state["frozen"])
-        evaluated = Evaluated(self.state["params"], own, self.state["memory"], self.state["step"])
+        evaluated = Evaluated(
+            self.state["params"], own, self.state["objective_state"], self.state["step"]
+        )
         return jax.tree.map(lambda x: x.sharding, evaluated)
 
     def abstract_objective(self) -> Objective:
@@ -228,14 +232,14 @@ def make_program(
         own = with_frozen(objective_weights(weights), frozen)
         return nnx.merge(objective, own).initial_state(effective(weights))
 
-    memory = jax.eval_shape(first_memory, weights, held)
+    objective_state = jax.eval_shape(first_memory, weights, held)
     optimizer_state = jax.eval_shape(optimizer.init, weights)
-    state = jax.tree.map(_shape, init_state(weights, memory, held, optimizer_state))
+    state = jax.tree.map(_shape, init_state(weights, objective_state, held, optimizer_state))
     everywhere = replicated(mesh)
     shardings = jax.tree.map(lambda _: everywhere, state) | {
         "params": parameter_shardings(mesh, params),
         "extra": parameter_shardings(mesh, weights["extra"]),
-        "memory": parameter_shardings(mesh, memory),
+        "objective_state": parameter_shardings(mesh, objective_state),
         "frozen": parameter_shardings(mesh, held),
         "optimizer": optimizer_shardings(mesh, weights, optimizer_state),
     }

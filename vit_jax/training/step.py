@@ -1,9 +1,9 @@
 """The training step and the evaluation step: pure functions of plain pytrees, compiled once.
 
-The train state is `{"params", "extra", "memory", "frozen", "optimizer", "step", "skipped"}`. Three
-items may be empty: `extra`, weights that only training uses; `memory`, the objective's state; and
-`frozen`, the parameters of the objective's frozen model, which no step changes. All random numbers
-of step t are drawn from a key folded from (seed, t), so the state has no random generator.
+The train state is `{"params", "extra", "objective_state", "frozen", "optimizer", "step",
+"skipped"}`. Three items may be empty: `extra`, weights that only training uses; `objective_state`;
+and `frozen`, the parameters of the objective's frozen model, which no step changes. All random
+numbers of step t are drawn from a key folded from (seed, t), so the state has no random generator.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,13 +46,13 @@ class Evaluated(NamedTuple):
     Attributes:
       params: the model's parameters that the objective selects for evaluation.
       own: the objective's parameters, including its frozen model's.
-      memory: the objective's state.
+      objective_state: the objective's state.
       update: number of the last update.
     """
 
     params: dict
     own: dict
-    memory: dict
+    objective_state: dict
     update: jax.Array
 
 
@@ -66,13 +66,17 @@ def init_metrics(names: Sequence[str]) -> Metrics:
     return sums | {"skipped": _no_skips()}
 
 
-def init_state(weights: Weights, memory: dict, frozen: dict, optimizer_state) -> State:
+def init_state(weights: Weights, objective_state: dict, frozen: dict, optimizer_state) -> State:
     """Returns the state before the first step.
 
     `skipped` counts the skipped updates: all of them, and those in a row up to now.
     """
     counts = {"step": np.int32(0), "skipped": _no_skips()}
-    return weights | {"memory": memory, "frozen": frozen, "optimizer": optimizer_state} | counts
+    return (
+        weights
+        | {"objective_state": objective_state, "frozen": frozen, "optimizer": optimizer_state}
+        | counts
+    )
 
 
 def weights_of(state: State) -> Weights:
@@ -89,8 +93,8 @@ def make_gradients(
 ) -> Callable[..., tuple]:
     """Returns a function that computes a batch's mean loss, mean metrics and mean gradient.
 
-    The function is `(weights, frozen, memory, update, batch, key) -> ((means, gradient), seen)`.
-    `seen` has the objective's auxiliary outputs for each image, in the batch's order. With
+    The function is `(weights, frozen, objective_state, update, batch, key) -> ((means, gradient),
+    aux)`. `aux` has the objective's auxiliary outputs for each image, in the batch's order. With
     `config.micro_batches` above 1 the batch is split, and each part has its own dropout key.
 
     Raises:
@@ -103,32 +107,32 @@ def make_gradients(
             "device: mesh.fsdp=1 and mesh.tensor=1"
         )
 
-    def loss_of(weights, frozen, memory, update, micro, key):
+    def loss_of(weights, frozen, objective_state, update, micro, key):
         # The backward pass skips frozen weights.
         weights = jax.tree.map(
             lambda x, changes: x if changes else jax.lax.stop_gradient(x),
             weights,
             trained(config.finetune, weights),
         )
-        context = StepContext(nnx.Rngs(dropout=key), memory, update)
+        context = StepContext(nnx.Rngs(dropout=key), objective_state, update)
         with jax.named_scope("loss"):
             own = with_frozen(objective_weights(weights), frozen)
             loss = _loss(
                 graphdef, objective, mesh, effective(weights), own, micro, context, alone=once
             )
-            return loss.each.mean(), (jax.tree.map(jnp.mean, loss.metrics), loss.seen)
+            return loss.each.mean(), (jax.tree.map(jnp.mean, loss.metrics), loss.aux)
 
     gradient_of = jax.value_and_grad(loss_of, has_aux=True)
 
-    def accumulate(weights, frozen, memory, update, batch, key):
+    def accumulate(weights, frozen, objective_state, update, batch, key):
         """Returns `((loss, metrics), gradient)`, means of the batch, and auxiliary outputs."""
         parts = config.micro_batches
 
         def micro_gradient(micro, key):
-            (loss, (more, seen)), gradient = gradient_of(
-                weights, frozen, memory, update, micro, key
+            (loss, (more, aux)), gradient = gradient_of(
+                weights, frozen, objective_state, update, micro, key
             )
-            return ((loss, more), gradient), seen
+            return ((loss, more), gradient), aux
 
         if parts == 1:
             return micro_gradient(batch, key)
@@ -144,19 +148,19 @@ def make_gradients(
 
         def add(total, part):
             index, micro = part
-            means, seen = micro_gradient(micro, jax.random.fold_in(key, index))
-            return jax.tree.map(jnp.add, total, means), seen
+            means, aux = micro_gradient(micro, jax.random.fold_in(key, index))
+            return jax.tree.map(jnp.add, total, means), aux
 
         micros = jnp.arange(parts), jax.tree.map(cut, batch)
         first = jax.tree.map(lambda x: x[0], micros[1])
         zero = jax.tree.map(jnp.zeros_like, jax.eval_shape(micro_gradient, first, key)[0])
-        total, seen = jax.lax.scan(add, zero, micros)
-        seen = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), seen)
-        return jax.tree.map(lambda x: x / parts, total), seen
+        total, aux = jax.lax.scan(add, zero, micros)
+        aux = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), aux)
+        return jax.tree.map(lambda x: x / parts, total), aux
 
     def accumulate_alone(*arguments):
-        means, seen = accumulate(*arguments)
-        return jax.lax.pmean(means, BATCH), seen
+        means, aux = accumulate(*arguments)
+        return jax.lax.pmean(means, BATCH), aux
 
     if once:
         # Each device sums its own gradients. XLA would reduce each product over the devices at
@@ -213,8 +217,8 @@ def make_train_step(
             batch = _prepare(objective, own, mesh, batch, drawing, numbers)
         with jax.named_scope("gradients"):
             update = step - state["skipped"]["total"]
-            ((loss, more), gradient), seen = gradients(
-                old, frozen, state["memory"], update, batch, key
+            ((loss, more), gradient), aux = gradients(
+                old, frozen, state["objective_state"], update, batch, key
             )
         with jax.named_scope("optimizer"):
             norm = optax.tree.norm(gradient)
@@ -233,13 +237,13 @@ def make_train_step(
                 name: metrics[name] + jnp.where(finite, value, 0) for name, value in sums.items()
             }
             metrics["skipped"] = skipped
-        with jax.named_scope("memory"):
+        with jax.named_scope("objective_state"):
             own = with_frozen(objective_weights(weights), frozen)
-            memory = nnx.merge(objective, own).update_state(
-                state["memory"], effective(weights), seen, step - skipped["total"]
+            objective_state = nnx.merge(objective, own).update_state(
+                state["objective_state"], effective(weights), aux, step - skipped["total"]
             )
-            memory = keep(memory, state["memory"])
-        new = {"memory": memory, "frozen": frozen, "optimizer": optimizer_state}
+            objective_state = keep(objective_state, state["objective_state"])
+        new = {"objective_state": objective_state, "frozen": frozen, "optimizer": optimizer_state}
         return weights | new | {"step": step, "skipped": skipped}, metrics
 
     everywhere = replicated(mesh)
@@ -297,7 +301,7 @@ def make_eval_step(
     def eval_step(evaluated, batch, first):
         numbers = first + jnp.arange(len(batch["image"]))
         batch = _prepare(objective, evaluated.own, mesh, batch, key, numbers)
-        context = StepContext(None, evaluated.memory, evaluated.update)
+        context = StepContext(None, evaluated.objective_state, evaluated.update)
         loss = _loss(graphdef, objective, mesh, evaluated.params, evaluated.own, batch, context)
         keep = batch["mask"]
         values = {"loss": loss.each, **loss.metrics}
@@ -343,7 +347,7 @@ def make_pictures(
         batch = _prepare(objective, evaluated.own, mesh, batch, key, batch["numbers"])
         with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
             model = nnx.merge(graphdef, evaluated.params)
-            context = StepContext(None, evaluated.memory, evaluated.update)
+            context = StepContext(None, evaluated.objective_state, evaluated.update)
             drawn = nnx.merge(objective, evaluated.own).pictures(model, batch, context)
         return tuple(jnp.round(jnp.clip(x, 0, 255)).astype(jnp.uint8) for x in drawn)
 

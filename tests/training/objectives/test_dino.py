@@ -47,7 +47,7 @@ def stepped(steps=2, **values):
     state, sums = program.initial_state(0), program.initial_metrics()
     for number in range(steps):
         state, sums = program.train_step(state, sums, batch_of(program.mesh, number))
-    return jax.device_get((state["params"], state["extra"], state["memory"], sums))
+    return jax.device_get((state["params"], state["extra"], state["objective_state"], sums))
 
 
 def assert_equal(one, other, rtol=1e-5, atol=1e-6):
@@ -71,7 +71,7 @@ def test_what_is_seen_is_that_of_the_whole_batch(values):
 def test_teacher_and_centre_follow_by_their_definition():
     program, _ = setup()
     state = program.initial_state(0)
-    first = jax.device_get(state["memory"])
+    first = jax.device_get(state["objective_state"])
     state, _ = program.train_step(state, program.initial_metrics(), batch_of(program.mesh))
     share = (
         0.5 * (1 + np.cos(np.pi * 0 / 10)) / 2
@@ -81,9 +81,9 @@ def test_teacher_and_centre_follow_by_their_definition():
         first["teacher"],
         jax.device_get(state["params"]),
     )
-    assert_equal(wanted, jax.device_get(state["memory"]["teacher"]))
-    assert np.abs(first["centre"]).max() == 0 < np.abs(state["memory"]["centre"]).max()
-    assert program.evaluated(state).params is state["memory"]["teacher"]
+    assert_equal(wanted, jax.device_get(state["objective_state"]["teacher"]))
+    assert np.abs(first["centre"]).max() == 0 < np.abs(state["objective_state"]["centre"]).max()
+    assert program.evaluated(state).params is state["objective_state"]["teacher"]
 
 
 def test_memory_survives_a_checkpoints_items():
@@ -139,7 +139,7 @@ def test_loss_with_local_crops_is_the_mean_over_all_pairs_of_views():
                 nnx.merge(graphdefs[1], evaluated.own),
             )
             loss = objective(
-                model, {"image": images, "local": local}, StepContext(None, evaluated.memory)
+                model, {"image": images, "local": local}, StepContext(None, evaluated.objective_state)
             )
             seen = (model, images), (model.resized(8), local)
             large, small = (objective.head(objective.see(one, views)[0]) for one, views in seen)
@@ -236,12 +236,12 @@ def test_masked_patches_are_learnt_from_what_the_teacher_says_of_them():
     said -= np.log(np.exp(said).sum(-1, keepdims=True))
     wanted = np.exp(wanted) / np.exp(wanted).sum(-1, keepdims=True)  # The centre is zero yet.
     losses, masked = -(wanted * said).sum(-1), np.asarray(batch["masked"])
-    found = objective(model, batch, StepContext(None, evaluated.memory, 1))
+    found = objective(model, batch, StepContext(None, evaluated.objective_state, 1))
     of_patches = (losses * masked).sum((1, 2)) / masked.sum((1, 2))
     np.testing.assert_allclose(found.metrics["patch_loss"], of_patches, rtol=1e-4)
-    plain = objective(model, batch, StepContext(None, evaluated.memory, 1))
+    plain = objective(model, batch, StepContext(None, evaluated.objective_state, 1))
     objective.patch_weight = 3.0
-    heavier = objective(model, batch, StepContext(None, evaluated.memory, 1))
+    heavier = objective(model, batch, StepContext(None, evaluated.objective_state, 1))
     np.testing.assert_allclose(heavier.each - plain.each, of_patches, rtol=1e-3)
 
 
@@ -381,7 +381,7 @@ def test_patches_are_held_to_the_similarities_of_the_kept_teacher():
     ours, theirs = (x @ x.swapaxes(-1, -2) for x in (ours, theirs))
     wanted = np.square(ours - theirs).mean((1, 2, 3))
     before, after = (
-        objective(model, batch, StepContext(None, evaluated.memory, update)) for update in (2, 3)
+        objective(model, batch, StepContext(None, evaluated.objective_state, update)) for update in (2, 3)
     )
     np.testing.assert_allclose(after.metrics["gram"], wanted, rtol=1e-3)
     np.testing.assert_allclose(after.each - before.each, 2 * wanted, rtol=1e-3, atol=1e-5)

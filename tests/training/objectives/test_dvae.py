@@ -157,7 +157,7 @@ def test_the_use_of_codes_is_a_mean_over_the_last_updates():
     usage = np.average(seen, axis=0, weights=weights)
     np.testing.assert_allclose(memory["usage"], usage, rtol=1e-5)
     metrics = losses(
-        objective, model, {"image": random_images(2, 16, 24)}, StepContext(memory=memory)
+        objective, model, {"image": random_images(2, 16, 24)}, StepContext(state=memory)
     ).metrics
     entropy = -sum(x * np.log(x) for x in usage if x)
     np.testing.assert_allclose(metrics["perplexity"], [np.exp(entropy)] * 2, rtol=1e-5)
@@ -189,7 +189,7 @@ def test_averages_of_both_halves_are_what_evaluation_sees():
             lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), memory[name], mean
         )
 
-    images, context = {"image": random_images(2, 16, 24)}, StepContext(memory=memory)
+    images, context = {"image": random_images(2, 16, 24)}, StepContext(state=memory)
     nnx.update(objective, memory["own_average"])
     found, expected = (
         losses(averaged, model, images, context),

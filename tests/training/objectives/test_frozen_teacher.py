@@ -109,7 +109,7 @@ def test_student_learns_of_whole_views_what_the_teachers_own_heads_say(teacher):
     batch = objective.prepare(jax.device_get(batch), jax.random.split(jax.random.key(0), 16))
     found = jax.jit(
         lambda model, objective, batch: objective(
-            model, batch, StepContext(None, state["memory"], 1)
+            model, batch, StepContext(None, state["objective_state"], 1)
         )
     )(model, objective, batch)
     held, loaded = open_checkpoint(teacher).objective, vit_jax.load_model(teacher, log=str)
@@ -137,15 +137,15 @@ def test_student_learns_of_whole_views_what_the_teachers_own_heads_say(teacher):
 
 def test_teacher_stays_as_it_is_while_the_student_and_its_average_learn(teacher):
     program, state, batch = setup(teacher, **{"dino.teacher_momentum": 0.5})
-    first, losses = jax.device_get((state["frozen"], state["memory"]["teacher"])), []
+    first, losses = jax.device_get((state["frozen"], state["objective_state"]["teacher"])), []
     assert {"model", "heads"} == first[0].keys()
     for _ in range(12):
         state, sums = program.train_step(state, program.initial_metrics(), batch)
         losses.append(float(sums["loss"]))
     assert losses[-1] < 0.9 * losses[0]
     jax.tree.map(np.testing.assert_array_equal, first[0], jax.device_get(state["frozen"]))
-    assert program.evaluated(state).params is state["memory"]["teacher"]
-    followed = jax.device_get((first[1], state["memory"]["teacher"], state["params"]))
+    assert program.evaluated(state).params is state["objective_state"]["teacher"]
+    followed = jax.device_get((first[1], state["objective_state"]["teacher"], state["params"]))
     moved, apart = (
         sum(np.abs(a - b).sum() for a, b in zip(*map(jax.tree.leaves, pair), strict=True))
         for pair in ((followed[0], followed[1]), (followed[1], followed[2]))

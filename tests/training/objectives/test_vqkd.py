@@ -127,7 +127,7 @@ def modules(program, state):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _seen(graphdef, objective, evaluated, batch):
-    context = EVALUATION._replace(memory=evaluated.memory)
+    context = EVALUATION._replace(state=evaluated.objective_state)
     model, objective = nnx.merge(graphdef, evaluated.params), nnx.merge(objective, evaluated.own)
     return objective(model, batch, context)
 
@@ -167,14 +167,14 @@ def test_loss_is_of_what_is_decoded_from_the_nearest_codes(teachers, features):
     evaluated = program.evaluated(state)._replace(own=nnx.to_pure_dict(nnx.state(objective)))
     batch = batch_of(program)
     found = _seen(program.graphdef, program.objective, evaluated, batch)
-    images, codebook = np.asarray(batch["image"]), np.float64(state["memory"]["codebook"])
+    images, codebook = np.asarray(batch["image"]), np.float64(state["objective_state"]["codebook"])
 
     tokens = np.float64(model.features(images, dense=True)).reshape(BATCH, PATCHES, -1)
     x = dense(objective.projection.out, np.tanh(dense(objective.projection.hidden, tokens)))
     x = x / np.linalg.norm(x, axis=-1, keepdims=True)
     given = np.linalg.norm(x[:, :, None] - codebook, axis=-1).argmin(-1)
-    np.testing.assert_array_equal(found.seen["given"], given)
-    np.testing.assert_allclose(found.seen["projected"], x, atol=1e-5)
+    np.testing.assert_array_equal(found.aux["given"], given)
+    np.testing.assert_allclose(found.aux["projected"], x, atol=1e-5)
 
     decoder = objective.decoder
     read = dense(decoder.embedding, codebook[given])
@@ -198,7 +198,7 @@ def test_loss_is_of_what_is_decoded_from_the_nearest_codes(teachers, features):
 def test_gradients_pass_the_codes_as_if_they_were_not_there(plain):
     program, first, *_ = plain
     model, objective = modules(program, first)
-    batch, memory = batch_of(program), first["memory"]
+    batch, memory = batch_of(program), first["objective_state"]
 
     def loss(x, straight):
         _, codes = objective.quantise(x, jnp.asarray(memory["codebook"]))
@@ -220,28 +220,28 @@ def updated_in_float64(codes, x, given):
 
 def test_the_first_batch_makes_the_codes_and_moves_them(plain):
     program, first, result, state, _ = plain
-    x = np.float64(result.seen["projected"]).reshape(-1, DIM)
+    x = np.float64(result.aux["projected"]).reshape(-1, DIM)
     codes = k_means_in_float64(x, CODES, jax.random.fold_in(jax.random.key(0), 1))
     given = (x @ codes.T).argmax(1)
     np.testing.assert_allclose(
-        state["memory"]["codebook"], updated_in_float64(codes, x, given), atol=1e-4
+        state["objective_state"]["codebook"], updated_in_float64(codes, x, given), atol=1e-4
     )
     shares = np.bincount(given, minlength=CODES) / len(x)
-    np.testing.assert_allclose(state["memory"]["usage"], shares, atol=1e-6)
-    assert not np.allclose(first["memory"]["codebook"], state["memory"]["codebook"], atol=0.1)
+    np.testing.assert_allclose(state["objective_state"]["usage"], shares, atol=1e-6)
+    assert not np.allclose(first["objective_state"]["codebook"], state["objective_state"]["codebook"], atol=0.1)
 
 
 def test_each_code_follows_the_mean_of_its_patches_of_the_whole_batch(plain):
     program, _, _, state, _ = plain
-    before, batch = np.float64(state["memory"]["codebook"]), batch_of(program, 5)
+    before, batch = np.float64(state["objective_state"]["codebook"]), batch_of(program, 5)
     before[3], before[4] = -before[5], before[5]  # Codes with and without patches.
-    memory = {"codebook": jnp.float32(before), "usage": state["memory"]["usage"]}
-    state = jax.tree.map(jnp.copy, state) | {"memory": memory}
+    memory = {"codebook": jnp.float32(before), "usage": state["objective_state"]["usage"]}
+    state = jax.tree.map(jnp.copy, state) | {"objective_state": memory}
     result = jax.device_get(seen(program, state, batch))
-    given = result.seen["given"].reshape(-1)
+    given = result.aux["given"].reshape(-1)
     assert 0 < len(np.unique(given)) < CODES
-    after = program.train_step(state, program.initial_metrics(), batch)[0]["memory"]
-    x = np.float64(result.seen["projected"]).reshape(-1, DIM)
+    after = program.train_step(state, program.initial_metrics(), batch)[0]["objective_state"]
+    x = np.float64(result.aux["projected"]).reshape(-1, DIM)
     np.testing.assert_allclose(after["codebook"], updated_in_float64(before, x, given), atol=1e-5)
 
 
@@ -266,7 +266,7 @@ def test_codes_that_are_hardly_used_are_put_where_patches_are(teachers):
 def test_micro_batches_move_the_codes_as_the_whole_batch(teachers, plain):
     program, *_, state, sums = plain
     parts, same = trained(*program_of(teachers["plain"], micro_batches=4))
-    np.testing.assert_allclose(parts["memory"]["codebook"], state["memory"]["codebook"], atol=1e-5)
+    np.testing.assert_allclose(parts["objective_state"]["codebook"], state["objective_state"]["codebook"], atol=1e-5)
     np.testing.assert_allclose(same["loss"], sums["loss"], rtol=1e-5)
 
 
@@ -382,7 +382,7 @@ def test_training_goes_on_from_a_run_with_its_codebook(run, teachers, tmp_path, 
     vit_jax.train(config.lock(), tmp_path / "run")
     assert "with codebook and usage" in capsys.readouterr().out
     before, after = (
-        open_checkpoint(folder).objective.memory["codebook"].read()
+        open_checkpoint(folder).objective.state["codebook"].read()
         for folder in (run, tmp_path / "run")
     )
     assert 0 < np.abs(before - after).max() < 0.01  # They were not made anew.

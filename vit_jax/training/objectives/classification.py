@@ -13,7 +13,7 @@ from flax import nnx
 from vit_jax.errors import UserError
 from vit_jax.models import count_multiply_adds
 from vit_jax.options.run import RunOptions
-from vit_jax.training.memory import Momentum
+from vit_jax.training.averages import Momentum
 from vit_jax.training.objectives.objective import (
     EVALUATION,
     Batch,
@@ -80,8 +80,8 @@ class Classification(Objective):
     def initial_state(self, params: dict) -> dict[str, Any]:
         return {"average": params} if self.average else {}
 
-    def update_state(self, memory: dict, params: dict, seen: dict, update: jax.Array) -> dict:
-        return {name: self.average.after(mean, params, update) for name, mean in memory.items()}
+    def update_state(self, state: dict, params: dict, aux: dict, update: jax.Array) -> dict:
+        return {name: self.average.after(mean, params, update) for name, mean in state.items()}
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the cross-entropy and the top-1 accuracy of each image."""

@@ -27,7 +27,7 @@ from vit_jax.models.model_card import traced_multiply_adds
 from vit_jax.models.position import interpolation
 from vit_jax.options.objective import DINOOptions
 from vit_jax.options.run import RunOptions
-from vit_jax.training.memory import Momentum, cosine_share, with_weights
+from vit_jax.training.averages import Momentum, cosine_share, with_weights
 from vit_jax.training.objectives.block_masks import block_masks
 from vit_jax.training.objectives.frozen import TeacherSpec, WithHeads, teacher_of
 from vit_jax.training.objectives.masking import pick
@@ -295,8 +295,8 @@ class DINO(Objective):
         """
         patches = bool(self.patch_weight)
         if self.frozen is None:
-            teacher, masked = with_weights(model, context.memory["teacher"]), batch.get("masked")
-            heads = with_weights(self, context.memory["teacher_head"])
+            teacher, masked = with_weights(model, context.state["teacher"]), batch.get("masked")
+            heads = with_weights(self, context.state["teacher_head"])
         else:
             teacher, heads, masked = self.frozen.model, self.frozen.heads, None
         features, tokens = self.see(model, batch["image"], context.rngs, patches, masked)
@@ -314,9 +314,9 @@ class DINO(Objective):
         # A frozen teacher does not collapse, so the metrics are the student's.
         embedded = unit(teacher_features if self.frozen is None else features)
         teacher_entropy = entropy(targets).mean(axis=1)
-        used = context.memory["used"]
+        used = context.state["used"]
         metrics = {
-            "spread": jnp.square(embedded - context.memory["mean"]).sum(-1).mean(axis=1),
+            "spread": jnp.square(embedded - context.state["mean"]).sum(-1).mean(axis=1),
             "teacher_entropy": teacher_entropy,
             "student_entropy": entropy(jnp.exp(said)).mean(axis=1),
             "kl": of_pairs - teacher_entropy,
@@ -325,13 +325,13 @@ class DINO(Objective):
             ),
         }
         metrics["views_matched"] = views_matched(embedded, batch.get("mask"))
-        seen = {
+        aux = {
             "centre": wanted.mean(axis=1),
             "mean": embedded.mean(axis=1),
             "used": targets.mean(axis=1),
         }
         if self.patch_weight:
-            metrics["patch_loss"], seen["patch_centre"] = self.of_patches(
+            metrics["patch_loss"], aux["patch_centre"] = self.of_patches(
                 heads, tokens, teacher_tokens, batch, context
             )
             losses = losses + self.patch_weight * metrics["patch_loss"] / VIEWS
@@ -345,9 +345,7 @@ class DINO(Objective):
             near = [koleo(features[:, view], group, batch.get("mask")) for view in range(VIEWS)]
             metrics["koleo"] = sum(near) / VIEWS
             losses = losses + self.koleo_weight * VIEWS * metrics["koleo"]
-        return Loss(
-            losses, metrics, {name: x for name, x in seen.items() if name in context.memory}
-        )
+        return Loss(losses, metrics, {name: x for name, x in aux.items() if name in context.state})
 
     def see(
         self,
@@ -394,7 +392,7 @@ class DINO(Objective):
           weights: 1 for valid entries, 0 for padding, `[...]`, for `sinkhorn`.
         """
         if self.centring != "sinkhorn":
-            logits = logits - context.memory[centre] if self.centring == "mean" else logits
+            logits = logits - context.state[centre] if self.centring == "mean" else logits
             return jax.nn.softmax(logits / self.temperature(context.update))
         rows = (logits / self.temperature(context.update)).reshape(-1, logits.shape[-1])
         return sinkhorn(rows, weights.reshape(-1)).reshape(logits.shape)
@@ -450,7 +448,7 @@ class DINO(Objective):
           context: of the step.
         """
         kept, images = (
-            with_weights(model, context.memory["gram"]),
+            with_weights(model, context.state["gram"]),
             batch.get("gram", batch["image"]),
         )
         kept = kept.resized(images.shape[-3:-1])
@@ -482,30 +480,29 @@ class DINO(Objective):
         return jnp.broadcast_to(real[:, None], (len(real), count)).astype(jnp.float32)
 
     def initial_state(self, params: dict) -> dict[str, Any]:
-        memory = {"teacher": params, "teacher_head": self.own_weights()}
-        memory |= {"mean": np.zeros(self.features, np.float32)}
-        memory |= {"used": np.zeros(self.head.count, np.float32)}
+        state = {"teacher": params, "teacher_head": self.own_weights()}
+        state |= {"mean": np.zeros(self.features, np.float32)}
+        state |= {"used": np.zeros(self.head.count, np.float32)}
         if self.gram_weight:
-            memory["gram"] = params
+            state["gram"] = params
         if self.centring == "mean":
-            memory["centre"] = np.zeros(self.head.count, np.float32)
+            state["centre"] = np.zeros(self.head.count, np.float32)
             if self.patch_weight:
-                memory["patch_centre"] = np.zeros((self.patch_head or self.head).count, np.float32)
-        return memory
+                state["patch_centre"] = np.zeros((self.patch_head or self.head).count, np.float32)
+        return state
 
-    def update_state(self, memory: dict, params: dict, seen: dict, update: jax.Array) -> dict:
+    def update_state(self, state: dict, params: dict, aux: dict, update: jax.Array) -> dict:
         new = {
-            name: memory[name] + NEWEST * (x.mean(axis=0) - memory[name])
-            for name, x in seen.items()
+            name: state[name] + NEWEST * (x.mean(axis=0) - state[name]) for name, x in aux.items()
         }
-        new["teacher"] = self.teacher.after(memory["teacher"], params, update)
-        new["teacher_head"] = self.teacher.after(memory["teacher_head"], self.own_weights(), update)
+        new["teacher"] = self.teacher.after(state["teacher"], params, update)
+        new["teacher_head"] = self.teacher.after(state["teacher_head"], self.own_weights(), update)
         if self.gram_weight:
             first, every, times = self.gram_updates
             since = update - jnp.maximum(first, 1)  # There is no teacher before the first update.
             kept = (since >= 0) & (since % every == 0) & (since <= every * times)
             new["gram"] = jax.tree.map(
-                lambda x, old: jnp.where(kept, x, old), new["teacher"], memory["gram"]
+                lambda x, old: jnp.where(kept, x, old), new["teacher"], state["gram"]
             )
         return new
 

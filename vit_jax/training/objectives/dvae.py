@@ -15,7 +15,7 @@ from vit_jax.models.dall_e import CodeBlock, convolution
 from vit_jax.models.image_model import CodeModel
 from vit_jax.options.objective import DVAEOptions
 from vit_jax.options.run import RunOptions
-from vit_jax.training.memory import Momentum, with_weights
+from vit_jax.training.averages import Momentum, with_weights
 from vit_jax.training.objectives.codes import (
     EARLY,
     METRICS,
@@ -145,7 +145,7 @@ class DVAE(Objective):
         losses = logit_laplace(said, EDGE + (1 - 2 * EDGE) * pixels).mean((1, 2, 3))
         losses += self.divergence_weight(context) / (self.stride**2 * self.channels) * divergence
         error = jnp.abs(decoded(said) - 255 * pixels).mean((1, 2, 3))
-        usage = context.memory.get("usage", np.zeros(self.codes, np.float32))
+        usage = context.state.get("usage", np.zeros(self.codes, np.float32))
         chosen = scores.argmax(-1).reshape(len(scores), -1)
         return Loss(
             losses,
@@ -169,9 +169,9 @@ class DVAE(Objective):
 
     def evaluated_decoder(self, context: StepContext) -> "Decoder":
         """Returns the decoder for evaluation, with averaged parameters if there are any."""
-        if OWN_AVERAGE not in context.memory:
+        if OWN_AVERAGE not in context.state:
             return self.decoder
-        return with_weights(self.decoder, context.memory[OWN_AVERAGE]["decoder"])
+        return with_weights(self.decoder, context.state[OWN_AVERAGE]["decoder"])
 
     def heat(self, context: StepContext) -> jax.Array:
         """Returns the temperature of the relaxed codes at this update."""
@@ -184,16 +184,16 @@ class DVAE(Objective):
         return weight * _risen(context.update, steps)
 
     def initial_state(self, params: dict) -> dict[str, Any]:
-        memory: dict[str, Any] = {"usage": np.zeros(self.codes, np.float32)}
+        state: dict[str, Any] = {"usage": np.zeros(self.codes, np.float32)}
         if self.average:
-            memory |= {AVERAGE: params, OWN_AVERAGE: self.own_weights()}
-        return memory
+            state |= {AVERAGE: params, OWN_AVERAGE: self.own_weights()}
+        return state
 
-    def update_state(self, memory: dict, params: dict, seen: dict, update: jax.Array) -> dict:
-        new = {"usage": usage_after(memory["usage"], seen["usage"], update)}
+    def update_state(self, state: dict, params: dict, aux: dict, update: jax.Array) -> dict:
+        new = {"usage": usage_after(state["usage"], aux["usage"], update)}
         if self.average:
-            new[AVERAGE] = self.average.after(memory[AVERAGE], params, update)
-            new[OWN_AVERAGE] = self.average.after(memory[OWN_AVERAGE], self.own_weights(), update)
+            new[AVERAGE] = self.average.after(state[AVERAGE], params, update)
+            new[OWN_AVERAGE] = self.average.after(state[OWN_AVERAGE], self.own_weights(), update)
         return new
 
     def warning(self, means: dict[str, float], update: int) -> str | None:

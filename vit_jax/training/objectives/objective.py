@@ -12,7 +12,7 @@ from vit_jax.data.views import View
 from vit_jax.errors import UserError
 from vit_jax.models.model_card import traced_multiply_adds
 from vit_jax.options.run import RunOptions
-from vit_jax.training.memory import Momentum, polyak_share
+from vit_jax.training.averages import Momentum, polyak_share
 from vit_jax.training.objectives.frozen import TeacherSpec
 
 Batch = dict[str, jax.Array]
@@ -23,12 +23,12 @@ class StepContext(NamedTuple):
 
     Attributes:
       rngs: RNGs for dropout; None in evaluation.
-      memory: the objective's state after the last update, by name.
+      state: the objective's state after the last update, by name.
       update: number of this update, counted from 1; in evaluation, of the last one.
     """
 
     rngs: nnx.Rngs | None = None
-    memory: dict = {}
+    state: dict = {}
     update: jax.Array | int = 0
 
 
@@ -41,14 +41,14 @@ class Loss(NamedTuple):
     Attributes:
       each: loss of each image, `[batch]`.
       metrics: metrics of each image, `[batch]`, by the names of `Objective.metrics`.
-      seen: auxiliary outputs of each image for `Objective.update_state`, `[batch, ...]`.
+      aux: auxiliary outputs of each image for `Objective.update_state`, `[batch, ...]`.
       logits: logits of each image, `[batch, classes]`, for the report's mistakes; None: evaluation
         computes them, if the objective needs labels.
     """
 
     each: jax.Array
     metrics: dict[str, jax.Array] = {}
-    seen: dict[str, jax.Array] = {}
+    aux: dict[str, jax.Array] = {}
     logits: jax.Array | None = None
 
 
@@ -187,17 +187,17 @@ class Objective(nnx.Module):
         return {}
 
     def update_state(
-        self, memory: dict, params: dict, seen: dict[str, jax.Array], update: jax.Array
+        self, state: dict, params: dict, aux: dict[str, jax.Array], update: jax.Array
     ) -> dict:
         """Returns the state after an update.
 
         Args:
-          memory: the state before the update.
+          state: the state before the update.
           params: the model's parameters after the update; this module has the objective's.
-          seen: `Loss.seen` of the global batch.
+          aux: `Loss.aux` of the global batch.
           update: number of the update, counted from 1 without skipped ones.
         """
-        return memory
+        return state
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
         """Returns a warning if the metrics show that training has failed, else None.

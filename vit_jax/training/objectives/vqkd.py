@@ -257,8 +257,8 @@ class VQKD(Objective):
         codes /= np.linalg.norm(codes, axis=1, keepdims=True)
         return {"codebook": np.float32(codes), "usage": np.zeros(self.codes, np.float32)}
 
-    def update_state(self, memory: dict, params: dict, seen: dict, update: jax.Array) -> dict:
-        x = seen["projected"].reshape(-1, self.code_dim)
+    def update_state(self, state: dict, params: dict, aux: dict, update: jax.Array) -> dict:
+        x = aux["projected"].reshape(-1, self.code_dim)
         key = jax.random.fold_in(jax.random.key(self.seed), update)
 
         def first():
@@ -266,12 +266,12 @@ class VQKD(Objective):
             return codes, nearest(x, codes)
 
         def later():
-            return memory["codebook"], seen["given"].reshape(-1)
+            return state["codebook"], aux["given"].reshape(-1)
 
-        codes, given = jax.lax.cond(memory["usage"].sum() > 0, later, first)
+        codes, given = jax.lax.cond(state["usage"].sum() > 0, later, first)
         means, hits = means_of_codes(x, given, codes)
         codes = codes_after(codes, means, self.momentum)
-        usage = usage_after(memory["usage"], hits[None] / len(x), update)
+        usage = usage_after(state["usage"], hits[None] / len(x), update)
         if self.revive_below:
             dead = usage * self.codes < self.revive_below
             drawn = jax.random.permutation(jax.random.fold_in(key, 1), len(x))[: self.codes]
@@ -297,12 +297,12 @@ class VQKD(Objective):
           context: of the step.
         """
         x = self.project(model, batch["image"], context.rngs)
-        given, codes = self.quantise(x, context.memory["codebook"])
+        given, codes = self.quantise(x, context.state["codebook"])
         said = said_of_patches(self.frozen, batch, self.of_head)
         cosines = cosine(self.decoder(x + jax.lax.stop_gradient(codes - x)), said).mean(axis=1)
         distances = jnp.square(x - codes).mean(axis=(1, 2))
         metrics = {"cosine": cosines, "code_distance": distances}
-        metrics |= usage_metrics(context.memory["usage"], len(x))
+        metrics |= usage_metrics(context.state["usage"], len(x))
         return Loss(
             1 - cosines + self.commitment * distances, metrics, {"projected": x, "given": given}
         )
@@ -333,7 +333,7 @@ class VQKD(Objective):
         features that are decoded from its code.
         """
         images = batch["image"].astype(jnp.float32)
-        _, codes = self.quantise(self.project(model, batch["image"]), context.memory["codebook"])
+        _, codes = self.quantise(self.project(model, batch["image"]), context.state["codebook"])
         decoded, pixels = self.decoder(codes), patchify(images, self.patch)
         known = said_of_patches(self.frozen, batch, self.of_head).reshape(-1, decoded.shape[-1])
         found = cosine(decoded[:, :, None], known).argmax(-1)
