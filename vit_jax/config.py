@@ -229,6 +229,7 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
         dict(train_split="train", test_split="test", dev_split=config.data.dev_split and "dev")
     )
     config.data.num_classes = 10
+    config.dino.local_size = size // 2
     config.optimizer.warmup_steps = 1
     smaller = {key: option.smoke for key, option in VALUES.items() if option.smoke is not None}
     config.update_from_flattened_dict(smaller)

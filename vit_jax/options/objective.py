@@ -188,6 +188,12 @@ class DINOOptions:
         whole(1, 2**14),
         "Height and width of a local crop, in pixels.",
         requires=only_with("dino.local_crops"),
+        validate=lambda value, config: unless(
+            not config.dino.local_crops
+            or config.auto != "none"  # The size of the images is chosen later.
+            or value <= config.data.image_size,
+            f"at most data.image_size = {config.data.image_size}, or give dino.local_crops=0",
+        ),
     )
     local_area: tuple[float, ...] = option(
         (0.05, 0.4),

@@ -182,6 +182,11 @@ def test_local_crops_that_the_model_does_not_take_are_refused(values, words):
         setup(**LOCAL | values)
 
 
+def test_local_crops_larger_than_the_images_are_rejected():
+    with pytest.raises(UserError, match="local_size is 24 .* at most data.image_size = 16, or give"):
+        check(to_check(**LOCAL | {"dino.local_size": 24}))
+
+
 def test_local_crops_need_a_crop_that_draws_an_area():
     _, config = setup()
     config.update_from_flattened_dict(LOCAL | {"data.crop": "none", "epochs": 1.0})
