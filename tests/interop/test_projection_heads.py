@@ -193,7 +193,9 @@ def test_run_starts_with_ibots_head_of_one_mlp(shared, torch, backbone, make_hea
     assert_says(
         objective.patch_head or objective.head, said(torch, head, features(), "last_layer2")
     )
-    np.testing.assert_array_equal(state["objective_state"]["patch_centre"], centres["center2"][0, 0].numpy())
+    np.testing.assert_array_equal(
+        state["objective_state"]["patch_centre"], centres["center2"][0, 0].numpy()
+    )
 
 
 def test_heads_that_are_not_read_are_named_and_the_backbone_is_read(
@@ -258,7 +260,9 @@ def test_new_run_starts_with_the_teachers_heads_and_a_run_of_other_masks_says_wh
     parts = started(workdir, **OF_RUN)
     state, held = first_state(parts), open_checkpoint(workdir).objective
     jax.tree.map(
-        np.testing.assert_array_equal, state["objective_state"]["teacher_head"], state["extra"]["objective"]
+        np.testing.assert_array_equal,
+        state["objective_state"]["teacher_head"],
+        state["extra"]["objective"],
     )
     path = "head/layers/0/kernel"
     np.testing.assert_array_equal(

@@ -30,7 +30,9 @@ with open(sys.argv[7], "a", buffering=1) as log:
     for step in range(first_step, steps):
         log.write(f"{step} {' '.join(map(str, next(batches)['labels'][:, 0]))}\\n")
         time.sleep(0.01)
+sys.stdin.read()  # Until it is killed, or at once without an input.
 """
+AHEAD = 5  # Steps at most that a process reads after those for which the slowest one is waited for.
 
 
 def read(
@@ -39,12 +41,14 @@ def read(
     """What the processes saw in each step that all of them finished, as a checkpoint would have
     it.
     """
+    last = steps if kill_after is None else first_step + kill_after + AHEAD
     logs = [folder / f"{first_step}-{i}-of-{processes}" for i in range(processes)]
     running = [
         subprocess.Popen(
             [sys.executable, "-c", READER]
-            + [str(x) for x in (IMAGES, BATCH, steps, first_step, i, processes, log)],
+            + [str(x) for x in (IMAGES, BATCH, last, first_step, i, processes, log)],
             cwd=ROOT,
+            stdin=subprocess.DEVNULL if kill_after is None else subprocess.PIPE,
         )
         for i, log in enumerate(logs)
     ]

@@ -122,7 +122,8 @@ class Extractor:
 
         The mask is False where no image could be read.
         """
-        skipped = self._skipped.setdefault(id(source), self._skip_log(source))
+        # The source is kept: the id of a freed one may be reused.
+        _, skipped = self._skipped.setdefault(id(source), (source, self._skip_log(source)))
         running = None
         with contextlib.closing(evaluation_batches(source, **self._arguments)) as batches:
             for batch in batches:

@@ -160,6 +160,7 @@ class PeriodicEvaluation:
         Only the leader calls that function.
         """
         params, program = self._parts.program.evaluated(state).params, self._parts.program
+        step = int(state["step"])  # Early stopping ends a run before `Parts.steps`.
         seen = attention_figures(program.graphdef, params, program.mesh, self._evaluate.images())
 
         def write() -> Path:
@@ -169,9 +170,7 @@ class PeriodicEvaluation:
             for name, content in seen.items():
                 (folder / name).write_bytes(content)
                 if self._writer and name.endswith(".png"):
-                    self._writer.picture(
-                        self._parts.steps, f"seen/{name.removesuffix('.png')}", content
-                    )
+                    self._writer.picture(step, f"seen/{name.removesuffix('.png')}", content)
             return write_report(self.workdir)
 
         return write

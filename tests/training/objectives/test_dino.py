@@ -139,7 +139,9 @@ def test_loss_with_local_crops_is_the_mean_over_all_pairs_of_views():
                 nnx.merge(graphdefs[1], evaluated.own),
             )
             loss = objective(
-                model, {"image": images, "local": local}, StepContext(None, evaluated.objective_state)
+                model,
+                {"image": images, "local": local},
+                StepContext(None, evaluated.objective_state),
             )
             seen = (model, images), (model.resized(8), local)
             large, small = (objective.head(objective.see(one, views)[0]) for one, views in seen)
@@ -183,7 +185,9 @@ def test_local_crops_that_the_model_does_not_take_are_refused(values, words):
 
 
 def test_local_crops_larger_than_the_images_are_rejected():
-    with pytest.raises(UserError, match="local_size is 24 .* at most data.image_size = 16, or give"):
+    with pytest.raises(
+        UserError, match="local_size is 24 .* at most data.image_size = 16, or give"
+    ):
         check(to_check(**LOCAL | {"dino.local_size": 24}))
 
 
@@ -386,7 +390,8 @@ def test_patches_are_held_to_the_similarities_of_the_kept_teacher():
     ours, theirs = (x @ x.swapaxes(-1, -2) for x in (ours, theirs))
     wanted = np.square(ours - theirs).mean((1, 2, 3))
     before, after = (
-        objective(model, batch, StepContext(None, evaluated.objective_state, update)) for update in (2, 3)
+        objective(model, batch, StepContext(None, evaluated.objective_state, update))
+        for update in (2, 3)
     )
     np.testing.assert_allclose(after.metrics["gram"], wanted, rtol=1e-3)
     np.testing.assert_allclose(after.each - before.each, 2 * wanted, rtol=1e-3, atol=1e-5)

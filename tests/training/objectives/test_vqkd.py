@@ -228,7 +228,9 @@ def test_the_first_batch_makes_the_codes_and_moves_them(plain):
     )
     shares = np.bincount(given, minlength=CODES) / len(x)
     np.testing.assert_allclose(state["objective_state"]["usage"], shares, atol=1e-6)
-    assert not np.allclose(first["objective_state"]["codebook"], state["objective_state"]["codebook"], atol=0.1)
+    assert not np.allclose(
+        first["objective_state"]["codebook"], state["objective_state"]["codebook"], atol=0.1
+    )
 
 
 def test_each_code_follows_the_mean_of_its_patches_of_the_whole_batch(plain):
@@ -266,7 +268,9 @@ def test_codes_that_are_hardly_used_are_put_where_patches_are(teachers):
 def test_micro_batches_move_the_codes_as_the_whole_batch(teachers, plain):
     program, *_, state, sums = plain
     parts, same = trained(*program_of(teachers["plain"], micro_batches=4))
-    np.testing.assert_allclose(parts["objective_state"]["codebook"], state["objective_state"]["codebook"], atol=1e-5)
+    np.testing.assert_allclose(
+        parts["objective_state"]["codebook"], state["objective_state"]["codebook"], atol=1e-5
+    )
     np.testing.assert_allclose(same["loss"], sums["loss"], rtol=1e-5)
 
 
