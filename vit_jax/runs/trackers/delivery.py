@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from typing import NamedTuple
 
 from vit_jax.errors import UserError
@@ -68,6 +69,10 @@ class Delivery:
         self._tracker: BaseTracker | None = None if self._sent["identity"] else self._open()
         for row in rows:
             self.row(row["step"], {key: value for key, value in row.items() if key != "step"})
+        # Not in the thread: CPython 3.11 may fail to parse code in two threads at once
+        # (python/cpython#106905). A missing library is reported by `_open`.
+        with contextlib.suppress(Exception):
+            import_module(kind.library)
         self._thread = threading.Thread(target=self._deliver, name=f"tracker {name}", daemon=True)
         self._thread.start()
 

@@ -17,6 +17,7 @@ MOST_PARAMS, MOST_CHARACTERS = 100, 6000  # Parameters per call, and characters 
 class Tracker(BaseTracker):
     """Tracker that logs rows as metrics, the config as parameters, and pictures as images."""
 
+    library = "mlflow"
     settles_after = 0
 
     def __init__(self, run: RunFacts, identity: str, last_step: int):

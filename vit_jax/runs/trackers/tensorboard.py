@@ -17,7 +17,7 @@ from vit_jax.runs.trackers.tracker import BaseTracker, RunFacts
 class Tracker(BaseTracker):
     """Tracker that writes scalars, pictures, the config as text, and its hyperparameters."""
 
-    identity = "tensorboard"
+    library = identity = "tensorboard"
     settles_after = 0
 
     def __init__(self, run: RunFacts, identity: str, last_step: int):

@@ -3,7 +3,7 @@
 import abc
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 
 class RunFacts(NamedTuple):
@@ -33,10 +33,12 @@ class BaseTracker(abc.ABC):
     """Sender of a run's metrics to one library, called from one thread in the order of the steps.
 
     Attributes:
+      library: name of the package that it imports.
       identity: the library's identifier of the run; a continued run passes it again.
       settles_after: seconds after which sent rows are safe, even if the process is killed.
     """
 
+    library: ClassVar[str]
     identity: str
     settles_after: float
 

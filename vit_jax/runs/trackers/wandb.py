@@ -21,6 +21,7 @@ class Tracker(BaseTracker):
     A continued run then need not match W&B's count of calls.
     """
 
+    library = "wandb"
     settles_after = 15  # W&B's own process buffers rows for some seconds.
 
     def __init__(self, run: RunFacts, identity: str, last_step: int):
