@@ -3,7 +3,7 @@
 import pytest
 
 from tests.interop.helpers import described, random_model
-from vit_jax.config import base_config, check
+from vit_jax.config import base_config, check, run_options
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import params_of
 from vit_jax.interop.preprocessing import Preprocessing
@@ -48,7 +48,7 @@ def test_a_run_normalises_and_resizes_as_its_checkpoint_does(checkpoint):
     made = config(checkpoint)
     origin = find_origin(made, 5)
     assert {name: getattr(origin.options, name) for name in IMAGENET} == IMAGENET
-    made = with_images_of(made, origin)
+    made = with_images_of(run_options(made), origin)
     assert train_crop(made).interpolation == evaluation_crop(made).interpolation == "bicubic"
 
 

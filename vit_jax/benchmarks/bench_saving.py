@@ -21,10 +21,10 @@ EVERY = 20
 def measure(pairs: int = 6) -> None:
     """Prints the throughput of 20 steps with a checkpoint and of 20 without, which take turns.
 
-    The model is ViT-Ti/16 at batch size 8. Bytes and operations both grow with the parameters, so
-    the ratio of computation to bytes is decisive: two CPU cores write 3 MB/s here, and each of 64
-    hosts of TPU v3 would write 3 MB/s for a ViT of any size, at 64 images a core and an MFU of
-    40 %. The time with a checkpoint includes the end of its writing.
+    Trains a ViT-Ti/16 at batch size 8. Bytes and operations both grow with the parameters, so the
+    ratio of computation to bytes is decisive: two CPU cores write 3 MB/s here, and each of 64 hosts
+    of TPU v3 would write 3 MB/s for a ViT of any size, at 64 images a core and an MFU of 40 %. The
+    time with a checkpoint includes the end of its writing.
     """
     config = base_config()
     config.model.name, config.data.source, config.data.num_classes = "ViT-Ti/16", "synthetic", 1000

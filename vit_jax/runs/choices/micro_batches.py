@@ -11,6 +11,7 @@ from vit_jax.config import run_options
 from vit_jax.errors import UserError, bytes_asked
 from vit_jax.models import family_of
 from vit_jax.models.image_model import TokenModel
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.chips import GIB, memory_of
 from vit_jax.runs.assemble import Parts, assemble
 from vit_jax.runs.choices.choice import Choice
@@ -100,10 +101,11 @@ def _bytes_needed(parts: Parts, config: ConfigDict, available: float) -> float:
       available: bytes that a step may use.
     """
     program, labels = parts.program_of(config), parts.splits.train.max_labels
-    needs = needs_of(program, run_options(config), labels)
+    options = run_options(config)
+    needs = needs_of(program, options, labels)
     estimate = needs.certain + TAKEN * needs.activations
     if sum(needs) <= available < estimate:
-        return compiled_bytes(program, config, labels)
+        return compiled_bytes(program, options, labels)
     return estimate
 
 
@@ -135,9 +137,9 @@ def _remedy(config: ConfigDict, smallest: Changes, patch: int, available: float)
     return ""
 
 
-def compiled_bytes(program: Program, config: ConfigDict, max_labels: int) -> float:
+def compiled_bytes(program: Program, config: RunOptions, max_labels: int) -> float:
     """Returns the bytes on a device of a compiled step; infinity if it does not fit."""
-    batch = abstract_batch(run_options(config), program.mesh, max_labels)
+    batch = abstract_batch(config, program.mesh, max_labels)
     try:
         compiled = program.train_step.lower(program.state, program.metrics, batch).compile()
     except jax.errors.JaxRuntimeError as error:
