@@ -87,7 +87,7 @@ def started(checkpoint, **values):
 
 def first_state(parts):
     program, origin = parts.program, parts.origin
-    read = origin.read(), {}, origin.read_objective(), origin.read_memory()
+    read = origin.read(), {}, origin.read_objective(), origin.read_objective_state()
     return program.initial_state(0, *read)
 
 
@@ -232,7 +232,7 @@ OF_RUN = TWO | {"data.image_size": 16, "data.test_resize": 16}
 def contents(source) -> tuple[dict, dict]:
     """What a run of dino takes from a checkpoint: its own parameters, and what it remembers."""
     origin = started(source, **OF_RUN).origin
-    return origin.read_objective(), origin.read_memory()
+    return origin.read_objective(), origin.read_objective_state()
 
 
 def assert_same(one, other) -> None:
@@ -299,7 +299,7 @@ def test_other_heads_are_refused_or_drawn_anew(values, words, workdir):
         started(workdir, **OF_RUN | values)
     parts = started(workdir, **OF_RUN | values | {"finetune.objective": "new"})
     assert parts.origin.found[-1] == "new: dino's own parameters, random"
-    assert parts.origin.read_memory() == {}
+    assert parts.origin.read_objective_state() == {}
 
 
 def test_a_format_without_a_place_for_heads_is_named(workdir, tmp_path):

@@ -31,13 +31,13 @@ class Heads(NamedTuple):
     Attributes:
       values: values of `config.objective` that create such heads.
       own: parameters by our paths.
-      memory: the objective's state.
+      state: the objective's state.
       notes: lines on the conversion.
     """
 
     values: dict[str, Any]
     own: Arrays
-    memory: Arrays
+    state: Arrays
     notes: list[str]
 
 
@@ -60,10 +60,10 @@ def read_heads(tensors: Arrays) -> Heads | None:
     for name in ("mask_token", "masked_embed"):
         if name in tensors:
             own["mask"] = tensors[name].reshape(1, 1, -1)
-    memory = _centres(tensors)
-    kept = dict.fromkeys([*(path.partition("/")[0] for path in own), *memory])
+    state = _centres(tensors)
+    kept = dict.fromkeys([*(path.partition("/")[0] for path in own), *state])
     notes.append(f"kept, of pre-training: {', '.join(kept)}")
-    return Heads(values, own, memory, notes)
+    return Heads(values, own, state, notes)
 
 
 def _patch_head(tensors: Arrays, head: Arrays) -> tuple[Arrays | None, list[str]]:

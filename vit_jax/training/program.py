@@ -214,7 +214,7 @@ def make_program(
         )
 
     weights = {"params": params, "extra": jax.eval_shape(make_extra, params)}
-    _check_held(config, whole, objective_weights(weights))
+    _check_frozen_prefixes(config, whole, objective_weights(weights))
     changes = None if config.finetune.train == "all" else partial(trained, config.finetune)
     optimizer = make_optimizer(
         config.optimizer,
@@ -228,11 +228,11 @@ def make_program(
         config.finetune.frozen_steps,
     )
 
-    def first_memory(weights, frozen):
+    def first_state(weights, frozen):
         own = with_frozen(objective_weights(weights), frozen)
         return nnx.merge(objective, own).initial_state(effective(weights))
 
-    objective_state = jax.eval_shape(first_memory, weights, held)
+    objective_state = jax.eval_shape(first_state, weights, held)
     optimizer_state = jax.eval_shape(optimizer.init, weights)
     state = jax.tree.map(_shape, init_state(weights, objective_state, held, optimizer_state))
     everywhere = replicated(mesh)
@@ -275,7 +275,7 @@ def _check_layers(config: RunOptions, model: nnx.Module) -> None:
         )
 
 
-def _check_held(config: RunOptions, objective: Objective, own: dict) -> None:
+def _check_frozen_prefixes(config: RunOptions, objective: Objective, own: dict) -> None:
     """Raises UserError if an objective freezes parameters that it does not have."""
     for start in objective.frozen_prefixes():
         if not any(jax.tree.leaves(below([start], own))):
