@@ -16,7 +16,7 @@ from scipy.stats import binomtest, chisquare, kstest
 from vit_jax.config import base_config, check
 from vit_jax.data.colour_distortion import OPERATIONS, ColourDistortion
 from vit_jax.errors import UserError
-from vit_jax.runs.assemble import pictures
+from vit_jax.runs.assemble import training_views
 
 AUTHORS = (0.4, 0.4, 0.2, 0.1)
 ALL = ColourDistortion(AUTHORS, 1.0, grey=0.3, blur=0.6, solarize=0.4)
@@ -138,7 +138,7 @@ def test_views_get_the_distortions_of_the_config():
         local_crops=3,
         local_size=8,
     )
-    large, small = pictures(config)
+    large, small = training_views(config)
     first = ColourDistortion(AUTHORS, 0.8, 0.2, blur=1.0, solarize=0.0)
     assert large.distort == (first, ColourDistortion(AUTHORS, 0.8, 0.2, 0.1, 0.2))
     assert small.distort == 3 * (ColourDistortion(AUTHORS, 0.8, 0.2, 0.5, 0.3),)
@@ -146,7 +146,7 @@ def test_views_get_the_distortions_of_the_config():
 
 def test_defaults_are_those_of_dinos_authors():
     """`DataAugmentationDINO` of facebookresearch/dino, main_dino.py."""
-    large, small = pictures(config_of())
+    large, small = training_views(config_of())
     assert large.distort == (
         ColourDistortion(AUTHORS, 0.8, 0.2, blur=1.0),
         ColourDistortion(AUTHORS, 0.8, 0.2, blur=0.1, solarize=0.2),
@@ -157,7 +157,7 @@ def test_defaults_are_those_of_dinos_authors():
 def test_nothing_is_distorted_with_probabilities_of_0():
     pixels = noise(8, 8)
     off = dict(jitter=(0.0,) * 4, grey=0.0, blur=(0.0,) * 3, solarize=(0.0,) * 3)
-    for view in pictures(config_of(**off, local_crops=2)):
+    for view in training_views(config_of(**off, local_crops=2)):
         for distortion in view.distort:
             np.testing.assert_array_equal(distortion(pixels, np.random.default_rng(0)), pixels)
 

@@ -13,7 +13,7 @@ from vit_jax.data.decode import is_fast
 from vit_jax.data.pipeline import training_batches
 from vit_jax.data.preprocess import TrainCrop
 from vit_jax.data.sources import open_source
-from vit_jax.data.views import View, flips_of, pictures_of
+from vit_jax.data.views import View, flips_of, view_specs
 
 AREA = (0.1, 0.5)
 
@@ -25,9 +25,7 @@ def invert(pixels, rng):
 def batch_of(views=(), augment=None, **arguments):
     if views:
         crop = functools.partial(TrainCrop, area=AREA)
-        arguments["views"] = pictures_of(
-            views, lambda size, **more: crop(size, **more), 16, augment
-        )
+        arguments["views"] = view_specs(views, lambda size, **more: crop(size, **more), 16, augment)
     else:
         arguments["crop"] = TrainCrop(16, area=AREA)
     source = open_source("digits", "train[:50]")
@@ -118,7 +116,7 @@ def test_views_of_one_jpeg_are_decoded_once_and_show_what_each_alone_does(
     make = functools.partial(
         TrainCrop, kind="random_resized", area=AREA, interpolation=interpolation
     )
-    pictures = pictures_of(views, make, 32, None)
+    pictures = view_specs(views, make, 32, None)
     crops = [picture.crop for picture in pictures for _ in picture.streams]
     alone = [crop(file.getvalue(), np.random.default_rng(i)) for i, crop in enumerate(crops)]
     decoded, plain = [], decode._jpeg.decode

@@ -22,7 +22,7 @@ from vit_jax.data.order import Order
 from vit_jax.data.pipeline import training_batches
 from vit_jax.data.preprocess import TrainCrop, inception_box, random_resized_box
 from vit_jax.data.sources import open_source
-from vit_jax.data.views import View, pictures_of
+from vit_jax.data.views import View, view_specs
 from vit_jax.errors import UserError
 
 SIZE, BATCH = 224, 64
@@ -197,7 +197,7 @@ def _views(folder: str, turn: int, small: int = 0, **crop: str) -> Iterator:
         seed=turn,
         batch_size=BATCH,
         first_step=0,
-        views=pictures_of(views, make, SIZE, None),
+        views=view_specs(views, make, SIZE, None),
         workers=0,
         threads=1,
     )

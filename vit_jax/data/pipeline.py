@@ -31,7 +31,7 @@ from vit_jax.data.decode import Unreadable, decode, why_unreadable
 from vit_jax.data.order import Order
 from vit_jax.data.preprocess import FixedCrop, TestCrop, TrainCrop
 from vit_jax.data.sources.base import Source
-from vit_jax.data.views import Augmentation, Picture
+from vit_jax.data.views import Augmentation, ViewSpec
 from vit_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
@@ -68,7 +68,7 @@ def training_batches(
     workers: int | None = None,
     threads: int | None = None,
     augment: Augmentation | None = None,
-    views: Sequence[Picture] = (),
+    views: Sequence[ViewSpec] = (),
     repeats: int = 1,
     balance: str = "none",
     rows: np.ndarray | None = None,
@@ -103,7 +103,7 @@ def training_batches(
     rows = np.arange(batch_size) if rows is None else rows
     chunks = -(-len(rows) // MAX_CHUNK)
 
-    views = views or (Picture("image", crop.size, crop, augment),)
+    views = views or (ViewSpec("image", crop.size, crop, augment),)
     streams = [stream for view in views for stream in view.streams]
 
     def load_image(rngs: list[np.random.Generator], index: int, batch: Batch, row: int) -> None:
@@ -144,7 +144,7 @@ def evaluation_batches(
     crop: TestCrop | None = None,
     workers: int | None = None,
     threads: int | None = None,
-    views: Sequence[Picture] = (),
+    views: Sequence[ViewSpec] = (),
     seed: int = 0,
     rows: np.ndarray | None = None,
 ) -> Iterator[Batch]:
@@ -162,7 +162,7 @@ def evaluation_batches(
     rows = np.arange(batch_size) if rows is None else rows
     chunks = -(-len(rows) // MAX_CHUNK)
 
-    views = views or (Picture("image", crop.size, FixedCrop(crop)),)
+    views = views or (ViewSpec("image", crop.size, FixedCrop(crop)),)
     streams = [stream for view in views for stream in view.streams]
 
     def load(number: int) -> Batch:
@@ -231,7 +231,7 @@ def _why(source: Source, index: int) -> str:
 
 def _show(
     image: bytes | np.ndarray,
-    views: Sequence[Picture],
+    views: Sequence[ViewSpec],
     rngs: Sequence[np.random.Generator],
     batch: Batch,
     row: int,
@@ -278,7 +278,7 @@ def _rows_of_chunk(rows: np.ndarray, chunk: int, chunks: int) -> np.ndarray:
     return rows[chunk * len(rows) // chunks : (chunk + 1) * len(rows) // chunks]
 
 
-def _empty(images: int, views: Sequence[Picture], source: Source) -> Batch:
+def _empty(images: int, views: Sequence[ViewSpec], source: Source) -> Batch:
     return {view.name: np.empty((images, *view.shape), np.uint8) for view in views} | {
         "labels": np.full((images, source.max_labels), -1, np.int32),
         "unreadable": np.full(images, -1, np.int64),

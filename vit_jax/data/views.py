@@ -41,7 +41,7 @@ class View(NamedTuple):
         return (*(() if self.count is None else (self.count,)), size, size, 3)
 
 
-class Picture(NamedTuple):
+class ViewSpec(NamedTuple):
     """A resolved `View`: all defaults are filled in.
 
     Attributes:
@@ -70,9 +70,9 @@ class Picture(NamedTuple):
         return range(self.stream, self.stream + (self.count or 1))
 
 
-def pictures_of(
+def view_specs(
     views: Sequence[View], crop: Callable[..., Any], size: int, augment: Augmentation | None
-) -> tuple[Picture, ...]:
+) -> tuple[ViewSpec, ...]:
     """Resolves views.
 
     Args:
@@ -97,10 +97,10 @@ def pictures_of(
         pixels = view.size or size
         own = augment if view.augment == "config" else view.augment
         stream = made[view.same_rectangle_as].stream if view.same_rectangle_as else free
-        picture = Picture(
+        spec = ViewSpec(
             view.name, pixels, crop(pixels, **view.crop), own, view.count, stream, view.distort
         )
-        made[view.name], free = picture, max(free, picture.streams.stop)
+        made[view.name], free = spec, max(free, spec.streams.stop)
     return tuple(made.values())
 
 

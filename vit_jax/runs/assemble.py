@@ -16,7 +16,7 @@ from vit_jax.data.randaugment import host_augmentation, resolve
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.data.three_augment import ThreeAugment
 from vit_jax.data.timm_augment import RandPolicy
-from vit_jax.data.views import Picture, View, pictures_of
+from vit_jax.data.views import View, ViewSpec, view_specs
 from vit_jax.errors import UserError
 from vit_jax.evaluation.in_training import TrainingSuites
 from vit_jax.interop.checkpoint import all_names
@@ -255,7 +255,7 @@ def train_crop(config: RunOptions) -> TrainCrop:
     )
 
 
-def pictures(config: RunOptions) -> tuple[Picture, ...]:
+def training_views(config: RunOptions) -> tuple[ViewSpec, ...]:
     """Returns the resolved views of the objective for a training image."""
     crop = train_crop(config)
 
@@ -263,10 +263,10 @@ def pictures(config: RunOptions) -> tuple[Picture, ...]:
         return dataclasses.replace(crop, size=size, **values)
 
     views = objective_of(config.objective.name).views(config)
-    return pictures_of(views, crop_of, config.data.image_size, image_augmentation(config))
+    return view_specs(views, crop_of, config.data.image_size, image_augmentation(config))
 
 
-def evaluation_pictures(config: RunOptions) -> tuple[Picture, ...]:
+def evaluation_views(config: RunOptions) -> tuple[ViewSpec, ...]:
     """Returns the resolved views of the objective for a test image; empty if it is the crop alone.
 
     Views of one rectangle are the test crop, each at its size. Others are drawn as in training,
@@ -274,13 +274,13 @@ def evaluation_pictures(config: RunOptions) -> tuple[Picture, ...]:
     """
     first, *others = objective_of(config.objective.name).views(config)
     if first.count or any(view.count or view.same_rectangle_as != first.name for view in others):
-        return pictures(config)
+        return training_views(config)
     crop, size = test_crop(config), config.data.image_size
 
-    def shown(view: View) -> Picture:
+    def shown(view: View) -> ViewSpec:
         own = view.size or size
         resized = dataclasses.replace(crop, size=own, resize=crop.resize * own / size)
-        return Picture(view.name, own, FixedCrop(resized))
+        return ViewSpec(view.name, own, FixedCrop(resized))
 
     return tuple(map(shown, (first, *others))) if others else ()
 
@@ -315,7 +315,7 @@ def open_feed(
         seed=config.seed,
         batch_size=config.batch_size,
         first_step=first_step,
-        views=pictures(config),
+        views=training_views(config),
         repeats=config.data.repeats,
         balance=config.data.balance,
         workers=config.data.workers,

@@ -24,7 +24,7 @@ class Evaluator:
     Args:
       splits: sources by name.
       log: callback for messages about unreadable images.
-      views: views of a test image, as `evaluation_pictures` returns them; empty: the test crop
+      views: views of a test image, as `evaluation_views` returns them; empty: the test crop
         alone.
 
     Attributes:

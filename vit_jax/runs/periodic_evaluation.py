@@ -7,7 +7,7 @@ import jax
 
 from vit_jax.data.balance import inequality, known_counts
 from vit_jax.evaluation.in_training import in_lines
-from vit_jax.runs.assemble import Parts, evaluation_pictures
+from vit_jax.runs.assemble import Parts, evaluation_views
 from vit_jax.runs.console import Console, MetricWriter
 from vit_jax.runs.evaluator import Evaluator
 from vit_jax.runs.predictions import CLASS_FIGURES, keep, metric_in_words
@@ -48,7 +48,7 @@ class PeriodicEvaluation:
         self._parts, self.workdir, self._console, self._writer = parts, workdir, console, writer
         self._chosen_by = parts.splits.chosen_by
         self._evaluate = Evaluator(
-            program, parts.splits.named, config, warn, evaluation_pictures(config)
+            program, parts.splits.named, config, warn, evaluation_views(config)
         )
         shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
         # For balanced splits, balanced accuracy is nearly accuracy, and the lines stay short.

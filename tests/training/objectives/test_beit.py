@@ -29,7 +29,7 @@ from vit_jax.models import (
     model_factory,
 )
 from vit_jax.models.model_card import traced_multiply_adds
-from vit_jax.runs.assemble import pictures
+from vit_jax.runs.assemble import training_views
 from vit_jax.training.objectives import objective_of
 from vit_jax.training.objectives.beit import BEiT
 from vit_jax.training.program import model_arguments
@@ -126,7 +126,7 @@ def test_the_tokenisers_crop_is_resized_by_the_authors_filter(name, filter):
         dict(image_size=24, crop="random_resized", crop_area=(1.0, 1.0), crop_aspect=(1.0, 1.0))
     )
     config.data.update(dict(interpolation="bicubic", decode="exact"))
-    _, taught = pictures(config)
+    _, taught = training_views(config)
     pixels = np.random.default_rng(0).integers(256, size=(40, 40, 3), dtype=np.uint8)
     expected = Image.fromarray(pixels).resize((12, 12), Image.Resampling[filter])
     found = taught.crop(pixels, np.random.default_rng(0))

@@ -11,7 +11,7 @@ from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.planning.estimate import make_workload
-from vit_jax.runs.assemble import evaluation_pictures
+from vit_jax.runs.assemble import evaluation_views
 from vit_jax.runs.evaluator import Evaluator
 from vit_jax.runs.loop import as_items, from_items
 from vit_jax.training.objectives.objective import StepContext
@@ -100,7 +100,7 @@ def test_evaluation_does_not_depend_on_the_batch():
     for batch_size in (16, 40):
         program, config = setup(batch_size=batch_size)
         splits = {"test": open_source("digits", "test[:40]")}
-        evaluate = Evaluator(program, splits, config, print, evaluation_pictures(config))
+        evaluate = Evaluator(program, splits, config, print, evaluation_views(config))
         figures.append(evaluate("test", program.evaluated(program.initial_state(0)), lambda: True))
     assert figures[0]["images"] == 40
     # Fewer views to be confused with are in a smaller batch.

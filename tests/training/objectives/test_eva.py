@@ -20,7 +20,7 @@ from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.models import count_multiply_adds, create_model
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.runs.assemble import evaluation_pictures
+from vit_jax.runs.assemble import evaluation_views
 from vit_jax.runs.evaluator import Evaluator
 from vit_jax.runs.frozen_model import open_frozen
 from vit_jax.training.objectives import objective_of
@@ -130,7 +130,7 @@ def test_a_run_draws_pictures_with_what_a_teacher_of_another_size_sees(teachers)
     mesh = make_mesh(config.mesh)
     program = make_program(config, num_classes=0, steps=10, mesh=mesh, frozen=frozen.model)
     splits = {"test": open_source("digits", "test[:8]")}
-    evaluate = Evaluator(program, splits, config, print, evaluation_pictures(config))
+    evaluate = Evaluator(program, splits, config, print, evaluation_views(config))
     drawn = evaluate.pictures(
         "test", program.evaluated(program.initial_state(0, frozen=frozen.read())), 3
     )
@@ -145,7 +145,7 @@ def test_a_test_image_is_seen_by_its_crop_at_both_sizes():
     rng, config = np.random.default_rng(0), config_of("eva", teacher="", teacher_size=24)
     config.data.image_size, config.data.test_resize, config.data.interpolation = SIZE, 20, "bicubic"
     config.augment.color_jitter = (0.4, 0.4, 0.4)  # Of training images alone.
-    own, taught = evaluation_pictures(config)
+    own, taught = evaluation_views(config)
     for image in rng.integers(256, size=(2, 40, 60, 3), dtype=np.uint8):
         for picture, size, resize in ((own, SIZE, 20), (taught, 24, 30)):
             resized = Image.fromarray(image).resize(

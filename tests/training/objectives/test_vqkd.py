@@ -20,7 +20,7 @@ from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.parallel.mesh import make_mesh, to_devices
-from vit_jax.runs.assemble import evaluation_pictures
+from vit_jax.runs.assemble import evaluation_views
 from vit_jax.runs.checkpoints import load_items
 from vit_jax.runs.evaluator import Evaluator
 from vit_jax.runs.frozen_model import open_frozen
@@ -287,7 +287,7 @@ def test_pictures_show_the_patches_of_which_the_teacher_says_what_is_decoded(tea
     program, *_, state, _ = plain
     config = config_for(teachers["plain"])
     splits = {"test": open_source("digits", "test[:8]")}
-    evaluate = Evaluator(program, splits, config, print, evaluation_pictures(config))
+    evaluate = Evaluator(program, splits, config, print, evaluation_views(config))
     original, same, drawn = evaluate.pictures("test", program.evaluated(state), 3)
     np.testing.assert_array_equal(same, original)
     patches = {drawn[0, row : row + 4, :4].tobytes() for row in range(0, SIZE, 4)}
