@@ -50,6 +50,7 @@ serve = ["starlette>=1,<2", "uvicorn>=0.50,<1", "prometheus_client>=0.22,<1"]
 
 # 66 MB.
 curate = ["faiss-cpu>=1.15,<2"]
+text = ["tokenizers>=0.22,<1", "sentencepiece>=0.2,<1"]
 cloud = ["gcsfs>=2025.5", "s3fs>=2025.5", "google-cloud-storage>=3,<4"]
 
 setup(
@@ -140,7 +141,12 @@ setup(
         ],
         # Whose checkpoints are read and written; the tests that compare with them are skipped
         # without.
-        "parity": ["torch>=2.13,<3", "torchvision", "timm>=1.0.31,<2", "transformers>=5.23,<6"],
+        "parity": [
+            *("torch>=2.13,<3", "torchvision", "timm>=1.0.31,<2", "transformers>=5.23,<6"),
+            *text,
+        ],
+        # Tokenizers of CLIP and SigLIP.
+        "text": text,
         # For the documentation site.
         "docs": [
             *("sphinx>=9,<10", "furo", "myst-parser>=5,<6", "sphinx-copybutton"),

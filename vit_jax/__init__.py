@@ -12,6 +12,7 @@ from vit_jax.simulated_devices import give_threads_to_simulated_devices
 
 if TYPE_CHECKING:
     from vit_jax.errors import UserError
+    from vit_jax.image_text import load_image_text, zero_shot
     from vit_jax.interface import FineTuned, Pretrained, finetune, pretrain, train
     from vit_jax.load import load_model
     from vit_jax.models import MODELS, ModelCard, create_model, list_models, model_card
@@ -29,11 +30,13 @@ __all__ = [
     "create_model",
     "finetune",
     "list_models",
+    "load_image_text",
     "load_model",
     "model_card",
     "pretrain",
     "save_model",
     "train",
+    "zero_shot",
 ]
 
 # The module that defines each public name. Modules are imported lazily, so that `import vit_jax` is
@@ -48,11 +51,13 @@ _MODULES = {
     "create_model": "models",
     "finetune": "interface",
     "list_models": "models",
+    "load_image_text": "image_text",
     "load_model": "load",
     "model_card": "models",
     "pretrain": "interface",
     "save_model": "save",
     "train": "interface",
+    "zero_shot": "image_text",
 }
 
 expect_no_tpu_where_none_is()

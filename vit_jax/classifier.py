@@ -1,16 +1,19 @@
 """A model with its preprocessing and class names, for the commands `predict` and `serve`."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from vit_jax.checkpoint_crop import checkpoint_crop
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError
+from vit_jax.image_text import load_image_text
 from vit_jax.interop.checkpoint import Checkpoint
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.load import build_model
 from vit_jax.models.image_model import ImageModel
+from vit_jax.models.image_text import TEMPLATES
 from vit_jax.small_files import read_small
 
 
@@ -36,6 +39,8 @@ def open_classifier(
     resize: int | None = None,
     decode: str | None = None,
     classes: str | None = None,
+    names: str | None = None,
+    templates: Sequence[str] = (),
     log: Callable[[str], None] = print,
 ) -> Classifier:
     """Loads a classifier from a checkpoint.
@@ -46,6 +51,9 @@ def open_classifier(
       resize: short side before the central crop, in pixels; None: the checkpoint's.
       decode: `fast` or `exact`; None: the run's mode, else fast.
       classes: a file with a class name in each line; None: the checkpoint's names.
+      names: class names for zero-shot classification by a model of images and texts, separated by
+        commas, or a file with a name in each line; None: the checkpoint's own classes.
+      templates: texts with `{}` for the name; empty: the default.
       log: callback for each line of the log.
 
     Raises:
@@ -54,14 +62,20 @@ def open_classifier(
     """
     changes: dict[str, Any] = {"image_size": image_size} if image_size else {}
     checkpoint = open_checkpoint(source, image_size)
-    model = build_model(checkpoint, log=log, **changes)
+    if names is None:
+        if templates:
+            raise UserError("--template is for zero-shot classification: give --names, too")
+        model = build_model(checkpoint, log=log, **changes)
+    else:
+        model = _zero_shot(source, names, templates, classes, log, changes)
     if model.channels not in (1, 3):
         raise UserError(
             f"the model takes images of {model.channels} channels, and files are read as RGB: "
             "pass arrays to vit_jax.load_model(...).predict"
         )
     count = model.num_classes
-    given = _names(classes, count) if classes else checkpoint.class_names
+    about = checkpoint if names is None else model.about
+    given = _names(classes, count) if classes else about.class_names
     if count and not given:
         log(
             "the checkpoint has no class names: classes are numbers, from 0; --classes=FILE "
@@ -69,7 +83,28 @@ def open_classifier(
         )
     crop = _crop(checkpoint, model.image_size, resize, decode)
     log(f"of each image: {crop}")
-    return Classifier(model, [*(given or map(str, range(count)))], crop, checkpoint.probabilities)
+    return Classifier(model, [*(given or map(str, range(count)))], crop, about.probabilities)
+
+
+def _zero_shot(
+    source: str,
+    names: str,
+    templates: Sequence[str],
+    classes: str | None,
+    log: Callable[[str], None],
+    changes: dict[str, Any],
+) -> ImageModel:
+    """Returns the zero-shot classifier of a model of images and texts."""
+    if classes:
+        raise UserError("--names and --classes exclude each other: give the names in one of them")
+    found = names.split(",")
+    if Path(names).is_file():
+        try:
+            found = [line for line in read_small(names).splitlines() if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read --names={names}: {error}") from error
+    model = load_image_text(source, log=log, **changes)
+    return model.classifier(found, templates or TEMPLATES)
 
 
 def _crop(

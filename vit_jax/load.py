@@ -33,6 +33,11 @@ class AboutLoaded(About):
         self._checkpoint, self._weights = checkpoint, weights
         self._predictor: Predictor | None = None
 
+    def for_classes(self, names: tuple[str, ...], probabilities: str) -> About:
+        other = super().for_classes(names, probabilities)
+        vars(other)["_predictor"] = None
+        return other
+
     def lines(self, model: ImageModel) -> dict[str, str]:
         # A model can be used without the code for reading images.
         from vit_jax.checkpoint_crop import checkpoint_crop

@@ -50,6 +50,17 @@ OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace the file of --out or 
 CLASSES = flags.DEFINE_string(
     "classes", None, "File with the classes' names, one a line, if not the checkpoint's."
 )
+NAMES = flags.DEFINE_string(
+    "names",
+    None,
+    "Class names for zero-shot classification by CLIP or SigLIP: 'cat,dog,a red car', or a file "
+    "with a name in each line.",
+)
+TEMPLATE = flags.DEFINE_multi_string(
+    "template",
+    [],
+    "With --names: text with {} for the name; several are averaged. By default 'a photo of a {}.'",
+)
 IMAGE_SIZE = flags.DEFINE_string(
     "image_size", None, "Pixels, 384 or HEIGHTxWIDTH, if not the checkpoint's."
 )
@@ -88,6 +99,8 @@ def main(arguments: list[str]) -> None:
         resize=RESIZE.value,
         decode=DECODE.value,
         classes=CLASSES.value,
+        names=NAMES.value,
+        templates=TEMPLATE.value,
         log=print_line,
     )
     if embed:

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vit_jax.errors import UserError
@@ -22,11 +22,12 @@ _OTHERS = (LookupError, TypeError, AttributeError, AssertionError)
 _MALFORMED = (ValueError, *_OTHERS)
 
 
-def download(address: str) -> Path:
+def download(address: str, more: Sequence[str] = ()) -> Path:
     """Returns the folder with a model's files, downloaded from the Hub or from the local cache.
 
     Args:
       address: `hf://owner/name`, with `@revision` for another revision than the newest.
+      more: names of other files to download, if the repository has them.
 
     Raises:
       UserError: the model is not on the Hub, or the Hub cannot be reached.
@@ -50,7 +51,7 @@ def download(address: str) -> Path:
     name, revision = match.groups()
     page = f"{constants.ENDPOINT}/{name}"
     try:
-        folder = snapshot_download(name, revision=revision, allow_patterns=_FILES)
+        folder = snapshot_download(name, revision=revision, allow_patterns=[*_FILES, *more])
     except GatedRepoError as error:
         raise UserError(
             f"cannot fetch {address}: its owner asks for consent; give it at {page}, "

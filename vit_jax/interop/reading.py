@@ -33,7 +33,7 @@ from vit_jax.small_files import read_small
 PREPROCESSOR = "preprocessor_config.json"
 
 # Errors caused by names, shapes or values of an unexpected kind in files.
-_MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 def open_files(path: str | Path, image_size: int | tuple[int, int] | None = None) -> Checkpoint:
@@ -48,7 +48,7 @@ def open_files(path: str | Path, image_size: int | tuple[int, int] | None = None
       UserError: the files cannot be read, or their model is unsupported.
     """
     path = Path(path)
-    config, tensors = _read_files(path)
+    config, tensors = read_files(path)
     library = next(known for known in LIBRARIES.values() if known.claims(path, config, tensors))
     try:
         tensors, config = library.prepare(path, tensors, config)
@@ -59,7 +59,7 @@ def open_files(path: str | Path, image_size: int | tuple[int, int] | None = None
         return _open(path, library, form, config, tensors, image_size)
     except UserError:
         raise
-    except _MALFORMED as error:
+    except MALFORMED as error:
         raise UserError(
             f"{path} does not describe a supported model ({type(error).__name__}: {error})"
         ) from error
@@ -80,7 +80,7 @@ def _open(
     _, shapes = skeleton(options)
     mapped = entries(form.rules(values), shapes, library.title)
     tensors, objective_tensors = _split(form.objective, tensors)
-    _check(path, mapped, tensors)
+    check_tensors(path, mapped, tensors)
     objective = open_beside(path, check_finite) if path.is_dir() else None
     if objective is None and form.objective and objective_tensors:
         objective = _objective_params(
@@ -149,7 +149,7 @@ def _objective_params(
 
     def sources(shapes):
         renamed, mapped = form.rename(tensors, config), entries(form.rules(values), shapes, title)
-        _check(path, mapped, renamed)
+        check_tensors(path, mapped, renamed)
         return {entry.path: functools.partial(read, renamed, entry) for entry in mapped}
 
     def read(renamed: Tensors, entry: Entry) -> np.ndarray:
@@ -160,7 +160,7 @@ def _objective_params(
     return ObjectiveParams(form.name, form.values(tensors, config), sources, shapes)
 
 
-def _read_files(path: Path) -> tuple[dict, Tensors]:
+def read_files(path: Path) -> tuple[dict, Tensors]:
     """Returns the content of the `config.json` of a path, or {}, and the tensors."""
     if not path.is_dir():
         prefix = "open_clip_" if path.name.startswith("open_clip_") else ""
@@ -171,7 +171,7 @@ def _read_files(path: Path) -> tuple[dict, Tensors]:
     if (path / "model.safetensors.index.json").is_file():
         return config, open_sharded(path / "model.safetensors.index.json")
     if (path / "open_clip_model.safetensors").is_file():
-        return _read_files(path / "open_clip_model.safetensors")
+        return read_files(path / "open_clip_model.safetensors")
     if (path / "pytorch_model.bin.index.json").is_file():
         raise UserError(
             f"Unsupported: tensors in several pickles ({path}). Convert them with Transformers: "
@@ -203,7 +203,7 @@ def _read_json(path: Path, name: str) -> dict:
     return content
 
 
-def _check(path: Path, mapped: list[Entry], tensors: Tensors) -> None:
+def check_tensors(path: Path, mapped: list[Entry], tensors: Tensors) -> None:
     """Raises UserError unless the tensors have the names and shapes of the model's parameters."""
     expected = {}
     for entry in mapped:

@@ -4,6 +4,7 @@ Code outside `models/` and `interop/` does not distinguish single model classes:
 methods, or tests whether the model is a `TokenModel` or a `CodeModel`.
 """
 
+import copy
 import math
 import warnings
 from collections.abc import Sequence
@@ -66,6 +67,12 @@ class About:
 
     def __init__(self, name: str):
         self.name = name
+
+    def for_classes(self, names: tuple[str, ...], probabilities: str) -> "About":
+        """Returns the record of a model with other classes."""
+        other = copy.copy(self)
+        other.class_names, other.probabilities = names, probabilities
+        return other
 
     def lines(self, model: "ImageModel") -> dict[str, str]:
         """Returns more lines of the model's card, by their first word."""

@@ -47,6 +47,14 @@ def required(rule: Rule, help: str, **properties: Any) -> Any:
     return dataclasses.field(metadata=declared.metadata)
 
 
+def check_options(made: Any) -> None:
+    """Raises UserError if an option of a model has another type, or is out of bounds."""
+    for name, declared in options_of(type(made)).items():
+        value = getattr(made, name)
+        if not declared.rule.holds(value):
+            raise UserError(f"{name} is {value!r} and must be {declared.rule.words} (model.{name})")
+
+
 @options
 class ImageOptions:
     """Arguments of all models."""
@@ -98,13 +106,9 @@ class ImageOptions:
         Raises:
           UserError: a value has another type or is out of bounds.
         """
-        for name, declared in options_of(type(self)).items():
-            value = getattr(self, name)
-            if not declared.rule.holds(value):
-                raise UserError(
-                    f"{name} is {value!r} and must be {declared.rule.words} (model.{name})"
-                )
-            if isinstance(value, list):
+        check_options(self)
+        for name in options_of(type(self)):
+            if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
         if not isinstance(self.image_size, tuple):
             object.__setattr__(self, "image_size", (int(self.image_size),) * 2)

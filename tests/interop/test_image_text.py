@@ -1,0 +1,263 @@
+"""CLIP, SigLIP and SigLIP 2: embeddings and probabilities are those of Transformers."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from helpers import randomise
+from PIL import Image
+
+import vit_jax
+from vit_jax.errors import UserError
+from vit_jax.interop.text_tokens import canonical
+
+IMAGE = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=80)
+IMAGE |= dict(image_size=32, patch_size=8)
+TEXT = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+CORPUS = [
+    "a photo of a cat on a mat",
+    "two dogs run along the beach at night",
+    "an aerial photo of a solar cell, cracked and dark",
+    "naïve café owners don't sell 12 cups",
+    "the quick brown fox jumps over the lazy dog",
+]
+TEXTS = (
+    "a photo of a cat",
+    "A PHOTO of a  Dog!",
+    "",
+    "naïve café, 12 cups: 猫 🐈",
+    "it's don't \n new\tline",
+    "a very long text about cats and dogs " * 12,
+)
+NAMES = ("cat", "dog", "a red car")
+KINDS = ("clip", "early clip", "siglip", "siglip2")
+
+
+def byte_pairs(suffix: str, special: list[str], kind) -> tuple[dict[str, int], list]:
+    """Vocabulary and merges of a byte-pair encoding that the library learns from `CORPUS`."""
+    import tokenizers
+
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(end_of_word_suffix=suffix))
+    made.pre_tokenizer = kind(tokenizers)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=600,
+        end_of_word_suffix=suffix,
+        special_tokens=special,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )
+    made.train_from_iterator([text.lower() for text in CORPUS], trainer)
+    model = json.loads(made.to_str())["model"]
+    return model["vocab"], [tuple(merge) for merge in model["merges"]]
+
+
+def clip_tokenizer(transformers):
+    start, end = "<|startoftext|>", "<|endoftext|>"
+    vocabulary, merges = byte_pairs(
+        "</w>",
+        [],
+        lambda library: library.pre_tokenizers.Sequence(
+            [
+                library.pre_tokenizers.Whitespace(),
+                library.pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
+        ),
+    )
+    alone = {name + "</w>" for name in vocabulary if len(name) == 1}
+    for name in (*sorted(alone - vocabulary.keys()), start, end):
+        vocabulary[name] = len(vocabulary)
+    return transformers.CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=20)
+
+
+def siglip_tokenizer(transformers, folder):
+    import sentencepiece
+
+    folder.mkdir(exist_ok=True)
+    (folder / "corpus.txt").write_text("\n".join(canonical(text) for text in CORPUS * 4))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "corpus.txt"),
+        model_prefix=str(folder / "spiece"),
+        vocab_size=90,
+        hard_vocab_limit=False,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+    )
+    return transformers.SiglipTokenizer(str(folder / "spiece.model"), model_max_length=20)
+
+
+def siglip2_tokenizer(transformers):
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    special += [f"<0x{byte:02X}>" for byte in range(256)]
+    vocabulary, merges = byte_pairs(
+        "", special, lambda library: library.pre_tokenizers.Split(" ", "merged_with_previous")
+    )
+    made = transformers.Siglip2Tokenizer(vocab=vocabulary, merges=merges, model_max_length=20)
+    from tokenizers.processors import TemplateProcessing
+
+    made.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A <eos>", special_tokens=[("<eos>", vocabulary["<eos>"])]
+    )
+    made.padding_side = "right"
+    return made
+
+
+@pytest.fixture(scope="module")
+def models(torch, transformers, tmp_path_factory):
+    """Folders of small random models with tokenizers, and Transformers' model and processor."""
+    pytest.importorskip("sentencepiece")
+    folders, found = tmp_path_factory.mktemp("models"), {}
+    for kind in KINDS:
+        folder = folders / kind.replace(" ", "_")
+        if "clip" in kind:
+            tokenizer = clip_tokenizer(transformers)
+            end = 2 if kind == "early clip" else tokenizer.eos_token_id
+            ids = dict(bos_token_id=tokenizer.bos_token_id, eos_token_id=end)
+        elif kind == "siglip":
+            tokenizer, ids = siglip_tokenizer(transformers, folders / "spiece"), {}
+        else:
+            tokenizer, ids = siglip2_tokenizer(transformers), {}
+        text = TEXT | ids | dict(vocab_size=len(tokenizer), max_position_embeddings=20)
+        config, model, processor = (
+            (transformers.CLIPConfig, transformers.CLIPModel, transformers.CLIPImageProcessor)
+            if "clip" in kind
+            else (
+                transformers.SiglipConfig,
+                transformers.SiglipModel,
+                transformers.SiglipImageProcessor,
+            )
+        )
+        if "clip" in kind:
+            values = dict(projection_dim=24)
+            size = dict(size={"shortest_edge": 32}, crop_size=dict(height=32, width=32))
+        else:
+            text |= dict(projection_size=48)
+            values, size = {}, dict(size=dict(height=32, width=32))
+        theirs = model(config(vision_config=IMAGE, text_config=text, **values))
+        randomise(torch, theirs)
+        if "siglip" in kind:
+            theirs.logit_bias.data[:] = -1.5
+        theirs.logit_scale.data.fill_(1.2)
+        theirs.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        images = processor(**size)
+        images.save_pretrained(folder)
+        found[kind] = folder, theirs.double().eval(), tokenizer, images
+    return found
+
+
+def their_tokens(tokenizer, texts) -> np.ndarray:
+    return tokenizer(
+        list(texts), padding="max_length", truncation=True, max_length=20, return_tensors="np"
+    )["input_ids"]
+
+
+@pytest.fixture(scope="module")
+def photograph(tmp_path_factory):
+    """A file of a smooth picture that is not square."""
+    rows, columns = np.mgrid[:60, :90] / 90
+    pixels = np.stack([rows, columns, (rows + columns) / 2], -1) * 255
+    path = tmp_path_factory.mktemp("photographs") / "photograph.png"
+    Image.fromarray(pixels.astype(np.uint8)).save(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_those_of_the_library(kind, models):
+    folder, _, tokenizer, _ = models[kind]
+    ours = vit_jax.load_image_text(folder, log=str).tokenizer(TEXTS)
+    np.testing.assert_array_equal(ours, their_tokens(tokenizer, TEXTS))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_embeddings_are_those_of_the_library(kind, torch, models):
+    folder, theirs, tokenizer, _ = models[kind]
+    with torch.no_grad():
+        tokens = torch.from_numpy(their_tokens(tokenizer, TEXTS))
+        expected = theirs.get_text_features(input_ids=tokens)
+    expected = getattr(expected, "pooler_output", expected).numpy()
+    expected /= np.linalg.norm(expected, axis=-1, keepdims=True)
+    ours = vit_jax.load_image_text(folder, log=str).encode_text(TEXTS)
+    np.testing.assert_allclose(ours, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_zero_shot_probabilities_from_a_file_are_those_of_the_library(
+    kind, torch, models, photograph
+):
+    folder, theirs, tokenizer, processor = models[kind]
+    texts = [f"a photo of a {name}." for name in NAMES]
+    pixels = processor(Image.open(photograph), return_tensors="pt")["pixel_values"].double()
+    with torch.no_grad():
+        tokens = torch.from_numpy(their_tokens(tokenizer, texts))
+        logits = theirs(input_ids=tokens, pixel_values=pixels).logits_per_image[0]
+    expected = (logits.softmax(-1) if kind[-4:] == "clip" else logits.sigmoid()).numpy()
+    model = vit_jax.load_image_text(folder, log=str)
+    (found,) = vit_jax.zero_shot(model, photograph, NAMES)
+    order = np.argsort(-expected)
+    assert found.classes == tuple(NAMES[i] for i in order)
+    # The pixels differ: Pillow rounds, and the library's torchvision does so elsewhere.
+    np.testing.assert_allclose(found.probabilities, expected[order], rtol=5e-3)
+
+
+def test_a_class_is_the_mean_of_its_templates(models, photograph):
+    model = vit_jax.load_image_text(models["clip"][0], log=str)
+    templates = ("a photo of a {}.", "the {} at night")
+    classifier = model.classifier(NAMES, templates)
+    expected = []
+    for name in NAMES:
+        embeddings = np.stack(
+            [np.asarray(model.encode_text(text.format(name)))[0] for text in templates]
+        )
+        mean = embeddings.mean(axis=0)
+        expected.append(mean / np.linalg.norm(mean))
+    np.testing.assert_allclose(classifier.classes[...], expected, atol=1e-6)
+    assert classifier.predict(photograph) == vit_jax.zero_shot(model, photograph, NAMES, templates)
+
+
+def test_vocabulary_and_merges_of_clip_are_read(models, tmp_path):
+    folder, _, tokenizer, _ = models["clip"]
+    shutil.copytree(folder, tmp_path / "old")
+    content = json.loads((folder / "tokenizer.json").read_text())["model"]
+    (tmp_path / "old/tokenizer.json").unlink()
+    (tmp_path / "old/vocab.json").write_text(json.dumps(content["vocab"]))
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in content["merges"]]
+    (tmp_path / "old/merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
+    ours = vit_jax.load_image_text(tmp_path / "old", log=str).tokenizer(TEXTS)
+    np.testing.assert_array_equal(ours, their_tokens(tokenizer, TEXTS))
+
+
+@pytest.mark.parametrize(
+    ("names", "templates", "words"),
+    [
+        ((), ("a {}",), "class names are empty: give one or more"),
+        (("cat", " "), ("a {}",), "class names are empty"),
+        (("cat", "cat"), ("a {}",), "class name 'cat' is given 2 times"),
+        (("cat",), (), "template '' has no {} for the class name"),
+        (("cat",), ("a photo",), "template 'a photo' has no {}"),
+    ],
+)
+def test_bad_names_and_templates_are_rejected(names, templates, words, models):
+    model = vit_jax.load_image_text(models["clip"][0], log=str)
+    with pytest.raises(UserError, match=words):
+        model.classifier(names, templates)
+
+
+def test_folders_without_a_text_tower_or_a_tokenizer_are_rejected(models, tmp_path):
+    folder = models["clip"][0]
+    bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("token*"))
+    with pytest.raises(UserError, match="there is no tokenizer in .*tokenizer.json, spiece.model"):
+        vit_jax.load_image_text(bare, log=str)
+    other = shutil.copytree(folder, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    config["text_config"]["vocab_size"] = 9
+    (other / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="tokens, but the text tower has 9: it is the tokenizer of"):
+        vit_jax.load_image_text(other, log=str)
+    plain = vit_jax.create_model("ViT-mu/16", image_size=32)
+    image = vit_jax.save_model(plain, tmp_path / "image", library="transformers", log=str)
+    with pytest.raises(UserError, match="Unsupported: a text tower of model_type='vit'"):
+        vit_jax.load_image_text(image, log=str)
+    with pytest.raises(UserError, match="is no folder"):
+        vit_jax.load_image_text(tmp_path / "none", log=str)

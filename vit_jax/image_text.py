@@ -1,0 +1,85 @@
+"""Models of images and texts: loading and zero-shot classification."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vit_jax.errors import UserError
+from vit_jax.interop.hub import download
+from vit_jax.interop.image_text import open_text
+from vit_jax.interop.text_tokens import TOKENIZER_FILES
+from vit_jax.load import load_model
+from vit_jax.models.image_text import TEMPLATES, ImageTextModel
+from vit_jax.models.prediction import Prediction
+
+
+def load_image_text(
+    source: str | Path, *, log: Callable[[str], None] = print, **changes: Any
+) -> ImageTextModel:
+    """Loads a CLIP, SigLIP or SigLIP 2 with both towers and its tokenizer.
+
+    `model.encode_image(images)` and `model.encode_text(texts)` return embeddings of length 1, and
+    `model.classifier(names)` is an image classifier for any class names.
+
+    Args:
+      source: a folder of Transformers with `config.json`, `model.safetensors`,
+        `preprocessor_config.json` and the tokenizer's files, or `hf://owner/name`.
+      log: callback for each line of the log.
+      **changes: arguments of the image tower to change, such as `image_size=336`.
+
+    Raises:
+      UserError: the checkpoint does not exist or is damaged, or has no text tower or no tokenizer.
+    """
+    folder = (
+        download(str(source), TOKENIZER_FILES) if str(source).startswith("hf://") else Path(source)
+    )
+    if not folder.is_dir():
+        raise UserError(
+            f"{source} is no folder: a model of images and texts is a folder of Transformers, or "
+            "hf://owner/name"
+        )
+    part = open_text(folder)
+    image = load_model(folder, log=log, **changes)
+    width = image.num_classes or image.options.dim
+    options = part.tower.options
+    if width != options.output_dim:
+        raise UserError(
+            f"{folder} has image embeddings of {width} values and text embeddings of "
+            f"{options.output_dim}: they cannot be compared"
+        )
+    log(
+        f"text tower: {options.depth} layers of width {options.dim}, {options.vocabulary:,} tokens "
+        f"in the vocabulary, {options.length} in a text; {part.probabilities} of the similarities"
+    )
+    return ImageTextModel(
+        image,
+        part.tower,
+        part.logit_scale,
+        part.logit_bias,
+        part.probabilities,
+        part.tokenizer,
+    )
+
+
+def zero_shot(
+    model: ImageTextModel,
+    images: Any,
+    class_names: Sequence[str],
+    templates: Sequence[str] = TEMPLATES,
+    top: int | None = None,
+) -> list[Prediction]:
+    """Classifies images by class names that the model was not trained on.
+
+    `model.classifier(class_names, templates)` returns a classifier for several calls with the same
+    names, which are encoded once.
+
+    Args:
+      images: as in `ImageModel.predict`: paths, PIL images or arrays of any size.
+      class_names: names of the classes.
+      templates: texts with `{}` for the name; a class's embedding is their mean.
+      top: maximum number of classes for each image; None: 3.
+
+    Raises:
+      UserError: an image cannot be read, or a name or a template is invalid.
+    """
+    return model.classifier(class_names, templates).predict(images, top=top)

@@ -1,0 +1,190 @@
+"""Tokenizers of text towers, read from a checkpoint's folder by the libraries that wrote them.
+
+CLIP and SigLIP 2 have a `tokenizer.json` of Hugging Face's tokenizers (CLIP also `vocab.json` and
+`merges.txt`); SigLIP has a `spiece.model` of SentencePiece.
+"""
+
+import json
+import re
+import string
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.small_files import read_small
+
+# Read from the Hub in addition to the model's files.
+TOKENIZER_FILES = (
+    *("tokenizer.json", "spiece.model", "vocab.json", "merges.txt"),
+    *("tokenizer_config.json", "special_tokens_map.json"),
+)
+_FILES = "tokenizer.json, spiece.model, or vocab.json and merges.txt"
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_CLIP_WORDS = (
+    r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+)
+
+
+class Tokenizer:
+    """Converts texts to tokens of a fixed length.
+
+    Args:
+      encode: returns the tokens of each text, with special tokens, at most `length` of them.
+      length: number of tokens of a text.
+      padding: token behind the end.
+    """
+
+    def __init__(self, encode: Callable[[list[str]], list[list[int]]], length: int, padding: int):
+        self._encode, self.length, self.padding = encode, length, padding
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        """Returns tokens, int32 `[texts, length]`.
+
+        Raises:
+          UserError: there are no texts, or one is not a string.
+        """
+        texts = list(texts)
+        if not texts:
+            raise UserError("there are no texts to encode: give one or more")
+        for text in texts:
+            if not isinstance(text, str):
+                raise UserError(f"a text is a {type(text).__name__}, and must be a str: {text!r}")
+        tokens = np.full((len(texts), self.length), self.padding, np.int32)
+        for row, found in zip(tokens, self._encode(texts), strict=True):
+            row[: len(found)] = found
+        return tokens
+
+
+def open_tokenizer(folder: Path, length: int, vocabulary: int, lower_case: bool) -> Tokenizer:
+    """Opens the tokenizer in a checkpoint's folder.
+
+    Args:
+      length: number of tokens of a text.
+      vocabulary: number of tokens of the text tower.
+      lower_case: the tower was trained on lower-cased texts (SigLIP).
+
+    Raises:
+      UserError: there is no tokenizer, it is damaged, its library is not installed, or it has more
+        tokens than the tower.
+    """
+    special = _special_tokens(folder)
+    if (folder / "spiece.model").is_file():
+        return _of_sentencepiece(folder / "spiece.model", length, vocabulary)
+    if (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file():
+        return _of_tokenizers(folder, length, vocabulary, special, lower_case)
+    raise UserError(
+        f"there is no tokenizer in {folder} ({_FILES}): copy it from the checkpoint's page"
+    )
+
+
+def _check_size(file: Path, tokens: int, vocabulary: int) -> None:
+    if tokens > vocabulary:
+        raise UserError(
+            f"{file} has {tokens:,} tokens, but the text tower has {vocabulary:,}: it is the "
+            "tokenizer of another model"
+        )
+
+
+def _special_tokens(folder: Path) -> dict[str, str]:
+    """Returns the special tokens that the JSON files of a tokenizer name, such as `pad_token`."""
+    found: dict[str, str] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if not (folder / name).is_file():
+            continue
+        try:
+            content = json.loads(read_small(folder / name))
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{folder / name} is not valid JSON: {error}") from error
+        for key, value in content.items() if isinstance(content, dict) else ():
+            text = value.get("content") if isinstance(value, dict) else value
+            if key.endswith("_token") and isinstance(text, str):
+                found[key] = text
+    return found
+
+
+def _of_tokenizers(
+    folder: Path, length: int, vocabulary: int, special: dict[str, str], lower_case: bool
+) -> Tokenizer:
+    """Opens the files of Hugging Face's tokenizers."""
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise UserError("tokenizers is not installed: pip install tokenizers") from error
+    file = folder / "tokenizer.json"
+    try:
+        if file.is_file():
+            made = tokenizers.Tokenizer.from_file(str(file))
+        else:
+            file = folder / "vocab.json"
+            made = _clip_tokenizer(tokenizers, folder)
+    except Exception as error:  # The library raises plain exceptions.
+        raise UserError(f"{file} is damaged: {error}") from error
+    _check_size(file, made.get_vocab_size(), vocabulary)
+    padding = special.get("pad_token") or special.get("eos_token") or ""
+    if (pad := made.token_to_id(padding)) is None:
+        raise UserError(
+            f"the padding token {padding!r} of {folder} is not in its vocabulary: add pad_token to "
+            "tokenizer_config.json"
+        )
+    made.no_padding()
+    made.enable_truncation(length)
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        texts = [text.lower() for text in texts] if lower_case else texts
+        return [one.ids for one in made.encode_batch(texts)]
+
+    return Tokenizer(encode, length, pad)
+
+
+def _clip_tokenizer(tokenizers: Any, folder: Path) -> Any:
+    """Returns CLIP's byte-pair tokenizer from its vocabulary and merges."""
+    start, end = "<|startoftext|>", "<|endoftext|>"
+    model = tokenizers.models.BPE.from_file(
+        str(folder / "vocab.json"),
+        str(folder / "merges.txt"),
+        continuing_subword_prefix="",
+        end_of_word_suffix="</w>",
+        unk_token=end,
+    )
+    made = tokenizers.Tokenizer(model)
+    normalizers, pre_tokenizers = tokenizers.normalizers, tokenizers.pre_tokenizers
+    spaces = normalizers.Replace(tokenizers.Regex(r"\s+"), " ")
+    made.normalizer = normalizers.Sequence([normalizers.NFC(), spaces, normalizers.Lowercase()])
+    words = pre_tokenizers.Split(tokenizers.Regex(_CLIP_WORDS), behavior="removed", invert=True)
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [words, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    made.add_special_tokens([start, end])
+    ids = [(name, made.token_to_id(name)) for name in (start, end)]
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{start} $A {end}", special_tokens=ids
+    )
+    return made
+
+
+def _of_sentencepiece(file: Path, length: int, vocabulary: int) -> Tokenizer:
+    """Opens SigLIP's tokenizer, whose texts are canonicalized; texts end with `</s>`."""
+    try:
+        import sentencepiece
+    except ImportError as error:
+        raise UserError("sentencepiece is not installed: pip install sentencepiece") from error
+    try:
+        made = sentencepiece.SentencePieceProcessor(model_file=str(file))
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"{file} is damaged: {error}") from error
+    _check_size(file, made.get_piece_size(), vocabulary)
+    end = made.eos_id()
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        found = made.encode([canonical(text) for text in texts])
+        return [[*tokens[: length - 1], end] for tokens in found]
+
+    return Tokenizer(encode, length, end)
+
+
+def canonical(text: str) -> str:
+    """Returns a text in lower case, without punctuation, with single spaces (SigLIP)."""
+    return re.sub(r"\s+", " ", text.lower().translate(_NO_PUNCTUATION)).strip()

@@ -1,0 +1,115 @@
+"""Text towers of CLIP and SigLIP in Hugging Face Transformers."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from vit_jax.errors import UserError
+from vit_jax.interop.layout import BLOCK, LINEAR_OUT, Rule, torch_dense, torch_norm
+from vit_jax.interop.library import Tensors
+from vit_jax.interop.transformers.transformers_config import projections, read_gelu
+from vit_jax.options.text import TextOptions
+
+# Defaults of a `text_config`.
+_DEFAULTS = {
+    "clip": dict(
+        vocab_size=49408,
+        hidden_size=512,
+        intermediate_size=2048,
+        num_hidden_layers=12,
+        num_attention_heads=8,
+        max_position_embeddings=77,
+        hidden_act="quick_gelu",
+        layer_norm_eps=1e-5,
+        eos_token_id=49407,
+    ),
+    "siglip": dict(
+        vocab_size=32000,
+        hidden_size=768,
+        intermediate_size=3072,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        max_position_embeddings=64,
+        hidden_act="gelu_pytorch_tanh",
+        layer_norm_eps=1e-6,
+    ),
+}
+_TOWER = "text_model."
+_LAYER = _TOWER + "encoder.layers.{0}."
+_OLD_END = 2  # `eos_token_id` of early CLIPs, with which Transformers reads the highest token.
+
+
+class TextFormat(NamedTuple):
+    """A text tower in a file of images and texts.
+
+    Attributes:
+      options: arguments of the tower.
+      rules: names of its parameters.
+      tensors: tensors of the tower.
+      probabilities: a key of `PROBABILITIES`.
+      lower_case: texts are lower-cased.
+    """
+
+    options: TextOptions
+    rules: tuple[Rule, ...]
+    tensors: Tensors
+    probabilities: str
+    lower_case: bool
+
+
+def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
+    """Returns the text tower of a `config.json` and its tensors.
+
+    Raises:
+      UserError: the model has no text tower, or an unsupported one.
+    """
+    kind = config.get("model_type")
+    if kind not in _DEFAULTS:
+        raise UserError(
+            f"Unsupported: a text tower of model_type={kind!r}. Supported: "
+            f"{', '.join(_DEFAULTS)}, a whole model of images and texts."
+        )
+    values = _DEFAULTS[kind] | (config.get("text_config") or {})
+    projection = "text_projection" if kind == "clip" else _TOWER + "head"
+    if (kernel := tensors.get(f"{projection}.weight")) is None:
+        raise UserError(f"the checkpoint has no text tower: there is no {projection}.weight")
+    end = values.get("eos_token_id")
+    pooling = "last" if kind == "siglip" else "highest" if end == _OLD_END else "end"
+    options = TextOptions(
+        vocabulary=values["vocab_size"],
+        length=values["max_position_embeddings"],
+        dim=values["hidden_size"],
+        depth=values["num_hidden_layers"],
+        heads=values["num_attention_heads"],
+        mlp_dim=values["intermediate_size"],
+        output_dim=kernel.shape[0],
+        causal=kind == "clip",
+        pooling=pooling,
+        end=end if pooling == "end" else 0,
+        head_bias=kind == "siglip",
+        gelu=read_gelu(values),
+        norm_epsilon=values["layer_norm_eps"],
+    )
+    return TextFormat(
+        options,
+        _rules(projection),
+        {
+            name: tensor
+            for name, tensor in tensors.items()
+            if name.startswith((_TOWER, projection)) and not name.endswith("position_ids")
+        },
+        "softmax" if kind == "clip" else "sigmoid",
+        kind == "siglip",
+    )
+
+
+def _rules(projection: str) -> tuple[Rule, ...]:
+    return (
+        Rule("token_embedding/embedding", _TOWER + "embeddings.token_embedding.weight"),
+        Rule("position_embedding/embedding", _TOWER + "embeddings.position_embedding.weight"),
+        *torch_norm(BLOCK + r"norm(\d)", _LAYER + "layer_norm{1}"),
+        *projections([f"{_LAYER}self_attn.{part}_proj" for part in "qkv"]),
+        *torch_dense(BLOCK + "attention/out", _LAYER + "self_attn.out_proj", LINEAR_OUT),
+        *torch_dense(BLOCK + r"mlp/fc(\d)", _LAYER + "mlp.fc{1}"),
+        *torch_norm("norm", _TOWER + "final_layer_norm"),
+        *torch_dense("head", projection),
+    )

@@ -1,0 +1,165 @@
+"""Models of images and texts: an image tower, a text tower and the scale of their similarities."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax.errors import UserError
+from vit_jax.models.image_model import ImageModel, ImagesLike
+from vit_jax.models.text import TextTower
+
+MOST_TEXTS = 64  # Texts of one call of the text tower.
+TEMPLATES = ("a photo of a {}.",)
+
+
+def unit(x: jax.Array) -> jax.Array:
+    """Returns vectors scaled to length 1."""
+    return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def _logits(
+    images: jax.Array, texts: jax.Array, scale: nnx.Param, bias: nnx.Param | None
+) -> jax.Array:
+    scores = jnp.exp(scale[...]) * jnp.matmul(images, texts.T, precision="highest")
+    return scores if bias is None else scores + bias[...]
+
+
+@nnx.jit
+def _embed_texts(text: TextTower, tokens: jax.Array) -> jax.Array:
+    return unit(text(tokens))
+
+
+class ImageTextModel(nnx.Module):
+    """Image and text encoders with a shared embedding space: CLIP, SigLIP and SigLIP 2.
+
+    Attributes:
+      image: the image tower.
+      text: the text tower.
+      logit_scale: logarithm of the factor of cosine similarities.
+      logit_bias: offset of the logits; None: CLIP, which has none.
+      probabilities: a key of `PROBABILITIES`: `softmax` over the texts (CLIP), or a `sigmoid` of
+        each pair (SigLIP).
+      tokenizer: maps texts to tokens, int32 `[texts, length]`.
+    """
+
+    def __init__(
+        self,
+        image: ImageModel,
+        text: TextTower,
+        logit_scale: float,
+        logit_bias: float | None,
+        probabilities: str,
+        tokenizer: Any,
+    ):
+        self.image, self.text = image, text
+        self.logit_scale = nnx.Param(jnp.float32(logit_scale))
+        self.logit_bias = None if logit_bias is None else nnx.Param(jnp.float32(logit_bias))
+        self.probabilities, self.tokenizer = probabilities, tokenizer
+
+    def encode_image(self, images: ImagesLike) -> jax.Array:
+        """Returns embeddings of length 1, float32 `[images, dim]`, of preprocessed images.
+
+        Args:
+          images: as in `ImageModel.__call__`.
+        """
+        return unit(self.image(images).astype(jnp.float32))
+
+    def encode_text(self, texts: str | Sequence[str]) -> jax.Array:
+        """Returns embeddings of length 1, float32 `[texts, dim]`.
+
+        Args:
+          texts: one text or several; longer ones than the tower's length are truncated.
+
+        Raises:
+          UserError: there is no text.
+        """
+        tokens = self.tokenizer([texts] if isinstance(texts, str) else texts)
+        parts = []
+        for start in range(0, len(tokens), MOST_TEXTS):
+            part = tokens[start : start + MOST_TEXTS]
+            size = min(MOST_TEXTS, 1 << (len(part) - 1).bit_length())  # Few sizes to compile.
+            padded = np.pad(part, ((0, size - len(part)), (0, 0)), mode="edge")
+            parts.append(_embed_texts(self.text, jnp.asarray(padded))[: len(part)])
+        return jnp.concatenate(parts)
+
+    def logits(self, images: jax.Array, texts: jax.Array) -> jax.Array:
+        """Returns the logit of each pair of embeddings, float32 `[images, texts]`."""
+        return _logits(images, texts, self.logit_scale, self.logit_bias)
+
+    def classifier(
+        self, names: Sequence[str], templates: Sequence[str] = TEMPLATES
+    ) -> "ZeroShotClassifier":
+        """Returns an image classifier whose classes are described by texts.
+
+        A class's embedding is the mean over the templates, scaled to length 1 (Radford et al.,
+        2021, section 3.1.4). The classifier's `predict` applies the checkpoint's preprocessing.
+
+        Args:
+          names: names of the classes.
+          templates: texts with `{}` for the name.
+
+        Raises:
+          UserError: there are no names or templates, a name is empty or not unique, or a template
+            has no `{}`.
+        """
+        names, templates = _checked_names(names), _checked_templates(templates)
+        texts = [template.replace("{}", name) for name in names for template in templates]
+        embedded = self.encode_text(texts).reshape(len(names), len(templates), -1)
+        return ZeroShotClassifier(self, unit(embedded.mean(axis=1)), names)
+
+
+def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in ([names] if isinstance(names, str) else names))
+    if not names or not all(names):
+        raise UserError("class names are empty: give one or more, such as 'cat', 'dog'")
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"class name {name!r} is given {names.count(name)} times; give it once")
+    return names
+
+
+def _checked_templates(templates: Sequence[str]) -> tuple[str, ...]:
+    templates = tuple([templates] if isinstance(templates, str) else templates)
+    for template in templates or ("",):
+        if "{}" not in template:
+            raise UserError(
+                f"template {template!r} has no {{}} for the class name; a valid one is "
+                f"{TEMPLATES[0]!r}"
+            )
+    return templates
+
+
+class ZeroShotClassifier(ImageModel):
+    """Image tower whose head compares embeddings with those of texts."""
+
+    def __init__(self, model: ImageTextModel, classes: jax.Array, names: tuple[str, ...]):
+        """Makes a classifier of a model and the embeddings of classes, `[classes, dim]`."""
+        tower = model.image
+        super().__init__(
+            dataclasses.replace(tower.options, num_classes=len(names)), any_size=tower.any_size
+        )
+        self.image, self.classes, self.head = tower, nnx.Param(classes), None
+        self.logit_scale, self.logit_bias = model.logit_scale, model.logit_bias
+        self.about = tower.about and tower.about.for_classes(names, model.probabilities)
+
+    @property
+    def pixel_kernel(self) -> jax.Array:
+        """Kernel of the first layer, which reads pixels."""
+        return self.image.pixel_kernel
+
+    def features(
+        self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False
+    ) -> Any:
+        """Returns the embeddings of length 1, `[batch, dim]`, or the tower's dense features."""
+        if dense:
+            return self.image.features(images, rngs, dense=True)
+        return unit(self.image(images, rngs).astype(jnp.float32))
+
+    def each_head(self, images: ImagesLike, rngs: nnx.Rngs | None = None) -> tuple[jax.Array, ...]:
+        embeddings = self.features(images, rngs)
+        return (_logits(embeddings, self.classes[...], self.logit_scale, self.logit_bias),)

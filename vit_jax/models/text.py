@@ -1,0 +1,62 @@
+"""Text towers of CLIP (Radford et al., 2021) and SigLIP (Zhai et al., 2023)."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.models.transformer import EncoderBlock, Stack, make_norm
+from vit_jax.options.text import TextOptions
+
+
+class TextTower(nnx.Module):
+    """Pre-norm Transformer over tokens; one token's output is projected to the embedding.
+
+    CLIP's attention is causal and reads the end-of-text token. SigLIP's attention has no mask and
+    reads the last token, so texts must be padded to the full length.
+    """
+
+    def __init__(self, options: TextOptions, *, rngs: nnx.Rngs):
+        self.options = options
+        stack = Stack(
+            dim=options.dim,
+            heads=options.heads,
+            mlp_dim=options.mlp_dim,
+            gelu=options.gelu,
+            epsilon=options.norm_epsilon,
+        )
+        table = nnx.initializers.normal(0.02)
+        self.token_embedding = nnx.Embed(
+            options.vocabulary, options.dim, embedding_init=table, rngs=rngs
+        )
+        self.position_embedding = nnx.Embed(
+            options.length, options.dim, embedding_init=table, rngs=rngs
+        )
+        self.blocks = nnx.Dict(
+            {f"{layer:02d}": EncoderBlock(stack, rngs=rngs) for layer in range(options.depth)}
+        )
+        self.norm = make_norm(options.dim, stack, rngs)
+        self.head = nnx.Linear(
+            options.dim, options.output_dim, use_bias=options.head_bias, rngs=rngs
+        )
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Maps tokens `[texts, length]` to embeddings, float32 `[texts, output_dim]`.
+
+        The embeddings are not normalized.
+        """
+        x = self.token_embedding(tokens) + self.position_embedding(jnp.arange(tokens.shape[1]))
+        bias = self._causal_mask(tokens.shape[1]) if self.options.causal else None
+        for block in self.blocks.values():
+            x = block(x, bias=bias)
+        return self.head(self.norm(self._pooled(x, tokens))).astype(jnp.float32)
+
+    def _causal_mask(self, length: int) -> jax.Array:
+        """Returns the bias of the scores, `[1, length, length]`: minus infinity for later keys."""
+        return jnp.where(jnp.tri(length, dtype=bool), 0.0, -jnp.inf)[None]
+
+    def _pooled(self, x: jax.Array, tokens: jax.Array) -> jax.Array:
+        """Returns the token that is read, `[texts, dim]`."""
+        if self.options.pooling == "last":
+            return x[:, -1]
+        ends = tokens if self.options.pooling == "highest" else tokens == self.options.end
+        return jnp.take_along_axis(x, ends.argmax(axis=1)[:, None, None], axis=1)[:, 0]
