@@ -74,7 +74,7 @@ def open_classifier(
             "pass arrays to vit_jax.load_model(...).predict"
         )
     count = model.num_classes
-    about = checkpoint if names is None else model.about
+    about = checkpoint if names is None or model.about is None else model.about
     given = _names(classes, count) if classes else about.class_names
     if count and not given:
         log(

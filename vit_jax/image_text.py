@@ -7,8 +7,10 @@ from typing import Any
 from vit_jax.errors import UserError
 from vit_jax.interop.hub import download
 from vit_jax.interop.image_text import open_text
+from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.text_tokens import TOKENIZER_FILES
-from vit_jax.load import load_model
+from vit_jax.interop.transformers.transformers_clip import IMAGES_ALONE
+from vit_jax.load import build_model
 from vit_jax.models.image_text import TEMPLATES, ImageTextModel
 from vit_jax.models.prediction import Prediction
 
@@ -39,7 +41,9 @@ def load_image_text(
             "hf://owner/name"
         )
     part = open_text(folder)
-    image = load_model(folder, log=log, **changes)
+    checkpoint = open_checkpoint(folder, changes.get("image_size"))
+    assumed = checkpoint.assumed.removeprefix(IMAGES_ALONE).removeprefix(" and ")
+    image = build_model(checkpoint._replace(assumed=assumed), log=log, **changes)
     width = image.num_classes or image.options.dim
     options = part.tower.options
     if width != options.output_dim:

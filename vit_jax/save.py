@@ -58,6 +58,12 @@ def save_model(
         return destination
     if model.about is None:
         raise UserError("save_model takes a model of vit_jax.load_model or vit_jax.create_model")
+    if type(model) is not family_of(model.options).model:
+        raise UserError(
+            f"Unsupported: saving a {type(model).__name__}. Supported: models of load_model and "
+            "create_model; a zero-shot classifier is made again by load_image_text(CHECKPOINT)"
+            ".classifier(names)."
+        )
     if changes:
         raise UserError(
             f"{', '.join(changes)}: arguments are changed only where a checkpoint is saved"

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -226,6 +228,41 @@ def test_vocabulary_and_merges_of_clip_are_read(models, tmp_path):
     (tmp_path / "old/merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
     ours = vit_jax.load_image_text(tmp_path / "old", log=str).tokenizer(TEXTS)
     np.testing.assert_array_equal(ours, their_tokens(tokenizer, TEXTS))
+
+
+def test_the_command_prints_the_same_probabilities(models, photograph, tmp_path):
+    folder = models["siglip"][0]
+    (tmp_path / "names.txt").write_text("\n".join(NAMES))
+    model = vit_jax.load_image_text(folder, log=str)
+    (expected,) = vit_jax.zero_shot(model, photograph, NAMES)
+    for names in (",".join(NAMES), str(tmp_path / "names.txt")):
+        run = subprocess.run(
+            [sys.executable, "-m", "vit_jax.predict", f"--checkpoint={folder}", "--json"]
+            + [f"--names={names}", str(photograph)],
+            capture_output=True,
+            text=True,
+        )
+        assert run.returncode == 0, run.stderr
+        found = json.loads(run.stdout)["predictions"]
+        assert tuple(each["class"] for each in found) == expected.classes
+        shown = [each["probability"] for each in found]
+        np.testing.assert_allclose(shown, expected.probabilities, rtol=1e-5)
+    run = subprocess.run(
+        [sys.executable, "-m", "vit_jax.predict", f"--checkpoint={folder}", str(photograph)]
+        + ["--template={} at night"],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 2 and "--template is for zero-shot" in run.stderr
+
+
+def test_a_classifier_is_described_and_not_saved(models, tmp_path):
+    model = vit_jax.load_image_text(models["clip"][0], log=str)
+    assert "text tower           2 layers of width 32, 2 heads, 20 tokens of" in str(model)
+    classifier = model.classifier(NAMES)
+    assert "3: cat, dog, a red car" in str(classifier)
+    with pytest.raises(UserError, match="Unsupported: saving a ZeroShotClassifier"):
+        vit_jax.save_model(classifier, tmp_path / "saved")
 
 
 @pytest.mark.parametrize(

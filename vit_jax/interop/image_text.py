@@ -78,7 +78,8 @@ def _numbers(folder: Path, tensors: dict) -> Callable[[str], float]:
     def number(name: str) -> float:
         if name not in tensors:
             raise UserError(f"{folder} lacks {name}")
-        values = check_finite(np.float32(tensors[name].read()), f"{folder}: {name}").reshape(-1)
+        array = np.asarray(tensors[name].read(), np.float32)
+        values = check_finite(array, f"{folder}: {name}").reshape(-1)
         if len(values) != 1:
             raise UserError(f"{folder}: {name} has {len(values)} values, and must have one")
         return float(values[0])

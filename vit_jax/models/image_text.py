@@ -91,6 +91,17 @@ class ImageTextModel(nnx.Module):
         """Returns the logit of each pair of embeddings, float32 `[images, texts]`."""
         return _logits(images, texts, self.logit_scale, self.logit_bias)
 
+    def __repr__(self):
+        text = self.text.options
+        kind = "softmax over texts" if self.probabilities == "softmax" else "sigmoid of each pair"
+        return (
+            f"{self.image!r}\n  text tower           {text.depth} layers of width {text.dim}, "
+            f"{text.heads} heads, {text.length} tokens of {text.vocabulary:,}\n  similarity"
+            f"           {kind}, embeddings of {text.output_dim}"
+        )
+
+    __str__ = __repr__
+
     def classifier(
         self, names: Sequence[str], templates: Sequence[str] = TEMPLATES
     ) -> "ZeroShotClassifier":

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,10 @@ import numpy as np
 from flax import nnx
 from jax.extend import core
 
-from vit_jax.models.image_model import ImageModel, TokenModel
+from vit_jax.models.image_model import TokenModel
 from vit_jax.models.layers import placing
+
+Kind = TypeVar("Kind", bound=nnx.Module)
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class _OneKey:
     dropout = __call__ = params
 
 
-def abstract(build: Callable[..., ImageModel]) -> ImageModel:
+def abstract(build: Callable[..., Kind]) -> Kind:
     """Returns the model that `build(rngs=...)` creates, with shapes in place of arrays."""
     return nnx.eval_shape(lambda: build(rngs=_OneKey()))
 

@@ -55,6 +55,7 @@ RULES = (
 _PROJECTION, _CLASSIFIER = "visual_projection", "classifier"
 _OTHERS = ("text_model.", "text_projection.", "logit_")  # Prefixes outside of the image tower.
 _TYPES = ("clip", "clip_vision_model")
+IMAGES_ALONE = "the model of images alone, of two"
 
 
 def image_tower(tensors: Tensors) -> Tensors:
@@ -71,7 +72,7 @@ def whole_or_tower(config: dict, defaults: dict) -> tuple[dict, str]:
     """Returns the config of an image tower, and a description of the skipped parts of the model."""
     if config["model_type"].endswith("_vision_model"):
         return defaults | config, ""
-    return defaults | (config.get("vision_config") or {}), "the model of images alone, of two"
+    return defaults | (config.get("vision_config") or {}), IMAGES_ALONE
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:

@@ -1,7 +1,7 @@
 """Text towers of CLIP and SigLIP in Hugging Face Transformers."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vit_jax.errors import UserError
 from vit_jax.interop.layout import BLOCK, LINEAR_OUT, Rule, torch_dense, torch_norm
@@ -68,12 +68,14 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
             f"Unsupported: a text tower of model_type={kind!r}. Supported: "
             f"{', '.join(_DEFAULTS)}, a whole model of images and texts."
         )
-    values = _DEFAULTS[kind] | (config.get("text_config") or {})
+    values: dict[str, Any] = _DEFAULTS[kind] | (config.get("text_config") or {})
     projection = "text_projection" if kind == "clip" else _TOWER + "head"
     if (kernel := tensors.get(f"{projection}.weight")) is None:
         raise UserError(f"the checkpoint has no text tower: there is no {projection}.weight")
-    end = values.get("eos_token_id")
-    pooling = "last" if kind == "siglip" else "highest" if end == _OLD_END else "end"
+    end = values.get("eos_token_id") if kind == "clip" else 0
+    pooling = "last"
+    if kind == "clip":
+        pooling = "highest" if end == _OLD_END else "end"
     options = TextOptions(
         vocabulary=values["vocab_size"],
         length=values["max_position_embeddings"],
@@ -84,7 +86,7 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
         output_dim=kernel.shape[0],
         causal=kind == "clip",
         pooling=pooling,
-        end=end if pooling == "end" else 0,
+        end=end,
         head_bias=kind == "siglip",
         gelu=read_gelu(values),
         norm_epsilon=values["layer_norm_eps"],
