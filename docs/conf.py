@@ -89,7 +89,7 @@ MARGIN = {
     "Results": {
         "The ledger": "LEDGER",
         "Tables and figures as commands": "docs/ledger",
-        "The paper and its readers": "docs/paper",
+        "The paper's gaps and choices": "docs/paper",
     },
     "Design": {
         "Architecture": "docs/architecture",

@@ -274,7 +274,7 @@ def read_objectnet_map(root: str) -> dict[str, Classes]:
 
 
 def open_objectnet(root: str) -> Relabelled:
-    """Opens ObjectNet's images of the classes that ImageNet has, too, without their border.
+    """Opens ObjectNet's images whose class ImageNet also has; their border is cropped.
 
     A prediction of any other class is wrong.
 

@@ -152,7 +152,7 @@ def linear_head(
 
 
 def _folds(groups: np.ndarray, seed: int) -> list[np.ndarray]:
-    """Returns the numbers of each fold's validation images; groups are not split."""
+    """Returns the indices of each fold's validation images; a group stays in one fold."""
     names, group = np.unique(groups, return_inverse=True)
     order = np.random.default_rng(seed).permutation(len(names))
     parts = [order[: len(order) // 10]] if len(groups) >= ONE_FOLD else np.array_split(order, FOLDS)
@@ -224,7 +224,10 @@ def fit(
 def accuracy(
     weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, each: bool = True
 ) -> float:
-    """Returns the share of images whose most likely class is a label, standardised as `fitted`."""
+    """Returns the share of images whose most likely class is one of their labels.
+
+    Features are standardised by the statistics of `fitted`.
+    """
     mean, deviation = _statistics(fitted, each)
     rows = over_devices((test.values - mean) / deviation, mesh)
     targets = over_devices(test.labels, mesh, fill=-1)
@@ -262,7 +265,11 @@ def cross_entropy(weights: jax.Array, rows: jax.Array, labels: jax.Array) -> jax
 
 
 def count_right(weights: jax.Array, rows: jax.Array, labels: jax.Array) -> jax.Array:
-    """Counts the images whose most likely class is a label, int32 `[images, max_labels]`."""
+    """Counts the images whose most likely class is one of their labels.
+
+    Args:
+      labels: int32 `[images, max_labels]`.
+    """
     return (scores(weights, rows).argmax(axis=1)[:, None] == labels).any(axis=1).sum()
 
 

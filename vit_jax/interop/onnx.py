@@ -244,7 +244,7 @@ class _Graph:
         return self.add("Expand", [self.held(value), self.add("Concat", parts, axis=0)])
 
     def size(self, dimension) -> str:
-        """Returns the name of a multiple of the batch size, which is read from the images."""
+        """Returns the name of a node that computes a multiple of the images' batch size."""
         batch = self.add("Shape", [self.images], start=0, end=1)
         times = dimension // self.batch
         if not isinstance(times, int) or times * self.batch != dimension:

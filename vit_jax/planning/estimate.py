@@ -216,7 +216,7 @@ def _memory_rows(plan: Estimate) -> list[str]:
 
 
 def _time_rows(plan: Estimate, slower: float) -> list[str]:
-    """Returns the rows on a step.
+    """Returns the table's rows on the time of a step.
 
     Args:
       slower: ratio of the slowest to the fastest step time.

@@ -348,7 +348,7 @@ def _count_left_out(folders_of_classes: Collection[Path], others: Collection[Pat
     """Counts files outside the classes of a data set, by the reason why they are skipped.
 
     Args:
-      folders_of_classes: folders with a folder for each class.
+      folders_of_classes: folders that each contain one folder per class.
       others: folders next to the folders of the splits.
     """
     loose = [file.name for folder in folders_of_classes for file in _files_in(folder)]

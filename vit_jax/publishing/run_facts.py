@@ -39,7 +39,7 @@ class RunFacts(NamedTuple):
 
 
 def read_facts(workdir: Path, which: str, checkpoint: Checkpoint) -> RunFacts | None:
-    """Returns the facts of a run's checkpoint; None for a checkpoint of another kind.
+    """Returns the facts of a run's checkpoint; None if it is not from a run.
 
     Args:
       workdir: the run's folder.

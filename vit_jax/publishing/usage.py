@@ -216,7 +216,7 @@ def _expected(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _put_into_cache(cache: Path, folder: Path, name: str) -> None:
-    """Creates a cache of huggingface_hub that contains the repository."""
+    """Links a folder into a new cache of huggingface_hub as the repository `name`."""
     repository = cache / f"models--{name.replace('/', '--')}"
     (repository / "snapshots").mkdir(parents=True)
     (repository / "snapshots" / _COMMIT).symlink_to(folder.absolute(), target_is_directory=True)

@@ -208,7 +208,7 @@ def _convnext(named: Mapping[str, np.ndarray]) -> _Converted:
 
 
 def _swin(named: Mapping[str, np.ndarray], patch: int) -> _Converted:
-    """Converts a Swin; its `config.json` contains the windows and the images' side.
+    """Renames an author's Swin tensors to timm's; the config contains window and image size.
 
     Raises:
       UserError: the size of the windows is unknown.

@@ -128,7 +128,7 @@ def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, from renamed tensors and a `config.json`; no assumptions.
+    """Returns the model's arguments, and an empty text because nothing is assumed.
 
     Settings that neither contains are timm's defaults: exact GELU, layer norms with 1e-6. A
     ConvNeXt accepts images of any size.

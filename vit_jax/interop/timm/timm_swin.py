@@ -66,7 +66,7 @@ def named(architecture: str) -> dict | None:
     """Parses a Swin architecture's name to timm's arguments; None: another architecture.
 
     Raises:
-      UserError: the architecture differs from a Swin.
+      UserError: an unsupported variant, such as `swinv2_cr_*`.
     """
     if architecture.startswith("swinv2_cr_"):
         raise UserError(f"timm's {architecture} is not read: it differs from a Swin and a Swin V2")

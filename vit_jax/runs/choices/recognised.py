@@ -1,4 +1,4 @@
-"""Recognition of a data set's source and splits, if the user sets its path alone."""
+"""Recognition of a data set's source and splits, if the user sets only `data.path`."""
 
 import os
 from collections.abc import Callable, Collection

@@ -44,8 +44,8 @@ class Delivery:
       rows: rows that the run has written so far.
 
     Raises:
-      UserError: the tracker never had this run, and cannot be opened. Otherwise the thread opens
-        it.
+      UserError: the first connection fails. For a run that was sent before, the thread connects and
+        retries.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class FCMAE(HiddenPixels):
       rngs: the key for initialisation.
 
     Raises:
-      UserError: no patch is hidden or visible.
+      UserError: `ratio` hides no patch, or all of them.
     """
 
     section: ClassVar = "fcmae"

@@ -149,7 +149,7 @@ class Objective(nnx.Module):
 
     @staticmethod
     def own_eval_params(config: RunOptions) -> str | None:
-        """Returns the name of the state with the objective's parameters for evaluation.
+        """Returns the key in the state of the average of the objective's own parameters.
 
         None: the trained parameters.
         """
