@@ -129,7 +129,7 @@ def _flags_of_command() -> str:
 
 @contextlib.contextmanager
 def mistakes():
-    """Reports a user error as one line with exit code 2, and warns about google-research's `vit_jax`."""
+    """Reports a user error as one line with exit code 2; warns about google-research's package."""
     if folder := other_package():
         print(
             f"warning: {folder} is google-research/vision_transformer's package of the same name, "

@@ -1,7 +1,7 @@
 """Configs, made from the options of a run (`vit_jax.options`).
 
-A file in `configs/` starts from `base_config()`, changes the values of its experiment and returns the
-config through `choose(config, argument)`. docs/config.md lists all values; an unknown key is an
+A file in `configs/` starts from `base_config()`, changes the values of its experiment and returns
+the config through `choose(config, argument)`. docs/config.md lists all values; an unknown key is an
 error.
 """
 

@@ -72,7 +72,7 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
     projection = "text_projection" if kind == "clip" else _TOWER + "head"
     if (kernel := tensors.get(f"{projection}.weight")) is None:
         raise UserError(f"the checkpoint has no text tower: there is no {projection}.weight")
-    end = values.get("eos_token_id") if kind == "clip" else 0
+    end: int = values["eos_token_id"] if kind == "clip" else 0
     pooling = "last"
     if kind == "clip":
         pooling = "highest" if end == _OLD_END else "end"
