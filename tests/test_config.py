@@ -29,9 +29,10 @@ from vit_jax.models import (
 from vit_jax.options import model, objective, optimizer, run
 from vit_jax.options.data import SOURCES_WITHOUT_PATH
 from vit_jax.options.objective import only_with_objective
-from vit_jax.options.option import only_with
+from vit_jax.options.option import only_with, options_of, sections_of
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.runs import rate_search
+from vit_jax.runs.assemble import with_images_of
 from vit_jax.runs.frozen_model import frozen_shapes
 from vit_jax.runs.loop import train
 from vit_jax.save import save_model
@@ -582,27 +583,63 @@ CONVOLUTIONS = {
 }
 
 
+class Reads:
+    """Notes which values are read: of configs as attributes, and of the typed options."""
+
+    def __init__(self, monkeypatch):
+        self.keys, self._noting, self._patch = set(), True, monkeypatch
+        plain = configs.Config.__getattr__
+
+        def noted(config, name):
+            self._note((*config.keys(), name))  # A copy of a part has its keys.
+            return plain(config, name)
+
+        monkeypatch.setattr(configs.Config, "__getattr__", noted)
+        self._note_options(run.RunOptions, "")
+
+    def _note(self, key):
+        if self._noting:
+            self.keys.add(key)
+
+    def _note_options(self, kind, prefix):
+        plain, names = kind.__getattribute__, options_of(kind)
+
+        def noted(options, name):
+            if name in names:
+                self._note(prefix + name)
+            return plain(options, name)
+
+        self._patch.setattr(kind, "__getattribute__", noted, raising=False)
+        for name, part in sections_of(kind).items():
+            self._note_options(part, f"{name}.")
+
+    def unnoted(self, function):
+        """The function, whose own reads do not count."""
+
+        def called(*args, **kwargs):
+            self._noting = False
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._noting = True
+
+        return called
+
+
 @pytest.mark.slow
 def test_every_value_is_read(tmp_path, monkeypatch):
     config = load("quickstart", "smoke").unlock()
-    config.data.unheeded = 1
     config.finetune.train, config.optimizer.average = "lora", 0.9
     config.fewshot.update(dict(every=2, sets=("digits:",), shots=(1,), seeds=(0,)))
     config.knn.update(dict(every=2, sets=("digits:",)))
     options = ("set=digits:", "shots=1", "seeds=0")
     config.evaluate.update(dict(suites=("fewshot",), options=options))
-    read = set()
-    plain = ConfigDict.__getitem__
-
-    def noting(self, key):
-        read.add((*self.keys(), key))  # A copy of a part has its keys.
-        return plain(self, key)
-
-    # Writing the config down, and sending it, reads all of it and uses nothing.
+    reads = Reads(monkeypatch)
+    # Writing the config down, sending and copying it reads all of it and uses nothing.
     (tmp_path / "run").mkdir()
     monkeypatch.setattr("vit_jax.runs.loop.claim", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr("vit_jax.runs.loop.deliveries", lambda *_: ())
-    monkeypatch.setattr(ConfigDict, "__getitem__", noting)
+    monkeypatch.setattr("vit_jax.runs.assemble.with_images_of", reads.unnoted(with_images_of))
     train(config, tmp_path / "run")
     config.finetune.train, config.optimizer.average = "all", 0.0
     config.optimizer.name = "adafactor"  # It alone bounds its updates.
@@ -619,29 +656,29 @@ def test_every_value_is_read(tmp_path, monkeypatch):
     for name in OBJECTIVES.keys() - {"classification"}:
         taught = name in ("distillation", "eva", "vqkd", "beit", "beitv2")
         config.objective.update(dict(name=name, teacher="random" if taught else None))
-        frozen = frozen_shapes(config)
+        frozen = frozen_shapes(configs.run_options(config))
         assert (frozen is not None) == taught
-        classes = 10 if OBJECTIVES[name].labels else OBJECTIVES[name].outputs(config)
         trained = config
         if name in CONVOLUTIONS:  # These have no options of a ViT.
             trained = config.copy_and_resolve_references()
             trained.model = configs.base_config().model
             trained.model.update(CONVOLUTIONS[name])
-        make_program(
-            trained, num_classes=classes, steps=2, mesh=make_mesh(config.mesh), frozen=frozen
-        )
+        typed = configs.run_options(trained)
+        classes = 10 if OBJECTIVES[name].labels else OBJECTIVES[name].outputs(typed)
+        mesh = make_mesh(typed.mesh)
+        make_program(typed, num_classes=classes, steps=2, mesh=mesh, frozen=frozen)
     rate_search.rate_jobs(config, tmp_path / "sweep", given=())
     rate_search.seed_jobs(config, tmp_path / "sweep", given=(), rate=0.1)
     monkeypatch.undo()
     unread = set()
-    for key in (*configs.VALUES, "data.unheeded"):
+    for key in configs.VALUES:
         section, _, name = key.rpartition(".")
         part = config[section] if section else config
-        if (*part.keys(), name) not in read:
+        if not {key, (*part.keys(), name)} & reads.keys:
             unread.add(key)
-    # The run's length is given in steps here, and there is no checkpoint of which anything were
-    # kept.
-    assert unread - {"epochs", "finetune.head", "finetune.objective"} == {"data.unheeded"}
+    # The length is given in steps, no checkpoint has parameters of an objective, nothing is chosen
+    # by the time, and the last step is kept.
+    assert unread == {"epochs", "finetune.objective", "minutes", "early_stopping"}
 
 
 UNREAD = {
