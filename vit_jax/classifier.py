@@ -67,7 +67,7 @@ def open_classifier(
             raise UserError("--template is for zero-shot classification: give --names, too")
         model = build_model(checkpoint, log=log, **changes)
     else:
-        model = _zero_shot(source, names, templates, classes, log, changes)
+        model = _zero_shot(source, names, templates, classes, log, image_size)
     if model.channels not in (1, 3):
         raise UserError(
             f"the model takes images of {model.channels} channels, and files are read as RGB: "
@@ -92,18 +92,17 @@ def _zero_shot(
     templates: Sequence[str],
     classes: str | None,
     log: Callable[[str], None],
-    changes: dict[str, Any],
+    image_size: int | tuple[int, int] | None,
 ) -> ImageModel:
     """Returns the zero-shot classifier of a model of images and texts."""
     if classes:
         raise UserError("--names and --classes exclude each other: give the names in one of them")
     found = names.split(",")
+    if len(found) == 1 and Path(names).suffix in (".txt", ".csv") and not Path(names).is_file():
+        raise UserError(f"there is no file --names={names}: give names as 'cat,dog', or a file")
     if Path(names).is_file():
-        try:
-            found = [line for line in read_small(names).splitlines() if line.strip()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read --names={names}: {error}") from error
-    model = load_image_text(source, log=log, **changes)
+        found = [line for line in _lines("names", names) if line.strip()]
+    model = load_image_text(source, image_size=image_size, log=log)
     return model.classifier(found, templates or TEMPLATES)
 
 
@@ -118,13 +117,18 @@ def _crop(
     return dataclasses.replace(crop, kind="short_side", resize=resize) if resize else crop
 
 
-def _names(file: str, count: int) -> list[str]:
+def _lines(flag: str, file: str) -> list[str]:
+    """Returns the lines of a flag's file, without a byte order mark."""
     try:
-        names = read_small(file).splitlines()
+        return read_small(file).removeprefix("\ufeff").splitlines()
     except OSError as error:
-        raise UserError(f"cannot read --classes={file}: {error.strerror}") from error
+        raise UserError(f"cannot read --{flag}={file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"--classes={file} is not a text in UTF-8: {error}") from error
+        raise UserError(f"--{flag}={file} is not a text in UTF-8: {error}") from error
+
+
+def _names(file: str, count: int) -> list[str]:
+    names = _lines("classes", file)
     if len(names) != count:
         raise UserError(f"{file} has {len(names):,} names, and the model {count:,} classes")
     return names

@@ -13,10 +13,14 @@ from vit_jax.interop.transformers.transformers_clip import IMAGES_ALONE
 from vit_jax.load import build_model
 from vit_jax.models.image_text import TEMPLATES, ImageTextModel
 from vit_jax.models.prediction import Prediction
+from vit_jax.paths import is_workdir
 
 
 def load_image_text(
-    source: str | Path, *, log: Callable[[str], None] = print, **changes: Any
+    source: str | Path,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    log: Callable[[str], None] = print,
 ) -> ImageTextModel:
     """Loads a CLIP, SigLIP or SigLIP 2 with both towers and its tokenizer.
 
@@ -26,8 +30,8 @@ def load_image_text(
     Args:
       source: a folder of Transformers with `config.json`, `model.safetensors`,
         `preprocessor_config.json` and the tokenizer's files, or `hf://owner/name`.
+      image_size: size of the images in pixels; None: the checkpoint's.
       log: callback for each line of the log.
-      **changes: arguments of the image tower to change, such as `image_size=336`.
 
     Raises:
       UserError: the checkpoint does not exist or is damaged, or has no text tower or no tokenizer.
@@ -35,13 +39,14 @@ def load_image_text(
     folder = (
         download(str(source), TOKENIZER_FILES) if str(source).startswith("hf://") else Path(source)
     )
-    if not folder.is_dir():
+    if not folder.is_dir() or is_workdir(folder):
         raise UserError(
-            f"{source} is no folder: a model of images and texts is a folder of Transformers, or "
-            "hf://owner/name"
+            f"{source} has no text tower: a model of images and texts is a folder of Transformers, "
+            "or hf://owner/name"
         )
+    changes: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
     part = open_text(folder)
-    checkpoint = open_checkpoint(folder, changes.get("image_size"))
+    checkpoint = open_checkpoint(folder, image_size)
     assumed = checkpoint.assumed.removeprefix(IMAGES_ALONE).removeprefix(" and ")
     image = build_model(checkpoint._replace(assumed=assumed), log=log, **changes)
     width = image.num_classes or image.options.dim

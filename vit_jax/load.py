@@ -35,7 +35,8 @@ class AboutLoaded(About):
 
     def for_classes(self, names: tuple[str, ...], probabilities: str) -> About:
         other = super().for_classes(names, probabilities)
-        vars(other)["_predictor"] = None
+        assert isinstance(other, AboutLoaded)
+        other._predictor = None  # It has the other probabilities.
         return other
 
     def lines(self, model: ImageModel) -> dict[str, str]:

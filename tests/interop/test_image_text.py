@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from helpers import randomise
 from PIL import Image
 
 import vit_jax
+from vit_jax.classifier import open_classifier
 from vit_jax.errors import UserError
 from vit_jax.interop.text_tokens import canonical
 
@@ -254,6 +256,8 @@ def test_the_command_prints_the_same_probabilities(models, photograph, tmp_path)
         text=True,
     )
     assert run.returncode == 2 and "--template is for zero-shot" in run.stderr
+    with pytest.raises(UserError, match="there is no file --names=none.txt"):
+        open_classifier(str(folder), names="none.txt", log=str)
 
 
 def test_a_classifier_is_described_and_not_saved(models, tmp_path):
@@ -270,15 +274,43 @@ def test_a_classifier_is_described_and_not_saved(models, tmp_path):
     [
         ((), ("a {}",), "class names are empty: give one or more"),
         (("cat", " "), ("a {}",), "class names are empty"),
-        (("cat", "cat"), ("a {}",), "class name 'cat' is given 2 times"),
-        (("cat",), (), "template '' has no {} for the class name"),
-        (("cat",), ("a photo",), "template 'a photo' has no {}"),
+        (("cat", "Cat"), ("a {}",), "class names 'cat' and 'Cat' have the same tokens"),
+        (("cat",), ("a {}",), "'cat' is the only class name, .* sum to 1: give two or more"),
+        (NAMES, (), "template '' has no {} for the class name"),
+        (NAMES, ("a photo",), "template 'a photo' has no {}"),
     ],
 )
 def test_bad_names_and_templates_are_rejected(names, templates, words, models):
     model = vit_jax.load_image_text(models["clip"][0], log=str)
     with pytest.raises(UserError, match=words):
         model.classifier(names, templates)
+
+
+def test_a_name_without_tokens_is_rejected(models):
+    model = vit_jax.load_image_text(models["siglip"][0], log=str)
+    assert model.classifier(["cat"]).num_classes == 1  # A sigmoid needs no other name.
+    with pytest.raises(UserError, match="class name '!!!' has no tokens"):
+        model.classifier(["cat", "!!!"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_truncated_text_is_reported_once(kind, models):
+    model = vit_jax.load_image_text(models[kind][0], log=str)
+    with pytest.warns(UserWarning, match="a text is truncated to the tower's 20 tokens: 'a "):
+        model.encode_text(TEXTS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.encode_text(TEXTS)
+        vit_jax.load_image_text(models[kind][0], log=str).encode_text(["", "a"])
+
+
+def test_a_tokenizer_without_the_token_that_is_read_is_rejected(models, tmp_path):
+    folder = shutil.copytree(models["clip"][0], tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["eos_token_id"] = 7
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="does not end texts with the token 7"):
+        vit_jax.load_image_text(folder, log=str)
 
 
 def test_folders_without_a_text_tower_or_a_tokenizer_are_rejected(models, tmp_path):
@@ -296,5 +328,5 @@ def test_folders_without_a_text_tower_or_a_tokenizer_are_rejected(models, tmp_pa
     image = vit_jax.save_model(plain, tmp_path / "image", library="transformers", log=str)
     with pytest.raises(UserError, match="Unsupported: a text tower of model_type='vit'"):
         vit_jax.load_image_text(image, log=str)
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="has no text tower"):
         vit_jax.load_image_text(tmp_path / "none", log=str)

@@ -1,7 +1,6 @@
 """Reads models of images and texts from the folders of Transformers."""
 
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from flax import nnx
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import check_finite
 from vit_jax.interop.layout import Entry, entries
+from vit_jax.interop.library import Tensors
 from vit_jax.interop.reading import MALFORMED, check_tensors, read_files
 from vit_jax.interop.tensor_files import check_float
 from vit_jax.interop.text_tokens import Tokenizer, open_tokenizer
@@ -50,6 +50,11 @@ def open_text(folder: Path) -> TextPart:
     tokenizer = open_tokenizer(
         folder, form.options.length, form.options.vocabulary, form.lower_case
     )
+    if form.options.pooling == "end" and form.options.end not in tokenizer([""]):
+        raise UserError(
+            f"the tokenizer in {folder} does not end texts with the token {form.options.end}, "
+            "which the text tower reads (eos_token_id in config.json): it is of another model"
+        )
     if form.options.depth > len(form.tensors):
         raise UserError(f"{folder} describes {form.options.depth:,} layers and lacks tensors")
     graphdef, state = nnx.split(abstract(partial(TextTower, form.options)))
@@ -67,21 +72,17 @@ def open_text(folder: Path) -> TextPart:
         arrays = dict(zip((entry.path for entry in mapped), pool.map(read, mapped), strict=True))
     flat = {tuple(path.split("/")): array for path, array in arrays.items()}
     tower = nnx.merge(graphdef, nnx.traversals.unflatten_mapping(flat))
-    number = _numbers(folder, tensors)
-    bias = number("logit_bias") if form.probabilities == "sigmoid" else None
-    return TextPart(tower, tokenizer, number("logit_scale"), bias, form.probabilities)
+    scale = _number(folder, tensors, "logit_scale")
+    bias = _number(folder, tensors, "logit_bias") if form.probabilities == "sigmoid" else None
+    return TextPart(tower, tokenizer, scale, bias, form.probabilities)
 
 
-def _numbers(folder: Path, tensors: dict) -> Callable[[str], float]:
-    """Returns a function that reads a tensor of one number."""
-
-    def number(name: str) -> float:
-        if name not in tensors:
-            raise UserError(f"{folder} lacks {name}")
-        array = np.asarray(tensors[name].read(), np.float32)
-        values = check_finite(array, f"{folder}: {name}").reshape(-1)
-        if len(values) != 1:
-            raise UserError(f"{folder}: {name} has {len(values)} values, and must have one")
-        return float(values[0])
-
-    return number
+def _number(folder: Path, tensors: Tensors, name: str) -> float:
+    """Reads a tensor of one number."""
+    if name not in tensors:
+        raise UserError(f"{folder} lacks {name}")
+    array = np.asarray(tensors[name].read(), np.float32)
+    values = check_finite(array, f"{folder}: {name}").reshape(-1)
+    if len(values) != 1:
+        raise UserError(f"{folder}: {name} has {len(values)} values, and must have one")
+    return float(values[0])

@@ -7,6 +7,7 @@ CLIP and SigLIP 2 have a `tokenizer.json` of Hugging Face's tokenizers (CLIP als
 import json
 import re
 import string
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,23 @@ _CLIP_WORDS = (
 
 
 class Tokenizer:
-    """Converts texts to tokens of a fixed length.
+    """Converts texts to tokens of a fixed length; warns once of a text that is truncated.
 
     Args:
-      encode: returns the tokens of each text, with special tokens, at most `length` of them.
+      encode: returns the tokens of each text, with special tokens, at most `length` of them, and
+        whether it was truncated.
       length: number of tokens of a text.
       padding: token behind the end.
     """
 
-    def __init__(self, encode: Callable[[list[str]], list[list[int]]], length: int, padding: int):
+    def __init__(
+        self,
+        encode: Callable[[list[str]], list[tuple[list[int], bool]]],
+        length: int,
+        padding: int,
+    ):
         self._encode, self.length, self.padding = encode, length, padding
+        self._warned = False
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """Returns tokens, int32 `[texts, length]`.
@@ -53,8 +61,14 @@ class Tokenizer:
             if not isinstance(text, str):
                 raise UserError(f"a text is a {type(text).__name__}, and must be a str: {text!r}")
         tokens = np.full((len(texts), self.length), self.padding, np.int32)
-        for row, found in zip(tokens, self._encode(texts), strict=True):
+        for text, row, (found, truncated) in zip(texts, tokens, self._encode(texts), strict=True):
             row[: len(found)] = found
+            if truncated and not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"a text is truncated to the tower's {self.length} tokens: {text[:60]!r} ...",
+                    stacklevel=2,
+                )
         return tokens
 
 
@@ -70,11 +84,10 @@ def open_tokenizer(folder: Path, length: int, vocabulary: int, lower_case: bool)
       UserError: there is no tokenizer, it is damaged, its library is not installed, or it has more
         tokens than the tower.
     """
-    special = _special_tokens(folder)
     if (folder / "spiece.model").is_file():
         return _of_sentencepiece(folder / "spiece.model", length, vocabulary)
     if (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file():
-        return _of_tokenizers(folder, length, vocabulary, special, lower_case)
+        return _of_tokenizers(folder, length, vocabulary, lower_case)
     raise UserError(
         f"there is no tokenizer in {folder} ({_FILES}): copy it from the checkpoint's page"
     )
@@ -96,8 +109,8 @@ def _special_tokens(folder: Path) -> dict[str, str]:
             continue
         try:
             content = json.loads(read_small(folder / name))
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{folder / name} is not valid JSON: {error}") from error
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"{folder / name} cannot be read: {error}") from error
         for key, value in content.items() if isinstance(content, dict) else ():
             text = value.get("content") if isinstance(value, dict) else value
             if key.endswith("_token") and isinstance(text, str):
@@ -105,9 +118,7 @@ def _special_tokens(folder: Path) -> dict[str, str]:
     return found
 
 
-def _of_tokenizers(
-    folder: Path, length: int, vocabulary: int, special: dict[str, str], lower_case: bool
-) -> Tokenizer:
+def _of_tokenizers(folder: Path, length: int, vocabulary: int, lower_case: bool) -> Tokenizer:
     """Opens the files of Hugging Face's tokenizers."""
     try:
         import tokenizers
@@ -122,7 +133,9 @@ def _of_tokenizers(
             made = _clip_tokenizer(tokenizers, folder)
     except Exception as error:  # The library raises plain exceptions.
         raise UserError(f"{file} is damaged: {error}") from error
-    _check_size(file, made.get_vocab_size(), vocabulary)
+    # Numbers of tokens may have gaps.
+    _check_size(file, 1 + max(made.get_vocab().values(), default=-1), vocabulary)
+    special = _special_tokens(folder)
     padding = special.get("pad_token") or special.get("eos_token") or ""
     if (pad := made.token_to_id(padding)) is None:
         raise UserError(
@@ -132,9 +145,9 @@ def _of_tokenizers(
     made.no_padding()
     made.enable_truncation(length)
 
-    def encode(texts: list[str]) -> list[list[int]]:
+    def encode(texts: list[str]) -> list[tuple[list[int], bool]]:
         texts = [text.lower() for text in texts] if lower_case else texts
-        return [one.ids for one in made.encode_batch(texts)]
+        return [(one.ids, bool(one.overflowing)) for one in made.encode_batch(texts)]
 
     return Tokenizer(encode, length, pad)
 
@@ -178,9 +191,9 @@ def _of_sentencepiece(file: Path, length: int, vocabulary: int) -> Tokenizer:
     _check_size(file, made.get_piece_size(), vocabulary)
     end = made.eos_id()
 
-    def encode(texts: list[str]) -> list[list[int]]:
+    def encode(texts: list[str]) -> list[tuple[list[int], bool]]:
         found = made.encode([canonical(text) for text in texts])
-        return [[*tokens[: length - 1], end] for tokens in found]
+        return [([*tokens[: length - 1], end], len(tokens) >= length) for tokens in found]
 
     return Tokenizer(encode, length, end)
 

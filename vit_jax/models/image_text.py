@@ -115,23 +115,34 @@ class ImageTextModel(nnx.Module):
           templates: texts with `{}` for the name.
 
         Raises:
-          UserError: there are no names or templates, a name is empty or not unique, or a template
-            has no `{}`.
+          UserError: there are no names or templates, a name is empty or not unique, also as tokens,
+            there is one name only for a softmax, or a template has no `{}`.
         """
-        names, templates = _checked_names(names), _checked_templates(templates)
+        names, templates = self._checked_names(names), _checked_templates(templates)
         texts = [template.replace("{}", name) for name in names for template in templates]
         embedded = self.encode_text(texts).reshape(len(names), len(templates), -1)
         return ZeroShotClassifier(self, unit(embedded.mean(axis=1)), names)
 
-
-def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in ([names] if isinstance(names, str) else names))
-    if not names or not all(names):
-        raise UserError("class names are empty: give one or more, such as 'cat', 'dog'")
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"class name {name!r} is given {names.count(name)} times; give it once")
-    return names
+    def _checked_names(self, names: Sequence[str]) -> tuple[str, ...]:
+        names = tuple(name.strip() for name in ([names] if isinstance(names, str) else names))
+        if not names or not all(names):
+            raise UserError("class names are empty: give one or more, such as 'cat', 'dog'")
+        if len(names) == 1 and self.probabilities == "softmax":
+            raise UserError(
+                f"{names[0]!r} is the only class name, and this model's probabilities sum to 1: "
+                "give two or more, such as 'cat', 'something else'"
+            )
+        nothing, *texts = (tuple(row) for row in self.tokenizer(["", *names]).tolist())
+        known: dict[tuple[int, ...], str] = {}
+        for name, text in zip(names, texts, strict=True):
+            if text == nothing:
+                raise UserError(f"class name {name!r} has no tokens: give one with letters")
+            if text in known:
+                raise UserError(
+                    f"class names {known[text]!r} and {name!r} have the same tokens: give one"
+                )
+            known[text] = name
+        return names
 
 
 def _checked_templates(templates: Sequence[str]) -> tuple[str, ...]:
