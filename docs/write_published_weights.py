@@ -13,22 +13,22 @@ HEAD = """# Published weights
 
 `vit_jax.load_model("DINOv2-S/14", pretrained="lvd142m")` takes the weights of a line from the Hugging Face
 Hub, and `vit_jax.list_models(pretrained=True)` lists them; `--config.finetune.checkpoint=hf://REPOSITORY`
-starts a run from them. The accuracies are published ones, of ImageNet's validation images unless it says
-otherwise, with the side of the images in pixels; none was measured here. Mind the licences. What is in a
-model by its name: [models](models.md).
+starts a run from them. The accuracies are published ones, on ImageNet's validation images unless another
+test set is named, with the side of the images in pixels; none was measured here. Mind the licences. The
+page on [models](models.md) explains the names of models.
 
-The data stand in the order of training, and are described [below](#data). They are what the weights' tag
-says: without a teacher's, and where training began from others' weights perhaps without theirs. What a model
-sees is the side of its square over that of the resized image, whose short side is resized, or both sides
-where it says "squeezed"; bicubic, unless it says otherwise; and the name of the mean and std by which
-pixels are normalised. This is what timm's registry says: at loading the repository's own files hold, and a
-line says so where they differ.
+The data sets are listed in the order of training and described [below](#data). They follow from the weights'
+tag: a teacher's data are missing, and those of weights from which training started may be. The preprocessing
+column has the side of the crop over that of the resized image, whose short side is resized (both sides if
+the column has "squeezed"), the interpolation if it is not bicubic, and the name of the mean and std of the
+pixels. These values are from timm's registry. At loading, the repository's own files take precedence, and a
+line reports differences.
 
 {pixels}
 
 CLIPs that were trained with quick GELU, x sigmoid(1.702 x), have it in the last column: their repositories'
-own files mean exact GELU, which `pretrained=` puts right. From such a repository itself, `hf://REPOSITORY`,
-say `gelu="quick"`, or `--config.model.gelu=quick`.
+own files mean exact GELU, which `pretrained=` corrects. For such a repository itself, `hf://REPOSITORY`, give
+`gelu="quick"` or `--config.model.gelu=quick`.
 
 Written by `python docs/write_published_weights.py`.
 """
