@@ -715,7 +715,7 @@ def test_values_that_the_run_does_not_read_are_refused(name):
     config.update_from_flattened_dict(UNREAD[name])
     *_, key = UNREAD[name]
     with pytest.raises(
-        UserError, match=rf"^config.{key} is .*, and this run does not read it: it needs "
+        UserError, match=rf"^config.{key} is .*, which has no effect in this run: it needs "
     ):
         configs.check(config)
     config.update_from_flattened_dict({key: default(key)})
@@ -758,7 +758,7 @@ def test_a_files_values_may_stay_where_a_change_of_others_leaves_them_unread():
     configs.check(config, file=file)
     config.data.crop_area = (0.1, 1.0)
     with pytest.raises(
-        UserError, match="^config.data.crop_area is .0.1, 1.0., and this run does not read it"
+        UserError, match="^config.data.crop_area is .0.1, 1.0., which has no effect in this run"
     ):
         configs.check(config, file=file)
 

@@ -52,8 +52,8 @@ DTYPE = flags.DEFINE_enum(
     "dtype",
     None,
     ["float32", "bfloat16"],
-    "For `train` and `inference`: what ours computes in; without it float32 on CPUs, bfloat16 "
-    "elsewhere.",
+    "For `train` and `inference`: compute dtype of vit_jax; by default float32 on CPUs, "
+    "bfloat16 elsewhere.",
 )
 LARGEST = flags.DEFINE_bool("largest", False, "For `inference`: also the largest batch that fits.")
 MEMORY_GIB = flags.DEFINE_float(
@@ -68,15 +68,17 @@ SLICES = flags.DEFINE_list(
 AGAINST = flags.DEFINE_list(
     "against",
     [],
-    "Others to measure beside ours: vision_transformer, big_vision; timm by the clock; "
+    "Other projects to compare with: vision_transformer, big_vision; timm by the clock; "
     "onnxruntime, timm.",
 )
 CHECKOUTS = flags.DEFINE_string("checkouts", None, "The folder with the others' checkouts.")
-SECONDS = flags.DEFINE_float("seconds", 60, "For `serve`: of each figure.", lower_bound=1)
-MINUTES = flags.DEFINE_float(
-    "minutes", 8, "For `gpu`: after which nothing new begins.", lower_bound=0
+SECONDS = flags.DEFINE_float(
+    "seconds", 60, "For `serve`: duration of each measurement.", lower_bound=1
 )
-PARTS = flags.DEFINE_list("parts", [], "For `gpu`: what to measure; nothing: all.")
+MINUTES = flags.DEFINE_float(
+    "minutes", 8, "For `gpu`: time after which no measurement starts.", lower_bound=0
+)
+PARTS = flags.DEFINE_list("parts", [], "For `gpu`: parts to measure; by default all.")
 BENCHMARKS = (
     "overhead",
     "load",
@@ -194,7 +196,7 @@ def _image_sizes() -> list[int]:
     sizes = IMAGE_SIZES.value
     if not sizes or not all(size.isdecimal() and int(size) for size in sizes):
         raise UserError(
-            f"--image_sizes={','.join(sizes)} is no list of sizes in pixels, such as 224,384"
+            f"--image_sizes={','.join(sizes)} is not a list of sizes in pixels, such as 224,384"
         )
     return [int(size) for size in sizes]
 

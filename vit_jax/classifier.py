@@ -78,8 +78,8 @@ def open_classifier(
     given = _names(classes, count) if classes else about.class_names
     if count and not given:
         log(
-            "the checkpoint has no class names: classes are numbers, from 0; --classes=FILE "
-            "names them"
+            "the checkpoint has no class names: classes are shown as indices from 0; "
+            "--classes=FILE gives their names"
         )
     crop = _crop(checkpoint, model.image_size, resize, decode)
     log(f"of each image: {crop}")
@@ -124,7 +124,7 @@ def _lines(flag: str, file: str) -> list[str]:
     except OSError as error:
         raise UserError(f"cannot read --{flag}={file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"--{flag}={file} is not a text in UTF-8: {error}") from error
+        raise UserError(f"--{flag}={file} is not UTF-8 text: {error}") from error
 
 
 def _names(file: str, count: int) -> list[str]:

@@ -208,7 +208,7 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
     if not argument:
         return config
     if argument != "smoke":
-        raise UserError(f"unknown config argument {argument!r}; there is: smoke")
+        raise UserError(f"unknown config argument {argument!r}; supported: smoke")
     from vit_jax.models import parse_name  # It imports JAX, which would slow down `--help`.
 
     config.update(dict(steps=2, batch_size=16, log_every=1, evaluate_every=2))
@@ -241,7 +241,7 @@ def unknown_key(key: str) -> str:
     """Returns the error message for an unknown key, such as `optimizer.lr`."""
     if not isinstance(key, str):
         return (
-            f"config key {key!r} is of type {type(key).__name__}, and must be a text such as "
+            f"config key {key!r} is of type {type(key).__name__}, and must be a string such as "
             "'steps'"
         )
     bare = key.removeprefix("config.")
@@ -319,7 +319,7 @@ def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None =
         of_objective = key.split(".")[0] in ("objective", *OBJECTIVES)
         if not (kept or (handed_in and of_objective)):
             raise UserError(
-                f"config.{key} is {value!r}, and this run does not read it: it needs {needs}; "
+                f"config.{key} is {value!r}, which has no effect in this run: it needs {needs}; "
                 f"otherwise leave it at {VALUES[key].default!r}"
             )
 

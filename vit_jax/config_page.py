@@ -9,7 +9,7 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.options.option import Option
 
 WIDTH = 100  # Columns of a terminal.
-GOES_ON = "May be changed when a run goes on."
+GOES_ON = "May be changed when a run resumes."
 
 
 def page() -> str:

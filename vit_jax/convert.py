@@ -38,7 +38,7 @@ flags.DEFINE_integer("num_classes", None, "width of the head: another one starts
 flags.DEFINE_string(
     "image_size", None, "pixels, 384 or HEIGHTxWIDTH: position embeddings are resized"
 )
-flags.DEFINE_bool("pre_logits", None, "keep or leave out the hidden layer of the head")
+flags.DEFINE_bool("pre_logits", None, "keep or remove the hidden layer of the head")
 flags.DEFINE_enum("gelu", None, ["tanh", "erf"], "kind of GELU, where the formats do not agree")
 flags.DEFINE_enum(
     "resnet_epsilons",
@@ -46,13 +46,13 @@ flags.DEFINE_enum(
     ["google", "timm"],
     "small constants of a ResNet's norms, where the formats do not agree",
 )
-flags.DEFINE_enum("position", None, ["1d"], "writes fixed positions as a table that is learned")
-flags.DEFINE_enum("pixels", None, sorted(PIXELS), "mean and deviation of pixels, for a .pth file")
+flags.DEFINE_enum("position", None, ["1d"], "writes fixed position embeddings as learned ones")
+flags.DEFINE_enum("pixels", None, sorted(PIXELS), "mean and std of pixels, for a .pth file")
 flags.DEFINE_enum(
     "probabilities",
     None,
     sorted(PROBABILITIES),
-    "kind of the classes' probabilities, where no file says it",
+    "kind of the classes' probabilities, if no file contains it",
 )
 flags.DEFINE_float(
     "norm_epsilon", None, "small constant of the layer norms, where the formats do not agree"

@@ -51,11 +51,11 @@ def mistake(error: BaseException) -> str | None:
         message = f"{error.strerror}: {str(error.filename)[:100]}..."
     elif isinstance(error, OSError) and error.errno in OF_SYSTEM:
         message = (
-            f"{error.strerror}: {error.filename or 'a file of the run'}; what was saved before is "
-            "whole"
+            f"{error.strerror}: {error.filename or 'a file of the run'}; earlier checkpoints "
+            "are complete"
         )
     elif (asked := bytes_asked(error)) is not None:
-        message = "out of memory" + (f": {asked / 2**30:,.1f} GiB were asked for" if asked else "")
+        message = "out of memory" + (f": {asked / 2**30:,.1f} GiB were requested" if asked else "")
         message += "; a smaller batch needs less (--batch_size, in training --config.batch_size)"
     else:
         return None

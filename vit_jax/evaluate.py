@@ -26,10 +26,10 @@ from vit_jax.evaluation.suites import SUITES
 from vit_jax.run_suites import chosen_suites, run_suites
 
 CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", None, "What load_model takes: a workdir, a file, hf://owner/name."
+    "checkpoint", None, "Checkpoint: a workdir, a file or hf://owner/name, as in load_model."
 )
 SUITE = flags.DEFINE_list("suite", [], f"Of {', '.join(SUITES)}, or all.")
-OUT = flags.DEFINE_string("out", None, "Folder for the results; again to go on.")
+OUT = flags.DEFINE_string("out", None, "Folder for the results; give it again to resume.")
 IMAGE_SIZE = flags.DEFINE_integer(
     "image_size", None, "Pixels, if not the checkpoint's (VTAB's are 384).", lower_bound=1
 )

@@ -137,7 +137,7 @@ def load(name: str) -> Experiment:
         raise UserError(f"there is no experiment {name!r}; {nearest(name, names())}")
     experiment = runpy.run_path(str(file)).get("EXPERIMENT")
     if not isinstance(experiment, Experiment):
-        raise UserError(f"{file} makes no EXPERIMENT, a value of vit_jax.ledger.study.Experiment")
+        raise UserError(f"{file} defines no EXPERIMENT of type vit_jax.ledger.study.Experiment")
     if experiment.runs_of:
         runs = load(experiment.runs_of)
         return replace(experiment, stages=runs.stages, options=runs.options, minutes=runs.minutes)
@@ -208,9 +208,7 @@ def parse(name: str, experiment: Experiment, arguments: list[str]) -> dict:
         required=True,
         help="folder for all of it; finished runs are kept",
     )
-    parser.add_argument(
-        "--plan", action="store_true", help="say which runs there are, and run none"
-    )
+    parser.add_argument("--plan", action="store_true", help="list the runs without starting them")
     parser.add_argument(
         "--scale",
         choices=("laptop", "paper"),
@@ -218,7 +216,7 @@ def parse(name: str, experiment: Experiment, arguments: list[str]) -> dict:
         help="the paper's needs its data and pods",
     )
     parser.add_argument(
-        "--steps", type=steps, help="of each run, to try all of it; such runs are not recorded"
+        "--steps", type=steps, help="steps of each run, for a trial; such runs are not recorded"
     )
     parser.add_argument(
         "--data",

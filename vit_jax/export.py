@@ -29,7 +29,7 @@ from vit_jax.progress import phase, print_line
 TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 
 UINT8 = flags.DEFINE_bool("uint8", False, "The program takes images of uint8.")
-DTYPE = flags.DEFINE_enum("dtype", "float32", [*TOLERANCES], "The program computes in it.")
+DTYPE = flags.DEFINE_enum("dtype", "float32", [*TOLERANCES], "Compute dtype of the program.")
 IMAGE_SIZE = flags.DEFINE_string(
     "image_size", None, "Pixels, 384 or HEIGHTxWIDTH, if not the checkpoint's."
 )
@@ -72,17 +72,17 @@ def main(arguments: list[str]) -> None:
         f"in {DTYPE.value}; differs from the model in float32 by {worst:.1e} of the largest "
         f"logit, at batches of {' and '.join(map(str, BATCHES))}"
     )
-    print(f"it wants of each image: {wanted(checkpoint, model.image_size)}")
+    print(f"preprocessing of each image: {wanted(checkpoint, model.image_size)}")
     if model.num_classes:
         print(f"probabilities of the classes: the logits' {model.about.probabilities}")
         if not checkpoint.class_names:
-            print("the checkpoint has no class names: the file has none")
+            print("the checkpoint has no class names: none are written")
 
 
 def check_file(file: Path) -> None:
     """Raises UserError if the program cannot be written to a file: suffix, dtype or path."""
     if file.suffix not in (".stablehlo", ".onnx"):
-        raise UserError(f"{file}: the name ends in .stablehlo or .onnx, which says the format")
+        raise UserError(f"{file}: the name must end in .stablehlo or .onnx, the format")
     if file.suffix == ".onnx" and DTYPE.value == "bfloat16":
         raise UserError(
             "ONNX Runtime does not compute in bfloat16 on a CPU, where the program is compared: "
@@ -132,7 +132,7 @@ def write(file: Path, model, exact, dtype: np.dtype, preprocessing) -> float:
         if not worst <= TOLERANCES[DTYPE.value]:
             raise UserError(
                 f"the program's logits differ from the model's by {worst:.1e} of the largest, "
-                f"more than {DTYPE.value} makes of them; nothing is written"
+                f"more than {DTYPE.value} explains; nothing is written"
             )
         if file.suffix == ".stablehlo":
             metadata_file(temporary).replace(metadata_file(file))
@@ -151,9 +151,7 @@ def wanted(checkpoint, size: tuple[int, int]) -> str:
         crop = checkpoint_crop(checkpoint, size)
     except UserError as error:  # The caller may preprocess elsewhere.
         return str(error)
-    return f"{crop}" + (
-        "" if checkpoint.preprocessing else " (assumed: the checkpoint does not say)"
-    )
+    return f"{crop}" + ("" if checkpoint.preprocessing else " (assumed: not in the checkpoint)")
 
 
 if __name__ == "__main__":

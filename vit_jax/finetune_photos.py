@@ -34,7 +34,7 @@ FROM = flags.DEFINE_string(
     "default DINOv2.",
 )
 WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Where the run is kept; by default runs/NAME-1, runs/NAME-2, ..."
+    "workdir", None, "Workdir of the run; by default runs/NAME-1, runs/NAME-2, ..."
 )
 GROUP = flags.DEFINE_string(
     "group",
@@ -45,10 +45,10 @@ BALANCE = flags.DEFINE_enum(
     "balance",
     None,
     ["none", "sqrt", "full"],
-    "How much more often images of rare classes are seen.",
+    "How much more often images of rare classes are sampled.",
 )
 MINUTES = flags.DEFINE_float(
-    "minutes", None, "The time that it may take, about; by default 10 on CPUs."
+    "minutes", None, "Approximate duration of the run; by default 10 on CPUs."
 )
 
 

@@ -18,8 +18,8 @@ CONFIG = command.define_config("The job: a file such as configs/quickstart.py.")
 WORKDIR = flags.DEFINE_string(
     "workdir",
     None,
-    "Where the run is kept, a folder, gs://BUCKET/RUN or s3://BUCKET/RUN; start again on it to "
-    "go on.",
+    "Where the run is saved: a folder, gs://BUCKET/RUN or s3://BUCKET/RUN; start again with it "
+    "to resume.",
 )
 COORDINATOR = flags.DEFINE_string(
     "coordinator",

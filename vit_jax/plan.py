@@ -28,7 +28,7 @@ IMAGES = flags.DEFINE_integer(
 )
 JSON = flags.DEFINE_string("json", None, "A file to write the plan to.")
 PRICES = flags.DEFINE_string("prices", None, "Prices in place of vit_jax/planning/prices.toml.")
-SWEEP = flags.DEFINE_boolean("sweep", False, "Try meshes and rematerialisation, and rank them.")
+SWEEP = flags.DEFINE_boolean("sweep", False, "Try meshes and rematerialization, and rank them.")
 
 
 def main(arguments: list[str]) -> None:

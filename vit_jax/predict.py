@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vit_jax.classifier import Classifier
 
 CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", None, "What load_model takes: a workdir, a file, hf://owner/name."
+    "checkpoint", None, "Checkpoint: a workdir, a file or hf://owner/name, as in load_model."
 )
 TOP = flags.DEFINE_integer(
     "top",
@@ -231,9 +231,7 @@ def output_format() -> str:
             f"--out={OUT.value}: the suffix is the format, one of {', '.join(SUFFIXES)}"
         )
     if asked not in ([], [form]):
-        raise UserError(
-            f"--{asked[0]} and --out={OUT.value} are two formats: leave out --{asked[0]}"
-        )
+        raise UserError(f"--{asked[0]} and --out={OUT.value} are two formats: remove --{asked[0]}")
     return form
 
 

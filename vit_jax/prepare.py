@@ -40,7 +40,7 @@ flags.DEFINE_string(
 )
 flags.DEFINE_string("label_key", None, "Parquet column, JSON key or TFDS feature with the label")
 flags.DEFINE_integer("seed", 0, "seed of the order", lower_bound=0, upper_bound=2**63 - 1)
-flags.DEFINE_integer("limit", None, "prepare only the first so many of each split", lower_bound=1)
+flags.DEFINE_integer("limit", None, "prepare only the first N images of each split", lower_bound=1)
 flags.DEFINE_integer(
     "shards", None, "files of each split; default: by size, as TFDS", lower_bound=1
 )
@@ -48,20 +48,20 @@ flags.DEFINE_list("shots", [], "few-shot splits to add: 1,5,10,25")
 flags.DEFINE_multi_string(
     "deduplicate_against",
     [],
-    "NAME:DIR/SPLIT of a test set whose near-duplicates leave the training split",
+    "NAME:DIR/SPLIT of a test set whose near-duplicates are removed from the training split",
 )
 flags.DEFINE_multi_string(
     "retrieve_for",
     [],
-    "a curated set, a folder or KIND:PATH (tfds:cifar100): of the training split keep what is "
-    "nearest to its images (may be given several times)",
+    "a curated set, a folder or KIND:PATH (tfds:cifar100): keep the training "
+    "images nearest to its images",
 )
 flags.DEFINE_integer("neighbours", 4, "images retrieved for each curated one", lower_bound=1)
 flags.DEFINE_string(
     "embeddings", None, "compare images by the embeddings of this checkpoint's model"
 )
 flags.DEFINE_integer(
-    "image_size", None, "pixels that this sees, if not the checkpoint's", lower_bound=1
+    "image_size", None, "its image size in pixels, if not the checkpoint's", lower_bound=1
 )
 flags.DEFINE_float(
     "similarity",
@@ -95,7 +95,7 @@ def main(arguments: list[str]) -> None:
             write = Beam(values.beam, arguments[1:]) if values.beam else run
             done = writer.prepare(source, Path(values.out), options, run, write, embedding, log)
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from here", flush=True)
+        print("\nstopped; the same command resumes from here", flush=True)
         sys.exit(130)
     print_result(done, retrieved=bool(options.retrieve_for))
 
@@ -152,7 +152,7 @@ def print_result(done: writer.Prepared, retrieved: bool) -> None:
         line += f"; {done.skipped:,} could not be read, see skipped.txt"
     print(line)
     if done.left_out:
-        print(f"note: left out: {in_words(done.left_out)}")
+        print(f"note: skipped: {in_words(done.left_out)}")
     label = f" --config.data.label_key={done.label_key}" if done.label_key != "label" else ""
     print(f"train on it with --config.data.source=tfds --config.data.path={done.path}{label}")
 

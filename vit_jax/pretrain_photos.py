@@ -27,10 +27,10 @@ FROM = flags.DEFINE_string(
     "DINOv2; scratch: a small ViT with random parameters.",
 )
 WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Where the run is kept; by default runs/NAME-1, runs/NAME-2, ..."
+    "workdir", None, "Workdir of the run; by default runs/NAME-1, runs/NAME-2, ..."
 )
 MINUTES = flags.DEFINE_float(
-    "minutes", None, "The time that it may take, about; by default 10 on CPUs."
+    "minutes", None, "Approximate duration of the run; by default 10 on CPUs."
 )
 
 

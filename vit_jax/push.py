@@ -21,17 +21,16 @@ from vit_jax.errors import UserError
 LICENCE = flags.DEFINE_string(
     "licence",
     None,
-    "Of the model, by the Hub's identifier: apache-2.0, mit, cc-by-4.0, cc-by-nc-4.0, other.",
+    "Licence of the model, by the Hub's identifier: apache-2.0, mit, cc-by-4.0, "
+    "cc-by-nc-4.0, other.",
 )
 DRY_RUN = flags.DEFINE_string(
-    "dry_run", None, "Write the folder here, to be looked at, and send nothing."
+    "dry_run", None, "Write the folder here for inspection, and upload nothing."
 )
 TO = flags.DEFINE_enum(
     "to", None, ["timm", "transformers"], "Form of the files, if not as the model allows."
 )
-PUBLIC = flags.DEFINE_bool(
-    "public", False, "A new model is seen by everybody, and not by its owner alone."
-)
+PUBLIC = flags.DEFINE_bool("public", False, "Make a new model public; by default it is private.")
 REPLACE = flags.DEFINE_bool(
     "replace", False, "Replace the model that is on the Hub under this name."
 )
@@ -59,16 +58,16 @@ def main(arguments: list[str]) -> None:
             print(f"{file.stat().st_size:14,} bytes  {file.name}")
         if destination:
             folder.rename(destination)
-            print(f"{destination} is what would be sent to {name}; without --dry_run it is")
+            print(f"{destination} would be uploaded to {name}; without --dry_run it is")
         else:
-            print(f"sent to {upload(folder, name, PUBLIC.value, REPLACE.value)}")
+            print(f"uploaded to {upload(folder, name, PUBLIC.value, REPLACE.value)}")
 
 
 def check_names(name: str) -> None:
     """Raises UserError if the model's name or `--licence` is invalid on the Hub."""
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
         raise UserError(
-            f"{name!r} is no name on the Hub: give OWNER/NAME, such as ada/vit-b16-pets"
+            f"{name!r} is not a name on the Hub: give OWNER/NAME, such as ada/vit-b16-pets"
         )
     if not LICENCE.value:
         raise UserError(
@@ -102,7 +101,8 @@ def write(source: str, name: str, licence: str, folder: Path) -> None:
     classes = values["num_classes"]
     if values["channels"] != 3:
         raise UserError(
-            f"the model takes images of {values['channels']} channels; RGB's alone are published"
+            f"the model takes images of {values['channels']} channels; only RGB models can "
+            "be published"
         )
     if facts := read_facts(*place_of(source), checkpoint):
         # Libraries would use ImageNet's names for a thousand unnamed classes.

@@ -85,7 +85,7 @@ def write_page(make: Callable[[], str], places: list[str]) -> None:
     out = absolute(OUT.value or (COMPARISON if several else f"{places[0]}/{REPORT}"))
     try:
         if several and not OUT.value and out.exists() and not is_page(out):
-            raise UserError(f"{out} is no page of vit_jax; give --out=FILE")
+            raise UserError(f"{out} is not a page of vit_jax; give --out=FILE")
         print(write_text(out, make()))
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}; give another --out") from error

@@ -159,7 +159,7 @@ def attempt(results: Results, suite: Suite, measurement: Measurement, subject: S
         else:
             changed.append(name)
     for names, words in (
-        (changed, "found anew, since the data have changed"),
+        (changed, "recomputed, since the data have changed"),
         (reused, f"reused from {results.folder}, of the same checkpoint and data"),
         (unknown, f"reused from {results.folder}, with no data to compare: {failure}"),
     ):

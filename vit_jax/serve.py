@@ -33,18 +33,19 @@ HOST = flags.DEFINE_string(
 HOSTS = flags.DEFINE_list(
     "hosts",
     [],
-    "Further names by which clients address it, besides localhost, addresses and this machine's; "
+    "Further names by which clients address it, in addition to localhost, addresses and "
+    "this machine's; "
     "*: any.",
 )
 NEIGHBOURS = flags.DEFINE_string("neighbours", None, "A folder whose nearest images are shown.")
 TOP = flags.DEFINE_integer(
     "top",
     None,
-    "Most classes named of each image; by default 5, or all with --threshold.",
+    "Maximum number of classes per image; by default 5, or all with --threshold.",
     lower_bound=1,
 )
 THRESHOLD = flags.DEFINE_float(
-    "threshold", None, "Lowest probability of the classes named, above 0, up to 1."
+    "threshold", None, "Lowest probability of these classes, above 0, up to 1."
 )
 CLASSES = flags.DEFINE_string(
     "classes", None, "File with the classes' names, one a line, if not the checkpoint's."
@@ -94,7 +95,7 @@ def main(arguments: list[str]) -> None:
             f"--queue={QUEUE.value} is less than a batch: give {BATCH_SIZE.value} or more"
         )
     if NEIGHBOURS.value is not None and not os.path.isdir(NEIGHBOURS.value):
-        raise UserError(f"--neighbours={NEIGHBOURS.value} is no folder; give one with images")
+        raise UserError(f"--neighbours={NEIGHBOURS.value} is not a folder; give one with images")
     try:
         import prometheus_client  # noqa: F401
         import starlette  # noqa: F401
@@ -185,8 +186,8 @@ def make_service(checkpoint: str):
         about,
         drop_page(
             f"What {name} sees",
-            f"It knows {len(names):,} classes. Of each photograph: {crop}. Photographs are not "
-            "kept.",
+            f"{len(names):,} classes. Preprocessing of each photograph: {crop}. Photographs are "
+            "not stored.",
             engine.no_heat is None,
             neighbours.folder.name if neighbours else "",
         ),

@@ -26,5 +26,5 @@ def demand_checkout(what: str) -> None:
     """
     if INSTALLED:
         raise UserError(
-            f"{what}, which an installed package has not: run it in a checkout of the project"
+            f"{what}, which an installed package lacks: run it in a checkout of the project"
         )

@@ -19,7 +19,7 @@ from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 
 CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", None, "What load_model takes: a workdir, a file, hf://owner/name."
+    "checkpoint", None, "Checkpoint: a workdir, a file or hf://owner/name, as in load_model."
 )
 IMAGES = flags.DEFINE_list(
     "images",
@@ -28,7 +28,7 @@ IMAGES = flags.DEFINE_list(
     "images.",
 )
 OUT = flags.DEFINE_string("out", None, "Folder for the figures: new, or empty.")
-OVERWRITE = flags.DEFINE_bool("overwrite", False, "Write into a folder that holds files.")
+OVERWRITE = flags.DEFINE_bool("overwrite", False, "Write into a folder that contains files.")
 MOST = flags.DEFINE_integer("most", 16, "Images that are shown.", lower_bound=1, upper_bound=64)
 BATCH_SIZE = flags.DEFINE_integer("batch_size", 8, "Images at once.", lower_bound=1)
 IMAGE_SIZE = flags.DEFINE_string(
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; give --out=DIR, a folder")
     if out.exists() and any(out.iterdir()) and not OVERWRITE.value:
-        raise UserError(f"{out} holds files; give --overwrite or another --out")
+        raise UserError(f"{out} contains files; give --overwrite or another --out")
     source = find_images(IMAGES.value) if IMAGES.value else test_images(CHECKPOINT.value)
     command.use_compilation_cache()
 
@@ -104,7 +104,7 @@ def test_images(checkpoint: str) -> Source:
     path, _ = place_of(checkpoint)
     saved = None if str(checkpoint).startswith("hf://") else saved_run(path)
     if saved is None:
-        raise UserError(f"{checkpoint} is no run, whose test images are known: give --images=PATH")
+        raise UserError(f"{checkpoint} is not a run with known test images: give --images=PATH")
     return open_splits(saved.options).test
 
 

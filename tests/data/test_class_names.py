@@ -22,11 +22,11 @@ from vit_jax.errors import UserError
             (),
             ("cat", "dog"),
             [0, 1],
-            "a model gives no names of classes: they are matched by number",
+            "a model has no class names: classes are matched by index",
         ),
-        (("cat", "dog"), ("0", "1"), [0, 1], "the data give no names of classes"),
+        (("cat", "dog"), ("0", "1"), [0, 1], "the data have no class names"),
         ((), ("0", "1"), [0, 1], ""),
-        (("cat", "dog"), ("cat", "hound"), [0, 1], "by number: 'dog' is 'hound' here"),
+        (("cat", "dog"), ("cat", "hound"), [0, 1], "by index: 'dog' is 'hound' here"),
     ],
 )
 def test_classes_are_matched_by_name_where_they_have_names(model, data, order, note):
@@ -37,6 +37,6 @@ def test_classes_are_matched_by_name_where_they_have_names(model, data, order, n
 
 def test_classes_that_moved_among_others_are_refused():
     with pytest.raises(
-        UserError, match="its class 0 is 'apple', of the data 'berry', which is its class 1"
+        UserError, match="its class 0 is 'apple', that of the data 'berry', its class 1"
     ):
         match_classes(("apple", "berry", "cherry"), ("berry", "cherry", "zapple"), "a model")

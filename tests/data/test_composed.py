@@ -206,7 +206,7 @@ def test_centred_image_has_one_object_that_fills_it():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(path="digit"), "nothing is called 'digit' .data.path.; did you mean 'digits'"),
+        (dict(path="digit"), "unknown collection 'digit' .data.path.; did you mean 'digits'"),
         (dict(path=""), "there are: armenian, cyrillic, digits"),
         (dict(path="digits", image_size=15), "16 to 224 pixels, not 15"),
         (dict(path="digits", image_size=225), "16 to 224 pixels, not 225"),

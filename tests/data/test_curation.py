@@ -210,9 +210,9 @@ def test_embeddings_are_of_a_model_and_a_source(sets, tmp_path):
     write(scene(np.random.default_rng(9)), sets[1] / "9.png")
     retrieve(sets, tmp_path / "out", model, name="fourth")
     assert model.shown == 82 + 7 + 8
-    with pytest.raises(UserError, match="was begun with other images in --retrieve_for"):
+    with pytest.raises(UserError, match="was started with other images in --retrieve_for"):
         retrieve(sets, tmp_path / "out", model, name="first")
-    with pytest.raises(UserError, match="was begun with another model in --embeddings"):
+    with pytest.raises(UserError, match="was started with another model in --embeddings"):
         retrieve(sets, tmp_path / "out", Counting("other"), name="fourth")
 
 

@@ -73,7 +73,7 @@ def test_images_named_by_their_folder_follow_the_same_rules(of_all_formats):
     found = find_images([str(of_all_formats)])
     assert len(found) == 2 * len(DECODED) + 1 and found.left_out == LEFT_OUT
     assert found.note()[0].startswith(
-        "note: left out: 18 AppleDouble files (._*), 3 files in hidden"
+        "note: skipped: 18 AppleDouble files (._*), 3 files in hidden"
     )
 
 
@@ -87,7 +87,7 @@ def test_split_is_found_under_other_spellings(name, tmp_path):
 def test_two_spellings_of_a_split_are_refused(tmp_path):
     pets(tmp_path, "Train", "training")
     with pytest.raises(
-        UserError, match="has no folder train, but Train and training: name one of them"
+        UserError, match="has no folder train, but Train and training: choose one of them"
     ):
         opened(tmp_path)
     assert len(opened(tmp_path, "training")) == 2
@@ -107,8 +107,10 @@ def test_both_readings_of_split_names_among_classes_are_spelled_out(tmp_path):
         save(tmp_path / name / "a.png")
     with pytest.raises(
         UserError,
-        match=r"two ways: as the splits train with other folders next to them \(bus, car\), or as the "
-        r"classes bus, car, train; .*data.train_split=train\), for classes, list them in data.classes",
+        match=r"two ways: as the splits train with other folders next to them \(bus, car\), or "
+        r"as the "
+        r"classes bus, car, train; .*data.train_split=train\), for classes, list them in "
+        r"data.classes",
     ):
         opened(tmp_path, "all")
     listed = opened(tmp_path, "all", only=("bus", "car", "train"))

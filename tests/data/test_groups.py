@@ -133,9 +133,9 @@ def test_a_stratified_slice_of_rows_is_remarked_on():
 @pytest.mark.parametrize(
     ("kind", "path", "groups", "says"),
     [
-        ("folder", "pets", "patient", "finds nothing in '.*': every image must have a group"),
-        ("folder", "pets", "(p", "is no regular expression"),
-        ("folder", "pets", "p", "no whole group: there are 1 groups of 40 images"),
+        ("folder", "pets", "patient", "matches nothing in '.*': every image must have a group"),
+        ("folder", "pets", "(p", "is not a regular expression"),
+        ("folder", "pets", "p", "no complete group: there are 1 groups of 40 images"),
         ("digits", "", "p", "is unsupported for these data"),
         ("tfds", "cifar10", "p", "is unsupported with tfds"),
     ],

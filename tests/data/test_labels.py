@@ -261,7 +261,7 @@ def test_numbers_and_names_of_classes_are_not_mixed(tmp_path):
         (tmp_path / "pets" / "train" / name / "0.png").write_bytes(png(0))
     parts = (f"array_record:{tmp_path}/*.array_record", f"folder:{tmp_path}/pets")
     for split in ("train", "train[:90%]"):
-        with pytest.raises(UserError, match="with numbers for classes, and .* with names"):
+        with pytest.raises(UserError, match="without class names, and .* with class names"):
             open_source("mixture", split, parts=parts, num_classes=3)
     assert len(open_source("mixture", "train", parts=parts[:1] * 2, num_classes=3)) == 12
 

@@ -85,7 +85,10 @@ def test_classes_with_folders_in_them_are_refused_with_both_readings_and_the_adv
 
 def test_one_split_name_among_flat_folders_is_refused_with_both_readings(tmp_path):
     save(tmp_path / "bus" / "1.png", tmp_path / "car" / "2.png", tmp_path / "train" / "3.png")
-    message = r"as the split 'train' with other folders next to it \(bus, car\), or as the classes bus, car, train"
+    message = (
+        r"as the split 'train' with other folders next to it \(bus, car\), or as the classes "
+        r"bus, car, train"
+    )
     with pytest.raises(UserError, match=message):
         readers.find(str(tmp_path))
 
@@ -238,7 +241,7 @@ def test_long_extended_header_of_a_tar_is_one_line(tmp_path):
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header[:512])
     (tmp_path / "train-0.tar").write_bytes(header)
-    with pytest.raises(UserError, match="train-0.tar is empty or no tar"):
+    with pytest.raises(UserError, match="train-0.tar is empty or not a tar"):
         prepare(tmp_path / "train-0.tar", tmp_path / "out")
 
 
@@ -284,20 +287,20 @@ def test_hostile_metadata_of_parquet_is_one_line(features, message, tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"image": [3], "label": [0]}, "row 0 holds no image"),
-        ({"image": ["a.png"], "label": [0]}, "row 0 holds no image"),
+        ({"image": [3], "label": [0]}, "row 0 contains no image"),
+        ({"image": ["a.png"], "label": [0]}, "row 0 contains no image"),
         (
             {"image": [{"path": "a.png"}], "label": [0]},
-            "row 0 holds no image, only its path 'a.png'",
+            "row 0 contains no image, only its path 'a.png'",
         ),
-        ({"image": [[picture(1)]], "label": [0]}, "row 0 holds no image"),
-        ({"image": [picture(1)], "label": ["cat"]}, "row 0: the label 'cat' is no class number"),
-        ({"image": [picture(1)], "label": [{"a": 1}]}, "is no class number"),
+        ({"image": [[picture(1)]], "label": [0]}, "row 0 contains no image"),
+        ({"image": [picture(1)], "label": ["cat"]}, "row 0: the label 'cat' is not a class index"),
+        ({"image": [picture(1)], "label": [{"a": 1}]}, "is not a class index"),
         (
             {"image": [picture(1)], "label": [2**31 - 1]},
             "has the label 2147483647; class numbers are from 0",
         ),
-        ({"image": [picture(1)], "label": [True]}, "the label True is no class number"),
+        ({"image": [picture(1)], "label": [True]}, "the label True is not a class index"),
     ],
     ids=range(8),
 )
@@ -314,7 +317,7 @@ def test_damaged_pages_of_parquet_are_one_line(tmp_path):
     content = bytearray(file.read_bytes())
     content[4:400] = bytes(396)
     file.write_bytes(content)
-    with pytest.raises(UserError, match="a.parquet is cut short or no Parquet"):
+    with pytest.raises(UserError, match="a.parquet is truncated or not Parquet"):
         prepare(file, tmp_path / "out", name="a")
 
 
@@ -334,7 +337,7 @@ def test_small_parquet_of_gigabytes_is_refused_in_little_memory(image, rows, tmp
     assert file.stat().st_size < 4096
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(
-        UserError, match=r"a.parquet holds more than \d+ MiB in .* bytes: it is damaged"
+        UserError, match=r"a.parquet contains more than \d+ MiB in .* bytes: it is damaged"
     ):
         prepare(file, tmp_path / "out", name="a")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**19  # KiB.
@@ -354,7 +357,7 @@ def test_hostile_description_of_a_tfds_data_set_is_one_line(file, old, new, tmp_
     text = (copy / file).read_text()
     assert old in text
     (copy / file).write_text(text.replace(old, new))
-    with pytest.raises(UserError, match="is no prepared TFDS data set"):
+    with pytest.raises(UserError, match="is not a prepared TFDS data set"):
         readers.find(str(copy))
     with pytest.raises(UserError, match="mini"):
         open_source("tfds", "train", path=str(copy))[0]

@@ -193,7 +193,7 @@ def test_classes_images_and_unused_files_are_listed_before_anything_is_written(f
     names, images, left_out, first, *_ = lines
     assert names == f"{len(CLASSES)} classes: {', '.join(CLASSES)}"
     assert sorted(images.split(", ")) == [f"test {test} images", f"train {train} images"]
-    assert left_out == f"note: left out: {len(list(folder.rglob('*.txt')))} .txt files"
+    assert left_out == f"note: skipped: {len(list(folder.rglob('*.txt')))} .txt files"
     assert first.startswith("writing ")
 
 
@@ -318,7 +318,7 @@ def test_what_is_no_regular_file_is_left_out_and_named(folder, tmp_path):
 def test_pipe_in_the_place_of_a_tar_or_parquet_is_named(name, tmp_path):
     (tmp_path / "set" / "data").mkdir(parents=True)
     os.mkfifo(tmp_path / "set" / name)
-    with pytest.raises(UserError, match=f"{name} is no regular file"):
+    with pytest.raises(UserError, match=f"{name} is not a regular file"):
         readers.find(str(tmp_path / "set"))
     with pytest.raises(UserError, match=f"{name} is neither a folder nor a regular file"):
         readers.find(str(tmp_path / "set" / name))
@@ -437,27 +437,27 @@ def test_tar_cut_short_is_named(tmp_path):
     for size, files in ((ends[2] - 480, 2), (ends[2], 3), (ends[2] + 100, 3), (0, None)):
         path.write_bytes(whole[:size])
         with pytest.raises(
-            UserError, match=f"{path} is " + (f".* after {files} whole" if files else "empty")
+            UserError, match=f"{path} is " + (f".* after {files} complete" if files else "empty")
         ):
             prepare(source, tmp_path / "out")
 
 
 def test_tar_of_tars_cut_short_is_named(tmp_path):
     path = cut(make_fall11(tmp_path), 0.5)
-    with pytest.raises(UserError, match=f"{path} is cut short or damaged after 1 whole files"):
+    with pytest.raises(UserError, match=f"{path} is truncated or damaged after 1 complete files"):
         prepare(path, tmp_path / "out")
 
 
 def test_parquet_cut_short_is_named(tmp_path):
     path = cut(make_parquet(tmp_path) / "data" / "train-00001-of-00002.parquet", 0.7)
-    with pytest.raises(UserError, match=f"{path} is cut short"):
+    with pytest.raises(UserError, match=f"{path} is truncated"):
         prepare(tmp_path / "hub", tmp_path / "out")
 
 
 def test_tfrecord_cut_short_is_named(tmp_path):
     copy = shutil.copytree(GOLDEN / "mini", tmp_path / "mini") / "2.3.1"
     path = cut(copy / "mini-train.tfrecord-00000-of-00002", 0.5)
-    with pytest.raises(UserError, match=f"{path} is cut short: . of 6 examples are whole"):
+    with pytest.raises(UserError, match=f"{path} is truncated: . of 6 examples are complete"):
         prepare(copy, tmp_path / "out")
 
 
@@ -525,14 +525,14 @@ def test_member_names_are_never_paths(tmp_path):
 @pytest.mark.parametrize("options", [dict(seed=1), dict(limit=7), dict(shards=2)])
 def test_other_options_into_the_same_place_are_refused(options, folder, tmp_path):
     prepare(folder, tmp_path / "out")
-    with pytest.raises(UserError, match=f"was begun with {next(iter(options))} "):
+    with pytest.raises(UserError, match=f"was started with {next(iter(options))} "):
         prepare(folder, tmp_path / "out", **options)
 
 
 def test_source_that_changed_is_refused(folder, tmp_path):
     prepare(folder, tmp_path / "out")
     (folder / "train" / CLASSES[0] / "new.png").write_bytes(picture(7))
-    with pytest.raises(UserError, match="was begun with other files in the source"):
+    with pytest.raises(UserError, match="was started with other files in the source"):
         prepare(folder, tmp_path / "out")
 
 
@@ -541,7 +541,7 @@ def test_damage_in_the_source_can_be_mended(tmp_path):
     path = source / "pets-train-000001.tar"
     whole = path.read_bytes()
     cut(path, 0.5)
-    with pytest.raises(UserError, match="cut short"):
+    with pytest.raises(UserError, match="truncated"):
         prepare(source, tmp_path / "out")
     path.write_bytes(whole)
     assert prepare(source, tmp_path / "out").splits == {"train": 30, "test": 9}
@@ -555,7 +555,7 @@ def test_place_inside_the_source_is_refused(folder):
 def test_place_that_holds_something_else_is_refused(folder, tmp_path):
     (tmp_path / "out" / "pets" / "1.0.0").mkdir(parents=True)
     (tmp_path / "out" / "pets" / "1.0.0" / "thesis.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"holds something else \(thesis.txt\)"):
+    with pytest.raises(UserError, match=r"contains something else \(thesis.txt\)"):
         prepare(folder, tmp_path / "out")
     assert [path.name for path in (tmp_path / "out" / "pets" / "1.0.0").iterdir()] == ["thesis.txt"]
     (tmp_path / "file").write_text("mine")
@@ -571,11 +571,11 @@ def test_tfds_sees_the_data_set_only_when_it_is_whole(folder, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         writer.prepare(readers.find(str(folder)), out, writer.Options(shards=4), run, stop)
-    with pytest.raises(UserError, match="TFDS knows no data set"):
+    with pytest.raises(UserError, match="TFDS has no data set"):
         open_source("tfds", "train", path=f"pets:{out}")
     first = {path: path.stat().st_mtime_ns for path in out.glob("pets/1.0.0/*.array_record*")}
     assert len(first) == 2
-    with pytest.raises(UserError, match="was begun with seed 0, now 1"):
+    with pytest.raises(UserError, match="was started with seed 0, now 1"):
         prepare(folder, out, shards=4, seed=1)
     done = prepare(folder, out, shards=4)
     assert first == {path: path.stat().st_mtime_ns for path in first}

@@ -355,7 +355,7 @@ def test_tfds_unknown_label_key_names_the_nearest(prepared):
 
 
 def test_tfds_unknown_data_set_is_named(prepared):
-    with pytest.raises(UserError, match="TFDS knows no data set 'no_such_set'"):
+    with pytest.raises(UserError, match="TFDS has no data set 'no_such_set'"):
         open_source("tfds", "train", path=f"no_such_set:{prepared}")
 
 
@@ -593,7 +593,7 @@ def test_two_classes_may_be_links_to_one_folder(folder, tmp_path_factory):
 
 def test_class_that_is_a_link_to_nothing_is_named(folder):
     (folder / "train" / "owl").symlink_to("nowhere")
-    with pytest.raises(UserError, match="train/owl is a link to nothing"):
+    with pytest.raises(UserError, match="train/owl is a broken link"):
         open_source("folder", "train", path=str(folder))
 
 

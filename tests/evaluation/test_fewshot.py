@@ -371,7 +371,7 @@ def test_data_set_with_too_few_images_ends_a_run_before_it_starts(tmp_path):
         (
             "digits:",
             (10, 2000),
-            "^digits has 1437 training images: ask for no more neighbours than that$",
+            "^digits has 1437 training images, the most neighbours that are possible$",
         ),
         ("folder:/nowhere", (10,), "^config.knn.sets: cannot open folder:/nowhere: no folder"),
     ],

@@ -133,7 +133,7 @@ def test_figures_of_another_step_or_content_are_dropped(tmp_path):
     later = opened(400, "b")
     assert (
         not later.rows
-        and "figures of step 6 of the checkpoint, which are dropped: knn digits, 10-NN"
+        and "figures of step 6 of the checkpoint, which are removed: knn digits, 10-NN"
         in later.outdated
     )
     later.begin("knn", {"crop": "centre"})
@@ -169,7 +169,7 @@ def test_folder_with_other_files_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
     for path in (tmp_path, tmp_path / "thesis.tex"):
         with pytest.raises(
-            UserError, match="holds files but no results; give a new or empty --out"
+            UserError, match="contains files but no results; give a new or empty --out"
         ):
             Results(path, "checkpoint", "ViT")
 

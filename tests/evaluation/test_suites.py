@@ -153,9 +153,9 @@ def test_figures_are_reused_for_the_same_parameters_and_images_alone(command, tm
     root = colours(tmp_path / "one" / "pets", 10)
     assert ": reused" not in found() and "knn: pets, 1-NN: reused from" in found()
     root = colours(tmp_path / "two" / "pets", 40)  # The last part of the path is the same.
-    assert "knn: pets, 1-NN: found anew, since the data have changed" in found()
+    assert "knn: pets, 1-NN: recomputed, since the data have changed" in found()
     written(2.0)
-    assert "figures of another content of it, which are dropped: knn pets, 1-NN" in found()
+    assert "figures of another content of it, which are removed: knn pets, 1-NN" in found()
     shutil.rmtree(root)
     assert "reused from" in (said := found()) and "with no data to compare: " in said
 

@@ -166,7 +166,7 @@ def test_folder_of_another_study_is_refused(file, runs, tmp_path):
 
 
 def test_folder_with_other_files_is_refused(file, runs, tmp_path):
-    with pytest.raises(UserError, match="holds files but no study"):
+    with pytest.raises(UserError, match="contains files but no study"):
         experiment.main([file, f"--out={tmp_path}"])
 
 
@@ -303,7 +303,7 @@ def test_verdict_is_kept_with_its_figures_and_asked_for_of_others(recorded, file
     other = again | {"figures": []}
     verdict = "cannot tell: At no step: It has no runs."
     with pytest.raises(
-        UserError, match=r'what differs: --verdict="WORD: At 16 pixels, .*" with agrees, '
+        UserError, match=r'the differences: --verdict="WORD: At 16 pixels, .*" with agrees, '
     ):
         with_verdict(other, folder=tmp_path / "records")
     assert with_verdict(other, verdict)["verdict"] == verdict
@@ -320,7 +320,7 @@ def test_verdict_is_kept_with_its_figures_and_asked_for_of_others(recorded, file
     ],
 )
 def test_verdict_begins_with_its_word_and_scale_and_gives_a_reason(verdict, recorded, tmp_path):
-    with pytest.raises(UserError, match="say whether these figures bear the claim out"):
+    with pytest.raises(UserError, match="state whether these figures support the claim"):
         with_verdict(recorded[0], verdict, tmp_path)
 
 
@@ -546,7 +546,7 @@ def test_steps_below_one_are_refused(capsys):
 
 def test_file_without_an_experiment_is_named(tmp_path):
     (tmp_path / "empty.py").write_text("")
-    with pytest.raises(UserError, match="empty.py makes no EXPERIMENT"):
+    with pytest.raises(UserError, match="empty.py defines no EXPERIMENT"):
         experiment.load(str(tmp_path / "empty.py"))
 
 

@@ -42,12 +42,12 @@ def test_model_gives_its_own_logits(name, options, torch, timm, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("test_vit4", {}, "none of the models"),
+        ("test_vit4", {}, "is unsupported"),
         ("vit_base_patch16_xp_224", dict(embed_dim=48, depth=1), r"differs from a ViT \(xp\)"),
         (
             "vit_small_patch16_18x2_224",
             dict(embed_dim=48, depth=1),
-            "x2_224 is not read: its layers are parallel",
+            "x2_224 is unsupported: its layers are parallel",
         ),
     ],
 )
@@ -65,8 +65,8 @@ def test_model_that_computes_otherwise_is_refused(name, options, words, torch, t
         ("deit_tiny_distilled_patch16_224", "contradicts the tensors"),
         ("vit_base_r50_s16_224", r"has layers \(3, 4, 9\), they have None"),
         ("resnetv2_50x1_bit", r"has layers \(3, 4, 6, 3\), they have None"),
-        ("resnet50", "resnet50 is none of the models that are read"),
-        ("my_vit", "my_vit is none of the models that are read"),
+        ("resnet50", "resnet50 is unsupported; supported: ViTs"),
+        ("my_vit", "my_vit is unsupported; supported: ViTs"),
     ],
 )
 def test_false_architecture_is_refused(architecture, words, torch, timm, tmp_path):
@@ -138,7 +138,11 @@ TRANSFORMERS_SMALL = {
         ),
         ("ViT", dict(model_type="deit"), "not of its architecture 'ViTForImageClassification'"),
         ("ViT", dict(model_type="deit", architectures=None), "lacks deit.embeddings"),
-        ("ViT", dict(model_type="bit", architectures=None), "with hidden_act='gelu' is not read"),
+        (
+            "ViT",
+            dict(model_type="bit", architectures=None),
+            "with hidden_act='gelu' is unsupported",
+        ),
         ("ViT", dict(id2label={"0": "cat"}), r"names 1 classes \(id2label\), but the head has 7"),
         ("ViT", dict(hidden_size=-48), "dim is -48 and must be"),
         ("ViT", dict(hidden_size="48"), "dim is '48' and must be"),
@@ -162,15 +166,15 @@ TRANSFORMERS_SMALL = {
             dict(architectures=["ConvNextModel"]),
             "not of its architecture 'ConvNextModel'",
         ),
-        ("ConvNext", dict(hidden_act="relu"), "hidden_act='relu' is not read"),
+        ("ConvNext", dict(hidden_act="relu"), "hidden_act='relu' is unsupported"),
         ("ConvNext", dict(num_stages=3), "has num_stages 3 and 2 depths"),
         ("ConvNext", dict(hidden_sizes=[16, 25]), r"widths|\[25|24"),
         ("ConvNext", dict(depths=[1, 3]), "lacks convnext.encoder.stages.1.layers.2"),
         ("ConvNext", dict(layer_norm_eps="x"), "head_epsilon is 'x' and must be"),
         ("Bit", dict(architectures=["BitModel"]), "not of its architecture 'BitModel'"),
-        ("Bit", dict(hidden_sizes=[64, 128]), r"hidden_sizes=\[64, 128\] is not read"),
-        ("Bit", dict(depths="34"), "resnet_blocks is|not read|config.json"),
-        ("Bit", dict(depths=[1] * 40), "resnet_blocks is|not read"),
+        ("Bit", dict(hidden_sizes=[64, 128]), r"hidden_sizes=\[64, 128\] is unsupported"),
+        ("Bit", dict(depths="34"), "resnet_blocks is|unsupported|config.json"),
+        ("Bit", dict(depths=[1] * 40), "resnet_blocks is|unsupported"),
     ],
 )
 def test_config_json_that_is_false_is_refused(kind, changes, words, torch, transformers, tmp_path):

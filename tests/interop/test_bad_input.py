@@ -137,7 +137,7 @@ def test_other_types_are_refused(dtype, file):
         np.savez(file, **{name: array.astype(dtype) for name, array in np.load(file).items()})
     else:
         save_file({name: array.astype(dtype) for name, array in load_file(file).items()}, file)
-    refused(file, "is of type .*; read are float32, float16, bfloat16")
+    refused(file, "is of the unsupported type .*; supported: float32, float16, bfloat16")
 
 
 class Trap:
@@ -164,7 +164,7 @@ def test_a_pickle_is_never_unpickled(disguise, wrapped, tmp_path):
         file.write_bytes(payload)
     refused(
         file,
-        "it is a pickle, which can run any code and is never read; of a file of PyTorch's|damaged",
+        "it is a pickle, which can run any code and is never loaded; for a PyTorch file|damaged",
     )
     assert not sprung.exists()
 
@@ -173,7 +173,7 @@ def test_pickled_objects_in_an_npz_are_never_unpickled(tmp_path):
     sprung, file = tmp_path / "sprung", tmp_path / "model.npz"
     np.savez(file, cls=np.array([Trap(sprung)], dtype=object))
     assert not sprung.exists()
-    refused(file, "holds Python objects in cls: it is a pickle")
+    refused(file, "contains Python objects in cls: it is a pickle")
     assert not sprung.exists()
 
 
@@ -197,7 +197,7 @@ def test_a_file_of_pytorch_is_refused_with_the_command_that_reads_it(name, start
     named = r"m.pth \(so renamed\)" if name == "m.model" else tmp_path / name
     refused(
         tmp_path / name,
-        rf"never read; .* python -m vit_jax.convert {named} FOLDER reads the tensors",
+        rf"never loaded; .* python -m vit_jax.convert {named} FOLDER reads the tensors",
     )
 
 
@@ -228,14 +228,14 @@ def test_shards_are_read_together(model, folder):
     [
         (
             '{"model_type": "levit"}',
-            "type 'levit' is not read; there are: beit, .*swin, swinv2, vit",
+            "type 'levit' is unsupported; supported: beit, .*swin, swinv2, vit",
         ),
         ('{"model_type": "vit"}', "lacks 'hidden_act'"),
         ("{", "not valid JSON"),
         ("[]", "does not describe a model"),
         (
             '{"architecture": "vit_base_patch16_xp_224"}',
-            "vit_base_patch16_xp_224 is not",
+            "vit_base_patch16_xp_224 is unsupported",
         ),
     ],
 )
@@ -370,7 +370,7 @@ def test_parameter_that_is_not_finite_is_named(value, model, file):
     (name,) = [name for name in arrays if name in ("Transformer/encoder_norm/bias", "norm.bias")]
     arrays[name][-1] = value
     save(arrays)
-    refused(file, r"norm/bias holds values that are not finite \(NaN or infinity\)")
+    refused(file, r"norm/bias contains values that are not finite \(NaN or infinity\)")
 
 
 def test_parameters_whose_squares_overflow_are_read(npz):

@@ -59,12 +59,13 @@ def test_a_model_of_the_hub_is_fetched_and_converted(environment, tmp_path):
         (
             "hf://someone/gated",
             {"HF_TOKEN": "hf_reads", "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
-            r"its owner asks for consent; give it at \S+/someone/gated, then log in here with: hf auth login",
+            r"its owner requires consent; give it at \S+/someone/gated, then log in here "
+            r"with: hf auth login",
         ),
         (
             "hf://someone/vit",
             {"HF_HUB_OFFLINE": "1"},
-            "HF_HUB_OFFLINE forbids to ask the Hub: unset it",
+            "HF_HUB_OFFLINE disables requests to the Hub: unset it",
         ),
         (
             "hf://someone/vit",

@@ -92,12 +92,12 @@ def test_a_lone_file_of_a_beit_tells_its_heads_and_grid(torch, timm, tmp_path):
         (
             "vit_small_patch16_rope_224",
             dict(rope_temperature=50.0),
-            "rope_temperature=50.0.* is not read",
+            "rope_temperature=50.0.* is unsupported",
         ),
         (
             "vit_small_patch16_dinov3",
             dict(rope_grid_indexing="xy"),
-            "rope_grid_indexing='xy'.* is not read",
+            "rope_grid_indexing='xy'.* is unsupported",
         ),
         (
             "beit_base_patch16_224",
@@ -119,11 +119,11 @@ def test_what_computes_otherwise_is_refused(name, options, words, torch, timm, t
 @pytest.mark.parametrize(
     ("name", "told", "words"),
     [
-        ("vit_tiny_patch16_224", dict(act_layer="silu"), "act_layer='silu' is not read"),
+        ("vit_tiny_patch16_224", dict(act_layer="silu"), "act_layer='silu' is unsupported"),
         (
             "swin_tiny_patch4_window7_224",
             dict(act_layer="quick_gelu"),
-            "act_layer='quick_gelu' is not read",
+            "act_layer='quick_gelu' is unsupported",
         ),
     ],
 )
@@ -142,7 +142,7 @@ def test_an_eva_whose_pooling_is_not_said_is_refused(torch, timm, tmp_path):
     del config["global_pool"]
     config.get("model_args", {}).pop("global_pool", None)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="does not say what timm's Eva pools"):
+    with pytest.raises(UserError, match="lacks the pooling of timm's Eva"):
         vit_jax.load_model(tmp_path, log=str)
 
 

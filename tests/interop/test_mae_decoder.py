@@ -159,8 +159,8 @@ def test_authors_file_becomes_transformers_model_and_computes_the_same(
 ):
     theirs, folder = drawn()
     printed = convert(authors_file(folder), tmp_path / "ours")
-    assert "a decoder of 16 heads, whose targets are not said" in printed
-    assert "left out" not in printed and "kept: mae's own parameters" in printed
+    assert "a decoder of 16 heads, whose targets are unknown" in printed
+    assert "skipped" not in printed and "kept: mae's own parameters" in printed
     kind = transformers.ViTMAEForPreTraining
     again, info = kind.from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
@@ -221,7 +221,7 @@ def test_an_encoder_alone_starts_with_a_random_decoder_and_that_is_said(drawn):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(hidden_act="gelu_new"), "decoder with 'gelu_new' is not read"),
+        (dict(hidden_act="gelu_new"), "decoder with 'gelu_new' is unsupported"),
         (
             dict(decoder_intermediate_size=64),
             r"intermediate.dense.\w+ is \[64.*\], but the model has \[128",

@@ -99,9 +99,9 @@ def test_a_tower_of_timms_is_read_as_timms(torch, timm, tmp_path):
 @pytest.mark.parametrize(
     ("vision", "words"),
     [
-        (dict(attentional_pool=True), "attentional_pool=True is not read"),
-        (dict(pool_type="avg"), "pool_type='avg' is not read"),
-        (dict(head_width=48), "heads 48 wide, which do not divide 128"),
+        (dict(attentional_pool=True), "attentional_pool=True is unsupported"),
+        (dict(pool_type="avg"), "pool_type='avg' is unsupported"),
+        (dict(head_width=48), "head_width=48, which does not divide the width 128"),
     ],
 )
 def test_a_tower_of_another_kind_is_refused(vision, words, tmp_path):
@@ -118,5 +118,5 @@ def test_a_tower_without_its_config_is_refused_and_none_is_written(tmp_path):
     ):
         vit_jax.save_model(model, tmp_path / "written", library="open_clip")
     (tmp_path / "open_clip_config.json").unlink()
-    with pytest.raises(UserError, match="needs its open_clip_config.json beside it"):
+    with pytest.raises(UserError, match="needs its open_clip_config.json next to it"):
         vit_jax.load_model(tmp_path, log=str)

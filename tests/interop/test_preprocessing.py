@@ -249,7 +249,7 @@ def test_what_is_said_and_cannot_be_done_loads_but_crops_nothing(library, said, 
         (
             "transformers",
             dict(image_processor_type="OtherImageProcessor", resample=None),
-            "must say",
+            "must contain",
         ),
     ],
 )

@@ -123,7 +123,7 @@ def test_run_starts_with_the_heads_and_the_centre_of_dinos_full_checkpoint(
     torch.save(content, tmp_path / "full.pth")
     printed = convert(f"{tmp_path / 'full.pth'}@{which}", tmp_path / "ours")
     parameters = sum(x.numel() for x in heads[which].parameters()) - ones * COUNT
-    assert "kept, of pre-training: head, centre" in printed and "left out" not in printed
+    assert "kept, of pre-training: head, centre" in printed and "skipped" not in printed
     assert f"kept: dino's own parameters, {parameters:,}, with centre" in printed
     lengths = "one" if ones else "learned"
     parts = started(tmp_path / "ours", **{"dino.prototype_lengths": lengths})
@@ -159,7 +159,7 @@ def test_run_starts_with_both_heads_and_the_mask_of_dinov2s_teacher(
         teacher |= tensors_of(head, f"{name}.")
     torch.save({"teacher": teacher}, tmp_path / "teacher_checkpoint.pth")
     printed = convert(tmp_path / "teacher_checkpoint.pth", tmp_path / "ours")
-    assert "kept, of pre-training: head, patch_head, mask" in printed and "left out" not in printed
+    assert "kept, of pre-training: head, patch_head, mask" in printed and "skipped" not in printed
     parts = started(tmp_path / "ours", **TWO)
     state = first_state(parts)
     objective = objective_of(parts, state["objective_state"]["teacher_head"])
@@ -205,9 +205,9 @@ def test_heads_that_are_not_read_are_named_and_the_backbone_is_read(
     teacher["head.mlp.1.running_mean"] = torch.ones(HIDDEN)
     torch.save({"teacher": teacher}, tmp_path / "normed.pth")
     _, notes = unpack(str(tmp_path / "normed.pth"), tmp_path)
-    words = "the heads are not read: head is not an MLP of three layers with prototypes behind it"
+    words = "the heads are skipped: head is not an MLP of three layers with prototypes behind it"
     assert notes[0].startswith(words) and "head.mlp.1.running_mean" in notes[0]
-    assert "left out, of pre-training alone: head" in notes
+    assert "skipped, used in pre-training only: head" in notes
     assert open_checkpoint(tmp_path).objective is None
 
 
@@ -251,7 +251,7 @@ def test_heads_of_a_run_go_to_a_folder_and_on_to_the_bit(library, workdir, tmp_p
     assert {"centre", "patch_centre"} == first[1].keys() and np.abs(first[1]["centre"]).max() > 0
     for folder in ("first", "second"):
         assert_same(first, contents(tmp_path / folder))
-    assert not any("left out" in line for line in lines)
+    assert not any("skipped" in line for line in lines)
 
 
 def test_new_run_starts_with_the_teachers_heads_and_a_run_of_other_masks_says_what_it_leaves(
@@ -277,8 +277,8 @@ def test_new_run_starts_with_the_teachers_heads_and_a_run_of_other_masks_says_wh
     without = {key: value for key, value in OF_RUN.items() if key not in of_patches}
     found = started(workdir, **without).origin.found
     assert [line for line in found if line.startswith("dropped")] == [
-        "dropped: dino's mask, which the run has not",
-        "dropped: dino's patch_head, which the run has not",
+        "dropped: dino's mask, which the run lacks",
+        "dropped: dino's patch_head, which the run lacks",
     ]
 
 

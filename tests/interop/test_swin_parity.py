@@ -139,7 +139,7 @@ def test_swin_of_another_kind_is_refused_by_name(torch, timm, tmp_path):
     name = "swinv2_cr_tiny_ns_224"
     theirs = timm.create_model(name, num_classes=7)
     timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
-    with pytest.raises(UserError, match=f"timm's {name} is not read"):
+    with pytest.raises(UserError, match=f"timm's {name} is unsupported"):
         vit_jax.load_model(tmp_path, log=str)
 
 
@@ -177,7 +177,7 @@ def test_tensors_of_a_second_version_alone_do_not_say_their_windows(tmp_path):
     model = random_model("SwinV2-T/w8", **arguments)
     folder = write(model, tmp_path / "model", "timm", "SwinV2-T/w8", **arguments)
     (folder / "config.json").unlink()
-    with pytest.raises(UserError, match="do not say how large its windows are"):
+    with pytest.raises(UserError, match="do not contain its window sizes"):
         vit_jax.load_model(folder, log=str)
 
 

@@ -53,7 +53,7 @@ def test_model_of_a_pth_file_gives_the_authors_outputs(torch, timm, tmp_path):
     torch.save(saved, tmp_path / "dinov2.pth")
     done = convert(tmp_path / "dinov2.pth", tmp_path / "folder")
     assert done.returncode == 0, done.stderr
-    assert "left out, of pre-training alone: mask_token" in done.stdout
+    assert "skipped, used in pre-training only: mask_token" in done.stdout
     assert "assumed: pixels by the mean and std `imagenet`, a crop of 7/8" in done.stdout
     ours = vit_jax.load_model(tmp_path / "folder", log=str)
     assert ours.mean == (0.485, 0.456, 0.406)
@@ -258,10 +258,8 @@ def test_convnexts_of_their_authors_give_timms_outputs(name, sizes, rename, torc
     folder = tmp_path / "folder"
     folder.mkdir()
     _, notes = unpack(str(tmp_path / "x.pth"), folder)
-    assert (
-        "new: the last norm, ones and zeros, which this pre-training has none of" in notes
-    ) == new
-    left = [note.split(": ")[1] for note in notes if note.startswith("left out")]
+    assert ("new: the last norm, ones and zeros, which this pre-training lacks" in notes) == new
+    left = [note.split(": ")[1] for note in notes if note.startswith("skipped")]
     assert left == (["decoder", "mask_token", "pred", "proj"] if new else [])
     ours = vit_jax.load_model(folder, image_size=64, log=str)
     assert np.allclose(ours.mean, PIXELS["imagenet"]["mean"])
@@ -326,7 +324,7 @@ def test_a_swin_v2_whose_file_does_not_say_its_windows_is_refused(table, torch, 
         "swinv2_tiny_window8_256", **WINDOWS | dict(img_size=64, window_size=4)
     )
     saved = authors_of_swin(torch, dict(model.state_dict()), 0)
-    words = "a Swin V2 without its relative_coords_table does not say how large its windows are"
+    words = "unknown window sizes: a Swin V2 without its relative_coords_table"
     if table:
         saved["layers.0.blocks.0.attn.relative_coords_table"] = torch.zeros(1, 7, 7, 2)
         words = r"its positions \(relative_coords_table\) are not those of the published models"
@@ -357,7 +355,8 @@ def test_what_such_a_file_leaves_open_is_asked_for(torch, timm, tmp_path):
 
     words = refused("beit_base_patch16_224", {}, authors_of_beit)
     assert words.endswith(
-        "no file of this kind says: --pixels=half (BEiT), --pixels=imagenet (BEiT v2)"
+        "contain no mean and std of pixels; give one of --pixels=half (BEiT), "
+        "--pixels=imagenet (BEiT v2)"
     )
     other = {"rope_embed.periods": torch.arange(16.0)}
     words = refused(
@@ -365,9 +364,7 @@ def test_what_such_a_file_leaves_open_is_asked_for(torch, timm, tmp_path):
     )
     assert words.endswith("its positions (periods) are not those of the published models")
     words = refused("eva_giant_patch14_224", dict(img_size=56), as_they_are)
-    assert words.endswith(
-        "nothing says how many heads an EVA of width 128 without rotary positions has"
-    )
+    assert words.endswith("unknown number of heads: an EVA of width 128 without rotary positions")
 
 
 @pytest.fixture
@@ -395,7 +392,7 @@ def test_one_of_several_networks_is_named_by_its_key(teacher_and_student, tmp_pa
         folder = tmp_path / name
         folder.mkdir()
         _, notes = unpack(f"{file}@{name}", folder)
-        assert notes[1] == "left out, of pre-training alone: head"
+        assert notes[1] == "skipped, used in pre-training only: head"
         cls = np.asarray(vit_jax.load_model(folder, log=str).cls[...])
         np.testing.assert_array_equal(cls, models[name][start + "cls_token"].numpy())
 
@@ -476,7 +473,9 @@ def test_nothing_but_tensors_is_unpickled(torch, tmp_path):
     torch.save({"model": {"x": torch.ones(1)}, "seed": Fraction(1, 2)}, tmp_path / "object.pth")
     named = {"trap": r"posix.mkdir", "args": r"posix.mkdir", "object": "fractions.Fraction"}
     for name, what in named.items():
-        with pytest.raises(UserError, match=rf"{name}.pth: it holds more than tensors \({what}\)"):
+        with pytest.raises(
+            UserError, match=rf"{name}.pth: it contains more than tensors \({what}\)"
+        ):
             unpack(str(tmp_path / f"{name}.pth"), tmp_path)
     assert not (tmp_path / "sprung").exists()
 

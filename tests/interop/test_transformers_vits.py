@@ -219,7 +219,7 @@ def test_the_encoder_of_masked_image_modelling_is_read(torch, drawn):
     _, folder = drawn(
         "BeitForMaskedImageModeling", "BeitConfig", options | dict(use_mean_pooling=False)
     )
-    with pytest.raises(UserError, match="normalises twice"):
+    with pytest.raises(UserError, match="normalizes twice"):
         vit_jax.load_model(folder, log=str)
 
 
@@ -257,9 +257,9 @@ def test_a_head_with_biases_is_no_projection(drawn, tmp_path):
 @pytest.mark.parametrize(
     ("case", "options", "message"),
     [
-        ("DINOv3", dict(rope_theta=10.0), "rope_theta=10.0 is not read"),
-        ("DINOv3", dict(use_gated_mlp=True), "hidden_act='gelu' is not read, but 'silu'"),
-        ("DINOv3", dict(mlp_bias=False), "mlp_bias=False is not read"),
+        ("DINOv3", dict(rope_theta=10.0), "rope_theta=10.0 is unsupported"),
+        ("DINOv3", dict(use_gated_mlp=True), "hidden_act='gelu' is unsupported; supported: 'silu'"),
+        ("DINOv3", dict(mlp_bias=False), "mlp_bias=False is unsupported"),
         (
             "BEiT",
             dict(use_shared_relative_position_bias=True),
@@ -276,9 +276,13 @@ def test_a_head_with_biases_is_no_projection(drawn, tmp_path):
             dict(image_size=(32, 48)),
             "BEiT has positions for square images, not for 32x48 pixels",
         ),
-        ("CLIP", dict(hidden_act="relu"), "the activation 'relu' is not read"),
-        ("SigLIP", dict(vision_use_head=False), "vision_use_head=False is not read"),
-        ("DINOv3", dict(value_bias=False), r"query, key, value \(True, False, False\) is not read"),
+        ("CLIP", dict(hidden_act="relu"), "the activation 'relu' is unsupported"),
+        ("SigLIP", dict(vision_use_head=False), "vision_use_head=False is unsupported"),
+        (
+            "DINOv3",
+            dict(value_bias=False),
+            r"query, key, value \(True, False, False\) is " r"unsupported",
+        ),
     ],
 )
 def test_what_would_compute_otherwise_is_refused(case, options, message, drawn):

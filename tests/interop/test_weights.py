@@ -249,7 +249,7 @@ def test_a_name_of_what_is_not_read_is_refused_by_what_it_has(name, words):
         lambda: vit_jax.load_model(name),
         lambda: vit_jax.load_model(name, pretrained="fb"),
     ):
-        with pytest.raises(UserError, match=f"{re.escape(name)} is not read: {words}$"):
+        with pytest.raises(UserError, match=f"{re.escape(name)} is unsupported: {words}$"):
             made()
 
 

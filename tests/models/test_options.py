@@ -320,7 +320,7 @@ def test_tokens_are_counted(overrides, tokens):
             dict(cls_token=True),
             "cls_token is for model.pooling='gap' and 'map'; 'cls' has one anyway",
         ),
-        (dict(fc_norm=True, distillation="heads"), "fc_norm normalises one vector"),
+        (dict(fc_norm=True, distillation="heads"), "fc_norm normalizes one vector"),
         (
             dict(distillation="token", pooling="gap"),
             "distillation needs the class token.*pooling='cls'",
@@ -348,7 +348,7 @@ def test_tokens_are_counted(overrides, tokens):
         ),
         (dict(rope="dinov3", rope_grid=(2, 3)), "rope_grid is for model.rope='eva02' and 'pe'"),
         (dict(rope="mixed", rope_rescale=2.0), "rope_rescale is for model.rope=eva02.*not 'mixed'"),
-        (dict(fc_norm=True, final_norm=False), "fc_norm says where the final norm is"),
+        (dict(fc_norm=True, final_norm=False), "fc_norm moves the final norm"),
         (dict(norm_at="after", layer_scale=0.1), "layer_scale is for model.norm_at='before'"),
         (dict(pool_all=True), "pool_all is for model.pooling='gap' and 'map', not 'cls'"),
         (dict(pooling="map", pool_heads=3), "pool_heads .* must divide the width 16"),

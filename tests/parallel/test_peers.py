@@ -58,7 +58,7 @@ def together(what, count=2, **options):
 
 
 HERE = socket.gethostname()
-AGAIN = "the same command goes on from the newest checkpoint"
+AGAIN = "the same command resumes from the newest checkpoint"
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_barrier_names_who_did_not_come():
     )
     assert leader == (
         2,
-        f"error: process 2 ({HERE}) did not come to the barrier 'saved' within 10 s; {AGAIN}\n",
+        f"error: process 2 ({HERE}) timed out at the barrier 'saved' after 10 s; {AGAIN}\n",
     )
     assert late == (2, "")
 
@@ -188,7 +188,7 @@ def test_process_that_never_starts_is_named():
     ((code, line),) = results([start(port, 0, connect=1)])
     assert code == 2
     assert line == (
-        f"error: process 1 did not come to localhost:{port} within 1 s (--connect_seconds); "
+        f"error: process 1 did not reach localhost:{port} within 1 s (--connect_seconds); "
         "start the same command on every host\n"
     )
 

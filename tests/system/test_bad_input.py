@@ -72,7 +72,8 @@ def test_want_of_memory_in_the_run_is_one_line_that_says_what_should_fit(run, tm
     _, err = process.communicate(timeout=HANG)
     assert process.returncode == 2 and "Traceback" not in err
     assert re.search(
-        r"^error: out of memory \(cpu, .* GiB\): 3,725\.3 GiB were asked for; this should fit: --config",
+        r"^error: out of memory \(cpu, .* GiB\): 3,725\.3 GiB were requested; this should "
+        r"fit: --config",
         err,
     )
 
@@ -86,7 +87,7 @@ def test_want_of_memory_in_any_command_is_one_line():
     assert process.returncode == 2
     (line,) = process.stderr.splitlines()
     assert line.startswith(
-        "error: out of memory: 3,725.3 GiB were asked for; a smaller batch needs less (--bat"
+        "error: out of memory: 3,725.3 GiB were requested; a smaller batch needs less (--bat"
     )
 
 
@@ -146,7 +147,7 @@ def test_mistake_in_a_config_file_is_named_with_its_line(run, tmp_path, text, li
 
 def test_unknown_config_argument_is_named(run, tmp_path):
     line = fails(run, "--config=configs/quickstart.py:tiny", f"--workdir={tmp_path / 'run'}")
-    assert line == "error: unknown config argument 'tiny'; there is: smoke"
+    assert line == "error: unknown config argument 'tiny'; supported: smoke"
 
 
 def test_batch_that_does_not_divide_by_the_devices_is_named(run, tmp_path):
@@ -182,7 +183,7 @@ def test_workdir_of_another_config_is_left_alone(run, finished):
 
 def test_folder_with_other_files_is_left_alone(run, tmp_path):
     (tmp_path / "thesis.tex").write_text("important")
-    assert "holds files but no run" in fails(run, *SMALL, f"--workdir={tmp_path}")
+    assert "contains files but no run" in fails(run, *SMALL, f"--workdir={tmp_path}")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 

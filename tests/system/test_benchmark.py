@@ -176,7 +176,7 @@ def test_a_part_that_there_is_not_is_named(run):
 
 def test_a_folder_that_is_not_the_checkout_is_named(tmp_path):
     (tmp_path / "big_vision").mkdir()
-    with pytest.raises(UserError, match="vit.py: it is not the checkout"):
+    with pytest.raises(UserError, match="vit.py does not exist: --checkouts"):
         other_projects.PEERS["big_vision"].make(tmp_path / "big_vision", "ViT-mu/16", "float32")
 
 

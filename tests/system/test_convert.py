@@ -94,7 +94,7 @@ def test_transformers_own_pipeline_answers_with_the_runs_class_names(
 def test_class_names_go_to_other_libraries_and_come_back(library, finished, convert, tmp_path):
     done = convert(finished, tmp_path / "folder", f"--to={library}")
     assert done.returncode == 0, done.stderr
-    assert "note: not written: interpolation 'bilinear': there bilinear, smoothed" in done.stdout
+    assert "note: not written: interpolation 'bilinear': bilinear there, antialiased" in done.stdout
     assert open_checkpoint(tmp_path / "folder").class_names == tuple("0123456789")
     done = convert(tmp_path / "folder", tmp_path / "fewer", f"--to={library}", "--num_classes=3")
     assert open_checkpoint(tmp_path / "fewer").class_names in (

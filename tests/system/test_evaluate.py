@@ -137,7 +137,7 @@ def test_neighbours_and_probe_have_figures_of_what_is_there(evaluated):
     assert evaluated.rows["knn", "digits, 100-NN"]["accuracy"] > 0.2
     too_many = evaluated.rows["knn", "eurosat, 100-NN"]
     assert (
-        too_many["note"] == "eurosat has 30 training images: ask for no more neighbours than that"
+        too_many["note"] == "eurosat has 30 training images, the most neighbours that are possible"
     )
 
 

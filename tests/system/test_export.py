@@ -63,7 +63,7 @@ def test_onnx_gives_the_models_logits_from_uint8_images(run, finished, tmp_path)
     assert result.returncode == 0, result.stderr
     model = vit_jax.load_model(finished, log=str)
     assert (
-        "it wants of each image: the short side to 16, the centre 16x16, bilinear\n"
+        "preprocessing of each image: the short side to 16, the centre 16x16, bilinear\n"
         in result.stdout
     )
     assert "probabilities of the classes: the logits' softmax\n" in result.stdout

@@ -118,7 +118,7 @@ def test_killed_host_is_named_and_the_other_goes_on_alone(run, tmp_path):
     arguments = (*SMALL, "--config.evaluate_every=40", f"--workdir={tmp_path / 'run'}")
     pair = run.start_pair(*arguments, "--config.data.workers=1")
     line = kill(pair, 1, when=tmp_path / "run" / "checkpoints" / "10")
-    assert re.fullmatch(r"error: process 1 \(.*\) died; the same command goes on .*", line)
+    assert re.fullmatch(r"error: process 1 \(.*\) died; the same command resumes .*", line)
     alone = run(*arguments)
     assert alone.returncode == 0, alone.stderr
     assert "continuing from" in alone.stdout
@@ -128,4 +128,4 @@ def test_killed_host_is_named_and_the_other_goes_on_alone(run, tmp_path):
 def test_killed_leader_is_named(run, tmp_path):
     pair = run.start_pair(*SMALL, f"--workdir={tmp_path / 'run'}")
     line = kill(pair, 0, when=tmp_path / "run" / "config.json")
-    assert re.fullmatch(r"error: process 0 \(.*\) died; the same command goes on .*", line)
+    assert re.fullmatch(r"error: process 0 \(.*\) died; the same command resumes .*", line)

@@ -206,7 +206,7 @@ def test_floats_are_checked_for_their_range(coloured):
             model(wrong)
     with pytest.warns(UserWarning, match=r"give 2 \* images - 1, or uint8"):
         model(images / 255)
-    with pytest.raises(vit_jax.UserError, match=r"beyond \[0, 1\]: hand in uint8.*\(x \+ 1\) / 2"):
+    with pytest.raises(vit_jax.UserError, match=r"beyond \[0, 1\]: pass uint8.*\(x \+ 1\) / 2"):
         model.predict(images / 127.5 - 1)
     assert model.predict(images / 255) == model.predict(NOISE)
 
@@ -378,7 +378,7 @@ def test_a_run_of_a_model_that_is_handed_in_goes_on_with_it_and_no_other(tmp_pat
     for model, what in ((model_of(head_bias=-1.0), "parameters"), (model_of(heads=1), "heads")):
         with pytest.raises(vit_jax.UserError, match=f"a run of other model .*{what}"):
             vit_jax.train(small(), tmp_path / "run", model=model, **DATA)
-    with pytest.raises(vit_jax.UserError, match="the model of this run was handed in"):
+    with pytest.raises(vit_jax.UserError, match="the model of this run was passed"):
         config = small(**{"finetune.checkpoint": "handed_in", "model.name": ""})
         vit_jax.train(config, tmp_path / "run", **DATA)
 
@@ -511,10 +511,10 @@ IMAGES, LABELS = arrays(TRAIN, 4)
         ),
         ((IMAGES, LABELS.astype(np.float32)), "not a number or a name"),
         ((IMAGES, LABELS + 2**40), "outside"),
-        ({"train": Pairs(TRAIN)}, "hand in one"),
+        ({"train": Pairs(TRAIN)}, "pass one of them"),
         (iter([]), "no length"),
         ([{"picture": IMAGES[0], "label": 1}], "have no image"),
-        ([{"image": IMAGES[0], "a": 1, "b": 2}], "which holds the label"),
+        ([{"image": IMAGES[0], "a": 1, "b": 2}], "choose the label's"),
         ([(IMAGES[0], "cat"), (IMAGES[0], 3)], "both numbers and names"),
     ],
 )

@@ -62,7 +62,9 @@ def test_a_run_of_a_constant_rate_may_be_made_longer(tmp_path, capsys, objective
 def test_a_run_that_sees_its_length_keeps_it(tmp_path, steps, values):
     claimed(tmp_path / "run", 20, **values)
     with pytest.raises(
-        UserError, match=rf"\(steps: 20 -> {steps}\).* only where nothing depends on its length"
+        UserError,
+        match=rf"\(steps: 20 -> {steps}\).* a run can be made longer only if nothing depends on "
+        rf"its length",
     ):
         claimed(tmp_path / "run", steps, **values)
     assert saved_run(tmp_path / "run").config.steps == 20

@@ -114,7 +114,7 @@ def test_what_is_no_image_is_named_and_changes_the_exit_code(lines, folder):
         f"unreadable image skipped (1): {folder / 'broken.jpg'} (not one of the formats JPEG"
         in said
     )
-    assert "note: left out: 1 .tif images (unsupported format), 1 .txt files" in said
+    assert "note: skipped: 1 .tif images (unsupported format), 1 .txt files" in said
 
 
 @pytest.mark.slow
@@ -189,7 +189,7 @@ def test_standard_input_is_paths_or_an_image(predict, folder, lines):
         (["--embed=f.npy", "{folder}"], ".safetensors or .parquet"),
         (["--embed=nowhere/f.parquet", "{folder}"], "there is no folder nowhere"),
         (["--out=p.xlsx", "{folder}"], "the suffix is the format, one of .csv, .jsonl"),
-        (["--csv", "--out=p.jsonl", "{folder}"], "are two formats: leave out --csv"),
+        (["--csv", "--out=p.jsonl", "{folder}"], "are two formats: remove --csv"),
         (["--csv", "--embed=f.parquet", "{folder}"], "give it without --out, --csv, --json"),
         (["--resize=8", "{folder}"], "--resize=8 is less than the 16 pixels"),
     ],

@@ -153,7 +153,7 @@ def test_killed_and_started_again_it_writes_the_same_bytes(
 
 def test_ctrl_c_says_how_to_go_on(run, source, tmp_path):
     code, out, err = interrupt(run, tmp_path, source, signal.SIGINT)
-    assert code == 130 and "the same command goes on" in out and err == ""
+    assert code == 130 and "the same command resumes" in out and err == ""
 
 
 def fails(result: subprocess.CompletedProcess) -> str:
@@ -186,7 +186,7 @@ def test_full_disk_is_named_and_what_is_done_stays(prepare, source, undisturbed,
         (("{tmp}/none", "--out={tmp}/out"), "there is no {tmp}/none"),
         (
             ("{tmp}", "--out={tmp}/out"),
-            "{tmp} is empty or no data set: it must hold images, a folder for each class",
+            "{tmp} is empty or not a data set: it must contain images, a folder for each class",
         ),
         (
             ("{source}", "--out={tmp}/out", "--kind=cifar"),
@@ -194,10 +194,10 @@ def test_full_disk_is_named_and_what_is_done_stays(prepare, source, undisturbed,
         ),
         (
             ("{source}", "--out={tmp}/out", "--kind=webdataset"),
-            "holds nothing of the kind 'webdataset'",
+            "contains nothing of the kind 'webdataset'",
         ),
         (("{source}", "--out={tmp}/out", "--shots=1,x"), "--shots=1,x: give numbers"),
-        (("{source}", "--out={tmp}/out", "--name=7"), "'7' is no name for a data set"),
+        (("{source}", "--out={tmp}/out", "--name=7"), "'7' is not a name for a data set"),
         (("{source}", "--out={tmp}/out", "--limit=0"), "limit"),
         (
             ("{source}", "--out={tmp}/out", "--retrieve_for=x"),

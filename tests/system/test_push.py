@@ -160,7 +160,7 @@ def test_a_model_in_place_of_another_leaves_no_file_of_its(
         (
             ["WORKDIR", "ada/digits", "--licence=mit"],
             "hf_no",
-            "does not know this token: .*HF_TOKEN",
+            "rejects this token: .*HF_TOKEN",
         ),
         (
             ["WORKDIR", "ada/digits", "--licence=mit"],
@@ -190,7 +190,7 @@ def test_mistakes_are_one_line_with_the_remedy(arguments, token, words, push, hu
         (["bob/digits", "--licence=mit"], "may not write to bob: .*settings/tokens"),
         (
             ["ada/digits", "--licence=no-such-licence"],
-            'does not take the card.*"license" must be one of',
+            'rejects the card.*"license" must be one of',
         ),
     ],
 )

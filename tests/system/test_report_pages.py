@@ -85,7 +85,7 @@ def test_comparison_without_a_name_is_written_here_over_its_like_alone(
     assert code == 0 and out.splitlines()[-1] == str(here), err
     assert here.read_text() == (pages / "several.html").read_text()
     code, _, err = said(refused)
-    assert code == 2 and f"{theirs / here.name} is no page of vit_jax; give --out=FILE" in err
+    assert code == 2 and f"{theirs / here.name} is not a page of vit_jax; give --out=FILE" in err
     assert (theirs / here.name).read_text() == "<p>Two hotels</p>"
 
 

@@ -179,8 +179,8 @@ def test_run_that_hangs_shows_its_threads_and_ends(run, tmp_path):
     )
     out, err = process.communicate(timeout=200)
     assert process.returncode == 1
-    assert re.search(r"^nothing done for \d+ s, since step \d+; .*/stacks-0.txt", out, re.MULTILINE)
-    assert re.search(r"^error: nothing done for \d+ s, since step \d+", err, re.MULTILINE)
+    assert re.search(r"^no progress for \d+ s, since step \d+; .*/stacks-0.txt", out, re.MULTILINE)
+    assert re.search(r"^error: no progress for \d+ s, since step \d+", err, re.MULTILINE)
     stacks = (tmp_path / "run" / "stacks-0.txt").read_text()
     assert "in hang" in stacks and "in take" in stacks
 
@@ -197,8 +197,8 @@ def test_run_that_hangs_before_its_first_step_says_in_what(run, tmp_path):
     out, err = process.communicate(timeout=200)
     assert process.returncode == 1
     words = "since the start: reading the first batch"
-    assert re.search(rf"^nothing done for \d+ s, {words}; .*/stacks-0.txt", out, re.MULTILINE)
-    assert re.search(rf"^error: nothing done for \d+ s, {words}; see ", err, re.MULTILINE)
+    assert re.search(rf"^no progress for \d+ s, {words}; .*/stacks-0.txt", out, re.MULTILINE)
+    assert re.search(rf"^error: no progress for \d+ s, {words}; see ", err, re.MULTILINE)
     assert "in pipe" in (tmp_path / "run" / "stacks-0.txt").read_text()
 
 

@@ -180,7 +180,7 @@ def test_nearest_image_is_the_same_one(server, folder):
 NOISE = np.random.default_rng(0).integers(256, size=(200, 200, 3), dtype=np.uint8)
 JSON = {"Content-Type": "application/json"}
 REFUSED = {
-    "text": ("", b"not an image", {}, 422, "no image that can be read"),
+    "text": ("", b"not an image", {}, 422, "not a readable image"),
     "half a JPEG": (
         "",
         encoded(Image.fromarray(NOISE), "JPEG")[:9000],
@@ -203,7 +203,7 @@ REFUSED = {
     "deep JSON": ("", b"[" * 100_000, JSON, 400, "the JSON must be"),
     "no base64": ("", b'{"images": ["?"]}', JSON, 400, "the JSON must be"),
     "too many images": ("", b'{"images": ["", "", "", "", ""]}', JSON, 400, "1 to 4 images"),
-    "another question": ("?heats=1", b"x", {}, 400, "'heats' cannot be asked for"),
+    "another question": ("?heats=1", b"x", {}, 400, "'heats' is an unknown parameter"),
     "too many neighbours": ("?neighbours=1000", b"x", {}, 400, "0 to 24"),
 }
 

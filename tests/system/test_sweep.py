@@ -33,7 +33,7 @@ def test_seeds_of_another_rate_are_not_shown_as_those_of_the_best(tmp_path):
     (jobs[0].workdir / "config.json").write_text(to_json(config))
     check_seeds(jobs, 0.01)
     with pytest.raises(
-        UserError, match="seed-0 was trained at the rate 0.01, and now 0.03 is the best"
+        UserError, match="seed-0 was trained at the learning rate 0.01, but the best one is 0.03"
     ):
         check_seeds(jobs, 0.03)
 
@@ -43,7 +43,7 @@ def test_a_mistake_that_all_rates_share_is_said_once(tmp_path, capfd):
     jobs = [*rate_jobs(config, tmp_path, given=("--config=nowhere.py",)).values()]
     assert len(jobs) > 1
     with pytest.raises(
-        UserError, match=r"^there is no config file nowhere.py.* \(rate-0.001 says so"
+        UserError, match=r"^there is no config file nowhere.py.* \(rate-0.001; no other run"
     ):
         run_jobs(jobs, log=print, after_each=lambda: check_begun(jobs))
     assert capfd.readouterr().err.count("error:") == 1

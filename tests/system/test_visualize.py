@@ -157,7 +157,7 @@ def test_folder_with_files_is_left_alone(shown, run, no_tensorflow, finished, im
     result = visualize(
         run, no_tensorflow, f"--checkpoint={finished}", f"--images={images}", f"--out={out}"
     )
-    assert result.returncode == 2 and "holds files; give --overwrite" in result.stderr
+    assert result.returncode == 2 and "contains files; give --overwrite" in result.stderr
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
 
 

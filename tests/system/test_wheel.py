@@ -141,7 +141,7 @@ def test_installed_package_lists_the_experiments_with_their_records(start):
 def test_installed_package_writes_no_records(start, what):
     result = start("vit-jax", "experiment", *what)
     assert result.returncode == 2 and result.stderr.count("\n") == 1
-    assert "which an installed package has not: run it in a checkout" in result.stderr
+    assert "which an installed package lacks: run it in a checkout" in result.stderr
 
 
 def test_wheel_without_a_compiler_says_so_and_is_named_for_no_platform(tmp_path):

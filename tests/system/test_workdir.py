@@ -53,7 +53,7 @@ def test_run_whose_workdir_is_deleted_ends_with_one_line_and_makes_nothing_anew(
     lines = [line for line in err.splitlines() if line.startswith("error: ")]
     assert (
         len(lines) == 1
-        and f"the workdir {tmp_path / 'run'} was deleted, moved or made anew" in lines[0]
+        and f"the workdir {tmp_path / 'run'} was deleted, moved or recreated" in lines[0]
     )
     assert "Traceback" not in err
     assert not (tmp_path / "run").exists()

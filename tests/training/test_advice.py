@@ -118,7 +118,7 @@ def test_missing_files_of_every_split_of_a_csv_are_counted(images, checkpoint): 
         listed(folder, splits[name] + more).rename(folder / f"{name}.csv")
     message = refusal(folder, checkpoint)
     assert "3 of 33 files that are listed do not exist (1 of val, 2 of test)" in message
-    assert "such as images/lost.png, images/gone.png, images/no.png: mend their paths" in message
+    assert "such as images/lost.png, images/gone.png, images/no.png: fix their paths" in message
     for name, kept in splits.items():
         listed(folder, kept).rename(folder / f"{name}.csv")
     assert chosen(folder, checkpoint)["data.test_split"] == "test"
@@ -406,7 +406,7 @@ def test_advice_in_python_names_arguments_that_work(tmp_path, checkpoint):  # no
 
 def test_advice_in_python_on_a_checkpoint_and_a_workdir(tmp_path, checkpoint, monkeypatch):  # noqa: F811
     pets = photographs(tmp_path / "pets", {"cat": 10, "dog": 10})
-    with pytest.raises(UserError, match="holds files but no run; give a new or empty workdir"):
+    with pytest.raises(UserError, match="contains files but no run; give a new or empty workdir"):
         vit_jax.finetune(pets, checkpoint, pets)
     for train in (vit_jax.finetune, vit_jax.pretrain):
         monkeypatch.setattr("vit_jax.interop.open.download", unreachable)
@@ -426,7 +426,7 @@ def test_a_head_without_names_has_numbers_and_a_line(tmp_path):
         folder = vit_jax.save_model(model, tmp_path / library, library=library, log=str)
         said = []
         assert open_classifier(str(folder), log=said.append).class_names == [*map(str, range(7))]
-        assert sum("has no class names: classes are numbers" in line for line in said) == 1
+        assert sum("has no class names: classes are shown as indices" in line for line in said) == 1
         assert vit_jax.load_model(folder, log=str).about.class_names == ()
 
 

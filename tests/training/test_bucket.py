@@ -166,7 +166,7 @@ def test_bucket_that_is_not_there_is_one_line(kind):
         UserError, match=f"^there is no bucket {kind}://nowhere, or these credentials"
     ):
         fetched(f"{kind}://nowhere/run")
-    with pytest.raises(UserError, match="is a whole bucket: name a folder in it"):
+    with pytest.raises(UserError, match="is a whole bucket: give a folder in it"):
         fetched(f"{kind}://pods")
 
 

@@ -108,7 +108,7 @@ def test_a_service_that_breaks_loses_nothing_when_it_comes_back(service, tmp_pat
     service.up = True
     held.close()
     assert service.rows == [(10, {"loss": 1.0}), (20, {"loss": 2.0})]
-    assert said == ["warning: it: nobody answers; training goes on, and tries again"]
+    assert said == ["warning: it: nobody answers; training continues, with retries"]
 
 
 def test_a_service_that_stays_away_is_said_and_has_its_rows_from_the_next_start(service, tmp_path):

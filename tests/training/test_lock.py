@@ -94,7 +94,8 @@ def test_second_run_is_refused_with_who_has_it(start, tmp_path):
     line = start().line()
     host = re.escape(os.uname().nodename)
     assert re.match(
-        rf"{tmp_path} is in use by another run: process {first.process.pid} on {host}, since {begun}",
+        rf"{tmp_path} is in use by another run: process {first.process.pid} on {host}, "
+        rf"since {begun}",
         line,
     )
     assert first.ask() == "still held"
@@ -239,7 +240,7 @@ def test_file_system_without_links_or_locks_is_as_safe(start, tmp_path, monkeypa
         lambda folder: folder.rename(folder.with_name("moved")),
         lambda folder: [shutil.rmtree(folder), folder.mkdir()],
     ],
-    ids=["deleted", "moved", "made anew"],
+    ids=["deleted", "moved", "recreated"],
 )
 def test_workdir_that_is_no_longer_there_is_noticed(tmp_path, change):
     (tmp_path / "run").mkdir()
@@ -247,7 +248,7 @@ def test_workdir_that_is_no_longer_there_is_noticed(tmp_path, change):
         lock.check()
         change(tmp_path / "run")
         with pytest.raises(
-            UserError, match="the workdir .* was deleted, moved or made anew in the middle"
+            UserError, match="the workdir .* was deleted, moved or recreated in the middle"
         ):
             lock.check()
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())

@@ -150,10 +150,10 @@ def test_real_want_of_memory_is_one_line(device, error):
     device(16 * GIB)
     line = check_of(batch_size=4096).explain(raised.value)
     assert re.match(
-        r"out of memory \(cpu, 16.0 GiB\): [\d,.]+ GiB were asked for; this should fit: --c", line
+        r"out of memory \(cpu, 16.0 GiB\): [\d,.]+ GiB were requested; this should fit: --c", line
     )
     assert re.match(
-        r"out of memory: [\d,.]+ GiB were asked for; .*--batch_size", mistake(raised.value)
+        r"out of memory: [\d,.]+ GiB were requested; .*--batch_size", mistake(raised.value)
     )
 
 

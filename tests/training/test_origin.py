@@ -131,11 +131,11 @@ def test_a_kept_head_of_other_names_is_noted_and_of_moved_ones_refused(of_fruit)
     assert not any("note:" in line for line in find_origin(config, 3, class_names=FRUIT).found)
     *_, last = find_origin(config, 3, class_names=("apple", "berry", "kirsche")).found
     assert last == (
-        "note: the checkpoint has other names of classes, which are matched by number: "
+        "note: the checkpoint has other class names; classes are matched by index: "
         "'cherry' is 'kirsche' here"
     )
     with pytest.raises(
-        UserError, match="its class 0 is 'apple', of the data 'berry'.*head='new' starts at"
+        UserError, match="its class 0 is 'apple', that of the data 'berry'.*head='new' starts at"
     ):
         find_origin(config, 3, class_names=("berry", "cherry", "zapple"))
     config.finetune.head = "new"
@@ -152,7 +152,7 @@ def test_a_teacher_follows_the_names_of_the_classes(of_fruit):
     before = checkpoint.read("head/kernel")
     np.testing.assert_array_equal(frozen.read()["head"]["kernel"], before[:, [2, 0, 1]])
     with pytest.raises(
-        UserError, match="objective.teacher='/a/run' are not the data's: its class 0"
+        UserError, match="objective.teacher='/a/run' differ from the data's: its class 0"
     ):
         frozen_model.open_frozen(config, ("berry", "cherry", "zapple"))
 
@@ -165,7 +165,5 @@ def test_the_head_of_a_model_that_is_handed_in_follows_the_names_of_the_classes(
     model.about.class_names = FRUIT
     bias = find_origin(config, 3, model, ("cherry", "apple", "berry")).read()["head"]["bias"]
     np.testing.assert_array_equal(bias, [2, 0, 1])
-    with pytest.raises(
-        UserError, match="the model that is handed in are not the data's: its class 0 is"
-    ):
+    with pytest.raises(UserError, match="the model passed differ from the data's: its class 0 is"):
         find_origin(config, 3, model, ("berry", "cherry", "zapple"))

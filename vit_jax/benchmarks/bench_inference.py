@@ -251,9 +251,7 @@ def memory_limit(gib: float | None) -> float:
     """
     statistics = jax.local_devices()[0].memory_stats() or {}
     if gib is None and "bytes_limit" not in statistics:
-        raise UserError(
-            "this device does not say what memory it has: give --memory_gib for --largest"
-        )
+        raise UserError("the memory of this device is unknown: give --memory_gib for --largest")
     return statistics["bytes_limit"] if gib is None else gib * GIB
 
 

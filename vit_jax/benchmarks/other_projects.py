@@ -182,7 +182,7 @@ def _size(name: str) -> tuple[dict, int]:
 def _load(path: Path, name: str):
     """Loads a module from one file."""
     if not path.is_file():
-        raise UserError(f"there is no {path}: it is not the checkout that --checkouts should hold")
+        raise UserError(f"{path} does not exist: --checkouts must contain the project's checkout")
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

@@ -54,13 +54,12 @@ def match_classes(model: Sequence[str], data: Sequence[str], place: str) -> Matc
     if not model_named and not data_named:
         return Match(same)
     if not model_named or not data_named:
-        lacks = "the data give" if model_named else f"{place} gives"
-        return Match(same, f"{lacks} no names of classes: they are matched by number")
+        lacks = "the data have" if model_named else f"{place} has"
+        return Match(same, f"{lacks} no class names: classes are matched by index")
     _check_names_in_place(model, data, place)
     return Match(
         same,
-        f"{place} has other names of classes, which are matched by number: "
-        f"{_renamings(model, data)}",
+        f"{place} has other class names; classes are matched by index: {_renamings(model, data)}",
     )
 
 
@@ -79,8 +78,8 @@ def _check_names_in_place(model: Sequence[str], data: Sequence[str], place: str)
     for label, name in enumerate(data):
         if _key(name) != _key(model[label]) and _key(name) in number:
             raise UserError(
-                f"the classes of {place} are not the data's: its class {label} is "
-                f"{model[label]!r}, of the data {name!r}, which is its class {number[_key(name)]}"
+                f"the classes of {place} differ from the data's: its class {label} is "
+                f"{model[label]!r}, that of the data {name!r}, its class {number[_key(name)]}"
             )
 
 

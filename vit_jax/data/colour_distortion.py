@@ -61,7 +61,7 @@ def draw_jitter(strengths: Sequence[float], rng: np.random.Generator) -> list[tu
     """Draws a value for each nonzero strength; returns names and values in random order.
 
     Args:
-      strengths: of the first operations of `JITTER`, in its order.
+      strengths: strengths of the first operations of `JITTER`, in its order.
     """
     drawn = []
     for index in rng.permutation(len(strengths)):

@@ -414,8 +414,8 @@ def _snap(box: Box, shrink: int, height: int, width: int) -> Box:
     """Returns a rectangle in cells of `shrink` pixels, rounded to whole cells.
 
     Args:
-      height: of the whole image, in pixels.
-      width: of the whole image, in pixels.
+      height: height of the whole image, in pixels.
+      width: width of the whole image, in pixels.
     """
     left, top, right, bottom = ((edge + shrink // 2) // shrink for edge in box)
     right = min(max(right, 1), width // shrink)
@@ -432,8 +432,8 @@ def _before(
       sides: height and width after the resize.
       corner: top and left of the crop after the resize.
       size: height and width of the crop.
-      height: of the image before the resize.
-      width: of the image before the resize.
+      height: height of the image before the resize, in pixels.
+      width: width of the image before the resize, in pixels.
     """
     y, x, (top, left) = height / sides[0], width / sides[1], corner
     return Box(left * x, top * y, (left + size[1]) * x, (top + size[0]) * y)

@@ -103,7 +103,7 @@ class ImageFiles(Source):
 
     def note(self) -> list[str]:
         """Returns a line on skipped files in the folders, if there are any."""
-        return [f"note: left out: {in_words(self.left_out)}"] if self.left_out else []
+        return [f"note: skipped: {in_words(self.left_out)}"] if self.left_out else []
 
 
 def read_images(source: Source, crop: TestCrop, most: int) -> tuple[list[str], np.ndarray]:

@@ -19,7 +19,7 @@ class KeptImages:
     """Cached images of one file.
 
     Args:
-      name: of the file; it identifies the kind of images and the version of the code.
+      name: name of the file; it identifies the kind of images and the version of the code.
       size: height and width in pixels.
     """
 

@@ -273,7 +273,7 @@ def part_box(
     """Returns the rectangle of the original image that a crop to `size` after a resize covers.
 
     Args:
-      kind: of the resize: `square` or `short_side`.
+      kind: kind of the resize: `square` or `short_side`.
       x, y: relative position of the crop from left to right and from top to bottom, from 0 to 1.
     """
     rows, columns = sides(size)

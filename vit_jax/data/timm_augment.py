@@ -22,13 +22,13 @@ class RandPolicy:
     Args:
       magnitude: mean of the level, from 0 to 10.
       layers: operations drawn for an image; the same one may be drawn twice.
-      probability: of applying each operation.
+      probability: probability of applying each operation.
       deviation: std of the level, which is normal, then clipped to 0 and 10.
       increasing: a higher level is a stronger change for all operations. Otherwise it is a weaker
         one for posterize and solarize, and level 5 is about no change for colour, contrast,
         brightness and sharpness.
       fill: fill colour of geometric operations.
-      resampling: of these operations, a key of `RESAMPLING`.
+      resampling: interpolation of these operations, a key of `RESAMPLING`.
     """
 
     magnitude: float = 10.0

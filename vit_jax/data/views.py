@@ -16,7 +16,7 @@ class View(NamedTuple):
     Values of None are the run's.
 
     Attributes:
-      name: of its entry in a batch, uint8 `[batch, size, size, 3]`; the first view's is `image`.
+      name: its key in a batch, uint8 `[batch, size, size, 3]`; the first view's is `image`.
       count: number of crops: the entry is `[batch, count, size, size, 3]`.
       size: height and width in pixels.
       crop: values of `TrainCrop` that differ in this view, such as `dict(area=(0.4, 1.0))`. The

@@ -53,11 +53,11 @@ class Extractor:
     """Feature extraction by one model with any parameters; compiled once, for one batch size.
 
     Args:
-      graphdef: of the model, with or without a head.
-      shardings: of its parameters.
-      mesh: of the devices.
+      graphdef: graph definition of the model, with or without a head.
+      shardings: shardings of its parameters.
+      mesh: mesh of devices.
       crop: the evaluation transform.
-      batch_size: of all processes together; rounded up to a multiple of the mesh's size.
+      batch_size: batch size over all processes; rounded up to a multiple of the mesh's size.
       workers, threads: as in `evaluation_batches`.
       max_unreadable: maximum number of unreadable images of a source, which are skipped.
       compute: the function of the model and its images, `[batch, ...]`; by default
@@ -96,7 +96,7 @@ class Extractor:
 
         Args:
           params: the model's parameters.
-          source: of the images.
+          source: source of the images.
           go_on: called after each batch; if it returns False, the result is None.
 
         Raises:
@@ -142,7 +142,7 @@ def representation(model: nnx.Module, images: jax.Array) -> jax.Array:
 def class_tokens_and_patches(model: TokenModel, images: jax.Array) -> jax.Array:
     """Returns the class tokens of the last layers and the mean of the last layer's patches.
 
-    The last layer's class token is the last one. All are normalised by the model's final norm, if
+    The last layer's class token is the last one. All are normalized by the model's final norm, if
     it has one. The result is float32 `[batch, (layers + 1) * dim]`, of `LAYERS` layers, or of one
     layer if the model has fewer than `LAYERS`.
     """
@@ -221,7 +221,7 @@ def reaching(threshold: float | None, probabilities: np.ndarray) -> int:
 
     Args:
       threshold: the minimum probability; None: there is none.
-      probabilities: in descending order.
+      probabilities: class probabilities in descending order.
     """
     return len(probabilities) if threshold is None else int((probabilities >= threshold).sum())
 
@@ -252,7 +252,7 @@ def extractor_of(
 
     Args:
       model: a loaded model.
-      mesh: of the devices.
+      mesh: mesh of devices.
       crop: the evaluation transform; `transfer_crop` by default.
       **options: `batch_size` and other arguments of `Extractor`.
 
@@ -289,7 +289,7 @@ def transfer_crop(image_size: int | tuple[int, int], **how: str) -> TestCrop:
     Other image sizes have the same ratio.
 
     Args:
-      image_size: of the model, in pixels.
+      image_size: image size of the model, in pixels.
       **how: `mode`, `interpolation` and `background` of the crop.
 
     Raises:

@@ -86,7 +86,7 @@ class FewShotTask:
     """A data set with selected training images; the other training images are never read.
 
     Args:
-      name: of the data set, for messages and metrics.
+      name: name of the data set, for messages and metrics.
       train: all training images.
       test: test images.
       shots: numbers of training images per class.
@@ -131,9 +131,9 @@ class FewShotTask:
         """Returns the accuracies for all shots with each penalty.
 
         Args:
-          extractor: of the model's features.
+          extractor: extractor of the model's features.
           params: the model's parameters.
-          penalties: of least squares.
+          penalties: penalties of least squares.
           go_on: called before each batch and each fit; if it returns False, the result is None.
           log: logs notes on the fits.
         """
@@ -183,11 +183,11 @@ def few_shot(
     For several data sets use `FewShotTask` and one `Extractor`.
 
     Args:
-      model: from `load_model`. Its head is not used, its pre-logits layer is.
+      model: model from `load_model`. Its head is not used, its pre-logits layer is.
       train, test: images of the data set.
       name, shots, seeds: as in `FewShotTask`.
-      penalties: of least squares.
-      mesh: by default of all devices.
+      penalties: penalties of least squares.
+      mesh: mesh of devices; by default all.
       batch_size, workers, threads: as in `Extractor`.
       log: logs progress and notes.
 
@@ -214,7 +214,7 @@ def cut_in_two(described: DataSet, log: Callable[[str], None] = print) -> DataSe
     train, test = HALVES
     log(
         f"{path} has no folders train and test: {train} of each class is to train and {test} to "
-        f"test (folder:{path}@TRAIN,TEST says it otherwise)"
+        f"test (folder:{path}@TRAIN,TEST gives other numbers)"
     )
     return described._replace(train_split=train, test_split=test)
 
@@ -226,7 +226,7 @@ def open_data_set(
 
     Args:
       described: the data set.
-      image_size: of synthetic images, in pixels.
+      image_size: size of synthetic images, in pixels.
       log: logs classes without an image.
 
     Raises:
@@ -250,10 +250,10 @@ def choose(
 
     Args:
       labels: `[images]`.
-      class_names: by number.
+      class_names: class names by index.
       shots: number of images per class.
-      seeds: of the random orders.
-      name: of the data set, for messages.
+      seeds: random seeds of the orders.
+      name: name of the data set, for messages.
 
     Raises:
       TooFewImages: a class has fewer images than shots.
@@ -278,7 +278,7 @@ def best_penalty(results: Mapping[str, Sequence[Accuracy]]) -> dict[int, float]:
     """Returns the penalty with the best mean rank over data sets, by shots (Scenic's rule).
 
     Args:
-      results: by data set, `accuracies` with the same penalties and shots.
+      results: results by data set: `accuracies` with the same penalties and shots.
     """
     from scipy.stats import rankdata  # Takes a second to import, which delays a training run.
 

@@ -103,7 +103,7 @@ def check_classes(class_names: Sequence[str], what: str) -> None:
         raise UserError(f"{what} has {len(class_names):,} classes, ImageNet {len(wanted):,}")
     for number, (found, synset) in enumerate(zip(class_names, wanted, strict=True)):
         if found != synset:
-            raise UserError(f"class {number} of {what} is {found!r}, of ImageNet {synset!r}")
+            raise UserError(f"class {number} of {what} is {found!r}, in ImageNet {synset!r}")
 
 
 def read_real(path: str) -> list[Classes]:
@@ -143,7 +143,7 @@ def open_imagenet(
     Args:
       kind: `tfds`, or `folder`: a folder for each class, named by its synset.
       path, split: as in `vit_jax.data.sources.open_source`.
-      real: from `read_real`; the number in an image's file name selects its labels.
+      real: labels from `read_real`; the number in an image's file name selects its labels.
 
     Raises:
       UserError: the data are missing, are not ImageNet's, or an image's name has no number.
@@ -183,7 +183,7 @@ def _real_classes(name: str, real: Sequence[Classes] | None) -> Classes:
     found = VALIDATION_NAME.fullmatch(name)
     if not found or not 1 <= int(found[1]) <= len(real):
         raise UserError(
-            f"ReaL has no labels for an image {name!r}: it knows ILSVRC2012_val_00000001 to "
+            f"ReaL has no labels for an image {name!r}: it has ILSVRC2012_val_00000001 to "
             f"ILSVRC2012_val_{len(real):08}"
         )
     return real[int(found[1]) - 1]
@@ -316,7 +316,7 @@ def _read_json(path: epath.PathLike, kind: type, what: str):
         raise UserError(f"{path} is not JSON ({error}): it should be {what}") from error
     if not isinstance(value, kind):
         raise UserError(
-            f"{path} holds a {type(value).__name__}, not a {kind.__name__}: it should be {what}"
+            f"{path} contains a {type(value).__name__}, not a {kind.__name__}: it should be {what}"
         )
     return value
 

@@ -34,11 +34,11 @@ class TrainingSuites:
       fingerprints: fingerprints of the suites' data, by the suite's name.
 
     Args:
-      config: of the run, with the checkpoint's preprocessing in place of None.
-      mesh: of the devices.
+      config: config of the run, with the checkpoint's preprocessing in place of None.
+      mesh: mesh of devices.
       test_crop: the evaluation transform.
       peers: the run's processes, which must read the same data.
-      class_names: of the run's head, by number; empty if the run has no classes.
+      class_names: class names of the run's head, by index; empty if the run has no classes.
 
     Raises:
       UserError: there is no such suite or option; data cannot be opened, or differ between
@@ -105,11 +105,11 @@ class TrainingSuites:
         """Opens a suite's data.
 
         Args:
-          name: of the suite.
-          options: of the suite, in addition to the defaults.
-          image_size: of the model, in pixels.
+          name: name of the suite.
+          options: options of the suite, in addition to the defaults.
+          image_size: image size of the model, in pixels.
           every: interval in steps; 0: only at the end.
-          where: for each measurement its key in the config and its text there; None: the suite's
+          where: key of each measurement in the config, and its text there; None: the suite's
             name.
           peers: the run's processes, which must read the same data.
         """

@@ -1,6 +1,6 @@
-"""Regularised least squares in closed form: the linear classifier of the few-shot evaluation.
+"""Regularized least squares in closed form: the linear classifier of the few-shot evaluation.
 
-The features of the training images are standardised and the constant 100 is appended:
+The features of the training images are standardized and the constant 100 is appended:
 `A [n, D + 1]`. The targets `Y [n, K]` are +1 for an image's class and -1 for the others. The
 coefficients are
 
@@ -10,7 +10,7 @@ or, for fewer images than D + 1,
 
     A^T (A A^T + penalty I)^-1 Y
 
-Standardised features X sum to zero over the training images. So the constant's row of A^T A is zero
+Standardized features X sum to zero over the training images. So the constant's row of A^T A is zero
 off the diagonal, and the constant's coefficient is `100 sum(Y) / (100^2 n + penalty)`. The other
 coefficients follow from X alone. All is computed in float64; the products of features are summed on
 the devices.
@@ -34,7 +34,7 @@ BLOCK = 2048  # Rows per product; constant, so that few shapes are compiled.
 
 
 class Classifier(NamedTuple):
-    """Linear classifier, and the mean and std that its features are standardised by."""
+    """Linear classifier, and the mean and std that its features are standardized by."""
 
     mean: np.ndarray  # float64 [features]
     deviation: np.ndarray  # float64 [features]: std plus `GUARD`.
@@ -59,7 +59,7 @@ def fit(
       labels: `[images]`.
       num_classes: number of classes.
       penalties: each at least 0.
-      mesh: of the devices.
+      mesh: mesh of devices.
       log: logs the note.
 
     Raises:
@@ -86,11 +86,12 @@ def fit(
         solutions, rank = _solve(
             gram(standard, mesh), _class_sums(standard, labels, num_classes), penalties
         )
-    # Standardised features sum to zero over the images, so their rank is at most images - 1.
+    # Standardized features sum to zero over the images, so their rank is at most images - 1.
     if min(penalties) == 0 and rank < min(width, images - 1):
         what = "images" if dual else "features"
         log(
-            f"note: penalty 0 with {what} that depend on each other (rank {rank}): the least-norm "
+            f"note: penalty 0 with {what} that are linearly dependent (rank {rank}): the "
+            "least-norm "
             "solution"
         )
     sums = CONSTANT * (2 * np.bincount(labels, minlength=num_classes) - images)
@@ -118,11 +119,11 @@ def accuracy(classifier: Classifier, features: jax.Array, labels: jax.Array, mes
     """Returns the share of images whose highest score is that of one of their labels.
 
     Args:
-      classifier: to evaluate.
+      classifier: classifier to evaluate.
       features: float32 `[images, features]`, divided over the devices.
       labels: int32 `[images, max_labels]`, divided over the devices, padded with -1; rows without
         an image are -1.
-      mesh: of the devices.
+      mesh: mesh of devices.
     """
     host = [*classifier[:2], classifier.coefficients[:-1], CONSTANT * classifier.coefficients[-1]]
     values = [everywhere(x.astype(np.float32), mesh) for x in host]

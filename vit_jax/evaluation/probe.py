@@ -43,7 +43,7 @@ def linear_probe(
 ) -> Probe:
     """Returns the test accuracy with the penalty that is best on a validation set.
 
-    The validation set is a random tenth of the training images. The features are standardised by
+    The validation set is a random tenth of the training images. The features are standardized by
     the training images' statistics. The loss is the mean cross-entropy plus half the penalty times
     the squared weights, without the biases. With the best penalty all training images are fitted.
     The test images are evaluated once.
@@ -51,9 +51,9 @@ def linear_probe(
     Args:
       train, test: features of the images.
       num_classes: number of classes.
-      mesh: of the devices.
+      mesh: mesh of devices.
       penalties: tried in descending order, each starting from the previous solution.
-      seed: of the validation set.
+      seed: random seed of the validation set.
       iterations: maximum number of L-BFGS iterations for each fit.
 
     Raises:
@@ -74,13 +74,13 @@ def linear_probe(
 
 
 class LinearHead(NamedTuple):
-    """Linear classifier of features that are not standardised.
+    """Linear classifier of features that are not standardized.
 
     Attributes:
       kernel: float32 `[features, classes]`.
       bias: float32 `[classes]`.
       penalty: selected by cross-validation.
-      accuracy: in cross-validation.
+      accuracy: accuracy in cross-validation.
     """
 
     kernel: np.ndarray
@@ -110,7 +110,7 @@ def linear_head(
     Args:
       train: features of the training images.
       num_classes: number of classes.
-      mesh: of the devices.
+      mesh: mesh of devices.
       groups: the group of each image of the source; a fold has all images of a group or none.
       penalties, seed, iterations: as in `linear_probe`.
 
@@ -186,7 +186,7 @@ def fit(
     iterations: int,
     each: bool = True,
 ) -> np.ndarray:
-    """Returns weights of standardised features and biases: float64 `[features + 1, classes]`.
+    """Returns weights of standardized features and biases: float64 `[features + 1, classes]`.
 
     The biases are the last row.
 
@@ -195,7 +195,7 @@ def fit(
       labels: `[images]`.
       start: initial weights and biases.
       penalty: weight of half the squared weights in the loss.
-      mesh: of the devices.
+      mesh: mesh of devices.
       iterations: maximum number of L-BFGS iterations.
       each: divide every feature by its own std; otherwise all by one, which keeps their
         proportions.
@@ -226,7 +226,7 @@ def accuracy(
 ) -> float:
     """Returns the share of images whose most likely class is one of their labels.
 
-    Features are standardised by the statistics of `fitted`.
+    Features are standardized by the statistics of `fitted`.
     """
     mean, deviation = _statistics(fitted, each)
     rows = over_devices((test.values - mean) / deviation, mesh)
@@ -236,7 +236,7 @@ def accuracy(
 
 
 def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, each: bool) -> float:
-    """Returns the mean cross-entropy of images with one label each, standardised as `fitted`."""
+    """Returns the mean cross-entropy of images with one label each, standardized as `fitted`."""
     mean, deviation = _statistics(fitted, each)
     rows = over_devices((test.values - mean) / deviation, mesh)
     targets = over_devices(test.labels.max(axis=1), mesh, fill=-1)

@@ -19,9 +19,9 @@ class Results:
     """Rows of one checkpoint in a folder; `put` writes all of them.
 
     Args:
-      folder: of the results.
+      folder: folder of the results.
       checkpoint: its name.
-      description: of the model.
+      description: description of the model.
       version: step and content of the checkpoint; rows of another version are removed.
 
     Attributes:
@@ -62,7 +62,7 @@ class Results:
             else:
                 self.outdated = _outdated(folder, rows, known.get("step"), version.get("step"))
         elif folder.exists() and (not folder.is_dir() or {*folder.iterdir()} - {self._temporary}):
-            raise UserError(f"{folder} holds files but no results; give a new or empty --out")
+            raise UserError(f"{folder} contains files but no results; give a new or empty --out")
         folder.mkdir(parents=True, exist_ok=True)
         self.put()  # Marks the folder as ours before a suite writes other files into it.
 
@@ -159,7 +159,7 @@ def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) 
         else "another content of it"
     )
     return (
-        f"{folder} had figures of {of}, which are dropped: {'; '.join(figures)}" if figures else ""
+        f"{folder} had figures of {of}, which are removed: {'; '.join(figures)}" if figures else ""
     )
 
 

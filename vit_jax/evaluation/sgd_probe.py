@@ -22,7 +22,7 @@ from vit_jax.progress import Progress
 RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1)
 BATCH_SIZE, STEPS = 1024, 12_500
 MOMENTUM = 0.9
-AHEAD = 16  # Steps between synchronisations, which bound the batches on the devices.
+AHEAD = 16  # Steps between synchronizations, which bound the batches on the devices.
 
 # By feature set, float32 [learning rates, features + 1, classes]: biases in the last row.
 Weights = dict[str, jax.Array]
@@ -40,12 +40,12 @@ class SgdProbe:
     """Linear classifiers by SGD with momentum and cosine decay to 0, without weight decay.
 
     Args:
-      choices: by name, the columns of a feature set.
-      mesh: of the devices.
+      choices: columns of each feature set, by its name.
+      mesh: mesh of devices.
       rates: learning rates for 256 images, scaled linearly with the batch size.
       batch_size: images in a step; at most all images.
       steps: number of steps.
-      seed: of the validation set, the initial weights and the batches.
+      seed: random seed of the validation set, the initial weights and the batches.
       go_on: called every few steps; if it returns False, the fit returns None.
       log: logs the progress of long fits.
     """
@@ -88,8 +88,8 @@ class SgdProbe:
         held, kept = hold_out(len(labels), self.seed)
         if not np.isin(labels[held], labels[kept]).any():
             raise UserError(
-                f"no class of the {len(held)} training images held out is one of the other "
-                f"{len(kept)}'s: a linear probe needs several training images a class"
+                f"the {len(held)} validation images and the {len(kept)} other training images "
+                "have no class in common: a linear probe needs several training images a class"
             )
         grid = dict.fromkeys(self.choices, self.rates)
         tried = self.fit(train.values, labels, num_classes, grid, kept)
@@ -124,7 +124,7 @@ class SgdProbe:
           values: float32 `[images, features]`.
           labels: int `[images]`.
           num_classes: number of classes.
-          rates: by feature set, learning rates for 256 images.
+          rates: learning rates for 256 images, by feature set.
           rows: numbers of the images that are fitted; all by default.
         """
         rows = np.arange(len(values)) if rows is None else rows
@@ -170,7 +170,7 @@ class SgdProbe:
         A prediction is correct if it is one of the image's labels.
 
         Args:
-          weights: from `fit`.
+          weights: weights from `fit`.
           of: features of the images.
           rows: numbers of the images; all by default.
         """

@@ -74,7 +74,7 @@ class Subject:
 
     Args:
       name: the checkpoint's name in messages.
-      mesh: of the devices.
+      mesh: mesh of devices.
       load: returns the model's graph, parameters and shardings; called once, when a suite first
         needs it.
       transfer_crop, test_crop: return the evaluation transform for frozen features and for
@@ -83,7 +83,7 @@ class Subject:
       finetune: trains this checkpoint by a config into a workdir and returns the metrics of the
         last evaluation; None during training.
       num_classes: width of the model's head; 0: it has none.
-      class_names: of the head, by number; empty if they are unknown.
+      class_names: class names of the head, by index; empty if they are unknown.
       options: `batch_size` and other arguments of `Extractor`.
 
     Attributes:
@@ -175,7 +175,7 @@ class Measurement:
     """Evaluation on one data set: the names of its rows, and the functions that compute them.
 
     Args:
-      names: of the rows.
+      names: names of the rows.
       open: opens the data for rows by their names, before the model is needed; raises UserError if
         the data cannot be opened.
       measure: computes the rows from the model and the opened data.
@@ -196,7 +196,7 @@ class Suite:
     """A named evaluation.
 
     Args:
-      name: of the suite.
+      name: name of the suite.
       title: heading of its table.
       needs: the required data and their source.
       measurements: returns all its measurements, with nothing opened yet.
@@ -240,7 +240,7 @@ def whole_numbers_option(default: Sequence[int], meaning: str, least: int) -> Su
     def parse(text: str) -> list[int]:
         values = text.split(",")
         if not all(re.fullmatch("[0-9]+", value) and int(value) >= least for value in values):
-            raise UserError(f"give whole numbers, {least} or above, with commas")
+            raise UserError(f"give whole numbers, {least} or above, separated by commas")
         return list(dict.fromkeys(map(int, values)))
 
     return SuiteOption(list(default), meaning, parse)

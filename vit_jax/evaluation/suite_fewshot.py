@@ -147,10 +147,10 @@ def draw_lines(axes, rows: Sequence[Row], number: Callable[[str], int], label: s
     """Draws accuracy and its std over the number in a row's name, a line for each data set.
 
     Args:
-      axes: of Matplotlib.
-      rows: with metrics.
+      axes: Matplotlib axes.
+      rows: rows with metrics.
       number: returns the number in a row's name.
-      label: of the x-axis.
+      label: label of the x-axis.
     """
     lines = {}
     for row in rows:

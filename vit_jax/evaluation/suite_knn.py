@@ -46,8 +46,8 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         images = len(train)
         if too_many := [name for name in names if neighbours_of(name) > images]:
             why = (
-                f"{described.name} has {images} training images: ask for no more neighbours than "
-                "that"
+                f"{described.name} has {images} training images, the most neighbours that are "
+                "possible"
             )
             raise Impossible(why, too_many)
         read_single_labels(described.name, train, subject.log)

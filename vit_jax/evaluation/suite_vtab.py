@@ -126,7 +126,10 @@ SUITE = Suite(
     measurements=measurements,
     options={
         "value": SuiteOption(
-            (), "Of the config of VTAB's runs, such as batch_size=128.", parse_values, repeated=True
+            (),
+            "Override of the config of VTAB's runs, such as batch_size=128.",
+            parse_values,
+            repeated=True,
         ),
         "data_dir": DATA_DIR,
     },

@@ -16,22 +16,23 @@ def check_attends(model: ImageModel) -> None:
     """Raises UserError for a model whose patches do not all attend to one another."""
     if not isinstance(model, TokenModel):
         raise UserError(
-            f"a {type(model).__name__} has no attention among all patches, by which rollout and "
+            f"a {type(model).__name__} has no attention among all patches, which rollout and "
             f"distance are defined; in Python model(images, capture={model.captures}) gives what "
             "it computes on the way"
         )
     if not model.attends_fully:
         raise UserError(
-            "rollout and distance are not defined for axial attention, which sees lines only"
+            "rollout and distance are not defined for axial attention, which is within "
+            "rows and columns only"
         )
     if model.grid == (1, 1):
-        raise UserError("the model has one patch: there is nowhere else to look")
+        raise UserError("the model has one patch: there is no attention between patches")
 
 
 def rollout(attention: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Returns the attention rollout (Abnar & Zuidema, 2020): shares of input tokens in each token.
 
-    Heads are averaged, the identity is added for the residual connection, rows are normalised to 1,
+    Heads are averaged, the identity is added for the residual connection, rows are normalized to 1,
     and the layers' matrices are multiplied.
 
     Returns:
@@ -69,7 +70,7 @@ def attention_distance(model: TokenModel, attention: Sequence[np.ndarray]) -> np
     """Returns the mean distance in pixels between patches, weighted by the attention.
 
     It is averaged over patches and images. Rows and columns of other tokens are excluded, and rows
-    are renormalised.
+    are renormalized.
 
     Returns:
       float64 `[layers, heads]`.

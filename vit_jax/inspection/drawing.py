@@ -86,7 +86,7 @@ def draw_all(
             made = {kind: maps}, figures.tiles(overlays, 6, titles)
             draw(f"{kind}_{number}", f"{caption}: {name}", lambda made=made: made)
 
-    draw("rollout", "Attention rollout: how much of each patch the output sees", rolled_out)
+    draw("rollout", "Attention rollout: contribution of each patch to the output", rolled_out)
     if layers and "rollout" in seen:
         draw_each("layers", "Rollout after each layer", "layer", seen["rollout"])
     if heads and "attention" in seen:

@@ -22,7 +22,7 @@ def position_similarity(model: TokenModel) -> np.ndarray:
     if model.options.position_at == "every":
         raise UserError("the model has position embeddings of each layer, not one of each patch")
     if model.grid == (1, 1):
-        raise UserError("the model has one patch: its position is like no other")
+        raise UserError("the model has one patch: there are no positions to compare")
     table = np.asarray(model.position_embedding(), np.float64)[0]
     table = table[model.patch_tokens]
     unit = table / np.maximum(np.linalg.norm(table, axis=-1, keepdims=True), 1e-12)

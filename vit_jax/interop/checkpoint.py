@@ -157,5 +157,5 @@ def check_finite(values: np.ndarray, name: str) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
         product = library.dot(flat, flat)
     if not np.isfinite(product) and not library.isfinite(flat).all():
-        raise UserError(f"{name} holds values that are not finite (NaN or infinity)")
+        raise UserError(f"{name} contains values that are not finite (NaN or infinity)")
     return values

@@ -54,7 +54,7 @@ def download(address: str, more: Sequence[str] = ()) -> Path:
         folder = snapshot_download(name, revision=revision, allow_patterns=[*_FILES, *more])
     except GatedRepoError as error:
         raise UserError(
-            f"cannot fetch {address}: its owner asks for consent; give it at {page}, "
+            f"cannot fetch {address}: its owner requires consent; give it at {page}, "
             "then log in here with: hf auth login"
         ) from error
     except RevisionNotFoundError as error:
@@ -68,14 +68,16 @@ def download(address: str, more: Sequence[str] = ()) -> Path:
             "log in here with: hf auth login"
         ) from error
     except HFValidationError as error:
-        raise UserError(f"{address!r} is no name that the Hub has: {_first_line(error)}") from error
+        raise UserError(
+            f"{address!r} is not a valid name on the Hub: {_first_line(error)}"
+        ) from error
     except LocalEntryNotFoundError as error:
         raise UserError(
             f"cannot fetch {address}: {_unreachable()}, and this machine's cache does not have it"
         ) from error
     except (HTTPError, OSError) as error:
         raise UserError(
-            f"cannot fetch {address}: {_first_line(error)}; {page} may say more"
+            f"cannot fetch {address}: {_first_line(error)}; {page} may explain why"
         ) from error
     except _MALFORMED as error:
         raise UserError(f"cannot fetch {address}: {_not_the_hub()}") from error
@@ -150,11 +152,13 @@ def _mistakes(name: str) -> Iterator[None]:
     except UserError:
         raise
     except HFValidationError as error:
-        raise UserError(f"{name!r} is no name that the Hub takes: {_first_line(error)}") from error
+        raise UserError(
+            f"{name!r} is not a valid name for the Hub: {_first_line(error)}"
+        ) from error
     except HfHubHTTPError as error:
         owner = name.split("/")[0]
         known = {
-            401: "the Hub does not know this token: log in anew with `hf auth login`, or set "
+            401: "the Hub rejects this token: log in again with `hf auth login`, or set "
             f"HF_TOKEN to one of {_tokens()}",
             403: f"this token may not write to {owner}: give another name, or a token of "
             f"{_tokens()} that may write there ({_first_line(error)})",
@@ -168,7 +172,7 @@ def _mistakes(name: str) -> Iterator[None]:
         raise UserError(f"cannot send {name}: {_not_the_hub()}") from error
     except ValueError as error:  # Invalid card data, according to the Hub's response.
         raise UserError(
-            f"the Hub does not take the card's data: {_card_errors(str(error))}"
+            f"the Hub rejects the card's metadata: {_card_errors(str(error))}"
         ) from error
 
 
@@ -209,7 +213,7 @@ def _unreachable() -> str:
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE forbids to ask the Hub: unset it"
+        return "HF_HUB_OFFLINE disables requests to the Hub: unset it"
     return f"{constants.ENDPOINT} is not reached: look at the network, or at HF_ENDPOINT"
 
 

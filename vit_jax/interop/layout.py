@@ -135,7 +135,7 @@ def resnet_root(side: int, channels: int) -> dict:
     stem = {7: "large", 3: "small"}.get(side)
     if stem is None:
         raise UserError(
-            f"a ResNet's first kernel of {side}x{side} is not read; there are 7x7 and 3x3"
+            f"a ResNet's first kernel of {side}x{side} is unsupported; supported: 7x7, 3x3"
         )
     return dict(resnet_width=resnet_width(channels), resnet_stem=stem)
 

@@ -191,8 +191,8 @@ class _Graph:
         write = getattr(self, f"_{name}", None)
         if write is None:
             raise UserError(
-                f"the model computes {name!r}, which is not written to ONNX; StableHLO holds all "
-                "operations"
+                f"the ONNX export does not support {name!r}, which the model computes; "
+                "StableHLO does"
             )
         written = write(inputs, out, **params)
         return written if isinstance(written, list) else [written]
@@ -211,8 +211,8 @@ class _Graph:
             self.room -= array.nbytes
             if self.room < 0:
                 raise UserError(
-                    f"its parameters take more than the {self.most_bytes / 1e9:.1f} GB that one "
-                    "file of ONNX holds; --dtype=bfloat16 or --dtype=float16 takes half"
+                    f"its parameters exceed the {self.most_bytes / 1e9:.1f} GB that an ONNX "
+                    "file can store; --dtype=bfloat16 or --dtype=float16 takes half"
                 )
             name = f"constant_{len(self.tensors)}"
             self.tensors[name] = helper.make_tensor(
@@ -249,7 +249,7 @@ class _Graph:
         times = dimension // self.batch
         if not isinstance(times, int) or times * self.batch != dimension:
             raise UserError(
-                f"an array of the model has the size {dimension}, which is not written to ONNX"
+                f"an array of the model has the size {dimension}, unsupported by the ONNX export"
             )
         return batch if times == 1 else self.add("Mul", [batch, self.integers([times])])
 
@@ -373,9 +373,7 @@ class _Graph:
         """Converts a slice at one constant place: `x[:, 0]`, `x[..., :2]`."""
         value, place = inputs
         if not place.known or place.narrow != (len(dimension_numbers.start_index_map),):
-            raise UserError(
-                "the model looks up places that it computes, which is not written to ONNX"
-            )
+            raise UserError("the model looks up computed indices, unsupported by the ONNX export")
         starts = [0] * len(value.shape)
         for axis, start in zip(dimension_numbers.start_index_map, place.held, strict=True):
             starts[axis] = int(start)
@@ -390,7 +388,7 @@ class _Graph:
         value, filling = inputs
         lows, highs, between = zip(*padding_config, strict=True)
         if any(between) or min(lows + highs) < 0:
-            raise UserError("the model pads within an array, which is not written to ONNX")
+            raise UserError("the model pads within an array, unsupported by the ONNX export")
         pads = self.integers(lows + highs)
         return self.full(self.add("Pad", [self.whole(value), pads, self.held(filling)]), out)
 
@@ -466,7 +464,9 @@ class _Graph:
     ) -> _Value:
         image, kernel = inputs
         if set(lhs_dilation) != {1}:
-            raise UserError("the model has a transposed convolution, which is not written to ONNX")
+            raise UserError(
+                "the model has a transposed convolution, unsupported by the ONNX export"
+            )
         name = self.add(
             "Conv",
             [
@@ -516,13 +516,13 @@ class _Graph:
     ) -> _Value:
         """Adds a pooling; ONNX pools the axes from the third on."""
         if set(base_dilation) | set(window_dilation) != {1}:
-            raise UserError("the model pools with gaps, which is not written to ONNX")
+            raise UserError("the model pools with dilation, unsupported by the ONNX export")
         steps = list(zip(window_dimensions, window_strides, padding, strict=True))
         moving = [axis for axis, step in enumerate(steps) if step != (1, 1, (0, 0))]
         order = [axis for axis in range(len(steps)) if axis not in moving] + moving
         if order[2:] != moving:
             raise UserError(
-                "the model pools over its batch or channels, which is not written to ONNX"
+                "the model pools over its batch or channels, unsupported by the ONNX export"
             )
         name = self.add(
             operation,

@@ -168,8 +168,8 @@ def _with_defaults(said: dict) -> dict:
     wanted = ("size", "resample", "do_rescale", "do_normalize", "image_mean", "image_std")
     if missing := [key for key in wanted if said.get(key) is None]:
         raise UserError(
-            f"preprocessor_config.json is of a {kind}, whose defaults are not known here: it must "
-            f"say {', '.join(missing)}"
+            f"preprocessor_config.json is of a {kind}, whose defaults are unknown: it must "
+            f"contain {', '.join(missing)}"
         )
     return said
 
@@ -298,7 +298,7 @@ def lost(
 ) -> list[str]:
     """Returns lines on preprocessing and probabilities that a library's files cannot store."""
     if library == "google":
-        found = ["Google's npz holds no crop, no interpolation and no names of classes"]
+        found = ["Google's npz contains no crop, no interpolation and no class names"]
         if probabilities == "sigmoid":
             found.append(
                 "the sigmoid of each class: predictions by this file would be of a softmax"
@@ -307,19 +307,21 @@ def lost(
     seen, found = seen or UNSAID, []
     if seen.interpolation in ("bilinear", "area"):
         found.append(
-            f"interpolation {seen.interpolation!r}: there bilinear, smoothed as Pillow does it"
+            f"interpolation {seen.interpolation!r}: bilinear there, antialiased as in Pillow"
         )
     if library == "transformers" and seen.kind == "short_side" and size[0] != size[1]:
         found.append(
-            "the crop that keeps the aspect ratio: Transformers has none but squares, and squeezes"
+            "the crop that keeps the aspect ratio: Transformers resizes to squares, "
+            "without keeping it"
         )
     return found
 
 
 def _require(seen: Preprocessing, names: dict, library: str) -> None:
     if seen.kind not in ("short_side", "square"):
-        raise UserError(f"{library} is not told of a crop by {seen.kind}, which is not done here")
+        raise UserError(f"{library} cannot store the crop {seen.kind}, which is unsupported here")
     if seen.interpolation not in names:
         raise UserError(
-            f"{library} is not told of the interpolation {seen.interpolation!r}: not done here"
+            f"{library} cannot store the interpolation {seen.interpolation!r}: it is "
+            "unsupported here"
         )

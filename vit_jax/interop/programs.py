@@ -98,7 +98,8 @@ def write_stablehlo(
     # Checked first: JAX would write for minutes before it raises.
     if (size := sum(array.nbytes for array in jax.tree.leaves(nnx.state(model)))) > MOST_BYTES:
         raise UserError(
-            f"its parameters take {size / 1e9:.1f} GB, and StableHLO holds {MOST_BYTES / 1e9:.1f}; "
+            f"its parameters take {size / 1e9:.1f} GB, and StableHLO is limited to "
+            f"{MOST_BYTES / 1e9:.1f}; "
             "--dtype=float16 and a file called .onnx take half"
         )
     exported = jax.export.export(jax.jit(function_of(model)), platforms=PLATFORMS)(

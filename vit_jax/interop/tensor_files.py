@@ -89,12 +89,12 @@ def _what(path: Path, start: bytes) -> str:
 
 
 def _pickled(path: Path) -> str:
-    """Returns why a pickle is not read, and the command that converts PyTorch's files."""
+    """Returns why a pickle is not loaded, and the command that converts PyTorch's files."""
     named = (
         path if path.suffix in TORCH_SUFFIXES else f"{path.with_suffix('.pth').name} (so renamed)"
     )
     return (
-        "it is a pickle, which can run any code and is never read; of a file of PyTorch's "
+        "it is a pickle, which can run any code and is never loaded; for a PyTorch file, "
         f"python -m vit_jax.convert {named} FOLDER reads the tensors, and load_model takes FOLDER"
     )
 
@@ -107,7 +107,7 @@ def _open_npz(path: Path) -> dict[str, Tensor]:
                 what = (
                     _pickled(path)
                     if info.filename.endswith(".pkl")
-                    else f"it holds {info.filename!r}"
+                    else f"it contains {info.filename!r}"
                 )
                 raise UserError(f"{path} is not an npz file of arrays: {what}")
             with archive.open(info) as file:
@@ -115,10 +115,10 @@ def _open_npz(path: Path) -> dict[str, Tensor]:
                 skip = file.tell()
             name = info.filename.removesuffix(".npy")
             if dtype.hasobject:
-                raise UserError(f"{path} holds Python objects in {name}: {_pickled(path)}")
+                raise UserError(f"{path} contains Python objects in {name}: {_pickled(path)}")
             kind = "bfloat16" if dtype == np.dtype("V2") else dtype.name
             if skip + math.prod(shape) * dtype.itemsize != info.file_size:
-                raise ValueError(f"{name} is not as long as its shape says")
+                raise ValueError(f"{name} has another length than its shape")
 
             def read(
                 info=info,
@@ -218,8 +218,8 @@ def check_float(path: Path, name: str, kind: str) -> None:
     """Raises UserError unless float32 represents the tensor's dtype exactly."""
     if kind not in _FLOATS:
         raise UserError(
-            f"{path}: {name} is of type {kind}; read are {', '.join(_FLOATS)}, which float32 "
-            "holds exactly"
+            f"{path}: {name} is of the unsupported type {kind}; supported: {', '.join(_FLOATS)}, "
+            "which float32 represents exactly"
         )
 
 

@@ -43,8 +43,8 @@ except Exception as error:
         sys.exit(f"torch cannot read it: {{str(error).splitlines()[0]}}")
     found = re.search(r"GLOBAL ([\\w.]+)", str(error))
     what = found[1] if found else "other objects"
-    advice = "where you trust it, load it with its packages and torch.save(model.state_dict(), 'FILE.pth')"
-    sys.exit(f"it holds more than tensors ({{what}}), which are not unpickled; {{advice}}")
+    advice = "if you trust it, load it with its packages and torch.save(model.state_dict(), 'FILE.pth')"
+    sys.exit(f"it contains more than tensors ({{what}}), which are not unpickled; {{advice}}")
 
 def tensors(value):
     return isinstance(value, dict) and value and all(isinstance(x, torch.Tensor) for x in value.values())
@@ -98,10 +98,10 @@ def refuse_module(source: str) -> None:
     """Raises UserError for a path of a pickled module, with instructions to extract its tensors."""
     if source.endswith(".pkl"):
         raise UserError(
-            f"{source} is a pickle, which can run any code and is never read: where you trust it, "
+            f"{source} is a pickle, which can run any code and is never loaded: if you trust it, "
             f"and with its authors' package installed, torch.save(torch.load({source!r}, "
             "weights_only=False).state_dict(), 'FILE.pth') writes its tensors, and FILE.pth is "
-            "read here"
+            "supported"
         )
 
 
@@ -156,7 +156,7 @@ def _convert_to_timm(named: list[tuple[str, Any]], folder: Path, pixels: str | N
     try:
         heads = read_heads({name: array for name, array in named if OWNS.match(name)})
     except UserError as error:
-        notes.append(f"the heads are not read: {error}")
+        notes.append(f"the heads are skipped: {error}")
     if heads:
         named = [(name, array) for name, array in named if not OWNS.match(name)]
     tensors, skipped = _model_tensors(named)
@@ -166,7 +166,7 @@ def _convert_to_timm(named: list[tuple[str, Any]], folder: Path, pixels: str | N
         write_beside(folder, "dino", heads.values, heads.own, heads.state)
         notes.extend(heads.notes)
     prefixes = sorted({name.split(".")[0] for name in skipped})
-    notes.extend(f"left out, of pre-training alone: {prefix}" for prefix in prefixes)
+    notes.extend(f"skipped, used in pre-training only: {prefix}" for prefix in prefixes)
     return [*notes, *assumptions, _preprocessing_note(config["pretrained_cfg"])]
 
 

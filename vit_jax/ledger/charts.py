@@ -69,9 +69,9 @@ def with_laws(figure, laws: Mapping[str, Mapping[str, float]], points: Points, x
     """Adds the power law of each group to a chart of `lines`, dashed, over the range of its points.
 
     Args:
-      figure: of `lines`.
-      laws: of `power_law.laws`, by the values of the factor `by`.
-      points: of the chart.
+      figure: figure of `lines`.
+      laws: laws of `power_law.laws`, by the values of the factor `by`.
+      points: points of the chart.
       x: the factor or metric of the x-axis.
       by: the factor that groups the points.
     """
@@ -109,7 +109,7 @@ def panels(rows: Points, x: str, xlabel: str, figures: Mapping[str, str], by: st
     """Draws a panel with logarithmic axes for each metric, with a line for each value of `by`.
 
     Args:
-      rows: with a number for each metric.
+      rows: rows with a number for each metric.
       x: the factor of the x-axis.
       xlabel: its label.
       figures: labels by the metrics' names.

@@ -38,10 +38,10 @@ def config(
 
     Args:
       model: its name.
-      collection: of the images.
+      collection: collection of the images.
       images: number of training images.
-      steps: of the run.
-      size: of the images, in pixels.
+      steps: number of steps of the run.
+      size: size of the images, in pixels.
       source: `centred` or `scattered` objects.
     """
     images_of = f"source={source},collection={collection},images={images},size={size}"
@@ -55,7 +55,7 @@ def short_run(steps: int, **values: Any) -> tuple[str, Mapping[str, Any]]:
     scattered objects a ViT needs thousands of steps to be better than chance.
 
     Args:
-      steps: of the run.
+      steps: number of steps of the run.
       **values: overrides of the config.
     """
     last = {
@@ -95,7 +95,7 @@ def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -
     Args:
       config: its name, with its argument after a colon.
       values: overrides, with two underscores for a dot.
-      steps: of the run without the overrides.
+      steps: number of steps of the run without the overrides.
     """
     from vit_jax.planning.estimate import make_workload
 

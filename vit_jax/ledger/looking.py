@@ -141,7 +141,7 @@ def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarr
     Args:
       heads: attention, `[images, heads, rows, columns]`; each head's sums to 1.
       masks: bool `[images, height, width]`, multiples of rows and columns.
-      share: of the attention that a head's selected patches have, the highest first.
+      share: share of the attention that a head's selected patches have, the highest first.
     """
     flat = heads.reshape(*heads.shape[:2], -1)
     order = np.argsort(-flat, axis=-1, kind="stable")

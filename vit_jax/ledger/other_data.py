@@ -66,7 +66,7 @@ def read_data(texts: Sequence[str]) -> dict[str, OtherData]:
                 "then num_classes=N, may follow after commas"
             )
         if match[1] in found:
-            raise UserError(f"--data names {match[1]} twice")
+            raise UserError(f"--data has {match[1]} twice")
         splits = (match[4], match[5]) if match[4] else None
         label_key, classes = match[6] or "label", int(match[7]) if match[7] else None
         found[match[1]] = OtherData(match[2], match[3], splits, label_key, classes)
@@ -93,7 +93,7 @@ def open_all(config: ConfigDict, given: Sequence[str] = ()) -> None:
     """Opens all data that a run of a config reads.
 
     Args:
-      config: of the run.
+      config: config of the run.
       given: names of replacement data sets.
 
     Raises:

@@ -37,8 +37,8 @@ def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> d
     """Makes the record of an experiment's finished runs.
 
     Args:
-      name: of the experiment.
-      experiment: of that name.
+      name: name of the experiment.
+      experiment: experiment of that name.
       folders: the study's folder, or folders that contain its runs by their names, or the runs' own
         folders.
 
@@ -86,7 +86,7 @@ def beside_published(
     """Returns published values with comparable ones of ours, and the difference, for a record.
 
     Args:
-      experiment: of the record.
+      experiment: experiment of the record.
       scaled: the experiment at the record's scale.
       figures: ours.
 
@@ -117,7 +117,7 @@ def why_apart(experiment: Experiment) -> str:
     if not experiment.place:
         return "nothing: the experiment is our own"
     if experiment.place.startswith("Figure"):
-        return "a picture without numbers: what its text says of orderings can be compared alone"
+        return "a picture without numbers: only orderings in its text can be compared"
     if experiment.place.startswith("Section"):
         return "a sentence without figures"
     return "figures of other data and models: orderings can be compared alone"
@@ -183,7 +183,7 @@ def with_verdict(
       record: without a verdict.
       verdict: a key of `VERDICTS`, the scale, and a sentence or two, separated by colons:
         `not seen at this scale: At 16 pixels, 1,200 steps: BiTs lead throughout.`
-      folder: of the earlier records.
+      folder: folder of the earlier records.
 
     Raises:
       UserError: there is no verdict and the results are new, or the verdict has another form.
@@ -197,7 +197,9 @@ def with_verdict(
         wanted = (
             f'--verdict="WORD: At 16 pixels, 1,200 steps: ..." with {", ".join(VERDICTS)} as WORD'
         )
-        raise UserError(f"say whether these figures bear the claim out, and what differs: {wanted}")
+        raise UserError(
+            f"state whether these figures support the claim, and the differences: {wanted}"
+        )
     return {**record, "verdict": verdict}
 
 

@@ -19,7 +19,7 @@ def kept(
       study: its folder stores the measurements.
       how: `timed` or `on_tpu`; called with the model, the size and the number of turns.
       models: names of models.
-      sizes: of the images, in pixels.
+      sizes: image sizes, in pixels.
     """
     file = study.out / "measured.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
@@ -51,7 +51,7 @@ def timed(model: str, size: int, turns: int) -> dict[str, float]:
     dtype = fast_dtype()
     runner = make_ours(model, IMAGES, size, dtype)
     seconds = statistics.median(take_turns([runner], turns, 1.0 if turns > 1 else 0.0)[runner.name])
-    # The difference excludes memory that is independent of the batch, such as standardised kernels.
+    # The difference excludes memory that is independent of the batch, such as standardized kernels.
     more = (runner.memory - program_memory(compile_ours(model, 1, size, dtype))) / (IMAGES - 1)
     return {"speed": IMAGES / seconds, "memory": more / 1e6}
 

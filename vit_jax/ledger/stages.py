@@ -35,10 +35,10 @@ def grid(
     """Returns a stage with a run for each combination of the factors and each seed.
 
     Args:
-      name: of the stage, and of the folder that contains its runs.
+      name: name of the stage, and of the folder that contains its runs.
       factors: values by name.
       make: called as `make(study, **factors, seed=seed)`.
-      seeds: of the runs.
+      seeds: random seeds of the runs.
     """
 
     def stage(study: Study) -> list[Trial]:
@@ -69,7 +69,7 @@ def at_best(
       choices: values of the config by their keys, such as `optimizer__learning_rate`, or other
         factors.
       held_out: the splits for tuning, without the test images.
-      seeds: of the runs; tuning uses the first.
+      seeds: random seeds of the runs; tuning uses the first.
       alike: returns the combination whose tuned values a combination uses, such as a smaller
         model's.
     """
@@ -163,9 +163,9 @@ def transfer(
     """Returns the paper's pre-training and fine-tuning, compared with a published table.
 
     Args:
-      models: by the columns of the table as in `Table.by_model`: a config and its overrides.
+      models: a config and its overrides by the table's columns, as in `Table.by_model`.
       data_sets: as in `fine_tuning`, by the table's rows.
-      table: of `vit_jax.published`.
+      table: table of `vit_jax.published`.
       high_resolution: as in `fine_tuning`.
     """
     return Experiment(
@@ -183,7 +183,7 @@ def pretraining(models: Mapping[str, tuple]) -> Stage:
     """Returns a stage of pre-training runs.
 
     Args:
-      models: for each name a config in configs/ and its overrides.
+      models: a config in configs/ and its overrides, by name.
     """
 
     def make(study, model, seed):
@@ -208,7 +208,7 @@ def fine_tuning(
     Args:
       models: as in `pretraining`.
       data_sets: names in `TRANSFER`, or `vtab/NAME` for one of VTAB-1k's tasks.
-      seeds: of the runs.
+      seeds: random seeds of the runs.
       high_resolution: sizes of ImageNet's images in pixels by model, if they are not 384; with them
         the parameters are averaged (table 2).
     """

@@ -38,7 +38,7 @@ class Trial(NamedTuple):
     Attributes:
       stage: name of its stage, such as `pretrained`.
       factors: values by name, including `seed`.
-      job: of the run.
+      job: job of the run.
     """
 
     stage: str
@@ -60,7 +60,7 @@ class Study:
       log: logs messages.
       scale: `laptop` or `paper`.
       places: folders in which a run may also lie, under its name.
-      steps: of each run, to try the experiment; None: the experiment's own.
+      steps: number of steps of each run, to try the experiment; None: the experiment's own.
 
     Attributes:
       left: estimated seconds for the stage's other runs; None until one is finished.
@@ -91,7 +91,7 @@ class Study:
         """Returns a run of `vit_jax.main` in the folder `name`.
 
         Args:
-          name: of the run's folder.
+          name: name of the run's folder.
           config: as in `job_of`.
           **values: overrides of the config, with two underscores for a dot: `data__path`.
         """
@@ -172,7 +172,7 @@ class Study:
         """Runs unfinished trials; a failed run does not stop the others.
 
         Args:
-          trials: of a stage.
+          trials: trials of a stage.
           shown: called after each run.
         """
         self.trials += [trial for trial in trials if trial not in self.trials]
@@ -223,7 +223,7 @@ class Experiment:
       claim: its claim or question, in a sentence.
       read: computes the results from the finished runs. It is called after each run, so slow parts
         should be cached. None: there is no laptop scale.
-      place: in the paper: `Table 8`, `Figure 5`, `Section 4.6`; empty: the experiment is our own.
+      place: place in the paper: `Table 8`, `Figure 5`, `Section 4.6`; empty: our own.
       stages: each returns runs; a later stage can use the metrics of earlier ones.
       paper: the experiment at the paper's own scale; None: there is none.
       table: formats the results in Markdown; by default next to `published`.
@@ -336,7 +336,7 @@ def rehearsed(
     """Returns all runs of a study without starting any; the first choice stands in for the best.
 
     Args:
-      experiment: at that scale.
+      experiment: experiment at that scale.
       out, options, scale: as in `Study`.
     """
     study = Rehearsal(out, options, scale=scale)
@@ -395,7 +395,7 @@ def claim(name: str, experiment: Experiment, study: Study) -> None:
             raise UserError(f"{study.out} belongs to another study ({words}); give another --out")
         return
     if study.out.exists() and any(study.out.iterdir()):
-        raise UserError(f"{study.out} holds files but no study; give a new or empty --out")
+        raise UserError(f"{study.out} contains files but no study; give a new or empty --out")
     study.out.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(ours, indent=2) + "\n")
 
@@ -433,8 +433,8 @@ def known_trials(experiment: Experiment, study: Study) -> list[Trial]:
     """Returns the runs up to the first unfinished stage, without starting any.
 
     Args:
-      experiment: at the study's scale.
-      study: to which the runs are added.
+      experiment: experiment at the study's scale.
+      study: study to which the runs are added.
     """
     for stage in experiment.stages:
         trials = stage(study)

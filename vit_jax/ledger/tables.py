@@ -70,7 +70,7 @@ def pivot(points: Points, rows: str, columns: str, figure: str = "accuracy") -> 
     """Returns a table of a metric's mean and std, in per cent, by two factors; empty without runs.
 
     Args:
-      points: of runs; each has the factors and, by its name, a list of the metric's values.
+      points: points of runs; each has the factors and, by its name, a list of the metric's values.
       rows, columns: names of factors.
       figure: the metric.
     """
@@ -111,9 +111,9 @@ def crossings(points: Points, x: str, models: Sequence[str], figure: str = "accu
     """Names the model with the highest mean, and its lead, for each value of the factor x.
 
     Args:
-      points: of runs.
+      points: points of runs.
       x: the factor.
-      models: to compare.
+      models: models to compare.
       figure: the metric.
     """
     sentences = []
@@ -198,7 +198,7 @@ def agreement(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     """Returns a table of the paper's values by recipe, with ours in bold if they differ.
 
     Args:
-      figures: by recipe `paper`, a list of allowed values by name, and `ours`.
+      figures: for each recipe, `paper` (a list of allowed values by name) and `ours`.
     """
     names = list(next(iter(figures.values()))["paper"])
     lines = []
@@ -261,7 +261,7 @@ def slopes(points: Points, x: str, y: str, by: str) -> str:
     """Describes the points of y that a doubling of x brings, by least squares, for each group.
 
     Args:
-      points: of runs.
+      points: points of runs.
       x: a metric of each point, one number.
       y: a metric with a list of shares of 1.
       by: the factor that groups the points.

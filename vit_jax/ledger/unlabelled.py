@@ -24,7 +24,7 @@ OTHERS = {
 # One stage with as many positions as the ViT has patches, and as wide: 0.86 million multiply-adds
 # and 64,000 parameters.
 CONVNEXT_V2 = {"model__name": "ConvNeXtV2-T", "model__blocks": (6,), "model__widths": (32,)}
-# Overrides of runs that train tokenisers of 64 codes, the second with a teacher.
+# Overrides of runs that train tokenizers of 64 codes, the second with a teacher.
 TOKENISERS = {
     "dVAE": {
         "model__name": "DVAE",
@@ -85,15 +85,15 @@ def few_labels(
     """Returns the stages `pretrained` and `finetuned`, with a tuned learning rate for each start.
 
     Args:
-      starts: by name the overrides of a pre-training run, such as its objective's. Empty ones
+      starts: overrides of a pre-training run by name, such as its objective's. Empty ones
         (`{}`) train on the labels of all images. None, or overrides with 0 steps, start fine-tuning
         from random parameters. Overrides of a model, as in `OTHERS`, also apply to fine-tuning. An
         `objective__teacher` is the name of another start, whose run is the teacher.
-      steps: of a pre-training run, if its overrides have none.
-      tuning_steps: of a fine-tuning run.
-      seeds: of pre-training and of the fine-tuning that follows it, and of a teacher and its
+      steps: number of steps of a pre-training run, if its overrides have none.
+      tuning_steps: number of steps of a fine-tuning run.
+      seeds: random seeds of pre-training and the fine-tuning after it, and of a teacher and its
         students.
-      only_teach: names of starts that are not fine-tuned, such as tokenisers.
+      only_teach: names of starts that are not fine-tuned, such as tokenizers.
     """
 
     def teacher_of(start):

@@ -123,7 +123,7 @@ def read_options(stored: Mapping[str, Any]) -> ImageOptions:
     name = values.pop("class", None)
     family = next((family for family in FAMILIES if family.name == name), None)
     if family is None:
-        raise UserError(f"it names no class of models, but {name!r}")
+        raise UserError(f"unknown model class {name!r}")
     return make_options(family.model.options_type, values)
 
 

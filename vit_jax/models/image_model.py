@@ -141,13 +141,13 @@ def check_range(images: jax.Array) -> None:
     with jax.ensure_compile_time_eval():  # Needed within traced functions with constant images.
         if jnp.isnan(images).any():  # XLA's minimum may ignore NaN.
             raise UserError(
-                "the model takes images of floats in [-1, 1], not NaN: look at what made them"
+                "the model takes images of floats in [-1, 1], not NaN: check the preprocessing"
             )
         least, most = float(images.min()), float(images.max())
     if not (least >= -1 - ROUNDING and most <= 1 + ROUNDING):
         raise UserError(
             f"the model takes images of floats in [-1, 1], not from {least:.4g} to {most:.4g}: "
-            "give uint8, or pixels / 127.5 - 1; the model itself normalises by its mean and "
+            "give uint8, or pixels / 127.5 - 1; the model itself normalizes by its mean and "
             "std"
         )
     if 0 <= least < most:

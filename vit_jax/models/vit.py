@@ -443,7 +443,7 @@ class ViT(TokenModel):
     ) -> nnx.Dict:
         if not self.attends_fully:
             raise UserError(
-                "model.attention='axial' has no layers for what is beside the grid of patches"
+                "model.attention='axial' supports the grid of patches only, no other tokens"
             )
         depth = max(self.depth, first + count)
         blocks = {}
@@ -582,11 +582,11 @@ def _of_pooling(options: ViTOptions) -> Contradictions:
         ),
         (
             options.fc_norm and two_heads,
-            "model.fc_norm normalises one vector, and model.distillation='heads' reads two",
+            "model.fc_norm normalizes one vector, and model.distillation='heads' reads two",
         ),
         (
             options.distillation != "none" and pooling != "cls",
-            "model.distillation needs the class token beside its own: model.pooling='cls'",
+            "model.distillation needs the class token in addition to its own: model.pooling='cls'",
         ),
     )
 
@@ -645,7 +645,7 @@ def _of_layers(options: ViTOptions) -> Contradictions:
     return (
         (
             options.fc_norm and not options.final_norm,
-            "model.fc_norm says where the final norm is, and model.final_norm=False that none is",
+            "model.fc_norm moves the final norm, and model.final_norm=False removes it",
         ),
         (
             options.layer_scale is not None and options.norm_at == "after",
@@ -653,7 +653,7 @@ def _of_layers(options: ViTOptions) -> Contradictions:
         ),
         (
             by_subset and options.scan and not options.uniform_depth,
-            "model.depth_by='subset' leaves out more images in later layers, and model.scan "
+            "model.depth_by='subset' skips more images in later layers, and model.scan "
             "compiles one layer for all: use model.uniform_depth=True, or model.scan=False",
         ),
     )

@@ -78,7 +78,7 @@ class ObjectiveOptions:
         None,
         text(".+", "a checkpoint"),
         "Checkpoint of the frozen teacher of distillation, eva, vqkd and optionally dino; for "
-        "beit and beitv2 the tokeniser. Anything `load_model` accepts; 'random': a small untrained "
+        "beit and beitv2 the tokenizer. Anything `load_model` accepts; 'random': a small untrained "
         "one, for `:smoke`.",
         operational=True,
     )
@@ -98,7 +98,7 @@ class ObjectiveOptions:
     teacher_features: str = option(
         "tokens",
         one_of("tokens", "head"),
-        "Target of eva and vqkd for each patch: the teacher's last normalised tokens, or its "
+        "Target of eva and vqkd for each patch: the teacher's last normalized tokens, or its "
         "head's outputs for them (CLIP's projection).",
         requires=only_with_objective("eva", "vqkd"),
     )
@@ -213,7 +213,7 @@ class DINOOptions:
     bottleneck: int = option(
         256,
         whole(1, 2**16),
-        "Bottleneck width of the heads; its outputs are normalised and compared with the "
+        "Bottleneck width of the heads; its outputs are normalized and compared with the "
         "prototypes.",
     )
     prototypes: int = option(
@@ -411,14 +411,14 @@ class DVAEOptions:
 
 @options
 class BEiTOptions:
-    """Prediction of a tokeniser's codes of masked patches (Bao et al., 2022)"""
+    """Prediction of a tokenizer's codes of masked patches (Bao et al., 2022)"""
 
     mask_ratio: float = _mask_ratio(75 / 196)  # As many patches as in the authors' code.
 
 
 @options
 class VQKDOptions:
-    """Tokeniser trained by vector-quantized knowledge distillation (Peng et al., 2022)"""
+    """Tokenizer trained by vector-quantized knowledge distillation (Peng et al., 2022)"""
 
     codes: int = option(8192, whole(2, 2**20), "Size of the codebook.", smoke=32)
     code_dim: int = option(32, whole(1, 2**16), "Width of the codes.")

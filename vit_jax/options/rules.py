@@ -86,7 +86,7 @@ def several(
     """Returns the rule for a tuple of valid values.
 
     Args:
-      rule: for each value.
+      rule: rule for each value.
       count: exact length; None: `least` or more.
       ascending: no value is below the previous one.
       different: no value is repeated.

@@ -63,7 +63,8 @@ def make_mesh(options: MeshOptions = ALL_DATA, devices: Sequence[jax.Device] | N
         )
     else:
         raise UserError(
-            f"mesh.data = {shape[0]} does not divide by the {slices} slices, which it goes across"
+            f"mesh.data = {shape[0]} is not a multiple of the {slices} slices, over which "
+            "it extends"
         )
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 

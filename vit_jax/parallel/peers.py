@@ -29,7 +29,7 @@ BARRIER_SECONDS = 600.0
 END_SECONDS = 3600.0  # Time for the last process to write its checkpoint and the report.
 LONGEST = 64 * 2**20  # Bytes of a message.
 LONGEST_GREETING = 2**16  # Bytes of the first one, which may come from another program.
-AGAIN = "the same command goes on from the newest checkpoint"
+AGAIN = "the same command resumes from the newest checkpoint"
 
 
 class Peers:
@@ -61,7 +61,7 @@ class Peers:
         answer = self._meet(name, value, seconds)
         if missing := answer.get("missing"):
             raise UserError(
-                f"{missing} did not come to the barrier {name!r} within {seconds:g} s; {AGAIN}"
+                f"{missing} timed out at the barrier {name!r} after {seconds:g} s; {AGAIN}"
             )
         return answer["value"]
 
@@ -504,7 +504,7 @@ def join(
         answer = peers._meet("start", None, connect_seconds)
         if missing := answer.get("missing"):
             raise UserError(
-                f"{missing} did not come to {address} within {connect_seconds:g} s "
+                f"{missing} did not reach {address} within {connect_seconds:g} s "
                 "(--connect_seconds); start the same command on every host"
             )
         if how := answer.get("lost"):
@@ -525,7 +525,7 @@ def _listen(port: int) -> socket.socket:
     except OSError as error:
         raise UserError(
             f"process 0 cannot listen on port {port}: {os.strerror(error.errno)}; "
-            "end what uses it, or give another port in --coordinator=HOST:PORT"
+            "end the process that uses it, or give another port in --coordinator=HOST:PORT"
         ) from error
 
 

@@ -50,7 +50,7 @@ def parameter_sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSh
             near = max(math.gcd(size, fsdp) for size in sizes)
             raise UserError(
                 f"mesh.fsdp = {fsdp} divides no axis of the parameter {path} {list(shape)}; use "
-                f"such as mesh.fsdp={near}, and more of mesh.data"
+                f"a smaller one, such as mesh.fsdp={near}, and a larger mesh.data"
             )
     return NamedSharding(mesh, PartitionSpec(*(names or None for names in axes)))
 

@@ -1,4 +1,4 @@
-"""Search for meshes, rematerialisation and micro-batches that fit, and for the fastest."""
+"""Search for meshes, rematerialization and micro-batches that fit, and for the fastest."""
 
 import time
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def sweep(
     log: Callable[[str], None],
     planner: Planner = estimate,
 ) -> list[Estimate]:
-    """Estimates every mesh with every rematerialisation policy.
+    """Estimates every mesh with every rematerialization policy.
 
     Returns:
       The estimates: those that fit first, sorted by step time.
@@ -79,7 +79,7 @@ def sweep(
         try:
             plans.append(planner(changed(config, changes), job, where, prices))
         except UserError as error:
-            log(f"  left out: {error}")
+            log(f"  skipped: {error}")
     return sorted(plans, key=lambda plan: (not plan.fits, plan.step_seconds or plan.memory.total))
 
 

@@ -1,4 +1,4 @@
-"""Parser of a TPU's optimised HLO: operations of a step, their runs and estimated cycles.
+"""Parser of a TPU's optimized HLO: operations of a step, their runs and estimated cycles.
 
 The TPU compiler writes its own estimate of each operation, in cycles of the core, into the
 operation's `backend_config`. A loop's body is written once and counts as often as it runs.
@@ -145,7 +145,7 @@ class _Module:
         index = _first_index([condition.instructions[name] for name in test.operands])
         is_less = test.opcode == "compare" and "direction=LT" in test.rest
         if not is_less or limits[1] is None or index is None:
-            raise ValueError(f"cannot tell how often the loop {loop.name} runs")
+            raise ValueError(f"cannot determine how often the loop {loop.name} runs")
         following = body.instructions[body.root.operands[index]]
         if following.opcode != "add":
             return math.ceil(limits[1])

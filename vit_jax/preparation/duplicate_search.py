@@ -40,7 +40,7 @@ class Looks(NamedTuple):
     """Fingerprints and thumbnails of readable images, for finding near-duplicates.
 
     Attributes:
-      indices: in the source, int64 `[images]`.
+      indices: indices in the source, int64 `[images]`.
       fingerprints: uint64 `[images]`.
       contents: a digest of each image as it is stored, `[images]`.
       pictures: thumbnails without a border of each of `_BORDERS`, uint8 `[images, borders, side,
@@ -62,7 +62,7 @@ def look(
     """Decodes images and returns their fingerprints and thumbnails.
 
     Args:
-      indices: of the images; None: all.
+      indices: indices of the images; None: all.
       seconds: time limit, after which no further image is started.
       on_progress: callback with the number of finished images.
     """
@@ -256,7 +256,7 @@ def leak_note(train: Source, other: Source, name: str, seconds: float = 20) -> s
     """Returns a one-line warning of near-duplicates between training and a split, or "".
 
     Args:
-      name: of the split.
+      name: name of the split.
       seconds: see `leaks`.
     """
     found = leaks(train, other, seconds)

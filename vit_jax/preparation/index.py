@@ -180,7 +180,7 @@ def build_index(source: readers.RawDataSet, seed: int, work: Path, run: Run) -> 
     index = load_index(work)
     if not len(index.entries):
         there = f"; found instead: {in_words(index.left_out)}" if index.left_out else ""
-        raise UserError(f"{source.root} holds no image{there}")
+        raise UserError(f"{source.root} contains no image{there}")
     if source.class_names is not None:
         wrong = np.flatnonzero(index.labels >= len(source.class_names))[:1]
         for position in wrong:
@@ -329,7 +329,7 @@ def description(source: readers.RawDataSet, index: Index) -> list[str]:
         counts[unit.split] += count
     lines.append(", ".join(f"{split} {count:,} images" for split, count in counts.items()))
     if index.left_out:
-        lines.append(f"note: left out: {in_words(index.left_out)}")
+        lines.append(f"note: skipped: {in_words(index.left_out)}")
     return lines
 
 

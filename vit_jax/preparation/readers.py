@@ -181,11 +181,11 @@ def find(source: str, kind: str | None = None, label_key: str | None = None) -> 
     except PermissionError as error:
         raise UserError(f"no permission to read {error.filename}") from error
     if not data_set.units:
-        raise UserError(f"{source} holds nothing of the kind {kind!r}")
+        raise UserError(f"{source} contains nothing of the kind {kind!r}")
     for name, count in Counter(data_set.class_names).most_common(1):
         if count > 1:
             raise UserError(
-                f"{source} has {count} classes of the name {name!r}: TFDS wants them distinct"
+                f"{source} has {count} classes of the name {name!r}: TFDS requires distinct names"
             )
     return data_set
 
@@ -212,7 +212,9 @@ def _recognise(root: Path) -> str:
         return "tfds"
     tars, parquet = _files(root, ".tar"), _files(root, ".parquet")
     if tars and parquet:
-        raise UserError(f"{root} holds tars and Parquet; say --kind=webdataset or --kind=parquet")
+        raise UserError(
+            f"{root} contains tars and Parquet; give --kind=webdataset or --kind=parquet"
+        )
     if parquet:
         return "parquet"
     if tars:
@@ -232,7 +234,7 @@ def _recognise_file(file: Path) -> str:
         return "imagenet21k" if first and first.name.endswith(".tar") else "webdataset"
     if file.suffix.lower() == ".csv":
         return "csv"
-    raise UserError(f"{file} is no data set: give a folder, a .csv, a .tar or a .parquet file")
+    raise UserError(f"{file} is not a data set: give a folder, a .csv, a .tar or a .parquet file")
 
 
 def _recognise_images(root: Path) -> str:
@@ -252,7 +254,7 @@ def _recognise_images(root: Path) -> str:
     if loose:
         return "images"
     raise UserError(
-        f"{root} is empty or no data set: it must hold images, a folder for each class (in a "
+        f"{root} is empty or not a data set: it must contain images, a folder for each class (in a "
         "folder for each split), train.csv, .tar or .parquet files, or a prepared TFDS data set"
     )
 
@@ -273,7 +275,7 @@ def _files(root: Path, suffix: str) -> list[Path]:
     files = sorted(file for file in below if not of_system(str(file.relative_to(root))))
     for file in files:
         if not file.is_file():
-            raise UserError(f"{file} is no regular file, or a link to nothing: take it away")
+            raise UserError(f"{file} is not a regular file, or is a broken link: remove it")
     return files
 
 
@@ -450,7 +452,7 @@ def _members(path: Path | str, file, end: int) -> Iterator[tarfile.TarInfo]:
     try:
         tar = tarfile.TarFile(fileobj=file, tarinfo=_Header)
     except Exception as error:  # Headers may hold any bytes.
-        raise UserError(f"{path} is empty or no tar; fetch it again, or take it away") from error
+        raise UserError(f"{path} is empty or not a tar; fetch it again, or remove it") from error
     count = 0
     try:
         while (member := tar.next()) is not None:
@@ -468,7 +470,7 @@ def _members(path: Path | str, file, end: int) -> Iterator[tarfile.TarInfo]:
         # Headers may have any numbers, encodings and nestings. The caller's errors are not caught.
         pass
     raise UserError(
-        f"{path} is cut short or damaged after {count} whole files; fetch it again, or take it away"
+        f"{path} is truncated or damaged after {count} complete files; fetch it again, or remove it"
     )
 
 
@@ -487,7 +489,7 @@ def _find_imagenet21k(root: Path, _: str | None) -> RawDataSet:
                 synset = Path(inner.name).stem
                 if not (_SYNSET.fullmatch(synset) and inner.name.endswith(".tar")):
                     raise UserError(
-                        f"{path} holds {inner.name!r}, which is not a class's n########.tar"
+                        f"{path} contains {inner.name!r}, which is not a class's n########.tar"
                     )
                 tars.append(
                     ("train", str(path), inner.offset_data, inner.offset_data + inner.size, synset)
@@ -683,7 +685,7 @@ def _labels(value, rows: _Rows, where: str) -> tuple[int, ...]:
     rows.multiple |= isinstance(value, list)
     labels = tuple(value) if isinstance(value, list) else (value,)
     if not all(type(label) is int for label in labels):
-        raise UserError(f"{where}: the label {value!r:.100} is no class number")
+        raise UserError(f"{where}: the label {value!r:.100} is not a class index")
     return labels
 
 
@@ -733,7 +735,7 @@ def _check_class_names(names_of: Mapping[str, list[str]], names: list[str]) -> N
                 f"{path} has class names in its schema, and the training files have none"
             )
         if len(set(file_names)) < len(file_names):
-            raise UserError(f"{path} has two classes of one name: TFDS wants them distinct")
+            raise UserError(f"{path} has two classes of one name: TFDS requires distinct names")
 
 
 def _columns(path: Path | str, label_key: str | None) -> tuple[str, str, list[str] | None]:
@@ -820,7 +822,7 @@ def _reading(path: Path | str) -> Iterator[None]:
         raise
     except Exception as error:
         raise UserError(
-            f"{path} is cut short or no Parquet; fetch it again, or take it away"
+            f"{path} is truncated or not Parquet; fetch it again, or remove it"
         ) from error
 
 
@@ -841,7 +843,7 @@ def _scan_parquet(source: RawDataSet, unit: Unit, rows: _Rows, spool: Path) -> N
             content, file = value.get("bytes"), value.get("path")
             if not isinstance(content, bytes):
                 there = f", only its path {file!r}" if file else ""
-                raise UserError(f"{where} holds no image{there}")
+                raise UserError(f"{where} contains no image{there}")
             labels = _labels(-1 if classes is None else classes, rows, where)
             if numbers is not None:
                 labels = _by_name(labels, numbers, where)
@@ -871,7 +873,8 @@ def _rows_of(path: str, image: str, label: str, limit: int) -> Iterator[tuple[An
 
 def _too_large(path: str, limit: int) -> str:
     return (
-        f"{path} holds more than {limit / 2**20:,.0f} MiB in {os.path.getsize(path):,} bytes: it "
+        f"{path} contains more than {limit / 2**20:,.0f} MiB in {os.path.getsize(path):,} "
+        "bytes: it "
         "is damaged, or made to fill memory"
     )
 
@@ -916,7 +919,7 @@ def _find_tfds(root: Path, label_key: str | None) -> RawDataSet:
         ]
     except Exception as error:  # TFDS does not validate its JSON files, so any error is possible.
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{root} is no prepared TFDS data set: {reason}") from error
+        raise UserError(f"{root} is not a prepared TFDS data set: {reason}") from error
     if info.file_format.value != "tfrecord":
         remedy = "; train on it as it is" if info.file_format.value == "array_record" else ""
         raise UserError(f"{root} is stored as {info.file_format.value}, not as tfrecord{remedy}")
@@ -948,7 +951,7 @@ def parse_example(record: bytes, where: str):
     try:
         return tf_example_pb2.Example.FromString(record)
     except DecodeError as error:
-        raise UserError(f"{where} is no tf.Example") from error
+        raise UserError(f"{where} is not a tf.Example") from error
 
 
 def _scan_tfds(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
@@ -975,7 +978,7 @@ def _scan_tfds(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
             offset += length + 16
     if len(rows) != unit.end:
         raise UserError(
-            f"{unit.path} is cut short: {len(rows)} of {unit.end} examples are whole; fetch it "
+            f"{unit.path} is truncated: {len(rows)} of {unit.end} examples are complete; fetch it "
             "again"
         )
 

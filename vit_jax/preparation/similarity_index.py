@@ -43,7 +43,7 @@ class SimilarityIndex:
     """Index of unit vectors for nearest neighbour search by cosine similarity.
 
     Args:
-      dim: of the vectors.
+      dim: dimension of the vectors.
       lists: number of lists; 0 compares with all vectors. Otherwise a vector is stored in the list
         of its nearest centre, and compared with the lists of the `PROBED` nearest centres.
       sample: vectors for computing the centres, float32 `[n, dim]`, `SAMPLE` for each list.

@@ -275,7 +275,7 @@ def _identity(source: readers.RawDataSet, name: str | None) -> tuple[str, ...]:
     name = name or re.sub(r"\W+", "_", source.root.resolve().name.split(".")[0]).lower()
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise UserError(
-            f"{name!r} is no name for a data set: give one of letters, digits and _ with --name"
+            f"{name!r} is not a name for a data set: give one of letters, digits and _ with --name"
         )
     return name, *rest
 
@@ -300,7 +300,7 @@ def _make_room(folder: Path, source: Path) -> None:
         ):
             there = ", ".join(strange[:3])
             raise UserError(
-                f"{folder} holds something else ({there}); give --name or another --out"
+                f"{folder} contains something else ({there}); give --name or another --out"
             )
         work.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -333,7 +333,7 @@ def _same(before: dict, now: dict, folder: Path) -> None:
         if now.get(key) != value:
             what = OTHER.get(key, f"{key} {value!r}, now {now.get(key)!r}")
             raise UserError(
-                f"{folder} was begun with {what}; give --name or another --out, or remove it"
+                f"{folder} was started with {what}; give --name or another --out, or remove it"
             )
 
 

@@ -21,4 +21,4 @@ def refuse_unheld(name: str) -> None:
     bare = re.sub(r"\.\w+$", "", name.removeprefix("timm/"))
     for pattern, what in UNHELD.items():
         if re.fullmatch(pattern, bare):
-            raise UserError(f"{name} is not read: {what}")
+            raise UserError(f"{name} is unsupported: {what}")

@@ -50,7 +50,7 @@ def read_facts(workdir: Path, which: str, checkpoint: Checkpoint) -> RunFacts | 
         return None
     config, manifest = dict(leaves(run.config)), run.manifest
     source = _source(config)
-    handed_in = " It was handed in by a program." if "data" in manifest else ""
+    handed_in = " It was passed by a program." if "data" in manifest else ""
     made_with = "vit_jax" + (f" (commit {manifest['commit']})" if manifest.get("commit") else "")
     versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
     return RunFacts(
@@ -82,7 +82,7 @@ def _protocol(
     sentences = [
         f"After step {checkpoint.step:,} of {manifest['steps']:,}, of one run of seed "
         f"{config['seed']}{best}.",
-        f"What the model sees of an image: {crop}.",
+        f"Preprocessing of an image: {crop}.",
     ]
     images = manifest["images"]
     for name in ("dev", "test"):

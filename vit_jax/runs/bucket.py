@@ -106,7 +106,7 @@ class Bucket:
         except FileNotFoundError as error:
             bucket = "/".join(self.url.split("/")[:3])
             raise UserError(
-                f"there is no bucket {bucket}, or these credentials do not see it"
+                f"there is no bucket {bucket}, or these credentials have no access to it"
             ) from error
         # From aiohttp, botocore or google.auth: each has its own exceptions.
         except Exception as error:
@@ -145,7 +145,7 @@ def fetched(url: str) -> Path:
     """
     url = url.rstrip("/")
     if len(url.split("/")) < 4:
-        raise UserError(f"{url} is a whole bucket: name a folder in it, {url.rstrip('/')}/RUN")
+        raise UserError(f"{url} is a whole bucket: give a folder in it, {url.rstrip('/')}/RUN")
     bucket = Bucket(url)
     names = [name for name in bucket.names() if not name.startswith(_LEFT)]
     if url not in _folders:

@@ -90,7 +90,7 @@ class BucketLock:
         sign = self._read(newest) if newest else None
         if newest < self._number or not sign:
             raise UserError(
-                f"the workdir {self._bucket.url} was deleted or made anew in the middle of the run "
+                f"the workdir {self._bucket.url} was deleted or recreated in the middle of the run "
                 f"({self._name(self._number)} is gone)"
             )
         raise UserError(
@@ -120,7 +120,7 @@ class BucketLock:
             return Sign(Holder(**values), token, beat)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UserError(
-                f"{self._bucket.url}/{self._name(number)} is no lock; remove it if no run uses "
+                f"{self._bucket.url}/{self._name(number)} is not a lock; remove it if no run uses "
                 "the workdir"
             ) from error
 

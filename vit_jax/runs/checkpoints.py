@@ -206,7 +206,9 @@ class Checkpoints:
                     self._set_aside(problems)
                     return step, whole
             path = self.folder / str(step)
-            problems[path] = problem or f"checkpoint {path} is damaged, as another process sees"
+            problems[path] = (
+                problem or f"checkpoint {path} is damaged, according to another process"
+            )
         damaged = [*problems.values(), *map(str, sorted((self.folder / DAMAGED).glob("*")))]
         if damaged:
             raise UserError(

@@ -24,7 +24,7 @@ from vit_jax.training.objectives import objective_of
 from vit_jax.training.objectives.frozen import RANDOM, TeacherSpec, WithHeads
 
 # Kernels of attention and MLP: nearly all parameters of a transformer. The head's are used in full
-# precision, and a BiT's are standardised first.
+# precision, and a BiT's are standardized first.
 ROUNDED = re.compile(r"(^|/)(attention|mlp)/(?!bias_mlp/).*kernel$")
 
 
@@ -73,8 +73,8 @@ def open_frozen(config: RunOptions, class_names: Sequence[str] = ()) -> FrozenMo
         if config.objective.teacher is not None:
             raise UserError(
                 f"config.objective.teacher is {config.objective.teacher!r}, but "
-                f"config.objective.name={config.objective.name!r} learns from no teacher; leave "
-                "it out, or take config.objective.name='distillation'"
+                f"config.objective.name={config.objective.name!r} uses no teacher; remove "
+                "it, or use config.objective.name='distillation'"
             )
         return None
     if wanted.source == RANDOM:
@@ -88,7 +88,7 @@ def open_frozen(config: RunOptions, class_names: Sequence[str] = ()) -> FrozenMo
     if wanted.objective is None and options.num_classes == len(class_names) > 0:
         place, remedy = (
             f"config.objective.teacher={wanted.source!r}",
-            "take a teacher of these classes",
+            "use a teacher with these classes",
         )
         sources, notes = matched_head(sources, checkpoint, class_names, place, remedy)
     model = sketch(options)
@@ -129,7 +129,7 @@ def _with_heads(
     start, found = f"config.objective.teacher={wanted.source!r}", checkpoint.objective
     if found is None or found.name != wanted.objective:
         raise UserError(
-            f"{start} has no heads of {wanted.objective}: take a workdir of such a run, or a "
+            f"{start} has no heads of {wanted.objective}: use a workdir of such a run, or a "
             "folder that vit_jax.convert wrote with them"
         )
     try:

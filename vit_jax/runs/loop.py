@@ -59,7 +59,7 @@ def train(
       workdir: new, empty, or of an earlier start with the same config, which is continued.
       peers: the run's processes, if there are several (`vit_jax.parallel.distributed.start`).
       started: `time.time()` when the command began, for the log.
-      overrides: of the calling program; None: the process is the run's own, and ends if it hangs.
+      overrides: the calling program's; None: the process is the run's own, and ends if it hangs.
 
     Returns:
       The last evaluation's metrics of the test images; empty if the run was stopped before its end.
@@ -436,7 +436,7 @@ class Run:
         self.checkpoints.wait()
         self.log.account(step)
         folder = self.checkpoints.folder / str(step)
-        again = f"with --workdir={shown(self.evaluation.workdir)} it goes on from there"
+        again = f"with --workdir={shown(self.evaluation.workdir)} it resumes there"
         self.console.log(f"stopped; saved {folder}; started again {again}")
 
 

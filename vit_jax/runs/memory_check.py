@@ -22,7 +22,7 @@ from vit_jax.training.step import weights_of
 
 Changes = dict[str, Any]  # Values by key in the config.
 
-# Approximate share of activations and gradients that remains with each rematerialisation policy.
+# Approximate share of activations and gradients that remains with each rematerialization policy.
 LEFT = {"none": 1.0, "dots": 0.6, "full": 0.2}
 # A step that needs more than this factor times the memory cannot fit, with any compiler.
 CERTAIN = 2.0
@@ -130,7 +130,7 @@ class MemoryCheck:
         text = f"out of memory ({self._device.device_kind}"
         text += f", {limit / GIB:,.1f} GiB)" if limit else ")"
         if asked:
-            text += f": {asked / GIB:,.1f} GiB were asked for"
+            text += f": {asked / GIB:,.1f} GiB were requested"
         # The activations took the requested bytes, or all the remaining memory.
         taken = max(asked, (limit or 0) - self._needs.certain, self._needs.activations)
         return f"{text}; {self._remedy(taken / max(1, self._needs.activations), limit or taken)}"

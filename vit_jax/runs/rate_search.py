@@ -146,7 +146,7 @@ def check_begun(jobs: Collection[Job]) -> None:
     """Raises UserError if a run failed before it started: the others would fail in the same way."""
     for job in jobs:
         if (failure := outcome(job).failure) and not (job.workdir / MANIFEST).exists():
-            raise UserError(f"{failure} ({job.name} says so, and no other run is tried)")
+            raise UserError(f"{failure} ({job.name}; no other run is started)")
 
 
 def best_rate(found: dict[float, Outcome]) -> float:
@@ -162,11 +162,12 @@ def best_rate(found: dict[float, Outcome]) -> float:
     }
     if not accuracies:
         reasons = "; ".join(f"rate-{rate:g}: {result.failure}" for rate, result in found.items())
-        raise UserError(f"no run of the sweep came to its end: {reasons}")
+        raise UserError(f"no run of the sweep finished: {reasons}")
     best = max(accuracies, key=accuracies.get)
     print(
-        f"== best of {len(accuracies)} rates: {best:g}, {accuracies[best]:.2%} of the held-out "
-        "images"
+        f"== best of {len(accuracies)} learning rates: {best:g}, {accuracies[best]:.2%} "
+        "accuracy on "
+        "held-out images"
     )
     return best
 
@@ -182,8 +183,8 @@ def check_seeds(seeds: dict[int, Job], rate: float) -> None:
             begun = from_json(file.read_text()).optimizer.learning_rate
             if begun != rate:
                 raise UserError(
-                    f"{job.workdir} was trained at the rate {begun:g}, and now {rate:g} is the "
-                    "best: move the folders of the seeds away to train them anew"
+                    f"{job.workdir} was trained at the learning rate {begun:g}, but the best one "
+                    f"is {rate:g}: move the folders of the seeds away to train them again"
                 )
 
 
@@ -214,7 +215,7 @@ def claim(folder: Path, config: ConfigDict) -> None:
             )
         return
     if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} holds files but no sweep; give a new or empty --workdir")
+        raise UserError(f"{folder} contains files but no sweep; give a new or empty --workdir")
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(to_json(config) + "\n")
 

@@ -123,7 +123,7 @@ def notes(config: RunOptions, splits: Splits, groups: Sequence | None = None) ->
     if config.checkpoint.keep_best and splits.dev is None:
         lines.append(
             "note: checkpoint.keep_best chooses by the test images, so that their figures are "
-            "too good; config.data.dev_split names others to choose by"
+            "too good; config.data.dev_split selects other images for it"
         )
     return lines
 
@@ -136,6 +136,6 @@ def _note_on_sample(config: RunOptions, train: Source) -> list[str]:
         return []
     return [
         f"note: {config.data.train_split} is a sample of the {len(train.source):,} "
-        "examples, and no range of rows: data.slices='in_order' takes rows, and groups=... "
+        "examples, not a range of rows: data.slices='in_order' takes rows, and groups=... "
         "or data.groups keeps near-duplicates in one slice"
     ]

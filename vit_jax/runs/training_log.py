@@ -77,12 +77,12 @@ class TrainLog:
             raise UserError(
                 f"the loss or the gradient is not finite from step {first} on; "
                 f"{self._checkpoints.last_good}; "
-                "try a lower optimizer.learning_rate or a longer warm-up, or look at the data "
-                f"(up to {self._max_skipped} such steps in a row are left out: max_skipped_steps)"
+                "try a lower optimizer.learning_rate or a longer warm-up, or check the data "
+                f"(up to {self._max_skipped} such steps in a row are skipped: max_skipped_steps)"
             )
         if new := skipped["total"] - self._skipped:
             self._console.log(
-                f"note: {new} update(s) up to step {step} left out, as the loss or the gradient "
+                f"note: {new} update(s) up to step {step} skipped, as the loss or the gradient "
                 f"was not finite; {skipped['total']} in all"
             )
         self._skipped = skipped["total"]

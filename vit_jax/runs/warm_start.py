@@ -103,7 +103,7 @@ def find_origin(
     Args:
       num_classes: number of the data's classes.
       model: the model that a program handed in.
-      class_names: of the run's head, by number.
+      class_names: class names of the run's head, by index.
 
     Raises:
       UserError: the checkpoint does not exist, is damaged, or is not of the model that the config
@@ -145,7 +145,7 @@ def _checkpoint_origin(
 
     Args:
       arguments: the model's arguments that the run sets.
-      class_names: of the run's head, by number.
+      class_names: class names of the run's head, by index.
     """
     kept_head, num_classes = config.finetune.head == "kept", arguments["num_classes"]
     stored = checkpoint.arguments
@@ -167,7 +167,7 @@ def _checkpoint_origin(
 
 
 def _regularisation_note(options: ImageOptions, stored: dict[str, Any]) -> list[str]:
-    """Returns a line if the run regularises its model differently from the checkpoint's run.
+    """Returns a line if the run regularizes its model differently from the checkpoint's run.
 
     Args:
       stored: the checkpoint's arguments of the model.
@@ -177,13 +177,13 @@ def _regularisation_note(options: ImageOptions, stored: dict[str, Any]) -> list[
     if not changed:
         return []
     before = ", ".join(f"{name}={stored[name]}" for name in changed)
-    return [f"regularised by config.model, not as the checkpoint's run was ({before})"]
+    return [f"regularized by config.model, not as the checkpoint's run was ({before})"]
 
 
 def _training_defaults(options: ImageOptions) -> dict[str, Any]:
     """Returns the defaults of model arguments that are not inherited from a checkpoint.
 
-    These are the regularisation and the head's initialization.
+    These are the regularization and the head's initialization.
     """
     declared = options_of(type(options))
     names = REGULARISATION | {"head_bias", "head_std"}
@@ -231,8 +231,8 @@ def _with_kept_objective(
     lines = [f"kept: {stored._replace(state=tensors).count(shapes)}"]
     if changed_options:
         lines[0] += f", trained with {', '.join(f'{k}={x!r}' for k, x in changed_options.items())}"
-    lines += [f"new: {name}'s {part}, which the checkpoint has not" for part in new]
-    lines += [f"dropped: {name}'s {part}, which the run has not" for part in dropped]
+    lines += [f"new: {name}'s {part}, which the checkpoint lacks" for part in new]
+    lines += [f"dropped: {name}'s {part}, which the run lacks" for part in dropped]
     read = {key: tensor.read for key, tensor in tensors.items()}
     return origin._replace(found=[*origin.found, *lines], objective=sources, objective_state=read)
 
@@ -386,17 +386,17 @@ def _reordered(read: Callable[[], np.ndarray], order: np.ndarray) -> np.ndarray:
 def _handed_in_origin(
     config: RunOptions, num_classes: int, model: ImageModel | None, class_names: Sequence[str]
 ) -> Origin:
-    """Returns the warm start from a calling program's model, with its head and regularisation."""
+    """Returns the warm start from a calling program's model, with its head and regularization."""
     if model is None:
         raise UserError(
-            "the model of this run was handed in by a program (finetune.checkpoint is "
-            f"{HANDED_IN!r}): go on from there, with vit_jax.train and the same model"
+            "the model of this run was passed by a program (finetune.checkpoint is "
+            f"{HANDED_IN!r}): resume it there, with vit_jax.train and the same model"
         )
     checkpoint = _checkpoint_of(model)
     if (classes := checkpoint.options.num_classes) != num_classes:
         raise UserError(
-            f"the model that is handed in has {classes:,} classes, and the run {num_classes:,}; "
-            f"hand in load_model(..., num_classes={num_classes}) or create_model(..., "
+            f"the model passed has {classes:,} classes, and the run {num_classes:,}; "
+            f"pass load_model(..., num_classes={num_classes}) or create_model(..., "
             f"num_classes={num_classes})"
         )
     arguments = {name: x for name, x in model_arguments(config).items() if name != "name"}
@@ -409,14 +409,12 @@ def _handed_in_origin(
         if getattr(options, name) != defaults[name]
     ]:
         lines.append(
-            "regularised as it is handed in: "
+            "regularized as it is passed: "
             + ", ".join(f"{name}={getattr(options, name)}" for name in kept)
         )
     if class_names:
         remedy = "give config.finetune.checkpoint in place of a model, which starts at a new head"
-        sources, notes = matched_head(
-            sources, checkpoint, class_names, "the model that is handed in", remedy
-        )
+        sources, notes = matched_head(sources, checkpoint, class_names, "the model passed", remedy)
         lines += notes
     return Origin(options, sources, lines, _interpolation(config, checkpoint))
 
@@ -461,7 +459,7 @@ def _interpolation(config: RunOptions, checkpoint: Checkpoint) -> str:
     interpolation = checkpoint.preprocessing.interpolation
     if interpolation not in INTERPOLATIONS:
         raise UserError(
-            f"the preprocessing of {checkpoint.place} says {interpolation}, which is not done "
-            f"here: give config.data.interpolation, one of {', '.join(INTERPOLATIONS)}"
+            f"the preprocessing of {checkpoint.place} has interpolation {interpolation}, which is "
+            f"unsupported: give config.data.interpolation, one of {', '.join(INTERPOLATIONS)}"
         )
     return interpolation

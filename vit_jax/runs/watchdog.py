@@ -78,7 +78,7 @@ class Watchdog:
                 faulthandler.dump_traceback_later(2 * self._seconds, exit=True, file=sys.__stderr__)
             since, done, phase = self._last
             silent = time.monotonic() - since
-            what = f"nothing done for {silent:.0f} s, since {done}{phase}"
+            what = f"no progress for {silent:.0f} s, since {done}{phase}"
             where = self._stacks or "the lines above"
             if self._ends and silent > 2 * self._seconds:
                 print(f"error: {what}; see {where}", file=sys.stderr, flush=True)

@@ -142,7 +142,9 @@ def _check_empty(workdir: Path) -> None:
     url = url_of(workdir)
     names = Bucket(url).top() if url else os.listdir(workdir) if workdir.exists() else ()
     if any(not name.startswith(begun) for name in names):
-        raise UserError(f"{shown(workdir)} holds files but no run; give a new or empty --workdir")
+        raise UserError(
+            f"{shown(workdir)} contains files but no run; give a new or empty --workdir"
+        )
 
 
 def _check_config(workdir: Path, saved: SavedRun, config: ConfigDict, steps: int) -> None:
@@ -161,7 +163,7 @@ def _check_config(workdir: Path, saved: SavedRun, config: ConfigDict, steps: int
         and not _sees_length(configs.run_options(config))
     ):
         return
-    hint = "; only where nothing depends on its length may it be made longer" if of_length else ""
+    hint = "; a run can be made longer only if nothing depends on its length" if of_length else ""
     raise UserError(
         f"{shown(workdir)} belongs to a run with another config "
         f"({'; '.join(differing)}); give another --workdir, or the config it was "
@@ -251,8 +253,8 @@ def _check_same(workdir: Path, saved: dict, given: dict) -> None:
             key for key, value in known.items() if given.get(name, {}).get(key) != value
         ]:
             raise UserError(
-                f"{shown(workdir)} belongs to a run of other {name} (other "
-                f"{', '.join(differing)}); give what it was started with, or another workdir"
+                f"{shown(workdir)} belongs to a run with other {name} (other "
+                f"{', '.join(differing)}); give those it was started with, or another workdir"
             )
 
 
@@ -290,8 +292,8 @@ def _read_json(workdir: Path, name: str, parse: Callable[[str], Any]) -> tuple[s
         raise UserError(f"cannot read {shown(workdir)}/{name}: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(
-            f"{shown(workdir)}/{name} is damaged ({' '.join(str(error).split())[:200]}); put back "
-            "a copy of it: the checkpoints beside it are not concerned"
+            f"{shown(workdir)}/{name} is damaged ({' '.join(str(error).split())[:200]}); restore "
+            "a copy of it; the checkpoints next to it are not affected"
         ) from error
 
 

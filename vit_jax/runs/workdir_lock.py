@@ -102,7 +102,7 @@ class Lock:
         newest = self._newest() if self._workdir.is_dir() else 0
         if newest <= self._number:
             raise UserError(
-                f"the workdir {self._workdir} was deleted, moved or made anew in the middle of "
+                f"the workdir {self._workdir} was deleted, moved or recreated in the middle of "
                 f"the run ({self._mine.name} is gone)"
             )
         with self._file(newest).open("rb") as file:
@@ -246,7 +246,7 @@ def _read(file: BinaryIO) -> Holder | None:
         return Holder(**json.loads(content)) if content else None
     except (ValueError, TypeError) as error:
         raise UserError(
-            f"{file.name} is no lock file; remove it if no run uses the workdir"
+            f"{file.name} is not a lock file; remove it if no run uses the workdir"
         ) from error
 
 

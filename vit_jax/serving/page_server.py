@@ -58,7 +58,7 @@ def _answer(head: str, make: Callable[[], str]) -> bytes:
     hosts = [line[5:].strip() for line in lines if line.lower().startswith("host:")]
     if not all(map(is_ours, hosts)):
         return _response(
-            HTTPStatus.MISDIRECTED_REQUEST, "this page is for this machine: ask for localhost"
+            HTTPStatus.MISDIRECTED_REQUEST, "this page is only for this machine: use localhost"
         )
     if not re.fullmatch(r"GET / HTTP/1\.[01]", request):
         return _response(HTTPStatus.NOT_FOUND, "there is one page: /")

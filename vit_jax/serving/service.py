@@ -163,7 +163,7 @@ class Service:
         except Refused as refusal:
             status, answer = refusal.status, {"error": refusal.words}
         except Busy:
-            status, answer = 503, {"error": "all places are taken; ask again in a second"}
+            status, answer = 503, {"error": "all places are taken; retry in a second"}
         except ClientDisconnect:
             status, answer = 400, {"error": "the client is gone"}
         except Exception:
@@ -195,9 +195,7 @@ class Service:
         except TimeoutError:
             seconds = f"{self._limits.seconds:g} s"
             if whole:
-                raise Refused(
-                    503, f"there was no answer within {seconds}; ask again later"
-                ) from None
+                raise Refused(503, f"there was no answer within {seconds}; retry later") from None
             raise Refused(408, f"the request did not come within {seconds} (--timeout)") from None
         finally:
             self._held -= len(body)
@@ -259,7 +257,7 @@ class Service:
         for key, value in said.items():
             if key not in ASKED[1:]:
                 raise Refused(
-                    400, f"{key!r} cannot be asked for; there are: {', '.join(ASKED[1:])}"
+                    400, f"{key!r} is an unknown parameter; supported: {', '.join(ASKED[1:])}"
                 )
             if not isinstance(value, int):
                 raise Refused(400, f"{key} must be a whole number")
@@ -328,7 +326,7 @@ class Service:
                 raise Refused(413, f"{where}{allowed}, and this image has far more") from None
             except Exception:  # Pillow's parsers may raise any exception for invalid bytes.
                 kinds = ", ".join(FORMATS)
-                raise Refused(422, f"{where}this is no image that can be read ({kinds})") from None
+                raise Refused(422, f"{where}this is not a readable image ({kinds})") from None
             pixels.append(width * height)
             if pixels[-1] > most:
                 raise Refused(413, f"{where}{allowed}, and this image has {width}x{height}")
@@ -347,7 +345,7 @@ class Service:
             return self._engine.classifier.crop(image)
         except Unreadable as error:
             reason = " ".join(str(error).split())
-            raise Refused(422, f"{where}the image cannot be read whole: {reason}") from None
+            raise Refused(422, f"{where}the image is damaged or truncated: {reason}") from None
 
 
 class _Guard:
@@ -387,5 +385,5 @@ async def _as_json(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     ways = "POST /predict, GET /, /health and /metrics"
     return JSONResponse(
-        {"error": f"{error.detail}; there are: {ways}"}, error.status_code, error.headers
+        {"error": f"{error.detail}; supported: {ways}"}, error.status_code, error.headers
     )

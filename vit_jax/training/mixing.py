@@ -32,11 +32,11 @@ def augment(
 
     Args:
       batch: `image` uint8 `[batch, height, width, 3]` and `labels` int32 `[batch, max_labels]`.
-      key: of the step.
+      key: random key of the step.
       flip: whether images are flipped.
-      flips: for each view the name that its flips are drawn by.
+      flips: for each view, the name by which its flips are drawn.
       erasing: probability for each image.
-      mean, std: the model's normalisation of pixels in [0, 1]; the noise of erasing has the same.
+      mean, std: the model's normalization of pixels in [0, 1]; the noise of erasing has the same.
       mixup, cutmix: alpha of each; 0 is off.
       cutmix_share: share of the batches with CutMix, if both are on.
       repeats: number of successive rows that may be of one image, which is not mixed with itself.
@@ -78,11 +78,11 @@ def random_erasing(
     The rectangle has 2 % to a third of the area; its height over width is log-uniform in 0.3 to
     1/0.3. Both are drawn again, up to ten times in all, until the rectangle is lower and narrower
     than the image. The noise is drawn for each value and is standard normal after the model's
-    normalisation.
+    normalization.
 
     Args:
       images: float32 `[batch, height, width, channels]`, in [-1, 1].
-      probability: for each image.
+      probability: probability for each image.
       mean, std: as in `augment`.
     """
     batch, height, width, _ = images.shape

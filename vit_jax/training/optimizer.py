@@ -141,7 +141,7 @@ def check_first(
     ):
         if scaled and not np.any(x):
             raise UserError(
-                "config.optimizer.name='lamb' changes an array by its length, and "
+                "config.optimizer.name='lamb' scales updates by an array's norm, and "
                 f"{path_name(path)} starts at zeros; config.model.head_std=0.02 draws the "
                 "head's first values, and optimizer.name='adam' takes any"
             )

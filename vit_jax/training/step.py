@@ -288,10 +288,10 @@ def make_eval_step(
     that an image has the same random numbers in each evaluation.
 
     Args:
-      graphdef: of the model.
-      objective: with its frozen model.
-      config: of the run.
-      mesh: of the devices.
+      graphdef: graph definition of the model.
+      objective: objective with its frozen model.
+      config: config of the run.
+      mesh: mesh of devices.
       places: shardings of `Evaluated`.
     """
     key = jax.random.fold_in(jax.random.key(config.seed), EVALUATE)

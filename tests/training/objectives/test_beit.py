@@ -148,13 +148,13 @@ def test_the_tokeniser_sees_the_same_crop_at_its_own_size(teachers):
 @pytest.mark.parametrize("kind", ["no codes", "a ViT"])
 def test_a_teacher_without_codes_is_refused(teachers, kind):
     with pytest.raises(
-        UserError, match=r"gives no codes: take a tokeniser, such as .* configs/dvae.py$"
+        UserError, match=r"computes no codes: take a tokenizer, such as .* configs/dvae.py$"
     ):
         made(teachers[kind])
 
 
 def test_a_tokeniser_of_other_places_is_refused_with_the_size_that_fits(teachers):
-    words = r"sees 2x2 codes of 16x16 pixels, and the model 4x4: config.objective.teacher_size=32$"
+    words = r"has 2x2 codes of 16x16 pixels, and the model 4x4: config.objective.teacher_size=32$"
     with pytest.raises(UserError, match=words):
         made(teachers["stride 8"])
 

@@ -202,11 +202,11 @@ def test_what_cannot_be_aggregated_is_refused(tokeniser, options, values, words)
 
 
 def test_tokenisers_that_do_not_fit_are_refused(tmp_path):
-    with pytest.raises(UserError, match="sees 2x2 codes of 16x16 pixels, and the model 4x4: .*=32"):
+    with pytest.raises(UserError, match="has 2x2 codes of 16x16 pixels, and the model 4x4: .*=32"):
         made(write_tokeniser(tmp_path / "larger", patch=8))
-    with pytest.raises(UserError, match="a tokeniser of other patches than its model's"):
+    with pytest.raises(UserError, match="a tokenizer of other patches than its model's"):
         made(write_tokeniser(tmp_path / "wider", width=32))
     bare = create_model("ViT-Ti/4", num_classes=0, image_size=SIZE, **SMALL)
     vit_jax.save_model(bare, tmp_path / "none", library="timm", log=str)
-    with pytest.raises(UserError, match="has no heads of vqkd: take a workdir of such a run"):
+    with pytest.raises(UserError, match="has no heads of vqkd: use a workdir of such a run"):
         made(str(tmp_path / "none"))

@@ -235,7 +235,8 @@ def test_teachers_that_do_not_fit_are_refused_in_one_line(teacher, tmp_path):
     refused("objective.teacher='/nowhere': there is no /nowhere", "/nowhere")
     refused("objective.teacher=.* has 7 classes, and the data 5", other("seven", 7))
     refused(
-        "objective.teacher=.* is no classifier: it has features, but no head", other("headless", 0)
+        "objective.teacher=.* is not a classifier: it has features, but no head",
+        other("headless", 0),
     )
     refused(
         "objective.teacher=.* does not divide the image of 10x10",
@@ -244,7 +245,7 @@ def test_teachers_that_do_not_fit_are_refused_in_one_line(teacher, tmp_path):
     )
     refused("compares distributions .*loss.name='softmax'", teacher, **{"loss.name": "sigmoid"})
     refused(
-        "objective.teacher is .*classification' learns from no teacher",
+        "objective.teacher is .*classification' uses no teacher",
         teacher,
         **{"objective.name": "classification"},
     )

@@ -232,5 +232,5 @@ def test_new_scores_under_an_old_decoder_are_refused():
 
 
 def test_a_model_without_codes_is_refused():
-    with pytest.raises(UserError, match="config.model.name='DVAE', and a ViT is none"):
+    with pytest.raises(UserError, match="config.model.name must be 'DVAE', not a ViT"):
         refused("dvae")

@@ -165,13 +165,13 @@ def test_vectors_of_no_length_have_finite_gradients():
 
 def test_a_teacher_of_other_patches_is_refused_with_the_size_that_fits(teachers):
     with pytest.raises(
-        UserError, match=r"sees 2x2 patches of 16x16 pixels, and the model 4x4: .*teacher_size=32$"
+        UserError, match=r"has 2x2 patches of 16x16 pixels, and the model 4x4: .*teacher_size=32$"
     ):
         made(teachers["of larger patches"])
 
 
 def test_a_teacher_without_patches_is_refused(teachers):
-    with pytest.raises(UserError, match="has no features of patches: take a ViT"):
+    with pytest.raises(UserError, match="has no patch features: use a ViT"):
         made(teachers["of no patches"])
 
 

@@ -178,7 +178,7 @@ def test_a_teacher_without_the_heads_is_refused_in_one_line(tmp_path):
         write_teacher(tmp_path / "one", heads=("head",)),
     )
     with pytest.raises(
-        UserError, match="config.objective.teacher='.*bare' has no heads of dino: take a workdir"
+        UserError, match="config.objective.teacher='.*bare' has no heads of dino: use a workdir"
     ):
         setup(bare)
     with pytest.raises(

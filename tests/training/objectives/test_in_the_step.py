@@ -151,5 +151,7 @@ def test_objective_for_a_resnet_is_refused():
 def test_a_second_head_without_a_teacher_is_refused_in_training():
     config = config_of("classification")
     config.model.update(dict(name="ViT-Ti/4", distillation="heads", **SMALL))
-    with pytest.raises(UserError, match="no teacher: give config.objective.name='distillation'"):
+    with pytest.raises(
+        UserError, match="no teacher is given: give config.objective.name='distillation'"
+    ):
         make_program(config, num_classes=5, steps=20_000, mesh=make_mesh(config.mesh))

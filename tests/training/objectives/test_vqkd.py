@@ -311,8 +311,8 @@ def test_pictures_show_the_patches_of_which_the_teacher_says_what_is_decoded(tea
         ),
         ("plain", {"model.pooling": "map"}, "trains nothing behind the encoder"),
         ("plain", {"objective.teacher_features": "head"}, "has no head"),
-        ("of larger patches", {}, "sees 2x2 patches .* and the model 4x4: .*teacher_size=32"),
-        ("of no patches", {}, "has no features of patches: take a ViT"),
+        ("of larger patches", {}, "has 2x2 patches .* and the model 4x4: .*teacher_size=32"),
+        ("of no patches", {}, "has no patch features: use a ViT"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(teachers, kind, values, words):
@@ -393,5 +393,5 @@ def test_training_goes_on_from_a_run_with_its_codebook(run, teachers, tmp_path, 
 
 
 def test_a_run_of_something_else_is_no_tokeniser(teachers, monkeypatch):
-    with pytest.raises(UserError, match="has no heads of vqkd: take a workdir"):
+    with pytest.raises(UserError, match="has no heads of vqkd: use a workdir"):
         opened(teachers["plain"], monkeypatch)

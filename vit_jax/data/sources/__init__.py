@@ -69,7 +69,7 @@ def open_handed_in(
     asked, name = SourceOptions(**options), split.split("[")[0]
     if data.get(name) is None:
         raise UserError(
-            f"there are no {name} data: hand in {name}=..., or cut them out of others, as with "
+            f"there are no {name} data: pass {name}=..., or slice them out of others, as with "
             "config.data.train_split='train[:90%]' and config.data.test_split='train[90%:]'"
         )
     source = handed_in(

@@ -181,7 +181,7 @@ def array_records(
     if label_key is None:
         num_classes = 0
     elif num_classes is None:
-        raise UserError("array_record files don't say their classes: give data.num_classes")
+        raise UserError("ArrayRecord files contain no number of classes: give data.num_classes")
     pattern = epath.Path(path)
     files = sorted(
         str(file) for file in pattern.parent.glob(pattern.name) if not of_system(file.name)

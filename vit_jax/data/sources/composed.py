@@ -146,7 +146,7 @@ def class_names(collection: str) -> tuple[str, ...]:
     """
     if collection not in COLLECTIONS:
         raise UserError(
-            f"nothing is called {collection!r} (data.path); {nearest(collection, COLLECTIONS)}"
+            f"unknown collection {collection!r} (data.path); {nearest(collection, COLLECTIONS)}"
         )
     if collection == "digits":
         return tuple("0123456789")
@@ -229,7 +229,7 @@ def kind(layout: str, about: str) -> SourceKind:
         layout,
         about,
         functools.partial(composed, layout),
-        path=f"what is {layout}: {', '.join(COLLECTIONS)}",
+        path=f"the collection that is {layout}: {', '.join(COLLECTIONS)}",
         reads_slices=True,
         counts=lambda path: (IMAGES["train"], len(class_names(path))),
     )

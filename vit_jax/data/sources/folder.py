@@ -62,7 +62,7 @@ class Folder(Source):
           root: a local path, or a URL that fsspec reads (`gs://`, `s3://`).
           split: the name of a folder in `root`, ignoring case (`train` also finds `Train`), or
             `all`.
-          class_names: of the training split; None: the folders are the classes.
+          class_names: class names of the training split; None: the folders are the classes.
           labels: labels are required.
           only: names of folders that the user has named as classes.
 
@@ -245,7 +245,7 @@ def _check_link(entry: os.DirEntry) -> None:
     """Raises UserError for a broken link that could have been a class."""
     is_class_name = not entry.name.startswith(".") and why_left_out(entry.name)
     if is_class_name and not os.path.exists(entry.path):
-        raise UserError(f"{entry.path} is a link to nothing: mend it, or take it away")
+        raise UserError(f"{entry.path} is a broken link: fix it or remove it")
 
 
 def _list_remote(where: str) -> tuple[list[str], set[str]]:
@@ -304,7 +304,7 @@ def _folder_of_split(root: str, split: str) -> str:
         return named[0]
     if named:
         raise UserError(
-            f"{root} has no folder {split}, but {' and '.join(named)}: name one of them"
+            f"{root} has no folder {split}, but {' and '.join(named)}: choose one of them"
         )
     where = _path_of_split(root, split)
     there = f"; {root} has: {', '.join(siblings[:20])}" if siblings else ""

@@ -62,7 +62,7 @@ def why_left_out(path: str) -> str | None:
     The reason has the form of "20 <reason>".
 
     Args:
-      path: from the folder, with `/` between its parts.
+      path: path from the folder, with `/` between its parts.
     """
     if reason := of_system(path):
         return reason

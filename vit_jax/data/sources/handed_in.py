@@ -96,7 +96,7 @@ class HandedIn(Source):
         if self.read_label and (read := self.read_label(label)) != known:
             raise UserError(
                 f"its label is now {list(read)}, and was {list(known)} when the data were opened "
-                "(in a column, .targets, or the item itself); hand in data that give the same "
+                "(in a column, .targets, or the item itself); pass data that give the same "
                 "each time"
             )
         return known
@@ -130,7 +130,7 @@ class LabelReader(NamedTuple):
         """Returns the class indices of a one-hot or multi-hot row."""
         if len(row) != self.width or not set(row) <= {0, 1}:
             raise UserError(
-                f"the label {row[:8]} is no row of {self.width} zeros and ones, as others are"
+                f"the label {row[:8]} is not a row of {self.width} zeros and ones, as others are"
             )
         return [index for index, is_set in enumerate(row) if is_set]
 
@@ -173,8 +173,8 @@ def handed_in(
         return data if class_names is None else renumbered(data, class_names, name)
     if isinstance(data, Mapping):
         raise UserError(
-            f"the {name} data are a {type(data).__name__} of {', '.join(map(str, data))}: hand in "
-            "one"
+            f"the {name} data are a {type(data).__name__} of {', '.join(map(str, data))}: pass "
+            "one of them"
         )
     if _is_pair_of_columns(data):
         data, given = data
@@ -216,7 +216,7 @@ def as_image(value: Any) -> bytes | np.ndarray:
         if value.ndim == 3 and value.shape[0] in (GREY, RGB, RGBA):
             value = np.moveaxis(value, 0, -1)
     if not isinstance(value, np.ndarray):
-        raise UserError(f"a {type(value).__name__} is no image")
+        raise UserError(f"a {type(value).__name__} is not an image")
     return _as_pixels(value)
 
 
@@ -288,7 +288,7 @@ def _check_indexable(data: Any, name: str) -> None:
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise UserError(
             f"the {name} data are a {type(data).__name__}, which has no length and no order "
-            "of its own: hand in arrays (images, labels), or an object with __len__ and "
+            "of its own: pass arrays (images, labels), or an object with __len__ and "
             "__getitem__"
         )
 
@@ -379,7 +379,7 @@ def _label_column(keys: list[str], classes: list[str], name: str, label_key: str
     candidates = classes or [key for key in LABEL_KEYS if key in keys]
     if len(candidates) != 1:
         raise UserError(
-            f"the {name} data have the columns {', '.join(keys)}: say which holds the label "
+            f"the {name} data have the columns {', '.join(keys)}: choose the label's "
             "(data.label_key)"
         )
     return candidates[0]
@@ -430,7 +430,7 @@ def _common_names(parts: Sequence, split: Callable) -> tuple[str, ...] | None:
     names = [_class_names(part, split) for part in parts]
     if any(other != names[0] for other in names):
         raise UserError(
-            "the parts of the data have different class names: hand in labels of texts, "
+            "the parts of the data have different class names: pass class names as labels, "
             "or parts with the same classes"
         )
     return names[0]
@@ -634,8 +634,8 @@ def _check_steady(source: HandedIn, name: str) -> None:
             continue
         if not np.array_equal(np.asarray(first), np.asarray(second)):
             raise UserError(
-                f"the {name} data give another image each time example {index} is read: leave out "
-                "what is random there, and augment by the config (data.crop, augment.level)"
+                f"the {name} data give another image each time example {index} is read: remove "
+                "random transforms there, and augment by the config (data.crop, augment.level)"
             )
 
 
@@ -645,13 +645,13 @@ def _as_pixels(array: np.ndarray) -> bytes | np.ndarray:
         array = array[..., None]
     if array.ndim != 3 or array.shape[-1] not in (GREY, RGB, RGBA) or 0 in array.shape:
         raise UserError(
-            f"an array of shape {list(array.shape)} is no image [height, width, channels]"
+            f"an array of shape {list(array.shape)} is not an image [height, width, channels]"
         )
     if array.dtype.kind == "f":
         if not (array.min() >= 0 and array.max() <= 1):
             raise UserError(
                 f"an image of floats from {array.min():.4g} to {array.max():.4g} goes beyond [0, "
-                "1]: hand in uint8, or floats in [0, 1]: (x + 1) / 2 of those in [-1, 1], which "
+                "1]: pass uint8, or floats in [0, 1]: (x + 1) / 2 of those in [-1, 1], which "
                 "models take"
             )
         array = np.round(array * 255).astype(np.uint8)
@@ -680,7 +680,7 @@ def _of_pil(image: Image.Image) -> bytes | np.ndarray:
     ):
         raise UserError(
             f"an image of 32 bits (mode I) has levels from {levels.min()} to {levels.max()}, and "
-            'is read as 16 bits: hand in image.convert("I;16"), or image.convert("L") where they '
+            'is read as 16 bits: pass image.convert("I;16"), or image.convert("L") if they '
             "are of 8 bits"
         )
     return _as_pixels(eight_bits(levels))
@@ -695,11 +695,11 @@ def _as_png(image: Image.Image) -> bytes:
 
 def _nowhere(split: str, options: SourceOptions) -> Source:
     raise UserError(
-        "the data of this run were handed in by a program (data.source is 'handed_in'): go on "
-        "from there, with vit_jax.train and the same data"
+        "the data of this run were passed by a program (data.source is 'handed_in'): resume "
+        "it there, with vit_jax.train and the same data"
     )
 
 
 HANDED_IN = SourceKind(
-    "handed_in", "what a program hands to vit_jax.train", _nowhere, stands_alone=False
+    "handed_in", "data that a program passes to vit_jax.train", _nowhere, stands_alone=False
 )

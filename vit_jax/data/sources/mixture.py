@@ -18,9 +18,9 @@ def _check_named_alike(parts: list[Source]) -> None:
     named = [part for part in with_classes if not part.numbered]
     if named and numbered:
         raise UserError(
-            f"{numbered[0].describe(0)} is of a part with numbers for classes, and "
-            f"{named[0].describe(0)} of one with names: which are the same is not known; give "
-            "parts that all have names"
+            f"{numbered[0].describe(0)} is of a part without class names, and "
+            f"{named[0].describe(0)} of one with class names: they cannot be matched; give "
+            "parts that all have class names"
         )
 
 

@@ -113,7 +113,7 @@ def _whole_groups(
     indices = np.flatnonzero(((part.start <= middles) & (middles < part.stop))[group])
     if not len(indices):
         raise UserError(
-            f"the split {split!r} has no whole group: there are {len(counts):,} groups of "
+            f"the split {split!r} contains no complete group: there are {len(counts):,} groups of "
             f"{len(names):,} images (data.groups), the largest of {counts.max():,}"
         )
     return indices
@@ -136,12 +136,12 @@ def groups_by_path(paths: Sequence[str], pattern: str) -> list[str]:
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise UserError(f"data.groups={pattern!r} is no regular expression: {error}") from error
+        raise UserError(f"data.groups={pattern!r} is not a regular expression: {error}") from error
     groups = []
     for path in paths:
         if (found := compiled.search(path)) is None:
             raise UserError(
-                f"data.groups={pattern!r} finds nothing in {as_text(path)!r}: every image must "
+                f"data.groups={pattern!r} matches nothing in {as_text(path)!r}: every image must "
                 "have a group, as with '(patient[0-9]+)' or '[^/]+/[^/_]+'"
             )
         groups.append("\0".join(x or "" for x in found.groups()) if compiled.groups else found[0])
@@ -184,7 +184,7 @@ def stratified(strata: Sequence[int] | Sequence[str], names: Sequence[str]) -> n
 
     Args:
       strata: the stratum of each image: its class, or its folder.
-      names: of the images.
+      names: names of the images.
 
     Returns:
       int64 `[images]`, indices.

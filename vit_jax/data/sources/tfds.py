@@ -87,8 +87,8 @@ def tfds_builder(path: str):
                 f"cannot read the data set {name} (data.path): {first_line(error)}"
             ) from error
         raise UserError(
-            f"TFDS knows no data set {name!r} (data.path): {first_line(error)}; docs/data.md says "
-            "how data of your own are given"
+            f"TFDS has no data set {name!r} (data.path): {first_line(error)}; docs/data.md "
+            "describes how to use your own data"
         ) from error
     if not builder.info.splits:
         by_hand = builder.MANUAL_DOWNLOAD_INSTRUCTIONS
@@ -97,7 +97,7 @@ def tfds_builder(path: str):
         if by_hand:
             page = f"https://www.tensorflow.org/datasets/catalog/{builder.name}"
             command += (
-                f" --manual_dir=DIR, with the files that {page} names downloaded by hand into DIR"
+                f" --manual_dir=DIR, with the files listed at {page} downloaded by hand into DIR"
             )
         missing = f"data set {name!r} is not prepared in {builder.data_path}"
         raise UserError(f"{missing}; with tensorflow installed, run: {command}")

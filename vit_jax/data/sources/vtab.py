@@ -46,7 +46,7 @@ class VtabTask(NamedTuple):
 
     Attributes:
       name: the paper's (table 9).
-      dataset: of TFDS, with the version that the benchmark names.
+      dataset: TFDS data set, with the version of the benchmark.
       classes: number of classes.
       label: the feature with the class, or a function from a record's features to the class.
       train, val, test: the parts, as slices of TFDS's splits.

@@ -85,7 +85,7 @@ def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
         if name in ("pos_embedding", "Transformer/pos_embedding"):
             name, tensor = _POSITIONS, _with_class_token(tensor) if "cls" in tensors else tensor
         if name in renamed:
-            raise UserError(f"two arrays are {name} by different names")
+            raise UserError(f"two arrays are {name} under different names")
         renamed[name] = tensor
     return renamed
 

@@ -30,7 +30,7 @@ def _prepare(
       UserError: there is no `open_clip_config.json`, or the model is unsupported.
     """
     if "model_cfg" not in config:
-        raise UserError(f"{path} is of open_clip, which needs its open_clip_config.json beside it")
+        raise UserError(f"{path} is of open_clip, which needs its open_clip_config.json next to it")
     config = config | dict(pretrained_cfg=_pretrained_config(tensors, config))
     if config["model_cfg"]["vision_cfg"].get("timm_model_name"):
         return _prepare_timm(path, tensors, config)
@@ -52,7 +52,10 @@ def _pretrained_config(tensors: dict[str, Tensor], config: dict) -> dict:
     preprocessing = config.get("preprocess_cfg") or {}
     crop = preprocessing.get("resize_mode", "shortest")
     if crop not in _CROPS:
-        raise UserError(f"an open_clip model with resize_mode={crop!r} is not read")
+        raise UserError(
+            f"an open_clip model with resize_mode={crop!r} is unsupported; supported: "
+            f"{', '.join(_CROPS)}"
+        )
     size = config["model_cfg"]["vision_cfg"].get("image_size", 224)
     height, width = (size, size) if isinstance(size, int) else size
     channels = next(x.shape[1] for x in tensors.values() if len(x.shape) == 4)
@@ -73,7 +76,9 @@ def _prepare_timm(
     architecture = tower["timm_model_name"]
     for name in tensors:
         if name.startswith(_TOWER) and not name.startswith(_TIMM):
-            raise UserError(f"an open_clip model of timm's {architecture} with {name} is not read")
+            raise UserError(
+                f"an open_clip model of timm's {architecture} with {name} is unsupported"
+            )
     kept = {name.removeprefix(_TIMM): x for name, x in tensors.items() if name.startswith(_TIMM)}
     # The trunk contains the head, except with attention pooling, whose output is the embedding.
     pooling = tower.get("timm_pool")
@@ -89,7 +94,7 @@ LIBRARY = Library(
     claims=lambda path, config, tensors: any(name.startswith(_TOWER) for name in tensors),
     prepare=_prepare,
     unknown=lambda config, tensors: (
-        "an open_clip model without an image tower of ViT's kind is not read"
+        "an open_clip model without an image tower of ViT's kind is unsupported"
     ),
     preprocessing=timm.LIBRARY.preprocessing,
     class_names=lambda config: [],

@@ -49,12 +49,13 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
     for name, value in tower.items():
         droops = name.endswith("dropout")  # Used in training only.
         if name not in _SHOWN and not droops and value not in (None, False, _ALWAYS.get(name)):
-            raise UserError(f"an open_clip tower with {name}={value!r} is not read")
+            raise UserError(f"an open_clip tower with {name}={value!r} is unsupported")
     dim, channels, patch, _ = shapes["conv1.weight"]
     size, head_width = tower["image_size"], tower.get("head_width", 64)
     if dim % head_width:
         raise UserError(
-            f"open_clip_config.json says heads {head_width} wide, which do not divide {dim}"
+            f"open_clip_config.json has head_width={head_width}, which does not divide the "
+            f"width {dim}"
         )
     values = dict(
         image_size=(size, size) if isinstance(size, int) else tuple(size),

@@ -44,8 +44,7 @@ def _prepare(
         if (said := module.named(architecture)) is not None:
             return tensors, config | dict(named=said)
     raise UserError(
-        f"timm's {architecture} is none of the models that are read: ViTs, hybrids, BiTs, "
-        "ConvNeXts, Swins"
+        f"timm's {architecture} is unsupported; supported: ViTs, hybrids, BiTs, ConvNeXts, Swins"
     )
 
 

@@ -84,7 +84,7 @@ def as_timm(
     model = _convert(tensors)
     if pixels is None and len(model.pixels) > 1:
         ways = ", ".join(f"--pixels={name} ({which})" for name, which in model.pixels.items())
-        raise UserError(f"by which mean and std it sees pixels, no file of this kind says: {ways}")
+        raise UserError(f"files of this kind contain no mean and std of pixels; give one of {ways}")
     normalization = PIXELS[pixels or next(iter(model.pixels))]
     preprocessing = {
         "mean": normalization["mean"],
@@ -146,9 +146,7 @@ def _eva01_or_02(
 
 def _eva01(named: dict[str, np.ndarray], dim: int, patch: int) -> _Converted:
     if dim != 1408:
-        raise UserError(
-            f"nothing says how many heads an EVA of width {dim} without rotary positions has"
-        )
+        raise UserError(f"unknown number of heads: an EVA of width {dim} without rotary positions")
     return _Converted(
         named,
         _eva("eva_giant_patch14_224", 16, patch, "avg"),
@@ -203,7 +201,7 @@ def _convnext(named: Mapping[str, np.ndarray]) -> _Converted:
         "head.norm.weight": np.ones(width, np.float32),
         "head.norm.bias": np.zeros(width, np.float32),
     }
-    note = "new: the last norm, ones and zeros, which this pre-training has none of"
+    note = "new: the last norm, ones and zeros, which this pre-training lacks"
     return _Converted(tensors, notes=[note])
 
 
@@ -220,9 +218,7 @@ def _swin(named: Mapping[str, np.ndarray], patch: int) -> _Converted:
         window = (named[f"{first}relative_coords_table"].shape[1] + 1) // 2
         arguments["pretrained_window_sizes"] = _former_windows(named)
     else:
-        raise UserError(
-            "a Swin V2 without its relative_coords_table does not say how large its windows are"
-        )
+        raise UserError("unknown window sizes: a Swin V2 without its relative_coords_table")
     side = 32 * window
     # Windows are shifted in the second block; its mask has one entry per window of an image.
     if (mask := named.get("layers.0.blocks.1.attn_mask")) is not None:

@@ -84,7 +84,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
     places = [place for place, name in _TABLES.items() if name in shapes]
     if len(places) > 1:
         raise UserError(
-            "timm's Beit with a table of biases in each layer and one for all is not read"
+            "timm's Beit with a table of biases in each layer and one for all is unsupported"
         )
     rows, heads = shapes[_TABLES[places[0]]]
     side = patch * (math.isqrt(rows - 3) + 1) // 2

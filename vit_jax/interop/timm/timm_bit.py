@@ -42,7 +42,7 @@ def named(architecture: str) -> dict | None:
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
     pooling = given_arguments(config).get("global_pool") or config.get("global_pool")
     if pooling not in (None, "avg"):
-        raise UserError(f"a timm BiT with global_pool={pooling!r} is not read")
+        raise UserError(f"a timm BiT with global_pool={pooling!r} is unsupported; supported: 'avg'")
     root, blocks = tensors["stem.conv.weight"].shape, resnet_blocks(tensors)
     refuse_contradictions(config, dict(layers=blocks, width_factor=root[0] // 64))
     values = dict(

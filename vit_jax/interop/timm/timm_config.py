@@ -53,10 +53,10 @@ def given_arguments(config: dict, *shown: str) -> dict[str, Any]:
     for name, value in given.items():
         harmless = name in (*SHOWN, *shown) or name.endswith("_rate")
         if not harmless and value not in ONLY.get(name, (None, False, "")):
-            raise UserError(f"a timm model with {name}={value!r} is not read")
+            raise UserError(f"a timm model with {name}={value!r} is unsupported")
     pooling = given.get("global_pool") or config.get("global_pool")
     if pooling not in ONLY["global_pool"]:
-        raise UserError(f"a timm model with global_pool={pooling!r} is not read")
+        raise UserError(f"a timm model with global_pool={pooling!r} is unsupported")
     return given
 
 

@@ -65,7 +65,7 @@ def named(architecture: str) -> dict | None:
     """Parses a ConvNeXt architecture's name to timm's arguments; None: another architecture."""
     if architecture == "test_convnext3":
         raise UserError(
-            f"timm's {architecture} is not read: it has kernels of 7, 5, 5 and 3, and SiLU"
+            f"timm's {architecture} is unsupported: it has kernels of 7, 5, 5 and 3, and SiLU"
         )
     if architecture in _TESTS:
         return _with_defaults(_TESTS[architecture]) | dict(norm_eps=1e-5, act_layer="gelu_tanh")
@@ -76,7 +76,9 @@ def named(architecture: str) -> dict | None:
         return None
     simple = word == "zepto"  # Only these variants are published.
     if more not in (("rms", "rms_ols") if simple else ("", "ols", "hnf", "mlp")):
-        raise UserError(f"timm's {architecture} is not read: it differs from a ConvNeXt ({more})")
+        raise UserError(
+            f"timm's {architecture} is unsupported: it differs from a ConvNeXt ({more})"
+        )
     said = _with_defaults(dict(depths=sizes[word]["blocks"], dims=sizes[word]["widths"]))
     said |= dict(use_grn=family == "convnextv2", norm_eps=sizes[word].get("norm_epsilon", 1e-6))
     if more.endswith("ols"):
@@ -142,7 +144,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             defaults.get("norm_layer"),
         ):
             raise UserError(
-                f"a timm ConvNeXt whose norms have no bias is read where they are {_SIMPLE}"
+                f"a timm ConvNeXt with norms without bias is unsupported, except {_SIMPLE}"
             )
         refuse_contradictions(config, _timm_arguments(values))
         _refuse_kernels(shapes, len(values["blocks"]))
@@ -207,7 +209,7 @@ def _refuse_kernels(shapes: dict, stages: int) -> None:
     sides = {shapes[f"stages.{stage}.blocks.0.conv_dw.weight"][-1] for stage in range(stages)}
     if sides != {KERNEL}:
         raise UserError(
-            f"a timm ConvNeXt with kernels of {sorted(sides)} is not read, but of {KERNEL}"
+            f"a timm ConvNeXt with kernels of {sorted(sides)} is unsupported; supported: {KERNEL}"
         )
 
 

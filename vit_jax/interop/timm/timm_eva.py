@@ -291,7 +291,7 @@ def _pooling(config: dict, settings: dict, shapes: dict) -> Values:
     theirs = given.get("global_pool") or config.get("global_pool")
     if theirs is None:
         raise UserError(
-            "config.json does not say what timm's Eva pools (global_pool): token, avg or map"
+            "config.json lacks the pooling of timm's Eva (global_pool): token, avg or map"
         )
     pooling = next((ours for ours, name in POOLINGS.items() if name == theirs), None)
     has_cls = "cls_token" in shapes
@@ -304,7 +304,7 @@ def _pooling(config: dict, settings: dict, shapes: dict) -> Values:
     if pooling == "map":
         if shapes["attn_pool.mlp.fc1.weight"][0] != shapes["blocks.0.mlp.fc2.weight"][1]:
             raise UserError(
-                "a timm model whose attention pooling has an MLP of another width is not read"
+                "a timm model whose attention pooling has an MLP of another width is unsupported"
             )
         values["pool_all"] = has_cls or "reg_token" in shapes
         heads = settings.get("attn_pool_num_heads")
@@ -358,7 +358,7 @@ def _rope(settings: dict, has_cls: bool) -> Values:
         if theirs == supported and (rope in ("eva02", "pe") or grid is None):
             return dict(rope=rope, rope_grid=grid)
     shown = ", ".join(f"{name}={value!r}" for name, value in theirs.items())
-    raise UserError(f"a timm model with {shown} is not read")
+    raise UserError(f"a timm model with {shown} is unsupported")
 
 
 def _grid(shape: int | Iterable[int] | None) -> tuple[int, ...] | None:

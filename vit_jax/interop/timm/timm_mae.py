@@ -37,7 +37,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
     given = tensors if _TABLE in tensors else tensors | {_TABLE: tensors[_DECODER_TABLE]}
     values, assumed = timm_vit.FORMAT.arguments(given, config, image_size)
     values["position"] = "1d" if _TABLE in tensors else _FIXED
-    decoder = f"a decoder of {HEADS} heads, whose targets are not said"
+    decoder = f"a decoder of {HEADS} heads, whose targets are unknown"
     return values, " and ".join(part for part in (assumed, decoder) if part)
 
 
@@ -63,7 +63,7 @@ def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
     tensors = dict(tensors)
     if not is_fixed(tensors.pop(_DECODER_TABLE)):
         raise UserError(
-            f"{_DECODER_TABLE} is not the fixed table of masked autoencoders, and is not read"
+            f"{_DECODER_TABLE} is not the fixed table of masked autoencoders: it is unsupported"
         )
     return tensors
 

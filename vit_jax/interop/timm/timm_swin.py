@@ -69,7 +69,9 @@ def named(architecture: str) -> dict | None:
       UserError: an unsupported variant, such as `swinv2_cr_*`.
     """
     if architecture.startswith("swinv2_cr_"):
-        raise UserError(f"timm's {architecture} is not read: it differs from a Swin and a Swin V2")
+        raise UserError(
+            f"timm's {architecture} is unsupported: it differs from a Swin and a Swin V2"
+        )
     if searched := re.fullmatch(r"swin_s3_(tiny|small|base)_224", architecture):
         size = SEARCHED[_SIZES[searched[1]]]
         return _said(size, 224, list(size["window"]), (0, 0, 0, 0))
@@ -143,7 +145,9 @@ def _settings(config: dict) -> dict[str, Any]:
     given = given_arguments(config, "depths", "window_size", "pretrained_window_sizes")
     pooling = given.get("global_pool") or config.get("global_pool")
     if pooling not in (None, "avg"):
-        raise UserError(f"a timm Swin with global_pool={pooling!r} is not read")
+        raise UserError(
+            f"a timm Swin with global_pool={pooling!r} is unsupported; supported: 'avg'"
+        )
     stated = {key: value for key, value in given.items() if value is not None}
     return dict(config.get("named") or {}) | stated
 
@@ -165,8 +169,7 @@ def _window(shapes: dict, settings: dict, stages: int) -> tuple[int | tuple[int,
     table = shapes.get("layers.0.blocks.0.attn.relative_position_bias_table")
     if table is None:
         raise UserError(
-            "the tensors of a Swin V2 do not say how large its windows are: they need timm's "
-            "config.json"
+            "the tensors of a Swin V2 do not contain its window sizes: timm's config.json is needed"
         )
     window = (math.isqrt(table[0]) + 1) // 2
     return window, f"windows of {window} places, as there is no config.json"
@@ -190,7 +193,7 @@ def _sides(window, stages: int) -> int | tuple[int, ...]:
     sides = [{side} if isinstance(side, int) else set(side) for side in each]
     if len(sides) != stages or any(len(side) != 1 for side in sides):
         raise UserError(
-            f"a timm Swin with window_size={window!r} is not read, but with square windows"
+            f"a timm Swin with window_size={window!r} is unsupported; supported: square windows"
         )
     flat = tuple(side.pop() for side in sides)
     return flat[0] if len(set(flat)) == 1 else flat

@@ -172,7 +172,10 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
     given, defaults = given_arguments(config, "act_layer"), config.get("named", {})
     activation = given.get("act_layer") or defaults.get("act_layer", "gelu")
     if activation not in _GELUS:
-        raise UserError(f"a timm model with act_layer={activation!r} is not read")
+        raise UserError(
+            f"a timm model with act_layer={activation!r} is unsupported; supported: "
+            f"{', '.join(_GELUS)}"
+        )
     refuse_contradictions(config, _timm_arguments(shapes))
     try:
         values = dict(
@@ -391,7 +394,7 @@ def named(architecture: str) -> dict | None:
         return None
     for word in words[1:]:
         if not _PLAIN.fullmatch(word):
-            raise UserError(f"timm's {architecture} is not read: it differs from a ViT ({word})")
+            raise UserError(f"timm's {architecture} is unsupported: it differs from a ViT ({word})")
     text = "_".join(words)
     is_hybrid, blocks = re.search(r"_r(\d*)(?=_)", text) is not None, _named_blocks(text)
     if is_hybrid != (blocks is not None):

@@ -31,7 +31,7 @@ def _prepare(
     """
     if not config:
         raise UserError(
-            f"{path} is of Transformers, which needs the config.json of its model beside it"
+            f"{path} is of Transformers, which needs its model's config.json next to it"
         )
     kept = {
         name: tensor
@@ -116,7 +116,8 @@ LIBRARY = Library(
     ),
     prepare=_prepare,
     unknown=lambda config, tensors: (
-        f"a Transformers model of type {config.get('model_type')!r} is not read; there are: beit, "
+        f"a Transformers model of type {config.get('model_type')!r} is unsupported; "
+        "supported: beit, "
         "bit, clip, clip_vision_model, convnext, convnextv2, deit, dinov2, "
         "dinov2_with_registers, dinov3_vit, siglip, siglip_vision_model, swin, swinv2, vit, "
         "vit_mae"

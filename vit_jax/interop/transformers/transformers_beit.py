@@ -94,7 +94,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
     if _models_masks(config):
         if not (DEFAULTS | config)["use_mean_pooling"]:
             raise UserError(
-                f"{_TITLE} of masked images that normalises twice is not read: "
+                f"{_TITLE} of masked images that normalizes twice is unsupported: "
                 "use_mean_pooling=False"
             )
         config = config | dict(architectures=["BeitModel"], use_mean_pooling=False)
@@ -104,7 +104,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
     said = tuple(config[name] for name in _SAID)
     if said not in _POSITIONS.values():
         together = " and ".join(name for name in _SAID if config[name])
-        raise UserError(f"{_TITLE} with {together} together is not read")
+        raise UserError(f"{_TITLE} with {together} together is unsupported")
     position, position_at = next(ours for ours, theirs in _POSITIONS.items() if theirs == said)
     mean, scale = config["use_mean_pooling"], config["layer_scale_init_value"]
     values = read_sizes(config) | dict(

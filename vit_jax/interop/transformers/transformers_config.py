@@ -43,7 +43,7 @@ def _refuse_contradictions(config: dict, start: str, num_classes: int, two_heads
             )
     if num_classes and labels is not None and len(labels) != num_classes:
         raise UserError(
-            f"config.json contradicts the tensors: it names {len(labels):,} classes (id2label), "
+            f"config.json contradicts the tensors: it has {len(labels):,} classes (id2label), "
             f"but the head has {num_classes:,}"
         )
 
@@ -53,7 +53,8 @@ def require_always(config: dict, always: dict) -> None:
     for option, only in always.items():
         if config.get(option, only) != only:
             raise UserError(
-                f"a Transformers model with {option}={config[option]!r} is not read, but {only!r}"
+                f"a Transformers model with {option}={config[option]!r} is unsupported; "
+                f"supported: {only!r}"
             )
 
 
@@ -62,7 +63,8 @@ def require_class(config: dict, *known: str) -> None:
     for name in config.get("architectures") or ():
         if name not in known:
             raise UserError(
-                f"a Transformers model of class {name} is not read, but {', '.join(known)}"
+                f"a Transformers model of class {name} is unsupported; supported: "
+                f"{', '.join(known)}"
             )
 
 
@@ -74,7 +76,8 @@ def read_gelu(config: dict) -> str:
     """
     if config["hidden_act"] not in _GELUS:
         raise UserError(
-            f"the activation {config['hidden_act']!r} is not read; there are: {', '.join(_GELUS)}"
+            f"the activation {config['hidden_act']!r} is unsupported; supported: "
+            f"{', '.join(_GELUS)}"
         )
     return _GELUS[config["hidden_act"]]
 

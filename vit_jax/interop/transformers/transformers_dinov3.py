@@ -95,7 +95,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
     biases = tuple(config[f"{part}_bias"] for part in ("query", "key", "value"))
     if biases not in _BIASES.values():
         raise UserError(
-            f"a Transformers model with biases of query, key, value {biases} is not read"
+            f"a Transformers model with biases of query, key, value {biases} is unsupported"
         )
     values = read_sizes(config) | dict(
         num_classes=0,

@@ -132,7 +132,9 @@ def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
     """
     config = DEFAULTS | config
     if read_gelu(config) != "erf":
-        raise UserError(f"a masked autoencoder's decoder with {config['hidden_act']!r} is not read")
+        raise UserError(
+            f"a masked autoencoder's decoder with {config['hidden_act']!r} is unsupported"
+        )
     tensors = {
         re.sub(r"^decoder\.decoder_encoder\.layer\.", "decoder.decoder_layers.", name): tensor
         for name, tensor in tensors.items()
@@ -140,7 +142,7 @@ def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
     table = tensors.pop(_DECODER_TABLE, None)
     if table is not None and not is_fixed(table, _grid(read_sizes(config))):
         raise UserError(
-            f"{_DECODER_TABLE} is not the fixed table of masked autoencoders, and is not read"
+            f"{_DECODER_TABLE} is not the fixed table of masked autoencoders: it is unsupported"
         )
     return tensors
 

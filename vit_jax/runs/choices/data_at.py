@@ -30,7 +30,7 @@ SHOWN = 3  # Names of missing files in an error.
 
 
 class DataAt(NamedTuple):
-    """A recognised data set.
+    """A recognized data set.
 
     Attributes:
       kind: the value of `data.source`.
@@ -51,7 +51,7 @@ class DataAt(NamedTuple):
 
 
 def data_at(path: str) -> DataAt:
-    """Recognises the data set at a path: a folder, a CSV, a TFDS data set or `KIND:PATH`.
+    """Recognizes the data set at a path: a folder, a CSV, a TFDS data set or `KIND:PATH`.
 
     Raises:
       UserError: the path does not exist, its format is unknown, or two readings are possible.
@@ -72,7 +72,8 @@ def data_at(path: str) -> DataAt:
         return of_kind("csv", path)
     if not os.path.isdir(path):
         raise UserError(
-            f"{path} is no folder and no CSV: give a folder with a folder of images for each class"
+            f"{path} is neither a folder nor a CSV: give a folder with a folder of images "
+            "for each class"
         )
     check_no_run(path)
     if os.path.isfile(os.path.join(path, "dataset_info.json")):
@@ -203,7 +204,7 @@ def check_files(splits: Mapping[str, Source]) -> None:
         names = ", ".join(as_text(name) for name, _ in missing[:SHOWN])
         raise UserError(
             f"{len(missing):,} of {len(listed):,} files that are listed do not exist "
-            f"({of_splits}), such as {names}: mend their paths, which are from the folder of the "
+            f"({of_splits}), such as {names}: fix their paths, relative to the folder of the "
             "CSV, or remove their rows"
         )
 

@@ -63,7 +63,7 @@ def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
     """Chooses the values of a fine-tuning that the user has not set.
 
     Args:
-      config: with `data.path`, and perhaps `finetune.checkpoint` and `minutes`.
+      config: config with `data.path`, and perhaps `finetune.checkpoint` and `minutes`.
       given: keys of the user's values.
 
     Raises:
@@ -93,7 +93,7 @@ def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
 
 
 def _data(config: ConfigDict, given: Collection[str]) -> tuple[DataAt, list[Choice]]:
-    """Returns the data set of the user's source, or the one that is recognised at the path."""
+    """Returns the data set of the user's source, or the one that is recognized at the path."""
     data = config.data
     if not data.path:
         raise UserError("name the images: vit-jax finetune PHOTOS, or --config.data.path=PHOTOS")
@@ -168,7 +168,7 @@ def _first_split(config: ConfigDict, keys: Collection[str], data_set: DataAt) ->
         likely = next((name for name in DEV if name in data_set.splits), data_set.splits[0])
         raise UserError(
             f"{config.data.path} has the splits {', '.join(data_set.splits)}, and none to train "
-            f"on: name the one to train on, as with --config.data.train_split='{likely}[:70%]'"
+            f"on: choose one, as with --config.data.train_split='{likely}[:70%]'"
         )
     return first
 

@@ -1,4 +1,4 @@
-"""Micro-batches and rematerialisation, chosen so that a training step fits into memory."""
+"""Micro-batches and rematerialization, chosen so that a training step fits into memory."""
 
 import contextlib
 import itertools
@@ -30,12 +30,12 @@ TAKEN = 4  # Factor on the least memory of activations that no compiler exceeds.
 
 
 def choose_micro_batches(config: ConfigDict, given: Collection[str], least: int) -> list[Choice]:
-    """Chooses micro-batches and rematerialisation, so that the batch and the result stay the same.
+    """Chooses micro-batches and rematerialization, so that the batch and the result stay the same.
 
     If the estimate is close to the limit, the step is compiled to measure its memory.
 
     Args:
-      config: with all other values.
+      config: config with all other values.
       given: keys of the user's values.
       least: least number of images of a micro-batch.
 
@@ -80,7 +80,7 @@ def _candidates(
     Args:
       given: keys of the user's values, which are not changed.
       least: least number of images of a micro-batch.
-      remats: policies of rematerialisation.
+      remats: policies of rematerialization.
     """
     for remat, micro in itertools.product(remats, (2**power for power in range(8))):
         if config.batch_size % micro or config.batch_size // micro < least:

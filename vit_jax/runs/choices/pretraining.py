@@ -86,7 +86,7 @@ def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
     """Chooses the values of a training without labels that the user has not set.
 
     Args:
-      config: with `data.path`, and perhaps `finetune.checkpoint`, `model.name` and `minutes`.
+      config: config with `data.path`, optionally `finetune.checkpoint`, `model.name` and `minutes`.
       given: keys of the user's values.
 
     Raises:
@@ -287,7 +287,7 @@ def _crops(config: ConfigDict, start: Start, train: Source) -> list[Choice]:
         Choice(
             "data.image_size", size, f"{reason}; the images' shorter sides are {short_sides(train)}"
         ),
-        Choice("data.test_resize", round(size * 8 / 7), "its central part is seen"),
+        Choice("data.test_resize", round(size * 8 / 7), "its central part is the crop"),
         Choice("dino.local_size", local, "less than half of it, in small crops"),
         Choice(
             "dino.local_crops",

@@ -14,7 +14,7 @@ from vit_jax.runs.choices.data_at import DEV, DataAt, data_at
 from vit_jax.runs.splits import MANY
 from vit_jax.training.objectives import objective_of
 
-KINDS = ("digits", "folder", "csv", "tfds")  # Sources that a recognised one may replace.
+KINDS = ("digits", "folder", "csv", "tfds")  # Sources that a recognized one may replace.
 
 
 def recognise(
@@ -22,7 +22,7 @@ def recognise(
 ) -> None:
     """Sets `data.source` and the splits by the data at `data.path`, if the user sets no source.
 
-    A path that is not recognised is left unchanged, and opening its source raises the error.
+    A path that is not recognized is left unchanged, and opening its source raises the error.
 
     Args:
       log: callback that receives a line for each value.
@@ -32,7 +32,7 @@ def recognise(
     """
     if "data.path" not in given or "data.source" in given or config.data.source not in KINDS:
         return
-    if config.auto != "none":  # The automatic settings then recognise it.
+    if config.auto != "none":  # The automatic settings then recognize it.
         return
     data_set = _data_set(config)
     if data_set is None:
@@ -46,7 +46,7 @@ def recognise(
 
 
 def _data_set(config: ConfigDict) -> DataAt | None:
-    """Returns the data set at `data.path`; None if it is not recognised."""
+    """Returns the data set at `data.path`; None if it is not recognized."""
     path = config.data.path
     try:
         return data_at(path) if objective_of(config.objective.name).labels else _unlabelled(path)

@@ -118,7 +118,7 @@ class Delivery:
         except Exception as error:  # The library may raise any exception; training continues.
             if not self._warned:
                 line = str(error) if isinstance(error, UserError) else f"{self._name}: {error}"
-                self._log(f"warning: {' '.join(line.split())}; training goes on, and tries again")
+                self._log(f"warning: {' '.join(line.split())}; training continues, with retries")
             self._warned = True
             return False
         self._warned = False

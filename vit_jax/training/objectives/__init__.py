@@ -45,7 +45,7 @@ ENDLESS = 2**31 - 1
 
 # A program's own objective, only visible to its call of `vit_jax.train`, not to other threads.
 _HANDED_IN: ContextVar[type[Objective] | None] = ContextVar(
-    "the objective that was handed in", default=None
+    "the objective that was passed", default=None
 )
 
 
@@ -64,7 +64,7 @@ def handing_in(objective: type[Objective] | None) -> Iterator[None]:
             )
         if OBJECTIVES.get(objective.__name__, objective) is not objective:
             raise UserError(
-                f"there is an objective {objective.__name__!r} already: name the class otherwise"
+                f"there is an objective {objective.__name__!r} already: rename the class"
             )
     token = _HANDED_IN.set(objective)
     try:
@@ -98,10 +98,10 @@ def make_objective(
     """Makes the config's objective for a model, which may be abstract, without its frozen model.
 
     Args:
-      config: of the run.
-      model: to train.
+      config: config of the run.
+      model: model to train.
       rngs: random keys for initialization.
-      steps: of the run, for schedules.
+      steps: number of steps of the run, for schedules.
       frozen: the abstract model that the objective requires by `teacher_spec`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Masked prediction of an image's codes from a frozen tokeniser (BEiT, 2106.08254)."""
+"""Masked prediction of an image's codes from a frozen tokenizer (BEiT, 2106.08254)."""
 
 from typing import ClassVar
 
@@ -18,21 +18,21 @@ from vit_jax.training.objectives.frozen import teacher_patch
 from vit_jax.training.objectives.masking import check_hides_patches, pick
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, StepContext
 
-RANDOM_CODES = 32  # Codes of an untrained tokeniser, for smoke tests.
+RANDOM_CODES = 32  # Codes of an untrained tokenizer, for smoke tests.
 
 
 class BEiT(BlockMasked):
-    """Prediction of a frozen tokeniser's codes for masked patches.
+    """Prediction of a frozen tokenizer's codes for masked patches.
 
-    The tokeniser has the whole image as its input. A linear head computes logits of the codes from
+    The tokenizer has the whole image as its input. A linear head computes logits of the codes from
     the final representations of the masked patches. The loss is the mean cross-entropy over the
     masked patches.
 
     Args:
       model: the ViT to train.
-      codes: number of the tokeniser's codes.
+      codes: number of the tokenizer's codes.
       ratio: share of masked patches, rounded to whole patches.
-      rngs: the key for initialisation.
+      rngs: the key for initialization.
 
     Raises:
       UserError: no patch or all are masked.
@@ -43,7 +43,7 @@ class BEiT(BlockMasked):
 
     @staticmethod
     def views(config: RunOptions) -> tuple[View, ...]:
-        """Returns the image, and `taught` if the tokeniser has another size.
+        """Returns the image, and `taught` if the tokenizer has another size.
 
         `taught` is resized by Lanczos' filter.
         """
@@ -79,15 +79,15 @@ class BEiT(BlockMasked):
 
     @classmethod
     def count_codes(cls, config: RunOptions, model: TokenModel, frozen: nnx.Module) -> int:
-        """Returns the number of the tokeniser's codes.
+        """Returns the number of the tokenizer's codes.
 
         Raises:
           UserError: the frozen model has no codes, or not one for each of the model's patches.
         """
         if not isinstance(frozen, CodeModel) or frozen.head is None:
             raise UserError(
-                f"config.objective.teacher={config.objective.teacher!r} gives no codes: take a "
-                "tokeniser, such as the workdir of a run of configs/dvae.py"
+                f"config.objective.teacher={config.objective.teacher!r} computes no codes: take a "
+                "tokenizer, such as the workdir of a run of configs/dvae.py"
             )
         check_same_places(
             config, model, "codes", frozen.code_grid, frozen.image_size, frozen.code_stride
@@ -99,9 +99,9 @@ class BEiT(BlockMasked):
 
         Args:
           model: the ViT.
-          batch: `image` uint8 `[batch, height, width, channels]`, `taught` if the tokeniser has
+          batch: `image` uint8 `[batch, height, width, channels]`, `taught` if the tokenizer has
             another size, and the random draws of `prepare`.
-          context: of the step.
+          context: per-step context.
         """
         wanted = self.masked_tokens(batch)
         logits = self.predict(model, batch, context.rngs)
@@ -110,11 +110,11 @@ class BEiT(BlockMasked):
         )
 
     def tokens(self, batch: Batch) -> jax.Array:
-        """Returns the tokeniser's codes of all patches, int32 `[batch, patches]`, row by row."""
+        """Returns the tokenizer's codes of all patches, int32 `[batch, patches]`, row by row."""
         return self.frozen.codes(batch.get("taught", batch["image"]))
 
     def masked_tokens(self, batch: Batch) -> jax.Array:
-        """Returns the tokeniser's codes of the masked patches, int32 `[batch, masked]`."""
+        """Returns the tokenizer's codes of the masked patches, int32 `[batch, masked]`."""
         return pick(self.tokens(batch)[..., None], self.positions(batch))[..., 0]
 
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
@@ -126,8 +126,8 @@ class BEiT(BlockMasked):
 
         Args:
           model: the ViT.
-          x: all tokens after the last layer, not yet normalised, `[batch, tokens, dim]`.
-          batch: with the masks.
+          x: all tokens after the last layer, not yet normalized, `[batch, tokens, dim]`.
+          batch: batch with masks.
         """
         return self.head(self.read_masked(model, x, batch))
 
@@ -144,7 +144,7 @@ class BEiT(BlockMasked):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the student's multiply-adds, and the tokeniser's, which has no backward pass."""
+        """Counts the student's multiply-adds, and the tokenizer's, which has no backward pass."""
         graphdef, weights = nnx.split(self)
 
         def tokens(weights, batch):

@@ -1,4 +1,4 @@
-"""Masked prediction of a learned tokeniser's codes, and patch aggregation (BEiT v2, 2208.06366)."""
+"""Masked prediction of a learned tokenizer's codes, and patch aggregation (BEiT v2, 2208.06366)."""
 
 from typing import Any, ClassVar
 
@@ -20,13 +20,13 @@ from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, StepC
 from vit_jax.training.objectives.prototypes import unit
 from vit_jax.training.objectives.vqkd import Tokeniser
 
-RANDOM_CODE_DIM = 32  # Width of the codes of an untrained tokeniser, for smoke tests.
+RANDOM_CODE_DIM = 32  # Width of the codes of an untrained tokenizer, for smoke tests.
 
 
 class BEiTv2(BEiT):
     """Prediction of masked patches' codes twice: by the last layer, and through the class token.
 
-    The tokeniser is the result of a `vqkd` run. In patch aggregation a few more layers read the
+    The tokenizer is the result of a `vqkd` run. In patch aggregation a few more layers read the
     last layer's class token together with an earlier layer's patches. These patches contain too
     little information about the codes, so that the class token must contain the rest. The layers
     have the same norm and head; the loss is the sum of both cross-entropies. Fine-tuning does not
@@ -34,12 +34,12 @@ class BEiTv2(BEiT):
 
     Args:
       model: the ViT to train.
-      codes: number of the tokeniser's codes.
+      codes: number of the tokenizer's codes.
       ratio: share of masked patches, rounded to whole patches.
       early: number of layers before the aggregated patches.
-      layers: of the aggregation; 0: there is none.
-      scheme: initialisation of these layers; None: the model's.
-      rngs: the key for initialisation.
+      layers: number of aggregation layers; 0: none.
+      scheme: initialization of these layers; None: the model's.
+      rngs: the key for initialization.
 
     Raises:
       UserError: no patch or all are masked, or there is nothing to aggregate.
@@ -66,7 +66,7 @@ class BEiTv2(BEiT):
 
     @staticmethod
     def views(config: RunOptions) -> tuple[View, ...]:
-        """Returns the image, and `taught` if the tokeniser has another size."""
+        """Returns the image, and `taught` if the tokenizer has another size."""
         return BlockMasked.views(config)
 
     @property
@@ -110,7 +110,7 @@ class BEiTv2(BEiT):
         encoder, tokeniser = frozen.model, frozen.heads
         start = f"config.objective.teacher={config.objective.teacher!r}"
         if not isinstance(encoder, TokenModel) or tokeniser.features != encoder.dim:
-            raise UserError(f"{start} has a tokeniser of other patches than its model's")
+            raise UserError(f"{start} has a tokenizer of other patches than its model's")
         check_same_places(
             config, model, "codes", encoder.grid, encoder.image_size, encoder.patch_size
         )
@@ -121,9 +121,9 @@ class BEiTv2(BEiT):
 
         Args:
           model: the ViT.
-          batch: `image` uint8 `[batch, height, width, channels]`, `taught` if the tokeniser has
+          batch: `image` uint8 `[batch, height, width, channels]`, `taught` if the tokenizer has
             another size, and the random draws of `prepare`.
-          context: of the step.
+          context: per-step context.
         """
         wanted = self.masked_tokens(batch)
         logits, *aggregated = self.predict_each(model, batch, context.rngs)
@@ -163,7 +163,7 @@ class BEiTv2(BEiT):
         Args:
           model: the ViT.
           last, early: all tokens, `[batch, tokens, dim]`, as the result is.
-          rngs: for dropout.
+          rngs: RNGs for dropout.
         """
         positions: dict[str, Any] = model.layer_positions(rngs)
         layers = list(self.layers.values())

@@ -32,7 +32,7 @@ class BlockMasked(Objective):
       model: the ViT to train.
       ratio: share of masked patches, rounded to whole patches.
       gradient: share of the gradient that reaches the patch embedding.
-      rngs: the key for initialisation.
+      rngs: the key for initialization.
 
     Raises:
       UserError: no patch or all are masked.
@@ -102,7 +102,7 @@ class BlockMasked(Objective):
         """Returns the images with masked patches in grey, and with similar patches, in [0, 255].
 
         Args:
-          batch: with the masks.
+          batch: batch with masks.
           likeness: similarity of each masked patch to all patches of the batch,
             `[batch, masked, batch * patches]`; the most similar unmasked patch replaces it.
         """
@@ -122,8 +122,8 @@ class BlockMasked(Objective):
 
         Args:
           model: the ViT.
-          x: all tokens after the last layer, not yet normalised.
-          batch: with the masks.
+          x: all tokens after the last layer, not yet normalized.
+          batch: batch with masks.
         """
         x = x if model.norm is None else model.norm(x)
         return pick(x[:, model.patch_tokens], self.positions(batch))
@@ -154,12 +154,12 @@ def check_same_places(
     """Raises UserError if a teacher's outputs are not one for each of the model's patches.
 
     Args:
-      config: of the run.
+      config: config of the run.
       model: the ViT.
       what: name of the outputs, such as `patches`.
       grid: their rows and columns.
-      size: of the teacher's images, in pixels.
-      side: of the square of one output, in pixels; 0: unknown.
+      size: size of the teacher's images, in pixels.
+      side: side of the square of one output, in pixels; 0: unknown.
     """
     if grid == model.grid:
         return
@@ -168,10 +168,10 @@ def check_same_places(
     remedy = (
         f"config.objective.teacher_size={rows * side}"
         if known
-        else f"take a teacher of the same {what}"
+        else f"use a teacher with the same {what}"
     )
     raise UserError(
-        f"config.objective.teacher={config.objective.teacher!r} sees {_times(grid)} {what} of "
+        f"config.objective.teacher={config.objective.teacher!r} has {_times(grid)} {what} of "
         f"{_times(size)} pixels, and the model {_times(model.grid)}: {remedy}"
     )
 

@@ -66,8 +66,8 @@ class Classification(Objective):
     ) -> "Classification":
         if getattr(model.options, "distillation", "none") == "heads":
             raise UserError(
-                "model.distillation='heads' trains its second head on a teacher's answers, and "
-                "there is no teacher: give config.objective.name='distillation' and "
+                "model.distillation='heads' trains its second head on a teacher's predictions, "
+                "but no teacher is given: give config.objective.name='distillation' and "
                 "config.objective.teacher, or model.distillation='token', which trains the one "
                 "head and keeps the token"
             )
@@ -162,7 +162,7 @@ def classification_loss(
 
     Args:
       logits: `[batch, classes]`.
-      targets: from `class_targets`, or a mixture of these.
+      targets: targets from `class_targets`, or a mixture of these.
       name: `softmax`; `sigmoid`, binary cross-entropy summed over the classes; `binary`, its mean
         over the classes.
       smoothing: share of the target that is spread over all classes.

@@ -17,8 +17,8 @@ def nearest(x: jax.Array, codes: jax.Array) -> jax.Array:
     """Returns the index of the nearest code for each vector, int32 `[...]`; the first of equals.
 
     Args:
-      x: of length 1, `[..., dim]`.
-      codes: of length 1, `[codes, dim]`.
+      x: vectors of length 1, `[..., dim]`.
+      codes: codes of length 1, `[codes, dim]`.
     """
     found, best = jnp.zeros(x.shape[:-1], jnp.int32), jnp.full(x.shape[:-1], -jnp.inf, x.dtype)
     for first in range(0, len(codes), AT_ONCE):
@@ -48,7 +48,7 @@ def sums_by_code(x: jax.Array, given: jax.Array, count: int) -> tuple[jax.Array,
 
 
 def means_of_codes(x: jax.Array, given: jax.Array, codes: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the normalised mean of each code's vectors, and their number.
+    """Returns the normalized mean of each code's vectors, and their number.
 
     A code without vectors stays unchanged.
     """

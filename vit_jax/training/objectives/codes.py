@@ -1,4 +1,4 @@
-"""Metrics of a tokeniser's code usage in training, and a warning for dead codes."""
+"""Metrics of a tokenizer's code usage in training, and a warning for dead codes."""
 
 import math
 
@@ -63,10 +63,10 @@ def dead_codes(means: dict[str, float], update: int, remedy: str, early: int = E
     """Returns a warning if most codes have died, with a remedy; else None.
 
     Args:
-      means: of the metrics since the last line.
+      means: metrics, averaged since the last line.
       update: number of the last of these updates.
       remedy: advice on settings to change.
-      early: updates before which a tokeniser may still be finding its codes.
+      early: updates before which a tokenizer may still be finding its codes.
     """
     if update < early or means["codes_used"] >= FEWEST:
         return None

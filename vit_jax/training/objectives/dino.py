@@ -60,8 +60,8 @@ class TeacherHeads(nnx.Module):
 
     Args:
       values: options of the section `dino` that determine them.
-      shapes: of all parameters of the teacher's objective, by path.
-      rngs: the key for initialisation.
+      shapes: shapes of all parameters of the teacher's objective, by path.
+      rngs: the key for initialization.
 
     Raises:
       UserError: there is no head of dino's.
@@ -85,7 +85,7 @@ class TeacherHeads(nnx.Module):
                 )
             except (LookupError, TypeError, ValueError) as error:
                 raise UserError(
-                    f"its {name} is none of dino's ({type(error).__name__}: {error})"
+                    f"its {name} is not a head of dino ({type(error).__name__}: {error})"
                 ) from error
 
         self.head, self.patch_head = head_of("head"), head_of("patch_head")
@@ -105,8 +105,8 @@ class DINO(Objective):
     Args:
       options: the section `dino` of the config.
       model: abstract or not, for its sizes.
-      steps: of the run, for the schedule of the teacher's momentum.
-      rngs: the key for initialisation.
+      steps: number of steps of the run, for the schedule of the teacher's momentum.
+      rngs: the key for initialization.
     """
 
     section: ClassVar = "dino"
@@ -291,7 +291,7 @@ class DINO(Objective):
           model: the student.
           batch: `image` uint8 `[batch, 2, height, width, channels]`, `local` if there are local
             crops, and the random draws of `prepare`.
-          context: of the step.
+          context: per-step context.
         """
         patches = bool(self.patch_weight)
         if self.frozen is None:
@@ -355,12 +355,12 @@ class DINO(Objective):
         patches: bool = False,
         masked: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns a model's features and normalised patches of each view.
+        """Returns a model's features and normalized patches of each view.
 
         Args:
           model: student or teacher.
           images: `[batch, views, height, width, channels]`.
-          rngs: for dropout.
+          rngs: RNGs for dropout.
           patches: whether patches are returned; else they are None.
           masked: bool `[batch, views, patches]`; the mask token replaces these patches.
 
@@ -387,7 +387,7 @@ class DINO(Objective):
 
         Args:
           logits: the teacher's, `[..., prototypes]`.
-          context: of the step.
+          context: per-step context.
           centre: key of their running mean in the state, for `mean`.
           weights: 1 for valid entries, 0 for padding, `[...]`, for `sinkhorn`.
         """
@@ -409,9 +409,9 @@ class DINO(Objective):
 
         Args:
           heads: the teacher's.
-          tokens, teacher_tokens: normalised patches, `[batch, 2, patches, dim]`.
-          batch: with the masks.
-          context: of the step.
+          tokens, teacher_tokens: normalized patches, `[batch, 2, patches, dim]`.
+          batch: batch with masks.
+          context: per-step context.
 
         Returns:
           The mean over an image's masked patches, `[batch]`, and logits `[batch, prototypes]`,
@@ -443,9 +443,9 @@ class DINO(Objective):
 
         Args:
           model: the student.
-          tokens: the student's normalised patches, `[batch, 2, patches, dim]`.
-          batch: with the images.
-          context: of the step.
+          tokens: the student's normalized patches, `[batch, 2, patches, dim]`.
+          batch: batch of images.
+          context: per-step context.
         """
         kept, images = (
             with_weights(model, context.state["gram"]),
@@ -510,7 +510,7 @@ class DINO(Objective):
         """Returns a warning if the run has collapsed, with advice on settings; else None.
 
         Args:
-          means: of the metrics since the last line.
+          means: metrics, averaged since the last line.
           update: number of the update, of `steps`.
         """
         if update < self.steps / 20:
@@ -523,7 +523,7 @@ class DINO(Objective):
             what = "all images are given the same prototype"
         elif means["teacher_entropy"] > even:
             what = (
-                f"the teacher says nothing: its entropy is {means['teacher_entropy']:.2f} of at "
+                f"the teacher's outputs are uniform: entropy {means['teacher_entropy']:.2f} of at "
                 "most "
             )
             what += f"{math.log(self.head.count):.2f}"
@@ -639,7 +639,7 @@ def _check_grid(start: str, model: nnx.Module, teacher: nnx.Module) -> None:
     """Raises UserError unless teacher and student have the same patches of pixels.
 
     Args:
-      start: of the message.
+      start: start of the message.
       model: the student.
       teacher: the frozen teacher.
     """
@@ -648,7 +648,7 @@ def _check_grid(start: str, model: nnx.Module, teacher: nnx.Module) -> None:
     if grid != student_grid or not pixels:
         raise UserError(
             f"{start} has patches {grid and 'x'.join(map(str, grid))}, and the student "
-            f"{'x'.join(map(str, student_grid))}: both must see the same patches, or patch_weight=0"
+            f"{'x'.join(map(str, student_grid))}: both need the same patches, or patch_weight=0"
         )
 
 

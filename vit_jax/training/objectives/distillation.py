@@ -38,8 +38,8 @@ class Distillation(Classification):
 
     Args:
       kind: `soft` or `hard`.
-      share: of the teacher.
-      temperature: of both distributions, for `soft`.
+      share: weight of the teacher's term.
+      temperature: temperature of both distributions, for `soft`.
       **values: arguments of `Classification`.
     """
 
@@ -77,13 +77,13 @@ class Distillation(Classification):
             )
         if not frozen.num_classes:
             raise UserError(
-                f"config.objective.teacher={teacher!r} is no classifier: it has features, "
+                f"config.objective.teacher={teacher!r} is not a classifier: it has features, "
                 "but no head"
             )
         if frozen.num_classes != model.num_classes:
             raise UserError(
                 f"config.objective.teacher={teacher!r} has {frozen.num_classes:,} classes, "
-                f"and the data {model.num_classes:,}: take a teacher of the same classes"
+                f"and the data {model.num_classes:,}: use a teacher with the same classes"
             )
         options = config.distillation
         return cls(options.kind, options.teacher_weight, options.temperature, **values_of(config))

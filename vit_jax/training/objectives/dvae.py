@@ -64,7 +64,7 @@ class DVAE(Objective):
       options: the section `dvae` of the config.
       model: the encoder to train.
       average: moving average of the parameters; None: there is none.
-      rngs: the key for initialisation.
+      rngs: the key for initialization.
     """
 
     metrics: ClassVar = {"divergence": "number", "error": "number", **METRICS}
@@ -109,8 +109,8 @@ class DVAE(Objective):
         check_self_supervised(config, averages=True)
         if not isinstance(model, Encoder):
             raise UserError(
-                f"config.objective.name='dvae' trains a model of codes and its mirror image: "
-                f"config.model.name='DVAE', and a {type(model).__name__} is none"
+                f"config.objective.name='dvae' trains an encoder of codes and its decoder: "
+                f"config.model.name must be 'DVAE', not a {type(model).__name__}"
             )
         if model.num_classes != config.dvae.codes:
             raise UserError(
@@ -120,8 +120,9 @@ class DVAE(Objective):
         start = config.finetune
         if start.checkpoint and (start.head, start.objective) == ("new", "kept"):
             raise UserError(
-                "config.finetune.head='new' makes the codes' scores anew, under a decoder of the "
-                "old codes: give config.finetune.head='kept', or config.finetune.objective='new' "
+                "config.finetune.head='new' initializes the codes' scores, but the decoder is of "
+                "the old codes: give config.finetune.head='kept', or "
+                "config.finetune.objective='new' "
                 "too"
             )
         return cls(config.dvae, model, average_of(config), rngs=rngs)
@@ -135,7 +136,7 @@ class DVAE(Objective):
         Args:
           model: the encoder.
           batch: `image` uint8 `[batch, height, width, channels]`.
-          context: of the step.
+          context: per-step context.
         """
         images = batch["image"]
         scores = model.code_scores(images).astype(jnp.float32)
@@ -157,8 +158,8 @@ class DVAE(Objective):
         """Decodes scores to `[batch, height, width, 2 channels]`, parameters of `logit_laplace`.
 
         Args:
-          scores: of the codes, `[batch, rows, columns, codes]`.
-          context: of the step.
+          scores: scores of the codes, `[batch, rows, columns, codes]`.
+          context: per-step context.
         """
         if context.rngs is None:
             return self.evaluated_decoder(context).of_codes(scores.argmax(-1))
@@ -197,7 +198,7 @@ class DVAE(Objective):
         return new
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
-        remedy = "lower config.dvae.kl_weight or the learning rate, or ask for fewer codes"
+        remedy = "lower config.dvae.kl_weight or the learning rate, or use fewer codes"
         # Codes become distinct as the temperature falls.
         return dead_codes(means, update, remedy, max(EARLY, self.temperature[2] // 10))
 
@@ -215,7 +216,7 @@ class Decoder(nnx.Module):
 
     Args:
       encoder: the encoder, which may be abstract.
-      rngs: the key for initialisation.
+      rngs: the key for initialization.
     """
 
     def __init__(self, encoder: Encoder, *, rngs: nnx.Rngs):

@@ -29,7 +29,7 @@ class EVA(BlockMasked):
       of_head: whether the features are outputs of the teacher's head.
       gradient: share of the gradient that reaches the patch embedding.
       head_init: initializer of the head's kernel.
-      rngs: the key for initialisation.
+      rngs: the key for initialization.
 
     Raises:
       UserError: no patch or all are masked.
@@ -68,7 +68,7 @@ class EVA(BlockMasked):
         check_hides_patches(config, model)
         options = config.eva
         features = features_of_teacher(config, model, frozen)
-        scheme = model.stack.scheme  # The authors initialise the head like all other layers.
+        scheme = model.stack.scheme  # The authors initialize the head like all other layers.
         return cls(
             model,
             features,
@@ -86,7 +86,7 @@ class EVA(BlockMasked):
           model: the ViT.
           batch: `image` uint8 `[batch, height, width, channels]`, `taught` if the teacher has
             another size, and the random draws of `prepare`.
-          context: of the step.
+          context: per-step context.
         """
         wanted = pick(self.wanted(batch), self.positions(batch))
         cosines = cosine(self.predict(model, batch, context.rngs), wanted).mean(axis=1)

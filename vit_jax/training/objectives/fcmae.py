@@ -22,14 +22,14 @@ class FCMAE(HiddenPixels):
     A patch is a position of the ConvNeXt's last stage. The encoder computes the same as sparse
     convolutions: hidden patches are excluded, and GRN is over the visible positions alone.
     Parameters are the decoder's: a dense layer, a mask token for hidden patches, ConvNeXt V2 blocks
-    over the map of all patches, and a dense layer. All kernels have the model's initialisation.
+    over the map of all patches, and a dense layer. All kernels have the model's initialization.
 
     Args:
       model: the ConvNeXt to train.
       ratio, normalize_targets: as in `HiddenPixels`.
       dim: width of the decoder.
       blocks: number of the decoder's blocks.
-      rngs: the key for initialisation.
+      rngs: the key for initialization.
 
     Raises:
       UserError: `ratio` hides no patch, or all of them.
@@ -77,9 +77,9 @@ class FCMAE(HiddenPixels):
         options, side = config.fcmae, model.leaves_out
         if side is None:
             raise UserError(
-                "config.objective.name='fcmae' leaves patches out of convolutions: the model "
-                "must be a ConvNeXt with model.stem='patches', of which no place sees beyond its "
-                "patch"
+                "config.objective.name='fcmae' excludes patches from convolutions: the model "
+                "must be a ConvNeXt with model.stem='patches', whose outputs depend on one patch "
+                "each"
             )
         if config.model.head_hidden:
             raise UserError(

@@ -21,7 +21,7 @@ class TeacherSpec(NamedTuple):
     """Request for a frozen model.
 
     Attributes:
-      source: of the checkpoint, as in `load_model`.
+      source: source of the checkpoint, as in `load_model`.
       changes: arguments of the model to change, as in `load_model`, such as `dict(image_size=448)`.
       objective: name of the objective whose parameters the checkpoint must contain, too.
       beside: makes the frozen model's heads, which may be abstract, from the checkpoint's values of
@@ -72,10 +72,10 @@ def random_vit(
     """Returns a small untrained ViT with as many patches as the run's model has.
 
     Args:
-      config: of the run.
+      config: config of the run.
       image_size: side of its images in pixels.
       num_classes: outputs of its head.
-      rngs: the key for initialisation.
+      rngs: the key for initialization.
     """
     small = dict(patch_size=teacher_patch(config, image_size), dim=16, depth=1, heads=2, mlp_dim=32)
     return model_factory("ViT-Ti/16", num_classes=num_classes, image_size=image_size, **small)(

@@ -18,8 +18,8 @@ class HiddenPixels(Objective):
       grid: rows and columns of patches.
       patch: side of a patch in pixels.
       ratio: share of the patches that is hidden; the number of visible ones is rounded down.
-      normalize_targets: standardise each patch's pixels by their own mean and std; otherwise
-        targets are pixels with the model's normalisation.
+      normalize_targets: standardize each patch's pixels by their own mean and std; otherwise
+        targets are pixels with the model's normalization.
 
     Raises:
       UserError: no patch is hidden or visible.
@@ -46,7 +46,7 @@ class HiddenPixels(Objective):
           model: the encoder.
           batch: `image` uint8 `[batch, height, width, channels]`, and the random draws of
             `prepare`.
-          context: of the step.
+          context: per-step context.
         """
         pixels = patchify(model.normalize(batch["image"]), self.patch)
         targets = pick(pixels, batch["order"][:, self.visible :])
@@ -58,7 +58,7 @@ class HiddenPixels(Objective):
         )
 
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Predicts normalised pixels of the hidden patches, float32 `[batch, hidden, pixels]`.
+        """Predicts normalized pixels of the hidden patches, float32 `[batch, hidden, pixels]`.
 
         The patches are in the sequence of `order`.
         """
@@ -69,7 +69,7 @@ class HiddenPixels(Objective):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the images with hidden patches in grey, and with predicted pixels, in [0, 255].
 
-        With normalised targets a patch has its true mean and std, which are not predicted.
+        With normalized targets a patch has its true mean and std, which are not predicted.
         """
         hidden = batch["order"][:, self.visible :]
         images = model.normalize(batch["image"])

@@ -26,9 +26,9 @@ class MAE(HiddenPixels):
     Args:
       model: the ViT to train; its positions are added at the stem.
       ratio, normalize_targets: as in `HiddenPixels`.
-      dim, depth, heads: of the decoder; its MLP is 4 dim wide.
-      position: of the decoder: `sincos2d_mae`, or `sincos2d`, as in `ViT`.
-      rngs: the key for initialisation.
+      dim, depth, heads: arguments of the decoder; its MLP is 4 dim wide.
+      position: position embedding of the decoder: `sincos2d_mae`, or `sincos2d`, as in `ViT`.
+      rngs: the key for initialization.
 
     Raises:
       UserError: no patch is hidden or visible, or the model needs all of its patches.

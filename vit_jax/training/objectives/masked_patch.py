@@ -45,7 +45,7 @@ class MaskedPatch(Objective):
       ratio: share of corrupted patches, rounded to whole patches.
       target: `color`, the patch's mean colour with 3 bits a channel, one of 512 classes; `cells`,
         such a class for each of 4 x 4 cells; `pixels`, all pixels, with the squared error.
-      rngs: the key for initialisation.
+      rngs: the key for initialization.
 
     Raises:
       UserError: no patch or all are corrupted, or the target does not fit the patches.
@@ -129,7 +129,7 @@ class MaskedPatch(Objective):
         Args:
           model: the ViT.
           batch: `image` uint8 `[batch, height, width, 3]`, and the random draws of `prepare`.
-          context: of the step.
+          context: per-step context.
         """
         predicted, targets = self.predict(model, batch, context.rngs), self.targets(batch["image"])
         targets = pick(targets, batch["corrupted"])

@@ -14,8 +14,8 @@ def check_hides_patches(config: RunOptions, model: nnx.Module, does: str = "hide
     """Raises UserError if the model's patches cannot be hidden, or config values do not fit.
 
     Args:
-      config: of the run.
-      model: to train.
+      config: config of the run.
+      model: model to train.
       does: verb of the message, if the objective does something else with patches of pixels.
     """
     check_self_supervised(config)
@@ -23,7 +23,7 @@ def check_hides_patches(config: RunOptions, model: nnx.Module, does: str = "hide
     if not isinstance(model, TokenModel) or not model.embeds_pixels:
         raise UserError(
             f"config.objective.name={name!r} {does} patches of pixels; the model must be a ViT, "
-            "not a hybrid or a ResNet, whose features see beyond a patch"
+            "not a hybrid or a ResNet, whose features depend on several patches"
         )
     if not model.pools_plainly:
         raise UserError(

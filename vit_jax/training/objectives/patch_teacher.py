@@ -24,7 +24,7 @@ def features_of_teacher(config: RunOptions, model: TokenModel, teacher: nnx.Modu
     values = config.objective
     named = f"config.objective.teacher={values.teacher!r}"
     if not isinstance(teacher, TokenModel):
-        raise UserError(f"{named} has no features of patches: take a ViT, such as CLIP's or DINO's")
+        raise UserError(f"{named} has no patch features: use a ViT, such as CLIP's or DINO's")
     check_same_places(
         config, model, "patches", teacher.grid, teacher.image_size, teacher.patch_size
     )
@@ -33,8 +33,8 @@ def features_of_teacher(config: RunOptions, model: TokenModel, teacher: nnx.Modu
         raise UserError(f"{named} has no head: config.objective.teacher_features='tokens'")
     if of_head and not teacher.pools_plainly:
         raise UserError(
-            f"{named} has a head that reads more than a patch's last token, as attention pooling "
-            "makes it: config.objective.teacher_features='tokens'"
+            f"{named} has a head that reads more than a patch's last token, as in attention "
+            "pooling: config.objective.teacher_features='tokens'"
         )
     return teacher.num_classes if of_head else teacher.dim
 
@@ -44,7 +44,7 @@ def said_of_patches(teacher: ImageModel, batch: Batch, of_head: bool) -> jax.Arr
 
     Args:
       teacher: the frozen model.
-      batch: of images.
+      batch: batch of images.
       of_head: use its head's outputs, in place of its last tokens.
     """
     x = teacher.features(batch.get("taught", batch["image"]), dense=True)

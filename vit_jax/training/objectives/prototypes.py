@@ -16,16 +16,16 @@ ITERATIONS = 3  # Sinkhorn-Knopp iterations, as in the code of all these papers.
 
 
 class PrototypeHead(nnx.Module):
-    """MLP of three layers, whose normalised outputs are compared with prototypes.
+    """MLP of three layers, whose normalized outputs are compared with prototypes.
 
     Args:
       features: width of the input.
       hidden: width of the MLP.
       bottleneck: width of the MLP's output and the prototypes.
       prototypes: number of prototypes.
-      lengths: of the prototypes: `one`; `learned`, a parameter for each, initially 1; or `free`,
-        the length of the parameters.
-      rngs: the key for initialisation.
+      lengths: lengths of the prototypes: `one`; `learned`, a parameter for each, initially 1; or
+        `free`, the length of the parameters.
+      rngs: the key for initialization.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class PrototypeHead(nnx.Module):
                 for number, (before, after) in enumerate(zip(widths, widths[1:], strict=False))
             }
         )
-        # DINO and DINOv2 have PyTorch's default initialisation under weight normalisation; DINOv3
-        # has the initialisation of the layers.
+        # DINO and DINOv2 have PyTorch's default initialization under weight normalization; DINOv3
+        # has the initialization of the layers.
         drawn = normal if lengths == "free" else initializers.torch_convolution()
         self.prototypes = nnx.Param(drawn(rngs.params(), (bottleneck, prototypes)))
         self.gains = nnx.Param(jnp.ones(prototypes)) if lengths == "learned" else None

@@ -1,4 +1,4 @@
-"""Tokeniser of patches with a frozen teacher: VQ-KD (BEiT v2, 2208.06366, section 2.2)."""
+"""Tokenizer of patches with a frozen teacher: VQ-KD (BEiT v2, 2208.06366, section 2.2)."""
 
 import dataclasses
 import math
@@ -61,7 +61,7 @@ class Decoder(nnx.Module):
       grid: rows and columns of patches.
       dim, depth, heads: its width, layers and heads; its MLP is 4 dim wide.
       model: the ViT before it; the decoder has the same type, `remat` and `scan`.
-      rngs: the key for initialisation.
+      rngs: the key for initialization.
     """
 
     def __init__(
@@ -115,11 +115,11 @@ class Tokeniser(nnx.Module):
 
     Args:
       values: options of the section `vqkd` that determine them.
-      shapes: of the run's parameters and state besides its model, by path.
-      rngs: the key for initialisation.
+      shapes: shapes of the run's parameters and state besides its model, by path.
+      rngs: the key for initialization.
 
     Raises:
-      UserError: the shapes are not a tokeniser's.
+      UserError: the shapes are not a tokenizer's.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Tokeniser(nnx.Module):
             codes, dim = shapes["codebook"]
         except (LookupError, TypeError, ValueError) as error:
             raise UserError(
-                f"it is no tokeniser of vqkd ({type(error).__name__}: {error})"
+                f"it is not a tokenizer of vqkd ({type(error).__name__}: {error})"
             ) from error
         self.projection = TanhMlp(inputs, outputs, rngs=rngs)
         self.codebook = nnx.Param(jnp.zeros((codes, dim)))
@@ -162,7 +162,7 @@ class VQKD(Objective):
     patches from their codes.
 
     Codes are state, not parameters: each follows the mean of its patches, over the global batch.
-    K-means on the first batch initialises them, and the first update already moves them. The loss
+    K-means on the first batch initializes them, and the first update already moves them. The loss
     of the first update is with random codes.
 
     Args:
@@ -170,8 +170,8 @@ class VQKD(Objective):
       model: the ViT to train, the encoder.
       features: number of the teacher's features for each patch.
       of_head: whether these are outputs of the teacher's head.
-      seed: of k-means and of revived codes.
-      rngs: the key for initialisation.
+      seed: random seed of k-means and of revived codes.
+      rngs: the key for initialization.
 
     Raises:
       UserError: the decoder's heads do not divide its width.
@@ -294,7 +294,7 @@ class VQKD(Objective):
           model: the encoder.
           batch: `image` uint8 `[batch, height, width, channels]`, and `taught` if the teacher has
             another size.
-          context: of the step.
+          context: per-step context.
         """
         x = self.project(model, batch["image"], context.rngs)
         given, codes = self.quantise(x, context.state["codebook"])
@@ -318,7 +318,7 @@ class VQKD(Objective):
         """Returns the index of each patch's code, int32 `[batch, patches]`, and the code.
 
         Args:
-          x: from `project`.
+          x: output of `project`.
           codebook: `[codes, code_dim]`.
         """
         given = nearest(jax.lax.stop_gradient(x), codebook)
