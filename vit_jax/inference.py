@@ -51,7 +51,7 @@ class Predictor:
         """Predicts the likeliest classes; other arguments as in `ImageModel.predict`.
 
         Args:
-          class_names: names of all classes; if empty, their numbers are used.
+          class_names: names of all classes; if empty, their indices are used.
 
         Raises:
           UserError: the model has no head, an image cannot be read, or `top` or `threshold` is out

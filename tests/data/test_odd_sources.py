@@ -211,7 +211,7 @@ def test_names_that_are_no_utf_8_are_prepared(tmp_path):
 def test_hostile_label_of_a_webdataset_is_one_line(label, tmp_path):
     (tmp_path / "wds").mkdir()
     write_tar(tmp_path / "wds" / "train-0.tar", {"0.png": picture(1), "0.cls": label})
-    with pytest.raises(UserError, match="0.png has the label|'0'.*(no class number|label)"):
+    with pytest.raises(UserError, match="0.png has the label|'0'.*(no class index|label)"):
         prepare(tmp_path / "wds", tmp_path / "out")
 
 
@@ -298,7 +298,7 @@ def test_hostile_metadata_of_parquet_is_one_line(features, message, tmp_path):
         ({"image": [picture(1)], "label": [{"a": 1}]}, "is not a class index"),
         (
             {"image": [picture(1)], "label": [2**31 - 1]},
-            "has the label 2147483647; class numbers are from 0",
+            "has the label 2147483647; class indices are from 0",
         ),
         ({"image": [picture(1)], "label": [True]}, "the label True is not a class index"),
     ],

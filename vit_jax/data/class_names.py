@@ -15,7 +15,7 @@ class Match(NamedTuple):
     """Mapping from the classes of a data set to the classes of a model.
 
     Attributes:
-      order: the model's class number for each class number of the data, int `[classes]`.
+      order: the model's class index for each class index of the data, int `[classes]`.
       note: a note for the user on the match; empty if the names are the same.
     """
 
@@ -24,7 +24,7 @@ class Match(NamedTuple):
 
     @property
     def reordered(self) -> bool:
-        """True if classes have other numbers in the data than in the model."""
+        """True if classes have other indices in the data than in the model."""
         return not np.array_equal(self.order, np.arange(len(self.order)))
 
 
@@ -32,11 +32,11 @@ def match_classes(model: Sequence[str], data: Sequence[str], place: str) -> Matc
     """Matches the classes of a model with as many of a data set, by their names.
 
     Names are compared without case, `_` and `-`. If one side has no names, or they have none in
-    common, classes are matched by number. Names that stay at their number while others do not are
+    common, classes are matched by index. Names that stay at their index while others do not are
     renamed classes.
 
     Args:
-      model: names of the model's classes, by number; numbers or nothing if they are unknown.
+      model: names of the model's classes, by index; indices or nothing if they are unknown.
       data: names of the data set's classes, in the same form.
       place: the model, in words.
 
@@ -64,7 +64,7 @@ def match_classes(model: Sequence[str], data: Sequence[str], place: str) -> Matc
 
 
 def _order_by_name(model: Sequence[str], data: Sequence[str]) -> np.ndarray | None:
-    """Returns the model's number of each class of the data; None if the names differ or repeat."""
+    """Returns the model's index of each class of the data; None if the names differ or repeat."""
     model_keys, data_keys = ([_key(name) for name in names] for names in (model, data))
     number = {key: label for label, key in enumerate(model_keys)}
     if len(number) < len(model_keys) or sorted(model_keys) != sorted(data_keys):
@@ -73,7 +73,7 @@ def _order_by_name(model: Sequence[str], data: Sequence[str]) -> np.ndarray | No
 
 
 def _check_names_in_place(model: Sequence[str], data: Sequence[str], place: str) -> None:
-    """Raises UserError if one of the model's class names has another number in the data."""
+    """Raises UserError if one of the model's class names has another index in the data."""
     number = {_key(name): label for label, name in enumerate(model)}
     for label, name in enumerate(data):
         if _key(name) != _key(model[label]) and _key(name) in number:
@@ -102,9 +102,9 @@ def has_names(class_names: Sequence[str]) -> bool:
 def numbers_by_name(
     own: Sequence[str], class_names: Sequence[str], used: Collection[int]
 ) -> dict[int, int] | None:
-    """Maps a data set's class numbers to another numbering, by name; None if they are the same.
+    """Maps a data set's class indices to another order, by name; None if they are the same.
 
-    Numbers stay if one of the two has no names.
+    Indices stay if one of the two has no names.
 
     Args:
       own: class names of the data set.

@@ -222,7 +222,7 @@ def cut_in_two(described: DataSet, log: Callable[[str], None] = print) -> DataSe
 def open_data_set(
     described: DataSet, image_size: int = 224, log: Callable[[str], None] = print
 ) -> tuple[Source, Source]:
-    """Opens training and test images with the same class numbers.
+    """Opens training and test images with the same class indices.
 
     Args:
       described: the data set.

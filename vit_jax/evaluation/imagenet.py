@@ -90,7 +90,7 @@ def match_head(classes: int, class_names: Sequence[str], checkpoint: str) -> Mat
 
 @functools.cache
 def synsets() -> tuple[str, ...]:
-    """Returns the names of ImageNet's classes by number, such as n01440764."""
+    """Returns the names of ImageNet's classes by index, such as n01440764."""
     import tensorflow_datasets as tfds
 
     return tuple(tfds.builder("imagenet2012", try_gcs=False).info.features["label"].names)

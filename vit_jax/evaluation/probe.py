@@ -164,7 +164,7 @@ def hold_out(images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Draws a tenth of the images as the validation set.
 
     Returns:
-      The numbers of the validation images, and the numbers of the other images.
+      The indices of the validation images, and the indices of the other images.
 
     Raises:
       UserError: there are fewer than ten images.

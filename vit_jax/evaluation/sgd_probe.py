@@ -125,7 +125,7 @@ class SgdProbe:
           labels: int `[images]`.
           num_classes: number of classes.
           rates: learning rates for 256 images, by feature set.
-          rows: numbers of the images that are fitted; all by default.
+          rows: indices of the images that are fitted; all by default.
         """
         rows = np.arange(len(values)) if rows is None else rows
         size = min(self.batch_size, len(rows))
@@ -172,7 +172,7 @@ class SgdProbe:
         Args:
           weights: weights from `fit`.
           of: features of the images.
-          rows: numbers of the images; all by default.
+          rows: indices of the images; all by default.
         """
         rows = np.arange(len(of.values)) if rows is None else rows
         right = {name: 0 for name in weights}

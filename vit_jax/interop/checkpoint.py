@@ -91,7 +91,7 @@ def _numbers(value: Statistic) -> str:
 
 
 def all_names(names: Sequence, classes: int) -> tuple[str, ...]:
-    """Completes class names with numbers; empty if there are none or more than classes."""
+    """Completes class names with indices; empty if there are none or more than classes."""
     if not 0 < len(names) <= classes:
         return ()
     return (*map(str, names), *map(str, range(len(names), classes)))

@@ -111,7 +111,7 @@ def count_units(names: Iterable[str], pattern: str, first: int) -> tuple[int, ..
 
     Args:
       pattern: regular expression of a name, with groups for the stage and the unit.
-      first: number of the first unit of a stage.
+      first: index of the first unit of a stage.
     """
     units = {}
     for name in names:

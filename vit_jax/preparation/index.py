@@ -312,7 +312,7 @@ def mapped(path: Path) -> np.ndarray:
 
 
 def class_names(source: readers.RawDataSet, index: Index) -> list[str]:
-    """Returns the class names; numbers if the data set has none."""
+    """Returns the class names; indices if the data set has none."""
     if source.class_names is not None:
         return source.class_names
     return [str(number) for number in range(int(index.labels.max(initial=0)) + 1)]

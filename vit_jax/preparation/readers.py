@@ -54,7 +54,7 @@ ENTRY = np.dtype(
     ]
 )
 OF_FILES = ("folder", "csv")  # Kinds whose examples are files, relative to their unit's folder.
-MOST_CLASSES = 2**22  # Class numbers are below it: the classes' names are written one by one.
+MOST_CLASSES = 2**22  # Class indices are below it: the classes' names are written one by one.
 MOST_NOTE = 2**20  # Bytes of a WebDataset label.
 MOST_LABELS = 2**16 - 1  # Of an image.
 # Images are compressed, so a Parquet file with far more content than its own size is damaged or
@@ -87,12 +87,12 @@ class RawDataSet:
     kind: str
     root: Path
     units: list[Unit]
-    class_names: list[str] | None = None  # None: classes are numbers.
+    class_names: list[str] | None = None  # None: classes are indices.
     label_key: str | None = None
     index_labels: bool = False  # Read the examples of a TFDS data set for their labels.
     # Numbers of files outside the units, by reason.
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
-    # Maps class numbers of files with other class names or another order; -1: not a class.
+    # Maps class indices of files with other class names or another order; -1: not a class.
     numbers: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def fingerprint(self) -> str:
@@ -137,7 +137,7 @@ class _Rows:
         for label in labels:
             if not -1 <= label < MOST_CLASSES:
                 raise UserError(
-                    f"{name} has the label {label}; class numbers are from 0 to "
+                    f"{name} has the label {label}; class indices are from 0 to "
                     f"{MOST_CLASSES - 1:,}, or -1 for none"
                 )
         encoded = os.fsencode(name)[:65535]
@@ -333,7 +333,7 @@ def _class_units(
       split: name of the split.
       where: folder of the split.
       folders: the folders in it by class.
-      names: all classes by number.
+      names: all classes by index.
 
     Raises:
       UserError: the split lacks the folder of a class.
@@ -668,7 +668,7 @@ def _read_label(file, note: tarfile.TarInfo, label_key: str | None, where: str):
         kind = (
             ".json has no label that can be read (--label_key)"
             if is_json
-            else ".cls has no class number"
+            else ".cls has no class index"
         )
         raise UserError(f"{where}: its {kind}") from error
 
@@ -681,7 +681,7 @@ def _json_label(values: dict, label_key: str | None):
 
 
 def _labels(value, rows: _Rows, where: str) -> tuple[int, ...]:
-    """Returns a label as a tuple of class numbers; it is a number or a list, and -1 means none."""
+    """Returns a label as a tuple of class indices; it is an index or a list, and -1 means none."""
     rows.multiple |= isinstance(value, list)
     labels = tuple(value) if isinstance(value, list) else (value,)
     if not all(type(label) is int for label in labels):
@@ -880,7 +880,7 @@ def _too_large(path: str, limit: int) -> str:
 
 
 def _by_name(labels: tuple[int, ...], numbers: tuple[int, ...], where: str) -> tuple[int, ...]:
-    """Converts a file's class numbers to the data set's."""
+    """Converts a file's class indices to the data set's."""
     for label in labels:
         if label >= len(numbers):
             raise UserError(

@@ -25,7 +25,7 @@ def check_memory(images: int, dim: int) -> None:
     """Raises UserError if an index of `images` embeddings is larger than the free memory."""
     from vit_jax.parallel.process_settings import host_memory
 
-    needed, free = images * (4 * dim + 8), host_memory()[1]  # A vector and its number for each.
+    needed, free = images * (4 * dim + 8), host_memory()[1]  # A vector and its index for each.
     if needed > free:
         raise UserError(
             f"--retrieve_for: {images:,} images need an index of {needed / 2**30:,.1f} GiB, and "

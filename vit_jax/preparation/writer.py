@@ -220,7 +220,7 @@ def _label_key(source: readers.RawDataSet, index: Index) -> str:
 
 
 class Choice(NamedTuple):
-    """The training examples to remove, as positions in the index, and their numbers by reason."""
+    """The training examples to remove, as positions in the index, and their counts by reason."""
 
     left_out: np.ndarray
     removed: int = 0  # Near-duplicates of test images.

@@ -82,7 +82,7 @@ def _class_differences(before, now) -> Iterator[str]:
 
 
 def fits_head(saved: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    """Returns True if a run's head fits other data: common classes keep their numbers."""
+    """Returns True if a run's head fits other data: common classes keep their indices."""
     classes = saved.get("num_classes")
     if classes != given.get("num_classes"):
         return False

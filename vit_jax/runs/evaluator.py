@@ -145,7 +145,7 @@ class Evaluator:
         return batch | {"numbers": np.resize(chosen, batch_size).astype(np.int32)}
 
     def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Places the views and numbers of a batch on the devices.
+        """Places the views and indices of a batch on the devices.
 
         Every process has read the whole batch.
         """
@@ -155,7 +155,7 @@ class Evaluator:
 
 
 def _joined(said: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
-    """Returns the predictions for the readable images of all batches, with their numbers."""
+    """Returns the predictions for the readable images of all batches, with their indices."""
     if not said or not said[0]:
         return None
     answers = {name: np.concatenate([batch[name] for batch in said]) for name in said[0]}

@@ -62,7 +62,7 @@ def open_frozen(config: RunOptions, class_names: Sequence[str] = ()) -> FrozenMo
     """Returns the frozen model that the config's objective requires; None if it requires none.
 
     Args:
-      class_names: classes of the run's head, by number; empty if the run learns no classes.
+      class_names: classes of the run's head, by index; empty if the run learns no classes.
 
     Raises:
       UserError: the checkpoint does not exist, is damaged, does not fit, lacks the required heads,

@@ -24,11 +24,11 @@ class Predictions(NamedTuple):
     """Predictions for the readable images of a split, in its order.
 
     Attributes:
-      numbers: numbers of the images in the split, `[images]`.
+      numbers: indices of the images in the split, `[images]`.
       labels: their classes, `[images, most]`, padded with -1.
       answer: the most probable class, `[images]`.
       probability: probability of that class, `[images]`.
-      shown, images: numbers of the images that a report shows, and their pixels, uint8 `[shown,
+      shown, images: indices of the images that a report shows, and their pixels, uint8 `[shown,
         height, width, channels]`.
     """
 
@@ -93,7 +93,7 @@ class ClassCounts(NamedTuple):
 
 
 def to_show(predictions: Predictions) -> np.ndarray:
-    """Returns the numbers of the images to show: the worst mistakes, and a sample of the split."""
+    """Returns the indices of the images to show: the worst mistakes, and a sample of the split."""
     rows = np.linspace(0, len(predictions.numbers) - 1, min(MOST_SAMPLES, len(predictions.numbers)))
     chosen = np.concatenate([predictions.mistakes[:MOST_MISTAKES], rows.astype(int)])
     return np.unique(predictions.numbers[chosen])

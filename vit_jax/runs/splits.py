@@ -44,7 +44,7 @@ class Splits(NamedTuple):
 def open_splits(
     config: RunOptions, data: Mapping[str, Any] | None = None, groups: Sequence | None = None
 ) -> Splits:
-    """Opens the sources that a config names; classes have the numbers of the training split.
+    """Opens the sources that a config names; classes have the indices of the training split.
 
     Args:
       data: api override of the config's data set, by split.

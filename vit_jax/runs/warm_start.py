@@ -357,7 +357,7 @@ def matched_head(
 
     Args:
       sources: functions that read the parameters, by path.
-      class_names: classes of the run's head, by number.
+      class_names: classes of the run's head, by index.
       place: the checkpoint's name for messages.
       remedy: the advice in the error if it has other classes.
 

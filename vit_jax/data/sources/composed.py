@@ -58,7 +58,7 @@ class Composed(Source):
 
     Attributes:
       layout: a name in `LAYOUTS`.
-      images: numbers of these images in the split.
+      images: indices of these images in the split.
     """
 
     layout: str

@@ -157,7 +157,7 @@ def handed_in(
         anything with `len(data)` whose items are an image, a pair, or a mapping; or a `Source`.
         Images are NumPy arrays uint8 or floats in [0, 1], `[height, width]` or `[height, width,
         channels]`, torch tensors with channels first, PIL images, encoded bytes or paths. Labels
-        are class numbers or class names, lists of these, or one-hot or multi-hot rows.
+        are class indices or class names, lists of these, or one-hot or multi-hot rows.
       name: name in error messages, such as "training".
       labels: labels are required; otherwise they are not read.
       class_names: class names of the training data, to which other names are matched; None: the

@@ -45,7 +45,7 @@ class Mixture(Source):
         Args:
           parts: the sources.
           weights: shares of the parts in a batch; None: by their sizes.
-          class_names: names of all classes by number; None: in the order of the parts.
+          class_names: names of all classes by index; None: in the order of the parts.
 
         Raises:
           UserError: there are no parts, or the weights or classes do not fit them.
