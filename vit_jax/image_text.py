@@ -8,7 +8,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop.hub import download
 from vit_jax.interop.image_text import open_text
 from vit_jax.interop.open import open_checkpoint
-from vit_jax.interop.text_tokens import TOKENIZER_FILES
+from vit_jax.models.text_tokens import TOKENIZER_FILES
 from vit_jax.interop.transformers.transformers_clip import IMAGES_ALONE
 from vit_jax.load import build_model
 from vit_jax.models.image_text import TEMPLATES, ImageTextModel

@@ -14,7 +14,7 @@ from PIL import Image
 import vit_jax
 from vit_jax.classifier import open_classifier
 from vit_jax.errors import UserError
-from vit_jax.interop.text_tokens import canonical
+from vit_jax.models.text_tokens import canonical
 
 IMAGE = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=80)
 IMAGE |= dict(image_size=32, patch_size=8)

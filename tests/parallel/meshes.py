@@ -78,7 +78,10 @@ MODELS = {
     "DVAE": CODES,
     "VQ-KD": VIT | dict(pooling="gap"),
     "BEiT v2": VIT | dict(position="bias", position_at="shared", stochastic_depth=0.2),
+    "CLIP": VIT | dict(head_std=0.02),
+    "SigLIP": VIT | dict(pooling="map"),
 }
+TEXT = dict(text_length=16, text_dim=64, text_depth=2, text_heads=8)
 OBJECTIVES = {
     "masked patches": dict(name="masked_patch"),
     "MAE": dict(name="mae", mask_ratio=0.75, decoder_dim=32, decoder_depth=2, decoder_heads=8),
@@ -98,6 +101,8 @@ OBJECTIVES = {
         **dict(decoder_dim=64, decoder_depth=1, decoder_heads=8),
     ),
     "BEiT v2": dict(name="beitv2", aggregate_from=1),
+    "CLIP": dict(name="contrastive", loss="softmax", text_tower="clip", embedding_dim=32, **TEXT),
+    "SigLIP": dict(name="contrastive", **TEXT),
 }
 BATCH, STEPS, CLASSES = 16, 3, 5
 
@@ -142,7 +147,7 @@ def train(
     step = program.train_step.lower(state, metrics, abstract_batch(config, mesh)).compile()
     for _ in range(STEPS):
         batch = {
-            name: rng.integers(256, size=like.shape, dtype=np.uint8)
+            name: rng.integers(256, size=like.shape, dtype=np.uint8).astype(like.dtype)
             for name, like in abstract_batch(config, mesh).items()
             if name != "labels"
         }

@@ -75,6 +75,14 @@ def test_teachers_of_both_kinds_and_crops_of_two_sizes_say_the_same_on_one_devic
 
 
 @pytest.mark.slow
+def test_pairs_are_compared_alike_on_one_device_and_on_eight():
+    found = losses(*(f"{name}: {mesh}" for name in ("CLIP", "SigLIP") for mesh in ("one", "all")))
+    for name in ("CLIP", "SigLIP"):
+        every, one = found[f"{name}: all"]["losses"], found[f"{name}: one"]["losses"]
+        np.testing.assert_allclose(every, one, rtol=1e-5)
+
+
+@pytest.mark.slow
 def test_relaxed_codes_are_the_same_on_one_device_and_on_eight():
     one, everything = losses("DVAE: one", "DVAE: all").values()
     np.testing.assert_allclose(everything["losses"], one["losses"], rtol=1e-4)

@@ -17,7 +17,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -28,9 +28,10 @@ import numpy as np
 
 from vit_jax.data.balance import balanced_order, single_labels
 from vit_jax.data.decode import Unreadable, decode, why_unreadable
+from vit_jax.data.fields import Field
 from vit_jax.data.order import Order
 from vit_jax.data.preprocess import FixedCrop, TestCrop, TrainCrop
-from vit_jax.data.sources.base import Source
+from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.views import Augmentation, ViewSpec
 from vit_jax.errors import UserError
 
@@ -38,6 +39,7 @@ Batch = dict[str, np.ndarray]
 
 MAX_CHUNK = 64  # Images.
 MAX_REPLACEMENTS = 100  # Neighbours tried in place of an unreadable image.
+FIELD_STREAM = 2**32  # The random stream of the first field; those of views are smaller.
 # Fewer images are read before worker processes, which take seconds to start, would be ready.
 FEW_IMAGES = 5000
 
@@ -69,6 +71,7 @@ def training_batches(
     threads: int | None = None,
     augment: Augmentation | None = None,
     views: Sequence[ViewSpec] = (),
+    fields: Sequence[Field] = (),
     repeats: int = 1,
     balance: str = "none",
     rows: np.ndarray | None = None,
@@ -83,6 +86,7 @@ def training_batches(
         processes, whose batches must be copied.
       augment: applied to the crop, uint8 to uint8.
       views: the views of each image, in place of one by `crop` and `augment`.
+      fields: fields that are encoded from each example; the source must have them.
       repeats: positions in a row that an image takes, each with an augmentation of its own.
       balance: class balancing, a value of `config.data.balance`.
       rows: the rows of each batch that this process reads, in order; None for all.
@@ -90,7 +94,7 @@ def training_batches(
     Yields:
       `image` uint8 `[local batch, size, size, 3]`, `labels` int32 `[local batch, max_labels]`
         padded with -1, and `unreadable` int64 `[local batch]`: the index of an image that was
-        replaced by its next readable neighbour, else -1.
+        replaced by its next readable neighbour, else -1; and an entry for each view and field.
 
     Raises:
       UserError: too many unreadable images in a row; an image without exactly one label, where
@@ -104,20 +108,21 @@ def training_batches(
     chunks = -(-len(rows) // MAX_CHUNK)
 
     views = views or (ViewSpec("image", crop.size, crop, augment),)
-    streams = [stream for view in views for stream in view.streams]
+    streams = _streams(views, fields)
 
     def load_image(rngs: list[np.random.Generator], index: int, batch: Batch, row: int) -> None:
         for candidate in range(index, index + MAX_REPLACEMENTS):
             candidate %= len(source)
             try:
                 example = source[candidate]
-                _show(example.image, views, rngs, batch, row)
+                _show(example.image, views, rngs[: len(rngs) - len(fields)], batch, row)
             except (Unreadable, OSError) as error:
                 reason = why_unreadable(error)
                 if candidate == index:
                     batch["unreadable"][row] = index
                 continue
             batch["labels"][row, : len(example.labels)] = example.labels
+            _encode(example, fields, rngs[len(rngs) - len(fields) :], batch, row)
             return
         raise UserError(
             f"{MAX_REPLACEMENTS} unreadable images in a row from {source.describe(index)} on "
@@ -127,7 +132,7 @@ def training_batches(
     def load(number: int) -> Batch:
         step, chunk = divmod(number, chunks)
         positions = step * batch_size + _rows_of_chunk(rows, chunk, chunks)
-        batch = _empty(len(positions), views, source)
+        batch = _empty(len(positions), views, fields, source)
         draws = _generators(seed, positions, streams)
         for row, (rngs, index) in enumerate(zip(draws, order(positions).tolist(), strict=True)):
             load_image(rngs, index, batch, row)
@@ -145,6 +150,7 @@ def evaluation_batches(
     workers: int | None = None,
     threads: int | None = None,
     views: Sequence[ViewSpec] = (),
+    fields: Sequence[Field] = (),
     seed: int = 0,
     rows: np.ndarray | None = None,
 ) -> Iterator[Batch]:
@@ -154,6 +160,7 @@ def evaluation_batches(
       batch_size, workers, threads, rows: see `training_batches`.
       views: the views of each image, in place of one by `crop`; drawn from the seed and the image's
         number.
+      fields: see `training_batches`; encoded without random numbers.
 
     Yields:
       The entries of `training_batches`, and `mask` bool `[local batch]`: False for an unreadable
@@ -163,14 +170,15 @@ def evaluation_batches(
     chunks = -(-len(rows) // MAX_CHUNK)
 
     views = views or (ViewSpec("image", crop.size, FixedCrop(crop)),)
-    streams = [stream for view in views for stream in view.streams]
+    streams = _streams(views)
 
     def load(number: int) -> Batch:
         step, chunk = divmod(number, chunks)
         indices = (step * batch_size + _rows_of_chunk(rows, chunk, chunks)).tolist()
-        batch = _empty(len(indices), views, source) | {"mask": np.zeros(len(indices), bool)}
-        for view in views:
-            batch[view.name][:] = 0
+        batch = _empty(len(indices), views, fields, source)
+        batch["mask"] = np.zeros(len(indices), bool)
+        for entry in (*views, *fields):
+            batch[entry.name][:] = 0
         draws = _generators(seed, np.array(indices), streams)
         for row, (rngs, index) in enumerate(zip(draws, indices, strict=True)):
             if index >= len(source):
@@ -182,6 +190,7 @@ def evaluation_batches(
                 batch["unreadable"][row] = index
                 continue
             batch["labels"][row, : len(example.labels)] = example.labels
+            _encode(example, fields, itertools.repeat(None), batch, row)
             batch["mask"][row] = True
         return batch
 
@@ -257,6 +266,24 @@ def _show(
                 out[:] = pixels
 
 
+def _encode(
+    example: Example,
+    fields: Sequence[Field],
+    rngs: Iterable[np.random.Generator | None],
+    batch: Batch,
+    row: int,
+) -> None:
+    """Writes the fields of an example into a row of a batch, each by its own generator."""
+    for field, rng in zip(fields, rngs, strict=False):
+        batch[field.name][row] = field.encode(example.fields[field.name], rng)
+
+
+def _streams(views: Sequence[ViewSpec], fields: Sequence[Field] = ()) -> list[int]:
+    """Returns the random streams of an example: those of its views, then one for each field."""
+    of_views = [stream for view in views for stream in view.streams]
+    return of_views + [FIELD_STREAM + number for number in range(len(fields))]
+
+
 def _generators(
     seed: int, positions: np.ndarray, streams: Sequence[int]
 ) -> Iterator[list[np.random.Generator]]:
@@ -278,11 +305,19 @@ def _rows_of_chunk(rows: np.ndarray, chunk: int, chunks: int) -> np.ndarray:
     return rows[chunk * len(rows) // chunks : (chunk + 1) * len(rows) // chunks]
 
 
-def _empty(images: int, views: Sequence[ViewSpec], source: Source) -> Batch:
-    return {view.name: np.empty((images, *view.shape), np.uint8) for view in views} | {
-        "labels": np.full((images, source.max_labels), -1, np.int32),
-        "unreadable": np.full(images, -1, np.int64),
-    }
+def _empty(
+    images: int, views: Sequence[ViewSpec], fields: Sequence[Field], source: Source
+) -> Batch:
+    pixels = {view.name: np.empty((images, *view.shape), np.uint8) for view in views}
+    values = {field.name: np.empty((images, *field.shape), field.dtype) for field in fields}
+    return (
+        pixels
+        | values
+        | {
+            "labels": np.full((images, source.max_labels), -1, np.int32),
+            "unreadable": np.full(images, -1, np.int64),
+        }
+    )
 
 
 def _iterate(

@@ -16,7 +16,7 @@ from vit_jax.interop.layout import Entry, entries
 from vit_jax.interop.library import Tensors
 from vit_jax.interop.reading import MALFORMED, check_tensors, read_files
 from vit_jax.interop.tensor_files import check_float
-from vit_jax.interop.text_tokens import Tokenizer, open_tokenizer
+from vit_jax.models.text_tokens import Tokenizer, open_tokenizer
 from vit_jax.interop.transformers.transformers_text import read_text_tower
 from vit_jax.models.model_card import abstract
 from vit_jax.models.text import TextTower
@@ -48,7 +48,7 @@ def open_text(folder: Path) -> TextPart:
             f"{folder} does not describe a supported text tower ({type(error).__name__}: {error})"
         ) from error
     tokenizer = open_tokenizer(
-        folder, form.options.length, form.options.vocabulary, form.lower_case
+        folder, form.options.length, form.lower_case, form.options.vocabulary
     )
     if form.options.pooling == "end" and form.options.end not in tokenizer([""]):
         raise UserError(

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.models.layers import named
 from vit_jax.models.transformer import EncoderBlock, Stack, make_norm
 from vit_jax.options.text import TextOptions
 
@@ -23,13 +24,14 @@ class TextTower(nnx.Module):
             mlp_dim=options.mlp_dim,
             gelu=options.gelu,
             epsilon=options.norm_epsilon,
+            dtype=jnp.dtype(options.dtype),
         )
         table = nnx.initializers.normal(0.02)
         self.token_embedding = nnx.Embed(
-            options.vocabulary, options.dim, embedding_init=table, rngs=rngs
+            options.vocabulary, options.dim, embedding_init=table, dtype=stack.dtype, rngs=rngs
         )
         self.position_embedding = nnx.Embed(
-            options.length, options.dim, embedding_init=table, rngs=rngs
+            options.length, options.dim, embedding_init=table, dtype=stack.dtype, rngs=rngs
         )
         self.blocks = nnx.Dict(
             {f"{layer:02d}": EncoderBlock(stack, rngs=rngs) for layer in range(options.depth)}
@@ -47,7 +49,7 @@ class TextTower(nnx.Module):
         x = self.token_embedding(tokens) + self.position_embedding(jnp.arange(tokens.shape[1]))
         bias = self._causal_mask(tokens.shape[1]) if self.options.causal else None
         for block in self.blocks.values():
-            x = block(x, bias=bias)
+            x = named("tokens", block(x, bias=bias))
         return self.head(self.norm(self._pooled(x, tokens))).astype(jnp.float32)
 
     def _causal_mask(self, length: int) -> jax.Array:

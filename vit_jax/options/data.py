@@ -132,6 +132,12 @@ class DataOptions:
         "TFDS feature or CSV column with the label or labels.",
         requires=only_with("data.source", "csv", "tfds", "array_record", "mixture", "handed_in"),
     )
+    caption_key: str = option(
+        "caption",
+        text(),
+        "CSV column, JSON key or TFDS feature with the caption or captions of an image.",
+        requires=only_with_objective("contrastive"),
+    )
     classes: tuple[str | int, ...] | None = option(
         None,
         several(either(text(), whole(0)), least=1),

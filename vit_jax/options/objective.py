@@ -19,6 +19,7 @@ OBJECTIVES = (
     "beit",
     "vqkd",
     "beitv2",
+    "contrastive",
 )
 CELLS = {"color": 1, "cells": 4}  # Cells along each side of a patch, by target of masked_patch.
 TARGETS = (*CELLS, "pixels")
@@ -457,4 +458,57 @@ class BEiTv2Options:
     )
     aggregate_layers: int = option(
         2, whole(0, 100), "Layers of patch aggregation; 0: none.", smoke=1
+    )
+
+
+@options
+class ContrastiveOptions:
+    """Contrastive learning from image-text pairs (Radford et al., 2021; Zhai et al., 2023)"""
+
+    loss: str = option(
+        "sigmoid",
+        one_of("sigmoid", "softmax"),
+        "Loss of each image-text pair (SigLIP), or of each image and text in the batch (CLIP).",
+        validate=lambda value, config: unless(
+            _sees_whole_batch(config),
+            "used with micro_batches=1 and optimizer.sum_gradients='as_computed': each image is "
+            "compared with all texts of the batch",
+        ),
+    )
+    tokenizer: str = option(
+        "bytes",
+        text(".+", "a folder, or 'bytes'"),
+        "Folder with the tokenizer: tokenizer.json, spiece.model, or vocab.json and merges.txt; "
+        "'bytes': the bytes of UTF-8.",
+    )
+    text_tower: str = option(
+        "siglip",
+        one_of("siglip", "clip"),
+        "Text tower: SigLIP's, without a mask, which reads the last token, or CLIP's, which is "
+        "causal and reads the end of the text.",
+    )
+    text_length: int = option(64, whole(1, 2**16), "Tokens of a text; longer texts are truncated.")
+    text_dim: int = option(768, whole(1, 2**20), "Width of the text tower.", smoke=32)
+    text_depth: int = option(12, whole(1, 10000), "Layers of the text tower.", smoke=1)
+    text_heads: int = option(12, whole(1, 2**16), "Attention heads of the text tower.", smoke=2)
+    text_frozen: bool = option(
+        False, flag(), "Trains the image tower only, with the text tower of finetune.checkpoint."
+    )
+    embedding_dim: int | None = option(
+        None,
+        whole(1, 2**20),
+        "Width of the embeddings after a linear projection of the image tower's features (CLIP); "
+        "None: the features themselves (SigLIP).",
+    )
+    initial_scale: float = option(
+        10.0, number(above=0, most=1000), "Initial factor of the cosine similarities."
+    )
+    max_scale: float | None = option(
+        None, number(above=0), "Maximum factor of the cosine similarities (CLIP: 100); None: none."
+    )
+    initial_bias: float = option(
+        -10.0,
+        number(least=-1000, most=1000),
+        "Initial offset of the logits.",
+        requires=only_with("contrastive.loss", "sigmoid"),
     )

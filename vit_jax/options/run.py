@@ -8,6 +8,7 @@ from vit_jax.options.model import ModelOptions
 from vit_jax.options.objective import (
     BEiTOptions,
     BEiTv2Options,
+    ContrastiveOptions,
     DINOOptions,
     DistillationOptions,
     DVAEOptions,
@@ -371,6 +372,7 @@ class RunOptions:
     beit: BEiTOptions = _of_objective(BEiTOptions, "beit")
     vqkd: VQKDOptions = _of_objective(VQKDOptions, "vqkd")
     beitv2: BEiTv2Options = _of_objective(BEiTv2Options, "beitv2")
+    contrastive: ContrastiveOptions = _of_objective(ContrastiveOptions, "contrastive")
     loss: LossOptions = section(LossOptions)
     optimizer: OptimizerOptions = section(OptimizerOptions)
     mesh: MeshOptions = section(MeshOptions)

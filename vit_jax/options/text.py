@@ -31,6 +31,11 @@ class TextOptions:
     end: int = option(0, whole(0, 2**24), "Id of the end-of-text token.")
     head_bias: bool = option(True, flag(), "Bias of the projection to the embeddings.")
     gelu: str = option("tanh", one_of("tanh", "erf", "quick"), "GELU, as in `ViTOptions`.")
+    dtype: str = option(
+        "float32",
+        one_of("float32", "bfloat16", "float16"),
+        "Dtype of the computation; parameters and embeddings are float32.",
+    )
     norm_epsilon: float = option(1e-6, number(above=0), "Epsilon of the layer norms.")
 
     def __post_init__(self) -> None:

@@ -107,7 +107,11 @@ def assemble(
     on_phase("looking through the data sets")
     splits = open_splits(options, overrides.data, overrides.groups)
     samples = HANDED_IN_SAMPLES if overrides.data is not None else SAMPLES
-    data = {name: fingerprint(source, samples) for name, source in splits.named.items()}
+    fields = {
+        f"encoding of {field.name}": field.identity
+        for field in objective_of(options.objective.name).fields(options)
+    }
+    data = {name: fingerprint(source, samples) | fields for name, source in splits.named.items()}
     if peers.count > 1:
         for name, found in data.items():
             peers.agree(f"the {SPOKEN[name]} data", found)
@@ -316,6 +320,7 @@ def open_feed(
         batch_size=config.batch_size,
         first_step=first_step,
         views=training_views(config),
+        fields=objective_of(config.objective.name).fields(config),
         repeats=config.data.repeats,
         balance=config.data.balance,
         workers=config.data.workers,

@@ -15,6 +15,7 @@ from vit_jax.parallel.mesh import local_rows, to_devices, whole_batch
 from vit_jax.progress import Progress
 from vit_jax.runs.predictions import ClassCounts, Predictions, class_counts, class_figures, to_show
 from vit_jax.training.program import Program
+from vit_jax.training.objectives import objective_of
 from vit_jax.training.step import Evaluated, make_eval_step, make_pictures
 
 
@@ -38,14 +39,20 @@ class Evaluator:
         self, program: Program, splits: dict[str, Source], config: RunOptions, log, views=()
     ):
         objective = program.abstract_objective()
-        self.metrics, self.draws = objective.metrics, objective.pictures is not None
+        self.metrics = objective.metrics | objective.split_metrics
+        self.draws, self._over_split = objective.pictures is not None, objective.over_split
+        self._labelled = objective.labels
         self._mesh, self._splits, self._log = program.mesh, splits, log
         # The number of images that training has on the devices at the same time.
         self._most = config.batch_size // config.micro_batches
         self._arguments = dict(
             crop=test_crop(config), workers=config.data.workers, threads=config.data.threads
         )
+        fields = objective_of(config.objective.name).fields(config)
         self._views = dict(views=views, seed=config.seed) if views else {}
+        if fields:
+            self._arguments["fields"] = fields
+        self._entries = {"image", "numbers", *(entry.name for entry in (*views, *fields))}
         places = program.evaluated_places()
         both = program.graphdef, program.objective, config, program.mesh, places
         self._step, self._pictures = make_eval_step(*both), make_pictures(*both)
@@ -83,11 +90,14 @@ class Evaluator:
                 total = sums if total is None else jax.tree.map(jnp.add, total, sums)
                 said.append(answers)
         progress(len(source))
-        self.answers = _joined(jax.device_get(said))
+        outputs = _joined(jax.device_get(said))
+        self.answers = outputs if self._labelled else None
         total = {name: float(value) for name, value in jax.device_get(total).items()}
         images = total.pop("images")
         figures = {name: value / max(images, 1.0) for name, value in total.items()}
         counts = self.counts()
+        if outputs and not self._labelled:
+            figures |= self._over_split(outputs)
         return figures | (class_figures(counts) if counts else {}) | {"images": images}
 
     def counts(self) -> ClassCounts | None:
@@ -150,8 +160,7 @@ class Evaluator:
         Every process has read the whole batch.
         """
         rows = local_rows(self._mesh, len(batch["image"]))
-        seen = {"image", "numbers"} | {view.name for view in self._views.get("views", ())}
-        return to_devices({name: batch[name][rows] for name in seen}, self._mesh)
+        return to_devices({name: batch[name][rows] for name in self._entries}, self._mesh)
 
 
 def _joined(said: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from vit_jax.data.balance import note_of
 from vit_jax.data.class_names import shortened
 from vit_jax.data.sources import SOURCES, open_handed_in, open_source
-from vit_jax.data.sources.base import Source, Subset, check_labelled, lacking
+from vit_jax.data.sources.base import Source, Subset, check_fields, check_labelled, lacking
 from vit_jax.data.sources.slices import overlap
 from vit_jax.errors import UserError
 from vit_jax.options.run import RunOptions
@@ -63,6 +63,8 @@ def open_splits(
         weights=values.weights,
         image_size=values.image_size,
         only=values.classes,
+        fields=tuple(field.name for field in objective_of(config.objective.name).fields(config)),
+        caption_key=values.caption_key,
         labels=objective_of(config.objective.name).labels,
         each_labelled=objective_of(config.objective.name).needs_a_label(config),
         slices=values.slices,
@@ -81,6 +83,8 @@ def open_splits(
     named = dict(class_names=train.class_names, **arguments)
     dev = opened(values.dev_split, **named) if values.dev_split is not None else None
     splits = Splits(train, dev, opened(values.test_split, **named))
+    for name, source in splits.named.items():
+        check_fields(source, arguments["fields"], SPOKEN[name])
     if arguments["each_labelled"]:
         for name, source in splits.named.items():
             check_labelled(source, SPOKEN[name])

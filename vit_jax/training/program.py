@@ -298,9 +298,12 @@ def shapes_of_batch(
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes of a training batch of `images` images, without shardings."""
     shapes = {"labels": jax.ShapeDtypeStruct((images, max_labels), jnp.int32)}
-    for view in objective_of(config.objective.name).views(config):
+    objective = objective_of(config.objective.name)
+    for view in objective.views(config):
         shape = images, *view.shape(config.data.image_size)
         shapes[view.name] = jax.ShapeDtypeStruct(shape, jnp.uint8)
+    for field in objective.fields(config):
+        shapes[field.name] = jax.ShapeDtypeStruct((images, *field.shape), field.dtype)
     return shapes
 
 

@@ -114,7 +114,9 @@ def make_gradients(
             weights,
             trained(config.finetune, weights),
         )
-        context = StepContext(nnx.Rngs(dropout=key), objective_state, update)
+        context = StepContext(
+            nnx.Rngs(dropout=key), objective_state, update, None if once else mesh
+        )
         with jax.named_scope("loss"):
             own = with_frozen(objective_weights(weights), frozen)
             loss = _loss(
@@ -283,8 +285,8 @@ def make_eval_step(
     """Compiles `(evaluated, batch, first) -> ({loss, ..., images}, answers)`.
 
     The first result has sums over the unmasked images. `answers` has for each image the most likely
-    class, `answer`, its `probability`, and the batch's `labels` and `mask`; it is empty for
-    objectives without labels. `first` is the number of the batch's first image in its split, so
+    class, `answer`, its `probability`, and the batch's `labels` and `mask`; for objectives without
+    labels it has `Loss.outputs` and, if there are any, `mask`. `first` is the number of the batch's first image in its split, so
     that an image has the same random numbers in each evaluation.
 
     Args:
@@ -301,14 +303,15 @@ def make_eval_step(
     def eval_step(evaluated, batch, first):
         numbers = first + jnp.arange(len(batch["image"]))
         batch = _prepare(objective, evaluated.own, mesh, batch, key, numbers)
-        context = StepContext(None, evaluated.objective_state, evaluated.update)
+        context = StepContext(None, evaluated.objective_state, evaluated.update, mesh)
         loss = _loss(graphdef, objective, mesh, evaluated.params, evaluated.own, batch, context)
         keep = batch["mask"]
         values = {"loss": loss.each, **loss.metrics}
         sums = {name: jnp.where(keep, x, 0).sum() for name, x in values.items()}
-        return sums | {"images": keep.sum()}, answers(
-            evaluated, batch, loss.logits
-        ) if labelled else {}
+        outputs = answers(evaluated, batch, loss.logits) if labelled else loss.outputs
+        if outputs:
+            outputs["mask"] = keep
+        return sums | {"images": keep.sum()}, outputs
 
     def answers(evaluated, batch, logits):
         if logits is None:
@@ -318,7 +321,7 @@ def make_eval_step(
             "answer": logits.argmax(-1),
             "probability": probabilities(logits.astype(jnp.float32)).max(-1),
         }
-        return said | {name: batch[name] for name in ("labels", "mask")}
+        return said | {"labels": batch["labels"]}
 
     everywhere = replicated(mesh)
     return jax.jit(

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from vit_jax.data.fields import TEXT
 from vit_jax.data.sources.array_record import ARRAY_RECORD
 from vit_jax.data.sources.base import Source, of_classes
 from vit_jax.data.sources.composed import CENTRED, SCATTERED
@@ -79,6 +80,7 @@ def open_handed_in(
         class_names=asked.class_names if only is None else None,
         num_classes=asked.num_classes,
         label_key=asked.label_key or "label",
+        caption_key=asked.caption_key if TEXT in asked.fields else None,
     )
     groups = asked.groups if isinstance(asked.groups, str) or name == "train" else None
     if groups is not None and not isinstance(groups, str) and len(groups) != len(source):

@@ -73,7 +73,7 @@ class Records(Source):
                 f"{self.describe(index)} has {len(labels)} labels; at most {self.max_labels} are "
                 "supported"
             )
-        return Example(example.image, labels)
+        return example._replace(labels=labels)
 
     def _example(self, index: int) -> Example:
         try:

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,10 +13,17 @@ from vit_jax.errors import UserError, nearest
 
 
 class Example(NamedTuple):
-    """An image, encoded (bytes) or as uint8 `[height, width, channels]`, and its class indices."""
+    """An image with its labels.
+
+    Attributes:
+      image: encoded (bytes), or uint8 `[height, width, channels]`.
+      labels: class indices.
+      fields: other values by name, such as the captions `text`; see `vit_jax.data.fields`.
+    """
 
     image: bytes | np.ndarray
     labels: tuple[int, ...]
+    fields: Mapping[str, Any] = {}
 
 
 class Source:
@@ -27,6 +34,7 @@ class Source:
       numbered: classes have numbers only, so `class_names` are no names.
       shared_classes: class names that several parts of a mixture have; each is one class.
       left_out: numbers of skipped files by reason; `folder_rules.in_words` formats them.
+      fields: names of the fields of its examples.
     """
 
     class_names: tuple[str, ...]
@@ -35,6 +43,7 @@ class Source:
     numbered: bool = False
     shared_classes: tuple[str, ...] = ()
     left_out: Mapping[str, int] = {}
+    fields: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -90,6 +99,14 @@ class Source:
         """
         return ()
 
+    def known_fields(self, indices: Sequence[int] | None = None) -> Iterable[bytes]:
+        """Returns the encoded fields of examples if they are known without reading images.
+
+        Args:
+          indices: of the examples; None: all.
+        """
+        return ()
+
     def labels_of(self, index: int) -> tuple[int, ...]:
         """Returns the class indices of an example, without reading its image if possible."""
         return self[index].labels
@@ -139,7 +156,7 @@ def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
     """Returns short values that show if two hosts, or two starts, read the same data.
 
     They cover counts, class names, some examples, the names and sizes of all files, and all labels
-    if these are known without reading.
+    and fields if these are known without reading.
     """
 
     def digest(*parts: bytes) -> str:
@@ -147,14 +164,15 @@ def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
 
     def content(index: int) -> bytes:
         try:
-            image, labels = source[index]
+            example = source[index]
         except OSError:  # Such an image is counted and replaced when it is read.
             return b""
-        return bytes(image) + repr(labels).encode()
+        fields = repr(sorted(example.fields.items())).encode() if example.fields else b""
+        return bytes(example.image) + repr(example.labels).encode() + fields
 
     known, chosen = source.known_labels(), spread(len(source), samples)
     files = source.stored_files()
-    return {
+    values: dict[str, int | str] = {
         "images": len(source),
         "classes": len(source.class_names),
         "class names": digest(*(name.encode() for name in source.class_names)),
@@ -164,6 +182,7 @@ def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
             *(f"{name}\0{size}".encode(errors="surrogateescape") for name, size in files)
         ),
     }
+    return values | ({"fields": digest(*source.known_fields())} if source.fields else {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,6 +208,10 @@ class Subset(Source):
     def left_out(self):
         return self.source.left_out
 
+    @property
+    def fields(self):
+        return self.source.fields
+
     def __len__(self):
         return len(self.indices)
 
@@ -204,6 +227,10 @@ class Subset(Source):
     def known_labels(self):
         known = self.source.known_labels()
         return None if known is None else known[np.asarray(self.indices)]
+
+    def known_fields(self, indices=None):
+        chosen = np.asarray(self.indices)
+        return self.source.known_fields((chosen if indices is None else chosen[indices]).tolist())
 
     def stored_files(self, indices=None):
         chosen = np.asarray(self.indices)
@@ -227,12 +254,16 @@ class Renumbered(Source):
     def left_out(self):
         return self.source.left_out
 
+    @property
+    def fields(self):
+        return self.source.fields
+
     def __len__(self):
         return len(self.source)
 
     def __getitem__(self, index):
-        image, labels = self.source[index]
-        return Example(image, self._renumbered(labels))
+        example = self.source[index]
+        return example._replace(labels=self._renumbered(example.labels))
 
     def describe(self, index):
         return self.source.describe(index)
@@ -252,6 +283,9 @@ class Renumbered(Source):
         numbers[list(self.number)] = list(self.number.values())
         table = numbers[known]
         return np.take_along_axis(table, np.argsort(table < 0, axis=1, kind="stable"), axis=1)
+
+    def known_fields(self, indices=None):
+        return self.source.known_fields(indices)
 
     def stored_files(self, indices=None):
         return self.source.stored_files(indices)
@@ -305,6 +339,16 @@ def check_labelled(source: Source, name: str) -> None:
             f"{len(lacking):,} of {len(table):,} {name} images have no label, which the objective "
             f"needs; the first is {source.describe(int(lacking[0]))}"
         )
+
+
+def check_fields(source: Source, names: Sequence[str], split: str) -> None:
+    """Raises UserError unless the examples of a split have fields with these names."""
+    for name in names:
+        if name not in source.fields:
+            raise UserError(
+                f"the {split} data have no captions: give a CSV or JSON lines with a column of "
+                "captions (data.source=csv), or pass pairs of images and captions"
+            )
 
 
 def of_classes(source: Source, names: Sequence[str]) -> Renumbered:

@@ -5,6 +5,8 @@ and behind them are faint fragments and bars, a texture and noise (`vit_jax.data
 image has a single object on texture and noise, so that a small Transformer learns it within some
 hundred steps.
 
+A caption counts the objects: "a large 7 with two 3s and a 5".
+
 Image k of a split is a function of k alone: the first 1,000 images are part of the first 1,000,000.
 The scene does not depend on the image size, which is only the resolution of the drawing. Images are
 cached in the user's cache folder: reading one there is a hundred times faster.
@@ -14,12 +16,15 @@ import dataclasses
 import functools
 import hashlib
 import json
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from vit_jax.data import scenes
+from vit_jax.data.fields import TEXT
 from vit_jax.data.kept_images import kept_images
 from vit_jax.data.scenes import (
     BARS,
@@ -29,6 +34,7 @@ from vit_jax.data.scenes import (
     Layout,
     Objects,
     Parts,
+    Scene,
     compose,
     draw,
     drawings_of,
@@ -49,6 +55,7 @@ LAYOUTS = {
     "scattered": Layout((40000, 60000), (1, FRAGMENTS), (0, BARS), (1, SMALLER)),
     "centred": Layout((56000, 64000), (0, 0), (0, 0), (0, 0)),
 }
+COUNTS = ("no", "a", "two", "three", "four")  # Words of a caption.
 GLYPHS = Path(__file__).parent.parent / "glyphs"
 
 
@@ -59,6 +66,7 @@ class Composed(Source):
     Attributes:
       layout: a name in `LAYOUTS`.
       images: indices of these images in the split.
+      captioned: examples have captions.
     """
 
     layout: str
@@ -66,6 +74,11 @@ class Composed(Source):
     split: str
     images: range
     image_size: int
+    captioned: bool = False
+
+    @property
+    def fields(self):
+        return (TEXT,) if self.captioned else ()
 
     @property
     def class_names(self):
@@ -82,7 +95,8 @@ class Composed(Source):
             scene, parts, stream = self._compose(index)
             image = draw(scene, parts, self.image_size, stream)
             kept.write(self._number(index), image)
-        return Example(image, self.labels_of(index))
+        fields = {TEXT: (self.caption(index),)} if self.captioned else {}
+        return Example(image, self.labels_of(index), fields)
 
     def describe(self, index):
         return f"{self.layout} {self.collection} {self.split} image {self._number(index)}"
@@ -93,6 +107,11 @@ class Composed(Source):
     def known_labels(self):
         numbers = np.arange(self.images.start, self.images.stop)
         return (numbers % len(self.class_names)).astype(np.int32)[:, None]
+
+    def caption(self, index: int) -> str:
+        """Returns a text that counts an image's objects, the main one first."""
+        scene, _, _ = self._compose(index)
+        return caption_of(scene, self.class_names)
 
     def objects(self, index: int) -> Objects:
         """Returns an image's objects, from back to front, and their visible pixels."""
@@ -133,8 +152,30 @@ def composed(layout: str, split: str, options: SourceOptions) -> Composed:
             f"{options.image_size} (data.image_size)"
         )
     return Composed(
-        layout, options.path, name, split_range(split, IMAGES[name]), options.image_size
+        layout,
+        options.path,
+        name,
+        split_range(split, IMAGES[name]),
+        options.image_size,
+        TEXT in options.fields,
     )
+
+
+def caption_of(scene: Scene, class_names: Sequence[str]) -> str:
+    """Returns a text that counts a scene's objects, the main one first."""
+    main = scene.items[scene.main]
+    counts = Counter(
+        item.label for item in scene.items if item.label is not None and item is not main
+    )
+    others = [
+        f"{COUNTS[count]} {class_names[label]}{'s' if count > 1 else ''}"
+        for label, count in sorted(counts.items())
+    ]
+    text = f"a large {class_names[main.label]}"
+    if not others:
+        return text
+    *first, last = others
+    return f"{text} with {', '.join(first)}{' and ' if first else ''}{last}"
 
 
 @functools.cache

@@ -1,8 +1,9 @@
-"""Image files listed in a CSV: a file and its label or labels in each row."""
+"""Image files listed in a CSV or in JSON lines, with labels or captions in each row."""
 
 import csv
 import dataclasses
 import io
+import json
 import os
 import re
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vit_jax.data.fields import TEXT, check_captions
 from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.folder import file_sizes, read_file
 from vit_jax.data.sources.folder_rules import APPLE_DOUBLE, is_unsupported, split_name, why_left_out
@@ -29,6 +31,8 @@ FILE_COLUMNS = {
     "image_path",
     "img",
 }
+CAPTION_COLUMNS = ("caption", "captions", "text")
+LISTS = (".csv", ".jsonl")  # Suffixes of lists.
 AGAIN = "rows of a file listed before with the same labels"
 LOOKED_AT = 100  # At least one of the first 100 files must exist.
 
@@ -44,6 +48,11 @@ class CsvList(Source):
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
     # The cells of a column by file, by the column's name.
     columns: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    captions: tuple[tuple[str, ...], ...] = ()  # Of each file; empty: not read.
+
+    @property
+    def fields(self):
+        return (TEXT,) if self.captions else ()
 
     @property
     def max_labels(self):
@@ -53,7 +62,8 @@ class CsvList(Source):
         return len(self.files)
 
     def __getitem__(self, index):
-        return Example(read_file(self._path(index)), self.labels_of(index))
+        fields = {TEXT: self.captions[index]} if self.captions else {}
+        return Example(read_file(self._path(index)), self.labels_of(index), fields)
 
     def describe(self, index):
         return as_text(self._path(index))
@@ -63,6 +73,10 @@ class CsvList(Source):
 
     def known_labels(self):
         return self.table
+
+    def known_fields(self, indices=None):
+        chosen = range(len(self)) if indices is None else indices
+        return ("\n".join(self.captions[index]).encode() for index in chosen if self.captions)
 
     def stored_files(self, indices=None):
         chosen = range(len(self)) if indices is None else indices
@@ -93,6 +107,7 @@ class _Columns(NamedTuple):
     labels: list[int]
     split: int | None
     rows: int  # Header rows before the first image.
+    caption: int | None = None
 
 
 def open_csv(split: str, options: SourceOptions) -> CsvList:
@@ -105,6 +120,8 @@ def open_csv(split: str, options: SourceOptions) -> CsvList:
     path, whole = _file_of(options.path, split)
     rows = _read(path)
     columns = _columns(path, rows, options.label_key if options.labels else None)
+    if TEXT in options.fields:
+        columns = columns._replace(caption=_caption_column(path, rows, columns, options))
     if not whole and columns.split is None:
         raise UserError(
             f"{path} is one list, without a column split: cut it, as with "
@@ -112,10 +129,15 @@ def open_csv(split: str, options: SourceOptions) -> CsvList:
             "train.csv and test.csv (data.path)"
         )
     listed, left_out = _listed(path, rows, columns, None if whole else split)
+    captions = tuple(
+        check_captions([*captions], f"{as_text(file)} in {path}")
+        for file, (_, captions) in listed.items()
+        if columns.caption is not None
+    )
     if not listed:
         of_split = "" if whole else f" of the split {split!r}"
         raise UserError(f"{path} lists no image{of_split}: write a row FILE,LABEL for each image")
-    labels = [[*labels] for labels in listed.values()]
+    labels = [[*labels] for labels, _ in listed.values()]
     if options.labels:
         _check_names(path, labels)
     class_names = options.class_names or _class_names(labels)
@@ -123,15 +145,17 @@ def open_csv(split: str, options: SourceOptions) -> CsvList:
     columns = _group_columns(path, rows, columns, listed, options.groups)
     root = os.path.join(os.path.dirname(path), "")
     class_names = class_names if options.labels else ()
-    source = CsvList(root, tuple(listed), table, class_names, dict(left_out), columns)
+    source = CsvList(root, tuple(listed), table, class_names, dict(left_out), columns, captions)
     _check_there(path, source)
+    if captions:
+        _check_all_there(path, source)
     return source
 
 
 def _listed(
     path: str, rows: list[list[str]], columns: _Columns, split: str | None
-) -> tuple[dict[str, dict[str, None]], Counter[str]]:
-    """Collects the files of a split and their labels.
+) -> tuple[dict[str, tuple[dict[str, None], dict[str, None]]], Counter[str]]:
+    """Collects the files of a split with their labels and captions.
 
     Args:
       path: the CSV.
@@ -140,7 +164,8 @@ def _listed(
       split: name of the split; None: all rows.
 
     Returns:
-      The labels of each file, as keys in their order, and the numbers of skipped rows by reason.
+      The labels and the captions of each file, as keys in their order, and the numbers of skipped
+        rows by reason.
 
     Raises:
       UserError: a row has an empty file name.
@@ -156,9 +181,15 @@ def _listed(
             left_out[reason] += 1
             continue
         labels = {_cell(row, place): None for place in columns.labels if _cell(row, place)}
-        if file in listed and labels.keys() <= listed[file].keys():
+        captions = {} if columns.caption is None else {_cell(row, columns.caption): None}
+        if file not in listed:
+            listed[file] = labels, captions
+            continue
+        known = listed[file]
+        if labels.keys() <= known[0].keys() and captions.keys() <= known[1].keys():
             left_out[AGAIN] += 1
-        listed.setdefault(file, {}).update(labels)
+        known[0].update(labels)
+        known[1].update(captions)
     return listed, left_out
 
 
@@ -174,13 +205,13 @@ def _file_of(path: str, split: str) -> tuple[str, bool]:
     """Returns the CSV of a split, and True if the split contains all its rows."""
     if not path:
         raise UserError("data.path is empty: give a CSV, or a folder with train.csv and test.csv")
-    if path.lower().endswith(".csv"):
+    if path.lower().endswith(LISTS):
         return path, split == "all"
     exact = os.path.join(path, f"{split}.csv")
     if "://" in path or os.path.exists(exact) or not os.path.isdir(path):
         return exact, True
-    there = sorted(name for name in os.listdir(path) if name.lower().endswith(".csv"))
-    named = [name for name in there if split_name(name[: -len(".csv")]) == split]
+    there = sorted(name for name in os.listdir(path) if name.lower().endswith(LISTS))
+    named = [name for name in there if split_name(os.path.splitext(name)[0]) == split]
     if len(named) != 1:
         raise UserError(
             f"no file {exact} (data.path and the split's name); there are: {', '.join(there[:20])}"
@@ -196,6 +227,8 @@ def _read(path: str) -> list[list[str]]:
         raise UserError(f"cannot read {path}: {error.strerror or error} (data.path)") from error
     if b"\0" in content:
         raise UserError(f"{path} is no text in UTF-8: save it as CSV in UTF-8")
+    if path.lower().endswith(".jsonl"):
+        return _read_json_lines(path, content)
     text = content.decode("utf-8-sig", "surrogateescape")  # Names of files may be any bytes.
     first = text.partition("\n")[0]
     delimiter = next((mark for mark in ",;\t" if mark in first), ",")
@@ -203,6 +236,58 @@ def _read(path: str) -> list[list[str]]:
         return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
     except csv.Error as error:
         raise UserError(f"{path} cannot be read as CSV: {error}") from error
+
+
+def _read_json_lines(path: str, content: bytes) -> list[list[str]]:
+    """Returns a header and rows of text cells; an example with a list of captions has several rows.
+
+    Raises:
+      UserError: a line is not a JSON object.
+    """
+    examples: list[dict[str, Any]] = []
+    for number, line in enumerate(content.decode("utf-8-sig", "replace").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            example = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}, line {number} is not JSON: {error}") from error
+        if not isinstance(example, dict):
+            raise UserError(f"{path}, line {number} is not a JSON object such as {{...}}")
+        examples.append(example)
+    header = [*dict.fromkeys(key for example in examples for key in example)]
+    rows = [header]
+    for example in examples:
+        values = {key: x if isinstance(x, list) else [x] for key, x in example.items()}
+        for place in range(max((len(x) for x in values.values()), default=0)):
+            cells = {key: x[min(place, len(x) - 1)] if x else "" for key, x in values.items()}
+            rows.append(["" if cells.get(key) is None else str(cells[key]) for key in header])
+    return rows
+
+
+def _caption_column(
+    path: str, rows: list[list[str]], columns: _Columns, options: SourceOptions
+) -> int:
+    """Returns the position of the column of captions.
+
+    It is the column named `options.caption_key`, `caption`, `captions` or `text`, or else the only
+    column besides the file and the split.
+
+    Raises:
+      UserError: there is no such column.
+    """
+    header = _header(rows) if columns.rows else []
+    for name in (options.caption_key.lower(), *CAPTION_COLUMNS):
+        if name in header:
+            return header.index(name)
+    others = [n for n in range(max(map(len, rows))) if n not in (columns.file, columns.split)]
+    if len(others) == 1:
+        return others[0]
+    there = ", ".join(as_text(rows[0][place]) for place in others if place < len(rows[0])) or "none"
+    raise UserError(
+        f"{path} has no column {options.caption_key!r}: name the column of captions with "
+        f"--config.data.caption_key=NAME; besides the files there are: {there}"
+    )
 
 
 def _columns(path: str, rows: list[list[str]], label_key: str | None) -> _Columns:
@@ -338,6 +423,23 @@ def _check_there(path: str, source: CsvList) -> None:
         )
 
 
+def _check_all_there(path: str, source: CsvList) -> None:
+    """Raises UserError if captions have no image file."""
+    if "://" in path:
+        return
+    missing = [
+        as_text(file)
+        for index, file in enumerate(source.files)
+        if not os.path.exists(source._path(index))
+    ]
+    if missing:
+        raise UserError(
+            f"{path}: {len(missing):,} of {len(source):,} images do not exist: "
+            f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}; copy them, or remove "
+            "their rows"
+        )
+
+
 def lists_files(path: str) -> bool:
     """Returns True for a CSV that names image files, in a column of files or in its first row."""
     try:
@@ -372,21 +474,22 @@ def _split_files_in(folder: str) -> dict[str, str]:
     files = {}
     for name in sorted(os.listdir(folder)):
         stem, suffix = os.path.splitext(name)
-        if suffix.lower() == ".csv" and (split := split_name(stem)):
+        if suffix.lower() in LISTS and (split := split_name(stem)):
             files[split] = os.path.join(folder, name)
     return files
 
 
 def _is_whole(path: str) -> bool:
     """Returns True for a CSV without a column of splits."""
-    return path.lower().endswith(".csv") and _columns(path, _read(path), None).split is None
+    return path.lower().endswith(LISTS) and _columns(path, _read(path), None).split is None
 
 
 CSV = SourceKind(
     "csv",
-    "image files that a CSV lists, with their labels",
+    "image files that a CSV lists, with their labels or captions",
     open_csv,
-    path="a CSV with rows FILE,LABEL[,LABEL...], or a folder with train.csv and test.csv",
-    name_of=lambda path: last_folder(re.sub(r"\.csv$", "", path, flags=re.IGNORECASE)),
+    path="a CSV with rows FILE,LABEL[,LABEL...] or FILE,CAPTION, JSON lines with the keys file_name "
+    "and label or caption, or a folder with train.csv and test.csv",
+    name_of=lambda path: last_folder(re.sub(r"\.(csv|jsonl)$", "", path, flags=re.IGNORECASE)),
     is_whole=_is_whole,
 )

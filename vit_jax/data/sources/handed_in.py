@@ -11,6 +11,7 @@ from PIL import Image, ImageOps
 
 from vit_jax.data.class_names import numbers_by_name
 from vit_jax.data.decode import eight_bits, has_idle_alpha
+from vit_jax.data.fields import TEXT, check_captions
 from vit_jax.data.labels import check_lists, from_one_hot, one_hot_width
 from vit_jax.data.sources.base import Example, Source, renumbered, spread
 from vit_jax.data.sources.folder import read_file
@@ -40,6 +41,15 @@ class HandedIn(Source):
     # int32 [images, max_labels], padded with -1, if known.
     labels: np.ndarray | None = None
     read_label: "LabelReader | None" = None  # Reads the label of an item, if items have one.
+    captions: tuple[tuple[str, ...], ...] = ()  # Of each image; empty: not read.
+
+    @property
+    def fields(self):
+        return (TEXT,) if self.captions else ()
+
+    def known_fields(self, indices=None):
+        chosen = range(len(self)) if indices is None else indices
+        return ("\n".join(self.captions[index]).encode() for index in chosen if self.captions)
 
     def __len__(self):
         return len(self.data)
@@ -47,7 +57,8 @@ class HandedIn(Source):
     def __getitem__(self, index):
         try:
             image, label = self.split(self.data[index])
-            return Example(as_image(image), self._checked(index, label))
+            fields = {TEXT: self.captions[index]} if self.captions else {}
+            return Example(as_image(image), self._checked(index, label), fields)
         except OSError:
             raise
         except UserError as error:
@@ -149,6 +160,7 @@ def handed_in(
     class_names: Sequence[str] | None = None,
     num_classes: int | None = None,
     label_key: str = "label",
+    caption_key: str | None = None,
 ) -> Source:
     """Returns a source for a data set in memory or of another library.
 
@@ -164,6 +176,8 @@ def handed_in(
         data set's own, else the labels themselves.
       num_classes: number of classes of a data set without class names.
       label_key: the column or key that holds the label, if an item is a mapping.
+      caption_key: the column or key that contains the caption or captions, if an item is a mapping;
+        the second part of pairs are captions then. None: there are no captions.
 
     Raises:
       UserError: the data set has another form, is empty, has no labels, or returns another image
@@ -179,22 +193,67 @@ def handed_in(
     if _is_pair_of_columns(data):
         data, given = data
         if len(data) != len(given):
-            raise UserError(f"the {name} data have {len(data):,} images and {len(given):,} labels")
+            second = "captions" if caption_key else "labels"
+            raise UserError(
+                f"the {name} data have {len(data):,} images and {len(given):,} {second}"
+            )
         split = _alone
     else:
         _check_indexable(data, name)
         _check_not_empty(data, name)
         data, image_key, key = _columns(data, name, label_key if labels else None)
         split = _Keys(image_key, key) if image_key else _pair
-        given = _known_labels(data, key) if labels else None
+        given = _known_labels(data, key) if labels and not caption_key else None
     _check_not_empty(data, name)
     if isinstance(data, np.ndarray):
         _check_array(data, name)
     source = HandedIn(f"{name} data's", data, split, ())
+    if caption_key:
+        source = dataclasses.replace(source, captions=_captions(source, given, caption_key, name))
     if labels:
         source = _labelled(source, given, tuple(class_names or ()), num_classes, name)
     _check_steady(source, name)
     return source
+
+
+def _captions(source: HandedIn, column: Any, key: str, name: str) -> tuple[tuple[str, ...], ...]:
+    """Returns the captions of each example.
+
+    Args:
+      source: the source without captions.
+      column: the captions, if they were passed as a column; None: they are parts of the items.
+      key: the key of the captions in items that are mappings.
+      name: as in `handed_in`.
+
+    Raises:
+      UserError: an example has no caption, or something else in its place.
+    """
+    if column is None and hasattr(source.data, "column_names"):
+        if key not in source.data.column_names:
+            raise UserError(
+                f"the {name} data have no column {key!r} (data.caption_key); "
+                f"{nearest(key, source.data.column_names)}"
+            )
+        column = source.data[key]
+    if column is None:
+        items = (source.data[index] for index in range(len(source)))
+        column = [_caption_of(item, key, name) for item in items]
+    return tuple(
+        check_captions([texts] if isinstance(texts, str) else [*texts], source.describe(index))
+        for index, texts in enumerate(column)
+    )
+
+
+def _caption_of(item: Any, key: str, name: str) -> Any:
+    """Returns the caption or captions of an item, which is a mapping or a pair."""
+    if isinstance(item, Mapping) and key in item:
+        return item[key]
+    if isinstance(item, tuple | list) and len(item) >= 2:
+        return item[1]
+    raise UserError(
+        f"the {name} examples have no {key!r} (data.caption_key): pass a pair (images, captions), "
+        "or items (image, caption)"
+    )
 
 
 def as_image(value: Any) -> bytes | np.ndarray:

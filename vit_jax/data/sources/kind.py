@@ -25,6 +25,8 @@ class SourceOptions(NamedTuple):
       groups: a regular expression for the path or a column that names each image's group, or the
         groups of all images of `train`; a slice has all images of a group or none. None: no groups.
       only: names of the classes that the user has chosen.
+      fields: names of the required fields of examples, such as `text`.
+      caption_key: name of the column or key that contains the captions `text`.
       each_labelled: an example without a label is an error, as for a softmax; otherwise it has no
         class.
     """
@@ -40,6 +42,8 @@ class SourceOptions(NamedTuple):
     slices: str = "stratified"
     groups: str | Sequence | None = None
     only: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
+    caption_key: str = "caption"
     each_labelled: bool = False
 
 

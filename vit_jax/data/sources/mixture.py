@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vit_jax.data.sources.base import Example, Source
+from vit_jax.data.sources.base import Source
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
 from vit_jax.errors import UserError
 
@@ -81,6 +81,12 @@ class Mixture(Source):
         return tuple(name for name in self.class_names if parts_of[name] > 1)
 
     @property
+    def fields(self):
+        return tuple(
+            name for name in self.parts[0].fields if all(name in part.fields for part in self.parts)
+        )
+
+    @property
     def left_out(self):
         return sum((Counter(part.left_out) for part in self.parts), Counter())
 
@@ -99,8 +105,8 @@ class Mixture(Source):
 
     def __getitem__(self, index):
         part, index = self._locate(index)
-        image, labels = self.parts[part][index]
-        return Example(image, self._renumbered(part, labels))
+        example = self.parts[part][index]
+        return example._replace(labels=self._renumbered(part, example.labels))
 
     def labels_of(self, index):
         part, index = self._locate(index)
@@ -120,12 +126,21 @@ class Mixture(Source):
         return tuple(self._tables[part][label] for label in labels)
 
     def stored_files(self, indices=None):
+        for part, own in self._split(indices):
+            yield from part.stored_files(own)
+
+    def known_fields(self, indices=None):
+        for part, own in self._split(indices):
+            yield from part.known_fields(own)
+
+    def _split(self, indices):
+        """Yields each part with its own indices; None: all."""
         for part, end in zip(self.parts, self._ends, strict=True):
             if indices is None:
-                yield from part.stored_files()
+                yield part, None
                 continue
             own = np.asarray(indices) - (end - len(part))
-            yield from part.stored_files(own[(own >= 0) & (own < len(part))])
+            yield part, own[(own >= 0) & (own < len(part))]
 
     def describe(self, index):
         part, index = self._locate(index)

@@ -16,6 +16,7 @@ from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.beit import BEiT
 from vit_jax.training.objectives.beitv2 import BEiTv2
 from vit_jax.training.objectives.classification import Classification
+from vit_jax.training.objectives.contrastive import Contrastive
 from vit_jax.training.objectives.dino import DINO
 from vit_jax.training.objectives.distillation import Distillation
 from vit_jax.training.objectives.dvae import DVAE
@@ -38,6 +39,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "beit": BEiT,
     "vqkd": VQKD,
     "beitv2": BEiTv2,
+    "contrastive": Contrastive,
 }
 
 # Steps for calls that only need an objective's sizes, so that no schedule is too long.

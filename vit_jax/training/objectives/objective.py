@@ -5,8 +5,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
+from vit_jax.data.fields import Field
 from vit_jax.data.randaugment import resolve
 from vit_jax.data.views import View
 from vit_jax.errors import UserError
@@ -25,11 +28,13 @@ class StepContext(NamedTuple):
       rngs: RNGs for dropout; None in evaluation.
       state: the objective's state after the last update, by name.
       update: number of this update, counted from 1; in evaluation, of the last one.
+      mesh: devices over which the batch is split; None: this is one device's part.
     """
 
     rngs: nnx.Rngs | None = None
     state: dict = {}
     update: jax.Array | int = 0
+    mesh: Mesh | None = None
 
 
 EVALUATION = StepContext()  # For objectives without state.
@@ -44,12 +49,14 @@ class Loss(NamedTuple):
       aux: auxiliary outputs of each image for `Objective.update_state`, `[batch, ...]`.
       logits: logits of each image, `[batch, classes]`, for the report's mistakes; None: evaluation
         computes them, if the objective needs labels.
+      outputs: values of each image for `Objective.over_split`, `[batch, ...]`, in evaluation.
     """
 
     each: jax.Array
     metrics: dict[str, jax.Array] = {}
     aux: dict[str, jax.Array] = {}
     logits: jax.Array | None = None
+    outputs: dict[str, jax.Array] = {}
 
 
 def in_format(value: float, format: str, digits: int = 2) -> str:
@@ -68,6 +75,7 @@ class Objective(nnx.Module):
       section: name of the config's section with its options; empty: no options.
       labels: True if the objective needs labels and a model with a head.
       metrics: format of each metric besides the loss: `share` (of 1) or `number`.
+      split_metrics: format of each metric of `over_split`.
       made_by: options that determine the shapes of the objective's parameters. A run starts from a
         checkpoint's parameters only if these options are the same; empty: never.
       optional: prefixes of paths of parameters that either the run or its checkpoint may lack.
@@ -82,6 +90,7 @@ class Objective(nnx.Module):
     section: ClassVar[str] = ""
     labels: ClassVar[bool] = False
     metrics: ClassVar[dict[str, str]] = {}
+    split_metrics: ClassVar[dict[str, str]] = {}
     made_by: ClassVar[tuple[str, ...]] = ()
     optional: ClassVar[tuple[str, ...]] = ()
     carried: ClassVar[tuple[str, ...]] = ()
@@ -108,6 +117,11 @@ class Objective(nnx.Module):
     def views(config: RunOptions) -> tuple[View, ...]:
         """Returns the views of each image; the first one is `batch["image"]`."""
         return (View(),)
+
+    @staticmethod
+    def fields(config: RunOptions) -> tuple[Field, ...]:
+        """Returns the entries of a batch besides the views and labels, such as captions."""
+        return ()
 
     @staticmethod
     def teacher_spec(config: RunOptions) -> TeacherSpec | None:
@@ -178,6 +192,14 @@ class Objective(nnx.Module):
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         raise NotImplementedError
 
+    def over_split(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
+        """Returns metrics of a whole split, by the names of `split_metrics`.
+
+        Args:
+          outputs: `Loss.outputs` of all readable images of the split.
+        """
+        return {}
+
     def initial_state(self, params: dict) -> dict[str, Any]:
         """Returns the state before the first update, by name.
 
@@ -236,10 +258,13 @@ class Objective(nnx.Module):
         return traced_multiply_adds(losses, weights, batch or {"image": image}, jax.random.key(0))
 
 
-def check_self_supervised(config: RunOptions, averages: bool = False) -> None:
+def check_self_supervised(
+    config: RunOptions, averages: bool = False, all_trained: bool = True
+) -> None:
     """Raises UserError for values that an objective without labels cannot use.
 
     Args:
+      all_trained: the objective trains all parameters of the model.
       averages: the objective supports an average of the parameters for evaluation.
     """
     name = config.objective.name
@@ -252,7 +277,7 @@ def check_self_supervised(config: RunOptions, averages: bool = False) -> None:
                 f"config.augment.{key} is {value} and must be 0: config.objective.name={name!r} "
                 "predicts what is in whole images"
             )
-    if config.finetune.train != "all":
+    if all_trained and config.finetune.train != "all":
         raise UserError(
             f"config.objective.name={name!r} trains all parameters: config.finetune.train must be "
             "'all'"

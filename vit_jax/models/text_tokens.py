@@ -1,9 +1,10 @@
-"""Tokenizers of text towers, read from a checkpoint's folder by the libraries that wrote them.
+"""Tokenizers of text towers: the bytes of UTF-8, or a folder's files, read by their own libraries.
 
 CLIP and SigLIP 2 have a `tokenizer.json` of Hugging Face's tokenizers (CLIP also `vocab.json` and
 `merges.txt`); SigLIP has a `spiece.model` of SentencePiece.
 """
 
+import hashlib
 import json
 import re
 import string
@@ -22,6 +23,7 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "spiece.model", "vocab.json", "merges.txt"),
     *("tokenizer_config.json", "special_tokens_map.json"),
 )
+BYTES = "bytes"  # The tokenizer without files.
 _FILES = "tokenizer.json, spiece.model, or vocab.json and merges.txt"
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _CLIP_WORDS = (
@@ -37,6 +39,7 @@ class Tokenizer:
         whether it was truncated.
       length: number of tokens of a text.
       padding: token behind the end.
+      vocabulary: number of tokens that exist.
     """
 
     def __init__(
@@ -44,9 +47,16 @@ class Tokenizer:
         encode: Callable[[list[str]], list[tuple[list[int], bool]]],
         length: int,
         padding: int,
+        vocabulary: int,
     ):
         self._encode, self.length, self.padding = encode, length, padding
-        self._warned = False
+        self.vocabulary, self._warned = vocabulary, False
+
+    @property
+    def end(self) -> int:
+        """The token that ends each text."""
+        ((tokens, _),) = self._encode([""])
+        return tokens[-1] if tokens else self.padding
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """Returns tokens, int32 `[texts, length]`.
@@ -72,29 +82,53 @@ class Tokenizer:
         return tokens
 
 
-def open_tokenizer(folder: Path, length: int, vocabulary: int, lower_case: bool) -> Tokenizer:
+def open_tokenizer(
+    folder: Path, length: int, lower_case: bool, vocabulary: int | None = None
+) -> Tokenizer:
     """Opens the tokenizer in a checkpoint's folder.
 
     Args:
+      folder: the folder with its files; `bytes`: the bytes of UTF-8.
       length: number of tokens of a text.
-      vocabulary: number of tokens of the text tower.
+      vocabulary: number of tokens of the text tower; None: the tokenizer's.
       lower_case: the tower was trained on lower-cased texts (SigLIP).
 
     Raises:
       UserError: there is no tokenizer, it is damaged, its library is not installed, or it has more
         tokens than the tower.
     """
+    if str(folder) == BYTES:
+        return _of_bytes(length)
     if (folder / "spiece.model").is_file():
         return _of_sentencepiece(folder / "spiece.model", length, vocabulary)
     if (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file():
-        return _of_tokenizers(folder, length, vocabulary, lower_case)
+        return _of_tokenizers(folder, length, lower_case, vocabulary)
     raise UserError(
         f"there is no tokenizer in {folder} ({_FILES}): copy it from the checkpoint's page"
     )
 
 
-def _check_size(file: Path, tokens: int, vocabulary: int) -> None:
-    if tokens > vocabulary:
+def tokenizer_identity(folder: Path) -> str:
+    """Returns a hash of a tokenizer's files; `bytes` has none."""
+    files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    made_of = hashlib.blake2b(digest_size=8)
+    for file in files:
+        made_of.update(file.name.encode() + b"\0" + file.read_bytes())
+    return made_of.hexdigest() if files else str(folder)
+
+
+def _of_bytes(length: int) -> Tokenizer:
+    """Returns the tokenizer of UTF-8 bytes: 0 is padding, 1 the end, and byte b is b + 2."""
+
+    def encode(texts: list[str]) -> list[tuple[list[int], bool]]:
+        found = [[byte + 2 for byte in text.encode(errors="replace")] for text in texts]
+        return [([*tokens[: length - 1], 1], len(tokens) >= length) for tokens in found]
+
+    return Tokenizer(encode, length, 0, 258)
+
+
+def _check_size(file: Path, tokens: int, vocabulary: int | None) -> None:
+    if vocabulary is not None and tokens > vocabulary:
         raise UserError(
             f"{file} has {tokens:,} tokens, but the text tower has {vocabulary:,}: it is the "
             "tokenizer of another model"
@@ -118,7 +152,9 @@ def _special_tokens(folder: Path) -> dict[str, str]:
     return found
 
 
-def _of_tokenizers(folder: Path, length: int, vocabulary: int, lower_case: bool) -> Tokenizer:
+def _of_tokenizers(
+    folder: Path, length: int, lower_case: bool, vocabulary: int | None
+) -> Tokenizer:
     """Opens the files of Hugging Face's tokenizers."""
     try:
         import tokenizers
@@ -134,7 +170,8 @@ def _of_tokenizers(folder: Path, length: int, vocabulary: int, lower_case: bool)
     except Exception as error:  # The library raises plain exceptions.
         raise UserError(f"{file} is damaged: {error}") from error
     # Numbers of tokens may have gaps.
-    _check_size(file, 1 + max(made.get_vocab().values(), default=-1), vocabulary)
+    tokens = 1 + max(made.get_vocab().values(), default=-1)
+    _check_size(file, tokens, vocabulary)
     special = _special_tokens(folder)
     padding = special.get("pad_token") or special.get("eos_token") or ""
     if (pad := made.token_to_id(padding)) is None:
@@ -149,7 +186,7 @@ def _of_tokenizers(folder: Path, length: int, vocabulary: int, lower_case: bool)
         texts = [text.lower() for text in texts] if lower_case else texts
         return [(one.ids, bool(one.overflowing)) for one in made.encode_batch(texts)]
 
-    return Tokenizer(encode, length, pad)
+    return Tokenizer(encode, length, pad, tokens)
 
 
 def _clip_tokenizer(tokenizers: Any, folder: Path) -> Any:
@@ -178,7 +215,7 @@ def _clip_tokenizer(tokenizers: Any, folder: Path) -> Any:
     return made
 
 
-def _of_sentencepiece(file: Path, length: int, vocabulary: int) -> Tokenizer:
+def _of_sentencepiece(file: Path, length: int, vocabulary: int | None) -> Tokenizer:
     """Opens SigLIP's tokenizer, whose texts are canonicalized; texts end with `</s>`."""
     try:
         import sentencepiece
@@ -195,7 +232,7 @@ def _of_sentencepiece(file: Path, length: int, vocabulary: int) -> Tokenizer:
         found = made.encode([canonical(text) for text in texts])
         return [([*tokens[: length - 1], end], len(tokens) >= length) for tokens in found]
 
-    return Tokenizer(encode, length, end)
+    return Tokenizer(encode, length, end, made.get_piece_size())
 
 
 def canonical(text: str) -> str:

@@ -1,0 +1,52 @@
+"""Fields: values of each example besides its image and its labels, such as captions."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.errors import UserError
+
+TEXT = "text"  # Captions of an image: one or several strings.
+
+
+class Field(NamedTuple):
+    """An entry of a batch that an objective requests in addition to the views of the image.
+
+    Attributes:
+      name: key in `Example.fields` and in the batch.
+      shape: shape of one example's entry.
+      dtype: type of the entry.
+      encode: `(value, rng) -> array` of this shape; `rng` is None in evaluation.
+      identity: short value that changes with `encode`; a run resumes only if it is the same.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    encode: Callable[[Any, np.random.Generator | None], np.ndarray]
+    identity: str = ""
+
+
+def draw_caption(captions: Sequence[str], rng: np.random.Generator | None) -> str:
+    """Returns one of an image's captions, uniformly at random; the first one without `rng`."""
+    return captions[0 if rng is None or len(captions) == 1 else int(rng.integers(len(captions)))]
+
+
+def check_captions(captions: Sequence[str], place: str) -> tuple[str, ...]:
+    """Returns the captions without surrounding spaces and duplicates.
+
+    Args:
+      place: description of the image, for errors.
+
+    Raises:
+      UserError: there is no caption, one is empty, or one is not a string.
+    """
+    for caption in captions:
+        if not isinstance(caption, str):
+            raise UserError(f"a caption of {place} is a {type(caption).__name__}, not a string")
+        if not caption.strip():
+            raise UserError(f"{place} has an empty caption: write one, or remove the row")
+    if not captions:
+        raise UserError(f"{place} has no caption: write one, or remove the image")
+    return tuple(dict.fromkeys(caption.strip() for caption in captions))

@@ -1,0 +1,199 @@
+"""Contrastive learning from image-text pairs: CLIP (2103.00020) and SigLIP (2303.15343).
+
+The model of the run is the image tower. The text tower and the scale of the similarities are the
+objective's parameters.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax.data.fields import TEXT, Field, draw_caption
+from vit_jax.errors import UserError
+from vit_jax.models.image_text import unit
+from vit_jax.models.text import TextTower
+from vit_jax.models.text_tokens import Tokenizer, open_tokenizer, tokenizer_identity
+from vit_jax.options.objective import ContrastiveOptions
+from vit_jax.options.run import RunOptions
+from vit_jax.options.text import TextOptions
+from vit_jax.training.objectives.objective import (
+    EVALUATION,
+    Batch,
+    Loss,
+    Objective,
+    StepContext,
+    check_self_supervised,
+)
+from vit_jax.training.objectives.pair_losses import Pairs, sigmoid_losses, softmax_losses
+
+RECALLS = (1, 5, 10)
+MOST_COMPARED = 2**22  # Similarities that are held at once.
+
+
+class Contrastive(Objective):
+    """Matching of images and captions within a batch, by a sigmoid of each pair or by a softmax.
+
+    Parameters are the text tower's, and the logarithm of the scale and the bias of the logits.
+
+    Args:
+      text: arguments of the text tower.
+      options: the config's section.
+      rngs: random keys for initialization.
+    """
+
+    section = "contrastive"
+    metrics: ClassVar = {"image_to_text": "share", "scale": "number"}
+    split_metrics: ClassVar = {
+        f"recall@{k}_{way}": "share" for way in ("image_to_text", "text_to_image") for k in RECALLS
+    }
+    made_by = ("text_tower", "text_length", "text_dim", "text_depth", "text_heads")
+
+    def __init__(self, text: TextOptions, options: ContrastiveOptions, *, rngs: nnx.Rngs):
+        self.text = TextTower(text, rngs=rngs)
+        self.logit_scale = nnx.Param(jnp.log(jnp.float32(options.initial_scale)))
+        sigmoid = options.loss == "sigmoid"
+        self.logit_bias = nnx.Param(jnp.float32(options.initial_bias)) if sigmoid else None
+        self.max_scale = options.max_scale
+        self.text_frozen = options.text_frozen
+
+    @staticmethod
+    def sees_length(config: RunOptions) -> bool:
+        return False
+
+    @staticmethod
+    def fields(config: RunOptions) -> tuple[Field, ...]:
+        tokenizer = tokenizer_of(config.contrastive)
+
+        def encode(captions, rng):
+            return tokenizer([draw_caption(captions, rng)])[0]
+
+        options = config.contrastive
+        identity = f"{tokenizer_identity(Path(options.tokenizer))}, {options.text_length} tokens"
+        return (Field(TEXT, (options.text_length,), np.int32, encode, identity),)
+
+    @staticmethod
+    def outputs(config: RunOptions) -> int:
+        return config.contrastive.embedding_dim or 0
+
+    @classmethod
+    def make(
+        cls, config: RunOptions, model: nnx.Module, steps: int, rngs: nnx.Rngs
+    ) -> "Contrastive":
+        check_self_supervised(config, all_trained=False)
+        if model.num_classes and not config.finetune.checkpoint and not config.model.head_std:
+            raise UserError(
+                "config.contrastive.embedding_dim adds a projection, which must not start at "
+                "zeros: set config.model.head_std, such as 0.02"
+            )
+        text = text_options(config.contrastive, _width(model), model.options.dtype)
+        return cls(text, config.contrastive, rngs=rngs)
+
+    def frozen_prefixes(self) -> dict[str, int]:
+        return {"text": 2**31 - 1} if self.text_frozen else {}
+
+    def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
+        """Returns the loss of each image with the captions of the batch.
+
+        Metrics are whether the image's own caption is the most similar one of the batch, and the
+        scale of the similarities.
+        """
+        images = unit(model(batch["image"], context.rngs).astype(jnp.float32))
+        texts = unit(self.text(batch[TEXT]))
+        scale = jnp.exp(self.logit_scale[...])
+        if self.max_scale is not None:
+            scale = jnp.minimum(scale, self.max_scale)
+        keep = batch.get("mask", jnp.ones(len(images), bool))
+        pairs = Pairs(images, texts, scale, keep)
+        if self.logit_bias is None:
+            losses, found = softmax_losses(pairs)
+        else:
+            losses, found = sigmoid_losses(pairs, self.logit_bias[...], context.mesh)
+        metrics = {"image_to_text": found, "scale": jnp.full(len(images), scale)}
+        outputs = {"images": images, "texts": texts, "tokens": batch[TEXT]}
+        return Loss(losses, metrics, outputs={} if context.rngs else outputs)
+
+    def over_split(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
+        """Returns recall at 1, 5 and 10 of the captions of all images, and of the images.
+
+        The retrieved caption is right if its tokens are those of the image's first caption.
+        """
+        _, texts = np.unique(outputs["tokens"], axis=0, return_inverse=True)
+        ways = {
+            "image_to_text": (outputs["images"], outputs["texts"]),
+            "text_to_image": (outputs["texts"], outputs["images"]),
+        }
+        return {
+            f"recall@{k}_{way}": share
+            for way, (queries, keys) in ways.items()
+            for k, share in recalls(queries, keys, texts.reshape(-1)).items()
+        }
+
+
+def recalls(queries: np.ndarray, keys: np.ndarray, groups: np.ndarray) -> dict[int, float]:
+    """Returns by k the share of queries with one of their group among the k most similar keys.
+
+    Args:
+      queries, keys: embeddings of length 1, float32 `[count, dim]`, in the same order.
+      groups: the group of each query and of its key, `[count]`.
+    """
+    count, ranks = len(queries), []
+    rows = max(1, MOST_COMPARED // max(count, 1))
+    for start in range(0, count, rows):
+        scores = queries[start : start + rows] @ keys.T
+        same = groups[start : start + rows, None] == groups[None]
+        best = np.where(same, scores, -np.inf).max(axis=1, keepdims=True)
+        ranks.append(((scores > best) & ~same).sum(axis=1))
+    ranked = np.concatenate(ranks) if ranks else np.zeros(0)
+    return {k: float((ranked < k).mean()) if count else 0.0 for k in RECALLS}
+
+
+def tokenizer_of(options: ContrastiveOptions) -> Tokenizer:
+    """Opens the tokenizer of a run.
+
+    Raises:
+      UserError: it does not exist, or is damaged.
+    """
+    return open_tokenizer(
+        Path(options.tokenizer), options.text_length, lower_case=options.text_tower == "siglip"
+    )
+
+
+def text_options(options: ContrastiveOptions, output_dim: int, dtype: str) -> TextOptions:
+    """Returns the arguments of a run's text tower.
+
+    Args:
+      output_dim: width of the image tower's embeddings.
+      dtype: dtype of the computation.
+
+    Raises:
+      UserError: the tokenizer does not exist, or the width does not divide by the heads.
+    """
+    tokenizer = tokenizer_of(options)
+    own: dict[str, Any] = {}
+    if options.text_tower == "clip":
+        own = dict(causal=True, pooling="end", end=tokenizer.end, head_bias=False)
+        own |= dict(gelu="quick", norm_epsilon=1e-5)
+    return TextOptions(
+        vocabulary=tokenizer.vocabulary,
+        length=options.text_length,
+        dim=options.text_dim,
+        depth=options.text_depth,
+        heads=options.text_heads,
+        mlp_dim=4 * options.text_dim,
+        output_dim=output_dim,
+        dtype=dtype,
+        **own,
+    )
+
+
+def _width(model: nnx.Module) -> int:
+    """Returns the width of the image tower's outputs."""
+    graphdef, params = nnx.split(model)
+    image = jax.ShapeDtypeStruct((1, *model.image_size, model.channels), jnp.uint8)
+    call = partial(lambda params, image: nnx.merge(graphdef, params)(image))
+    return jax.eval_shape(call, params, image).shape[-1]

@@ -1,0 +1,158 @@
+"""Losses of image-text pairs over a global batch: a sigmoid of each pair, and a softmax."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from vit_jax.parallel.mesh import BATCH, batch_parts
+
+
+class Pairs(NamedTuple):
+    """A batch of pairs.
+
+    Attributes:
+      images, texts: embeddings of length 1, float32 `[batch, dim]`; row i of each is one pair.
+      scale: factor of the similarities.
+      keep: False for padding, which is no other image's negative, `[batch]` bool.
+    """
+
+    images: jax.Array
+    texts: jax.Array
+    scale: jax.Array
+    keep: jax.Array
+
+
+def softmax_losses(pairs: Pairs) -> tuple[jax.Array, jax.Array]:
+    """Returns CLIP's loss of each image, and whether its text is the most similar one.
+
+    The loss is the mean of the cross-entropies over the texts and over the images (Radford et al.,
+    2021, figure 3).
+    """
+    logits = pairs.scale * _similarities(pairs.images, pairs.texts)
+    of_texts = jnp.where(pairs.keep[None, :], logits, -jnp.inf)
+    of_images = jnp.where(pairs.keep[:, None], logits, -jnp.inf)
+    own = jnp.diagonal(logits)
+    normalizers = (jax.nn.logsumexp(of_texts, axis=1), jax.nn.logsumexp(of_images, axis=0))
+    return sum(normalizers) / 2 - own, own >= of_texts.max(axis=1)
+
+
+def sigmoid_losses(
+    pairs: Pairs, bias: jax.Array, mesh: Mesh | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Returns SigLIP's loss of each image, and whether its text is the most similar one.
+
+    The loss is the sum over all texts of the batch of the binary cross-entropy (Zhai et al., 2023,
+    equation 1). Blocks of texts move around the devices, so that a device has the logits of its
+    images and of one block of texts at a time (section 3.3).
+
+    Args:
+      bias: offset of the logits.
+      mesh: devices over which the batch is split; None: the batch is not split.
+    """
+    negatives, most = _all_as_negatives(mesh, *pairs, bias)
+    own = pairs.scale * _own_similarities(pairs) + bias
+    # softplus(-x) = softplus(x) - x: the own text is a positive.
+    most = jax.lax.stop_gradient(most)
+    return negatives - own, own >= most - 1e-5 * jnp.abs(most)
+
+
+def _similarities(images: jax.Array, texts: jax.Array) -> jax.Array:
+    return jnp.matmul(images, texts.T, precision="highest")
+
+
+def _own_similarities(pairs: Pairs) -> jax.Array:
+    return (pairs.images * pairs.texts).sum(axis=-1)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _all_as_negatives(mesh, images, texts, scale, keep, bias):
+    """Returns for each image the sum over all texts of softplus(logit), and the largest logit.
+
+    Its backward pass computes the logits again, since storing them would take the whole matrix.
+    """
+
+    def on_device(images, texts, scale, keep, bias):
+        def block(totals, moving):
+            texts, keep = moving
+            logits = scale * _similarities(images, texts) + bias
+            losses = jnp.where(keep, jax.nn.softplus(logits), 0).sum(axis=1)
+            most = jnp.where(keep, logits, -jnp.inf).max(axis=1)
+            return (totals[0] + losses, jnp.maximum(totals[1], most)), moving
+
+        first = jnp.zeros(len(images)), jnp.full(len(images), -jnp.inf)
+        return _around(mesh, block, first, (texts, keep))[0]
+
+    return _split(mesh, on_device, (1, 1, 0, 1, 0), (1, 1))(images, texts, scale, keep, bias)
+
+
+def _forward(mesh, *inputs):
+    return _all_as_negatives(mesh, *inputs), inputs
+
+
+def _backward(mesh, inputs, gradients):
+    def on_device(images, texts, scale, keep, bias, weights):
+        def block(totals, moving):
+            of_images, of_scale, of_bias = totals
+            texts, keep, of_texts = moving
+            similarities = _similarities(images, texts)
+            slopes = jnp.where(keep, jax.nn.sigmoid(scale * similarities + bias), 0)
+            slopes *= weights[:, None]
+            of_images += scale * jnp.matmul(slopes, texts, precision="highest")
+            of_texts += scale * jnp.matmul(slopes.T, images, precision="highest")
+            totals = of_images, of_scale + (slopes * similarities).sum(), of_bias + slopes.sum()
+            return totals, (texts, keep, of_texts)
+
+        first = jnp.zeros_like(images), jnp.float32(0), jnp.float32(0)
+        (of_images, *of_numbers), moved = _around(
+            mesh, block, first, (texts, keep, jnp.zeros_like(texts))
+        )
+        if mesh is not None:
+            of_numbers = jax.lax.psum(of_numbers, BATCH)
+        return of_images, moved[2], *of_numbers
+
+    call = _split(mesh, on_device, (1, 1, 0, 1, 0, 1), (1, 1, 0, 0))
+    of_images, of_texts, of_scale, of_bias = call(*inputs, gradients[0])
+    return of_images, of_texts, of_scale, None, of_bias
+
+
+_all_as_negatives.defvjp(_forward, _backward)
+
+
+def _split(mesh: Mesh | None, call: Callable, inputs: tuple, outputs: tuple) -> Callable:
+    """Returns a function that runs `call` on each device's part of the batch.
+
+    Args:
+      inputs, outputs: 1 for arrays that are split over the batch, 0 for others.
+    """
+    if mesh is None:
+        return call
+    spec = (PartitionSpec(), PartitionSpec(BATCH))
+    return jax.shard_map(
+        call,
+        mesh=mesh,
+        in_specs=tuple(spec[split] for split in inputs),
+        out_specs=tuple(spec[split] for split in outputs),
+        check_vma=False,
+    )
+
+
+def _around(mesh: Mesh | None, block: Callable, totals, moving):
+    """Applies `block` to `moving` on every device in turn; it ends where it began.
+
+    Returns:
+      The totals of this device, and the parts of `moving` that started here.
+    """
+    if mesh is None:
+        return block(totals, moving)
+    parts = batch_parts(mesh)
+    shifted = [(place, (place + 1) % parts) for place in range(parts)]
+
+    def turn(carry, _):
+        totals, moving = block(*carry)
+        return (totals, jax.lax.ppermute(moving, BATCH, shifted)), None
+
+    return jax.lax.scan(turn, (totals, moving), None, length=parts)[0]
