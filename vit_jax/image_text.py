@@ -6,14 +6,14 @@ from typing import Any
 
 from vit_jax.errors import UserError
 from vit_jax.interop.hub import download
-from vit_jax.interop.image_text import open_text
+from vit_jax.interop.image_text import open_text, open_trained_text
 from vit_jax.interop.open import open_checkpoint
-from vit_jax.models.text_tokens import TOKENIZER_FILES
 from vit_jax.interop.transformers.transformers_clip import IMAGES_ALONE
 from vit_jax.load import build_model
 from vit_jax.models.image_text import TEMPLATES, ImageTextModel
 from vit_jax.models.prediction import Prediction
-from vit_jax.paths import is_workdir
+from vit_jax.models.text_tokens import TOKENIZER_FILES
+from vit_jax.paths import is_workdir, split_checkpoint
 
 
 def load_image_text(
@@ -28,32 +28,32 @@ def load_image_text(
     `model.classifier(names)` is an image classifier for any class names.
 
     Args:
-      source: a folder of Transformers with `config.json`, `model.safetensors`,
-        `preprocessor_config.json` and the tokenizer's files, or `hf://owner/name`.
+      source: the workdir of a contrastive run; a folder of Transformers with `config.json`,
+        `model.safetensors`, `preprocessor_config.json` and the tokenizer's files; or
+        `hf://owner/name`.
       image_size: size of the images in pixels; None: the checkpoint's.
       log: callback for each line of the log.
 
     Raises:
       UserError: the checkpoint does not exist or is damaged, or has no text tower or no tokenizer.
     """
-    folder = (
-        download(str(source), TOKENIZER_FILES) if str(source).startswith("hf://") else Path(source)
-    )
-    if not folder.is_dir() or is_workdir(folder):
-        raise UserError(
-            f"{source} has no text tower: a model of images and texts is a folder of Transformers, "
-            "or hf://owner/name"
-        )
     changes: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
-    part = open_text(folder)
-    checkpoint = open_checkpoint(folder, image_size)
+    workdir, _ = split_checkpoint(source)
+    if is_workdir(workdir):
+        checkpoint = open_checkpoint(source, image_size)
+        part = open_trained_text(checkpoint, Path(workdir))
+    else:
+        folder = _folder_of(source)
+        part, checkpoint = open_text(folder), open_checkpoint(folder, image_size)
     assumed = checkpoint.assumed.removeprefix(IMAGES_ALONE).removeprefix(" and ")
-    image = build_model(checkpoint._replace(assumed=assumed), log=log, **changes)
+    image = build_model(
+        checkpoint._replace(assumed=assumed, objective=None), log=log, **changes
+    )
     width = image.num_classes or image.options.dim
     options = part.tower.options
     if width != options.output_dim:
         raise UserError(
-            f"{folder} has image embeddings of {width} values and text embeddings of "
+            f"{source} has image embeddings of {width} values and text embeddings of "
             f"{options.output_dim}: they cannot be compared"
         )
     log(
@@ -68,6 +68,18 @@ def load_image_text(
         part.probabilities,
         part.tokenizer,
     )
+
+
+def _folder_of(source: str | Path) -> Path:
+    """Returns the folder of a model of images and texts, downloaded if it is `hf://...`."""
+    if str(source).startswith("hf://"):
+        return download(str(source), TOKENIZER_FILES)
+    if not Path(source).is_dir():
+        raise UserError(
+            f"{source} has no text tower: a model of images and texts is the workdir of a run with "
+            "config.objective.name='contrastive', a folder of Transformers, or hf://owner/name"
+        )
+    return Path(source)
 
 
 def zero_shot(

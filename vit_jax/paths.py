@@ -6,6 +6,7 @@ from pathlib import Path
 from vit_jax.errors import UserError
 
 SCHEMES = ("gs://", "s3://")
+OBJECTIVE_FILES = "objective"  # A run's folder of files that its objective needs.
 CONFIG, MANIFEST = "config.json", "manifest.json"  # Every workdir of a run contains both.
 
 

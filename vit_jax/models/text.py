@@ -1,11 +1,16 @@
 """Text towers of CLIP (Radford et al., 2021) and SigLIP (Zhai et al., 2023)."""
 
+from pathlib import Path
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.models.layers import named
 from vit_jax.models.transformer import EncoderBlock, Stack, make_norm
+from vit_jax.models.text_tokens import Tokenizer, open_tokenizer
+from vit_jax.options.objective import ContrastiveOptions
 from vit_jax.options.text import TextOptions
 
 
@@ -26,12 +31,14 @@ class TextTower(nnx.Module):
             epsilon=options.norm_epsilon,
             dtype=jnp.dtype(options.dtype),
         )
-        table = nnx.initializers.normal(0.02)
+        # Standard deviations of CLIP's code, and of big_vision's.
+        stds = (0.02, 0.01) if options.causal else (options.dim**-0.5, options.dim**-0.5)
+        tokens, positions = map(nnx.initializers.normal, stds)
         self.token_embedding = nnx.Embed(
-            options.vocabulary, options.dim, embedding_init=table, dtype=stack.dtype, rngs=rngs
+            options.vocabulary, options.dim, embedding_init=tokens, dtype=stack.dtype, rngs=rngs
         )
         self.position_embedding = nnx.Embed(
-            options.length, options.dim, embedding_init=table, dtype=stack.dtype, rngs=rngs
+            options.length, options.dim, embedding_init=positions, dtype=stack.dtype, rngs=rngs
         )
         self.blocks = nnx.Dict(
             {f"{layer:02d}": EncoderBlock(stack, rngs=rngs) for layer in range(options.depth)}
@@ -62,3 +69,42 @@ class TextTower(nnx.Module):
             return x[:, -1]
         ends = tokens if self.options.pooling == "highest" else tokens == self.options.end
         return jnp.take_along_axis(x, ends.argmax(axis=1)[:, None, None], axis=1)[:, 0]
+
+
+def tokenizer_of(options: ContrastiveOptions) -> Tokenizer:
+    """Opens the tokenizer of a run.
+
+    Raises:
+      UserError: it does not exist, or is damaged.
+    """
+    return open_tokenizer(
+        Path(options.tokenizer), options.text_length, lower_case=options.text_tower == "siglip"
+    )
+
+
+def text_options(options: ContrastiveOptions, output_dim: int, dtype: str) -> TextOptions:
+    """Returns the arguments of a run's text tower.
+
+    Args:
+      output_dim: width of the image tower's embeddings.
+      dtype: dtype of the computation.
+
+    Raises:
+      UserError: the tokenizer does not exist, or the width does not divide by the heads.
+    """
+    tokenizer = tokenizer_of(options)
+    own: dict[str, Any] = {}
+    if options.text_tower == "clip":
+        own = dict(causal=True, pooling="end", end=tokenizer.end, head_bias=False)
+        own |= dict(gelu="quick", norm_epsilon=1e-5)
+    return TextOptions(
+        vocabulary=tokenizer.vocabulary,
+        length=options.text_length,
+        dim=options.text_dim,
+        depth=options.text_depth,
+        heads=options.text_heads,
+        mlp_dim=4 * options.text_dim,
+        output_dim=output_dim,
+        dtype=dtype,
+        **own,
+    )

@@ -14,8 +14,8 @@ from vit_jax.options.run import RunOptions
 from vit_jax.parallel.mesh import local_rows, to_devices, whole_batch
 from vit_jax.progress import Progress
 from vit_jax.runs.predictions import ClassCounts, Predictions, class_counts, class_figures, to_show
-from vit_jax.training.program import Program
 from vit_jax.training.objectives import objective_of
+from vit_jax.training.program import Program
 from vit_jax.training.step import Evaluated, make_eval_step, make_pictures
 
 

@@ -7,9 +7,10 @@ only.
 """
 
 import contextlib
+import shutil
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -21,6 +22,7 @@ from vit_jax.options.run import parse_profile
 from vit_jax.parallel.peers import Peers
 from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
 from vit_jax.parallel.sharding import path_name
+from vit_jax.paths import OBJECTIVE_FILES
 from vit_jax.progress import LINE, duration, ticking
 from vit_jax.runs.api_overrides import ApiOverrides
 from vit_jax.runs.assemble import Parts, assemble, learned_classes
@@ -127,6 +129,8 @@ def _take_workdir(
     watchdog.set_phase(f"taking the workdir {shown(workdir)}")
     lock = held.enter_context(claim(workdir, config, manifest)) if leader else None
     held.enter_context(_lost_workdir_in_words(lock))
+    if leader:
+        _copy_files(objective_of(config.objective.name).files(parts.config), workdir)
     check_shared(workdir, peers)
     console = Console(workdir / "log.txt" if leader else None)
     console.log(describe(parts, manifest))
@@ -138,6 +142,13 @@ def _take_workdir(
             "once"
         )
     return lock, console
+
+
+def _copy_files(files: Sequence[Path], workdir: Path) -> None:
+    """Copies files of the run's objective, such as a tokenizer, into its workdir."""
+    for file in files:
+        (workdir / OBJECTIVE_FILES).mkdir(exist_ok=True)
+        shutil.copyfile(file, workdir / OBJECTIVE_FILES / file.name)
 
 
 def _identified(parts: Parts, peers: Peers) -> dict:

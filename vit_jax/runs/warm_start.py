@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop.adapting import fit
 from vit_jax.interop.beside import ObjectiveParams, Shapes
 from vit_jax.interop.checkpoint import Checkpoint, model_name, params_of, sketch
+from vit_jax.interop.image_text import text_params
 from vit_jax.interop.library import REGULARISATION
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.tensor_files import Tensor
@@ -163,7 +165,10 @@ def _checkpoint_origin(
         sources, notes = matched_head(sources, checkpoint, class_names, "the checkpoint", remedy)
         lines += notes
     interpolation = _interpolation(config, checkpoint)
-    return Origin(options, sources, lines, interpolation, checkpoint.objective)
+    beside = checkpoint.objective
+    if beside is None and config.objective.name == "contrastive":
+        beside = text_params(Path(checkpoint.place))
+    return Origin(options, sources, lines, interpolation, beside)
 
 
 def _regularisation_note(options: ImageOptions, stored: dict[str, Any]) -> list[str]:

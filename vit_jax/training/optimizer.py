@@ -152,6 +152,9 @@ def kernels(params: dict) -> dict:
     return _named(params, lambda name: name == "kernel")
 
 
+UNDECAYED = ("bias", "scale", "scale1", "scale2", "logit_bias", "logit_scale")
+
+
 def tables(params: dict) -> dict:
     """Returns True for kernels, relative position bias tables and an objective's mask token.
 
@@ -161,11 +164,11 @@ def tables(params: dict) -> dict:
 
 
 def matrices(params: dict) -> dict:
-    """Returns True for all but biases and scales, so also for tokens and tables.
+    """Returns True for all but biases, scales and the logits' scale, so also for tokens and tables.
 
     In PyTorch these arrays have more than one axis.
     """
-    return _named(params, lambda name: name not in ("bias", "scale", "scale1", "scale2"))
+    return _named(params, lambda name: name not in UNDECAYED)
 
 
 def _named(params: dict, decays: Callable[[str], bool]) -> dict:

@@ -286,8 +286,8 @@ def make_eval_step(
 
     The first result has sums over the unmasked images. `answers` has for each image the most likely
     class, `answer`, its `probability`, and the batch's `labels` and `mask`; for objectives without
-    labels it has `Loss.outputs` and, if there are any, `mask`. `first` is the number of the batch's first image in its split, so
-    that an image has the same random numbers in each evaluation.
+    labels it has `Loss.outputs` and, if there are any, `mask`. `first` is the number of the batch's
+    first image in its split, so that an image has the same random numbers in each evaluation.
 
     Args:
       graphdef: graph definition of the model.

@@ -488,8 +488,8 @@ CSV = SourceKind(
     "csv",
     "image files that a CSV lists, with their labels or captions",
     open_csv,
-    path="a CSV with rows FILE,LABEL[,LABEL...] or FILE,CAPTION, JSON lines with the keys file_name "
-    "and label or caption, or a folder with train.csv and test.csv",
+    path="a CSV with rows FILE,LABEL[,LABEL...] or FILE,CAPTION, JSON lines with the keys "
+    "file_name and label or caption, or a folder with train.csv and test.csv",
     name_of=lambda path: last_folder(re.sub(r"\.(csv|jsonl)$", "", path, flags=re.IGNORECASE)),
     is_whole=_is_whole,
 )

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from vit_jax.data.fields import TEXT
 from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.kind import SourceKind
 
@@ -16,6 +17,7 @@ class Synthetic(Source):
     num_classes: int
     size: int = 64
     max_labels: int = 1
+    fields = (TEXT,)
 
     @property
     def class_names(self):
@@ -27,7 +29,8 @@ class Synthetic(Source):
     def __getitem__(self, index):
         rng = np.random.default_rng(index)
         image = rng.integers(256, size=(self.image_size, self.image_size, 3), dtype=np.uint8)
-        return Example(image, (int(rng.integers(self.num_classes)),))
+        label = int(rng.integers(self.num_classes))
+        return Example(image, (label,), {TEXT: (f"an image of class {label}",)})
 
     def describe(self, index):
         return f"synthetic image {index}"

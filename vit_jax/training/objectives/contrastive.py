@@ -4,9 +4,8 @@ The model of the run is the image tower. The text tower and the scale of the sim
 objective's parameters.
 """
 
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +15,8 @@ from flax import nnx
 from vit_jax.data.fields import TEXT, Field, draw_caption
 from vit_jax.errors import UserError
 from vit_jax.models.image_text import unit
-from vit_jax.models.text import TextTower
-from vit_jax.models.text_tokens import Tokenizer, open_tokenizer, tokenizer_identity
+from vit_jax.models.text import TextTower, text_options, tokenizer_of
+from vit_jax.models.text_tokens import TOKENIZER_FILES, tokenizer_identity
 from vit_jax.options.objective import ContrastiveOptions
 from vit_jax.options.run import RunOptions
 from vit_jax.options.text import TextOptions
@@ -75,6 +74,11 @@ class Contrastive(Objective):
         options = config.contrastive
         identity = f"{tokenizer_identity(Path(options.tokenizer))}, {options.text_length} tokens"
         return (Field(TEXT, (options.text_length,), np.int32, encode, identity),)
+
+    @staticmethod
+    def files(config: RunOptions) -> tuple[Path, ...]:
+        folder = Path(config.contrastive.tokenizer)
+        return tuple(folder / name for name in TOKENIZER_FILES if (folder / name).is_file())
 
     @staticmethod
     def outputs(config: RunOptions) -> int:
@@ -152,48 +156,8 @@ def recalls(queries: np.ndarray, keys: np.ndarray, groups: np.ndarray) -> dict[i
     return {k: float((ranked < k).mean()) if count else 0.0 for k in RECALLS}
 
 
-def tokenizer_of(options: ContrastiveOptions) -> Tokenizer:
-    """Opens the tokenizer of a run.
-
-    Raises:
-      UserError: it does not exist, or is damaged.
-    """
-    return open_tokenizer(
-        Path(options.tokenizer), options.text_length, lower_case=options.text_tower == "siglip"
-    )
-
-
-def text_options(options: ContrastiveOptions, output_dim: int, dtype: str) -> TextOptions:
-    """Returns the arguments of a run's text tower.
-
-    Args:
-      output_dim: width of the image tower's embeddings.
-      dtype: dtype of the computation.
-
-    Raises:
-      UserError: the tokenizer does not exist, or the width does not divide by the heads.
-    """
-    tokenizer = tokenizer_of(options)
-    own: dict[str, Any] = {}
-    if options.text_tower == "clip":
-        own = dict(causal=True, pooling="end", end=tokenizer.end, head_bias=False)
-        own |= dict(gelu="quick", norm_epsilon=1e-5)
-    return TextOptions(
-        vocabulary=tokenizer.vocabulary,
-        length=options.text_length,
-        dim=options.text_dim,
-        depth=options.text_depth,
-        heads=options.text_heads,
-        mlp_dim=4 * options.text_dim,
-        output_dim=output_dim,
-        dtype=dtype,
-        **own,
-    )
-
-
 def _width(model: nnx.Module) -> int:
     """Returns the width of the image tower's outputs."""
     graphdef, params = nnx.split(model)
     image = jax.ShapeDtypeStruct((1, *model.image_size, model.channels), jnp.uint8)
-    call = partial(lambda params, image: nnx.merge(graphdef, params)(image))
-    return jax.eval_shape(call, params, image).shape[-1]
+    return jax.eval_shape(lambda x, y: nnx.merge(graphdef, x)(y), params, image).shape[-1]

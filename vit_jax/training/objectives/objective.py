@@ -1,6 +1,7 @@
 """The interface of a training objective: views, loss, and state beyond the parameters."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -121,6 +122,11 @@ class Objective(nnx.Module):
     @staticmethod
     def fields(config: RunOptions) -> tuple[Field, ...]:
         """Returns the entries of a batch besides the views and labels, such as captions."""
+        return ()
+
+    @staticmethod
+    def files(config: RunOptions) -> tuple[Path, ...]:
+        """Returns the files that models loaded from the run need; they are copied to its workdir."""
         return ()
 
     @staticmethod

@@ -1,0 +1,73 @@
+r"""SigLIP: images and captions, by a sigmoid of each pair (2303.15343).
+
+    python -m vit_jax.main --config=configs/siglip.py --config.data.path=PAIRS --workdir=DIR
+    python -m vit_jax.main --config=configs/siglip.py:from=FOLDER --config.data.path=PAIRS \
+        --workdir=DIR
+    python -m vit_jax.main --config=configs/siglip.py:tune=text,image=DIR --config.data.path=PAIRS \
+        --workdir=DIR2
+
+PAIRS is a folder with `train.csv` and `test.csv`, whose columns are `file` and `caption`. The first
+command trains from scratch with the batch size and the optimizer of the authors' WebLI runs. The
+second continues a SigLIP or SigLIP 2 in Transformers' format on your pairs, with its tokenizer;
+`tune=image` keeps its text tower. The third is locked-image tuning (2111.07991): the image tower of
+any checkpoint stays as it is, and a text tower is trained for it with the values of big_vision's
+`siglip_lit_coco.py`.
+"""
+
+from vit_jax.config import base_config, choose, named_values
+from vit_jax.errors import UserError, nearest
+
+TUNED = ("both", "image", "text")
+
+
+def get_config(argument=None):
+    given = {"model": "ViT-B/16", "from": "", "image": "", "tune": "both", "steps": ""}
+    values, argument = named_values(argument, **given)
+    if values["tune"] not in TUNED:
+        raise UserError(f"no tune={values['tune']!r}; {nearest(values['tune'], TUNED)}")
+    if values["from"] and values["image"]:
+        raise UserError("from= has both towers and image= one of them: give one of the two")
+    if values["tune"] == "image" and not values["from"]:
+        raise UserError("tune=image keeps a trained text tower: give it by from=FOLDER")
+    config = base_config()
+    config.model.update(dict(name=values["model"], pooling="map", dtype="bfloat16"))
+    config.data.update(dict(source="csv", crop="none", test_crop="square"))
+    config.data.update(dict(image_size=224, test_resize=224, flip=False))
+    config.objective.name = "contrastive"
+    config.batch_size, config.steps = 32768, 9_000_000_000 // 32768
+    config.optimizer.update(dict(name="adafactor", beta2=0.95, learning_rate=1e-3))
+    config.optimizer.update(dict(weight_decay=1e-4 / 1e-3, clip_norm=1.0, warmup_steps=20_000))
+    config.optimizer.update(dict(schedule="cosine", end_learning_rate=0.0, count_from=0))
+    config.evaluate_every, config.checkpoint.every = 5000, 1000
+    if values["image"]:
+        _lock_image(config, values["image"])
+    elif values["from"]:
+        _continue(config, values["from"])
+    if values["tune"] == "text":
+        config.finetune.train = "head"
+    config.contrastive.text_frozen = values["tune"] == "image"
+    config.steps = int(values["steps"]) if values["steps"] else config.steps
+    return choose(config, argument)
+
+
+def _lock_image(config, checkpoint):
+    """Sets the values of big_vision's `siglip_lit_coco.py`, which trains a text tower alone."""
+    config.model.update(dict(name="", pooling=None, dtype="float32"))
+    config.finetune.checkpoint = checkpoint
+    config.contrastive.update(dict(text_length=16, initial_bias=-2.71))
+    config.batch_size, config.steps = 512, 5000
+    config.optimizer.update(dict(weight_decay=0.01 / 1e-3, warmup_steps=150))
+    config.evaluate_every = 1000
+
+
+def _continue(config, folder):
+    """Sets values for a few epochs on a user's pairs, from both towers of a checkpoint."""
+    from vit_jax.interop.image_text import values_of_folder  # It imports JAX.
+
+    config.model.update(dict(name="", pooling=None, dtype="float32"))
+    config.finetune.checkpoint = folder
+    config.contrastive.update(values_of_folder(folder))
+    config.batch_size, config.steps, config.epochs = 64, None, 10.0
+    config.optimizer.update(dict(name="adam", learning_rate=1e-5, weight_decay=1e-4 / 1e-3))
+    config.optimizer.update(dict(warmup_steps=100))
+    config.evaluate_every, config.checkpoint.every = 100, 100
