@@ -46,9 +46,7 @@ def load_image_text(
         folder = _folder_of(source)
         part, checkpoint = open_text(folder), open_checkpoint(folder, image_size)
     assumed = checkpoint.assumed.removeprefix(IMAGES_ALONE).removeprefix(" and ")
-    image = build_model(
-        checkpoint._replace(assumed=assumed, objective=None), log=log, **changes
-    )
+    image = build_model(checkpoint._replace(assumed=assumed, objective=None), log=log, **changes)
     width = image.num_classes or image.options.dim
     options = part.tower.options
     if width != options.output_dim:

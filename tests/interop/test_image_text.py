@@ -330,3 +330,45 @@ def test_folders_without_a_text_tower_or_a_tokenizer_are_rejected(models, tmp_pa
         vit_jax.load_image_text(image, log=str)
     with pytest.raises(UserError, match="has no text tower"):
         vit_jax.load_image_text(tmp_path / "none", log=str)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_starts_from_both_towers_and_keeps_its_tokenizer(kind, models, tmp_path, capsys):
+    """After a step with the learning rate 0 the run is the folder's model, without the folder."""
+    source, *_ = models[kind]
+    folder = shutil.copytree(source, tmp_path / "folder")
+    config = config_from(kind, folder)
+    images = np.random.default_rng(0).integers(256, size=(4, 32, 32, 3)).astype(np.uint8)
+    pairs = images, ["a cat", "two dogs", "it's naïve", "猫"]
+    vit_jax.train(config, tmp_path / "run", train=pairs, test=pairs)
+    assert "contrastive's own parameters" in capsys.readouterr().out
+    shutil.rmtree(folder)
+    first, run = (vit_jax.load_image_text(at, log=str) for at in (source, tmp_path / "run"))
+    np.testing.assert_allclose(run.encode_text(TEXTS), first.encode_text(TEXTS), atol=1e-6)
+    np.testing.assert_allclose(run.encode_image(images), first.encode_image(images), atol=1e-5)
+    embeddings = run.encode_image(images), run.encode_text(NAMES)
+    np.testing.assert_allclose(run.logits(*embeddings), first.logits(*embeddings), rtol=1e-5)
+
+
+def config_from(kind: str, folder):
+    """A run of one step with the learning rate 0 that continues a folder."""
+    from vit_jax.config import base_config
+    from vit_jax.interop.image_text import values_of_folder
+
+    config = base_config()
+    config.objective.name, config.finetune.checkpoint = "contrastive", str(folder)
+    config.contrastive.update(values_of_folder(folder))
+    config.finetune.head, config.model.name = "kept", ""
+    config.data.update(dict(source="handed_in", image_size=32, test_resize=32, crop="none"))
+    config.batch_size, config.steps, config.evaluate_every = 4, 1, 1
+    config.optimizer.update(dict(learning_rate=0.0, warmup_steps=0))
+    return config
+
+
+def test_text_towers_that_the_config_does_not_describe_are_rejected(models, tmp_path):
+    folder, *_ = models["siglip"]
+    config = config_from("siglip", folder)
+    config.contrastive.text_gelu = "erf"
+    pairs = np.zeros((4, 32, 32, 3), np.uint8), ["a", "b", "c", "d"]
+    with pytest.raises(UserError, match="config.contrastive.text_gelu='tanh'"):
+        vit_jax.train(config, tmp_path / "run", train=pairs, test=pairs)

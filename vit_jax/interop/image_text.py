@@ -122,8 +122,17 @@ def text_params(folder: Path) -> ObjectiveParams | None:
 
 
 def contrastive_values(form: TextFormat) -> dict[str, Any]:
-    """Returns the values of `config.contrastive` that describe a text tower of Transformers."""
+    """Returns the values of `config.contrastive` that describe a text tower of Transformers.
+
+    Raises:
+      UserError: no such tower can be trained.
+    """
     options = form.options
+    if not math.isclose(options.norm_epsilon, 1e-5 if options.causal else 1e-6):
+        raise UserError(
+            f"Unsupported: training a text tower with layer_norm_eps={options.norm_epsilon:g}. "
+            "Supported: 1e-05 (CLIP), 1e-06 (SigLIP)."
+        )
     return dict(
         loss="sigmoid" if form.probabilities == "sigmoid" else "softmax",
         text_tower="clip" if options.causal else "siglip",
@@ -131,6 +140,9 @@ def contrastive_values(form: TextFormat) -> dict[str, Any]:
         text_dim=options.dim,
         text_depth=options.depth,
         text_heads=options.heads,
+        text_mlp_dim=options.mlp_dim,
+        text_gelu=options.gelu,
+        vocabulary=options.vocabulary,
     )
 
 
@@ -196,9 +208,7 @@ def _built(options: TextOptions, sources: dict[str, Callable[[], np.ndarray]]) -
     graphdef, _ = nnx.split(abstract(partial(TextTower, options)))
     with ThreadPoolExecutor(max_workers=max(2, os.cpu_count() or 1)) as pool:
         arrays = pool.map(lambda read: jax.device_put(read()), sources.values())
-        flat = {
-            tuple(path.split("/")): array for path, array in zip(sources, arrays, strict=True)
-        }
+        flat = {tuple(path.split("/")): array for path, array in zip(sources, arrays, strict=True)}
     return nnx.merge(graphdef, nnx.traversals.unflatten_mapping(flat))
 
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.models.layers import named
-from vit_jax.models.transformer import EncoderBlock, Stack, make_norm
 from vit_jax.models.text_tokens import Tokenizer, open_tokenizer
+from vit_jax.models.transformer import EncoderBlock, Stack, make_norm
 from vit_jax.options.objective import ContrastiveOptions
 from vit_jax.options.text import TextOptions
 
@@ -78,7 +78,10 @@ def tokenizer_of(options: ContrastiveOptions) -> Tokenizer:
       UserError: it does not exist, or is damaged.
     """
     return open_tokenizer(
-        Path(options.tokenizer), options.text_length, lower_case=options.text_tower == "siglip"
+        Path(options.tokenizer),
+        options.text_length,
+        lower_case=options.text_tower == "siglip",
+        vocabulary=options.vocabulary,
     )
 
 
@@ -97,13 +100,15 @@ def text_options(options: ContrastiveOptions, output_dim: int, dtype: str) -> Te
     if options.text_tower == "clip":
         own = dict(causal=True, pooling="end", end=tokenizer.end, head_bias=False)
         own |= dict(gelu="quick", norm_epsilon=1e-5)
+    if options.text_gelu is not None:
+        own["gelu"] = options.text_gelu
     return TextOptions(
-        vocabulary=tokenizer.vocabulary,
+        vocabulary=options.vocabulary or tokenizer.vocabulary,
         length=options.text_length,
         dim=options.text_dim,
         depth=options.text_depth,
         heads=options.text_heads,
-        mlp_dim=4 * options.text_dim,
+        mlp_dim=options.text_mlp_dim or 4 * options.text_dim,
         output_dim=output_dim,
         dtype=dtype,
         **own,

@@ -491,6 +491,19 @@ class ContrastiveOptions:
     text_dim: int = option(768, whole(1, 2**20), "Width of the text tower.", smoke=32)
     text_depth: int = option(12, whole(1, 10000), "Layers of the text tower.", smoke=1)
     text_heads: int = option(12, whole(1, 2**16), "Attention heads of the text tower.", smoke=2)
+    text_mlp_dim: int | None = option(
+        None, whole(1, 2**20), "Hidden width of the text tower's MLP; None: 4 text_dim."
+    )
+    text_gelu: str | None = option(
+        None,
+        one_of("tanh", "erf", "quick"),
+        "GELU of the text tower; None: tanh in SigLIP's, quick in CLIP's.",
+    )
+    vocabulary: int | None = option(
+        None,
+        whole(1, 2**24),
+        "Size of the text tower's vocabulary; None: the number of the tokenizer's tokens.",
+    )
     text_frozen: bool = option(
         False, flag(), "Trains the image tower only, with the text tower of finetune.checkpoint."
     )

@@ -50,7 +50,10 @@ class Contrastive(Objective):
     split_metrics: ClassVar = {
         f"recall@{k}_{way}": "share" for way in ("image_to_text", "text_to_image") for k in RECALLS
     }
-    made_by = ("text_tower", "text_length", "text_dim", "text_depth", "text_heads")
+    made_by = (
+        *("text_tower", "text_length", "text_dim", "text_depth", "text_heads", "text_mlp_dim"),
+        *("text_gelu", "vocabulary"),
+    )
 
     def __init__(self, text: TextOptions, options: ContrastiveOptions, *, rngs: nnx.Rngs):
         self.text = TextTower(text, rngs=rngs)

@@ -126,7 +126,7 @@ class Objective(nnx.Module):
 
     @staticmethod
     def files(config: RunOptions) -> tuple[Path, ...]:
-        """Returns the files that models loaded from the run need; they are copied to its workdir."""
+        """Returns files that a loaded model needs; they are copied to the workdir."""
         return ()
 
     @staticmethod

@@ -1,0 +1,245 @@
+"""Contrastive runs: captions from files to batches, metrics, and the run as a model of texts."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from absl import flags
+from PIL import Image
+
+import vit_jax
+from vit_jax.config import base_config
+from vit_jax.data.fields import TEXT, Field
+from vit_jax.data.pipeline import evaluation_batches, training_batches
+from vit_jax.data.preprocess import TestCrop, TrainCrop
+from vit_jax.data.sources import open_handed_in, open_source
+from vit_jax.errors import UserError
+from vit_jax.models.text_tokens import open_tokenizer
+from vit_jax.training.objectives.contrastive import recalls
+
+COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
+
+
+def write_pairs(folder, rows: list[tuple[str, str]], header=("file", "caption"), name="train"):
+    """A folder with an image for each file and a list of captions."""
+    folder.mkdir(exist_ok=True)
+    for index, file in enumerate(dict.fromkeys(file for file, _ in rows)):
+        Image.fromarray(np.full((12, 12, 3), 20 * index, np.uint8)).save(folder / file)
+    with open(folder / f"{name}.csv", "w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+ROWS = [("a.png", "a cat"), ("b.png", "two dogs, running"), ("a.png", "a small  cat ")]
+ROWS += [("c.png", "café 猫")]
+
+
+def captions(source) -> list[tuple[str, ...]]:
+    return [source[index].fields[TEXT] for index in range(len(source))]
+
+
+def open_pairs(path, **options):
+    return open_source("csv", "train", path=str(path), labels=False, fields=(TEXT,), **options)
+
+
+EXPECTED = [("a cat", "a small  cat"), ("two dogs, running",), ("café 猫",)]
+
+
+def test_rows_of_one_file_are_its_captions(tmp_path):
+    write_pairs(tmp_path, ROWS)
+    assert captions(open_pairs(tmp_path)) == EXPECTED
+
+
+def test_json_lines_have_one_caption_or_a_list(tmp_path):
+    write_pairs(tmp_path, ROWS)
+    (tmp_path / "train.csv").unlink()
+    lines = [
+        dict(file_name="a.png", text=["a cat", "a small  cat"], width=12),
+        dict(file_name="b.png", text="two dogs, running"),
+        dict(file_name="c.png", text="café 猫", height=12),
+    ]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert captions(open_pairs(tmp_path)) == EXPECTED
+
+
+def test_the_column_of_captions_is_found_or_named(tmp_path):
+    write_pairs(tmp_path, ROWS, header=("file", "description"))
+    assert captions(open_pairs(tmp_path)) == EXPECTED  # It is the only other column.
+    with open(tmp_path / "train.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("file", "alt", "title"), ("a.png", "x", "y")])
+    with pytest.raises(UserError, match="no column 'caption'.*caption_key=NAME.*alt, title"):
+        open_pairs(tmp_path)
+    assert captions(open_pairs(tmp_path, caption_key="Title")) == [("y",)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([*ROWS, ("b.png", " ")], "b.png in .* has an empty caption"),
+        ([*ROWS, ("lost.png", "x"), ("gone.png", "y")], "2 of 5 images do not exist: lost.png"),
+    ],
+)
+def test_bad_captions_are_one_line(tmp_path, rows, words):
+    write_pairs(tmp_path, [row for row in rows if row[0] not in ("lost.png", "gone.png")])
+    with open(tmp_path / "train.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("file", "caption"), *rows])
+    with pytest.raises(UserError, match=words):
+        open_pairs(tmp_path)
+
+
+def test_a_line_that_is_not_json_is_named(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"file_name": "a.png", "text": "x"}\n[1]\n')
+    with pytest.raises(UserError, match="line 2 is not a JSON object"):
+        open_pairs(tmp_path)
+
+
+IMAGES = np.zeros((3, 8, 8, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (IMAGES, ["one", ["two", "zwei"], "three"]),
+        list(zip(IMAGES, ["one", ["two", "zwei"], "three"], strict=True)),
+        [
+            dict(image=image, caption=texts)
+            for image, texts in zip(IMAGES, ["one", ["two", "zwei"], "three"], strict=True)
+        ],
+    ],
+)
+def test_passed_pairs_have_captions(data):
+    source = open_handed_in({"train": data}, "train", labels=False, fields=(TEXT,))
+    assert captions(source) == [("one",), ("two", "zwei"), ("three",)]
+
+
+def test_passed_images_without_captions_are_an_error():
+    with pytest.raises(UserError, match="no 'caption'"):
+        open_handed_in({"train": IMAGES}, "train", labels=False, fields=(TEXT,))
+    with pytest.raises(UserError, match="3 images and 2 captions"):
+        open_handed_in({"train": (IMAGES, ["a", "b"])}, "train", labels=False, fields=(TEXT,))
+
+
+def text_field(length: int = 8) -> Field:
+    tokenizer = open_tokenizer("bytes", length, lower_case=False)
+
+    def encode(captions, rng):
+        choice = 0 if rng is None else int(rng.integers(len(captions)))
+        return tokenizer([captions[choice]])[0]
+
+    return Field(TEXT, (length,), np.int32, encode)
+
+
+def test_captions_are_drawn_by_position_and_images_are_as_without_fields(tmp_path):
+    flags.FLAGS.mark_as_parsed()  # Grain's workers read flags.
+    write_pairs(tmp_path, ROWS)
+    source, field = open_pairs(tmp_path), text_field()
+    options = dict(seed=3, batch_size=4, crop=TrainCrop(8, "random_resized"), workers=0)
+
+    def first(count: int, step: int = 0, fields=(field,), **more):
+        batches = training_batches(source, first_step=step, fields=fields, **options | more)
+        return [next(batches) for _ in range(count)]
+
+    with_text, without = first(40), first(40, fields=())
+    for one, other in zip(with_text, without, strict=True):
+        np.testing.assert_array_equal(one["image"], other["image"])
+    np.testing.assert_array_equal(first(1, step=7)[0][TEXT], with_text[7][TEXT])
+    np.testing.assert_array_equal(first(2, workers=2)[1][TEXT], with_text[1][TEXT])
+    drawn = np.concatenate([batch[TEXT] for batch in with_text])
+    lengths = (drawn > 1).sum(1)
+    of_cat = (drawn[:, 0] == ord("a") + 2) & (drawn[:, 1] == ord(" ") + 2)
+    share = (lengths[of_cat] == 5).mean()  # Of "a cat", one of two captions.
+    assert 0.3 < share < 0.7
+
+
+def test_evaluation_takes_the_first_caption(tmp_path):
+    write_pairs(tmp_path, ROWS)
+    crop = TestCrop(8, resize=8)
+    (batch,) = evaluation_batches(
+        open_pairs(tmp_path), batch_size=4, crop=crop, fields=(text_field(),), workers=0
+    )
+    assert batch["mask"].tolist() == [True, True, True, False]
+    decoded = ["".join(chr(token - 2) for token in row if token > 1) for row in batch[TEXT][:2]]
+    assert decoded == ["a cat", "two dog"]
+    assert not batch[TEXT][3].any()
+
+
+def test_recalls_are_counted_one_by_one():
+    rng = np.random.default_rng(0)
+    queries, keys = rng.normal(size=(2, 60, 5)).astype(np.float32)
+    groups = rng.integers(40, size=60)
+    found = recalls(queries, keys, groups)
+    for k, share in found.items():
+        hits = []
+        for query in range(60):
+            order = np.argsort(-(keys @ queries[query]), kind="stable")
+            # Others of the query's group do not push its best key down.
+            best = next(place for place, key in enumerate(order) if groups[key] == groups[query])
+            hits.append(best < k)
+        assert share == pytest.approx(np.mean(hits))
+
+
+def pairs(count: int, seed: int):
+    """Images of one colour with noise, and two captions of each."""
+    rng = np.random.default_rng(seed)
+    names = rng.choice([*COLOURS], count)
+    noise = rng.normal(0, 20, (count, 16, 16, 3))
+    images = np.clip(np.array([COLOURS[name] for name in names])[:, None, None] + noise, 0, 255)
+    return images.astype(np.uint8), [[f"a {name} square", f"it is {name}"] for name in names]
+
+
+def small_config(loss: str):
+    config = base_config()
+    config.model.update(dict(name="ViT-32x1/8", heads=2, pooling="map"))
+    config.data.update(dict(source="handed_in", image_size=16, test_resize=16, crop="none"))
+    config.objective.name = "contrastive"
+    config.contrastive.update(dict(text_length=24, text_dim=32, text_depth=1, text_heads=2))
+    config.contrastive.loss = loss
+    if loss == "softmax":
+        config.contrastive.update(dict(text_tower="clip", embedding_dim=16, max_scale=100.0))
+        config.model.head_std = 0.1
+    else:
+        config.contrastive.initial_bias = -3.0
+    config.batch_size, config.steps, config.evaluate_every = 16, 60, 60
+    config.optimizer.update(dict(learning_rate=3e-3, warmup_steps=5))
+    return config
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "softmax"])
+def test_a_run_learns_pairs_and_classifies_by_names(loss, tmp_path, capsys):
+    config = small_config(loss)
+    found = vit_jax.train(config, tmp_path / "run", train=pairs(96, 0), test=pairs(48, 1))
+    assert found["recall@1_image_to_text"] > 0.9
+    assert found["recall@1_text_to_image"] > 0.9
+    model = vit_jax.load_image_text(tmp_path / "run")
+    assert model.probabilities == loss
+    images, texts = pairs(30, 2)
+    predictions = vit_jax.zero_shot(model, list(images), [*COLOURS], ["a {} square"])
+    right = [p.classes[0] in text[0] for p, text in zip(predictions, texts, strict=True)]
+    assert np.mean(right) > 0.9
+    np.testing.assert_allclose(
+        np.linalg.norm(model.encode_text(["a red square"]), axis=1), 1, rtol=1e-5
+    )
+
+
+def test_a_run_of_another_objective_has_no_text_tower(tmp_path, capsys):
+    config = small_config("sigmoid")
+    config.objective.name = "mae"
+    config.model.update(dict(pooling="gap", position="sincos2d_mae"))
+    config.update_from_flattened_dict(
+        {
+            f"contrastive.{name}": getattr(base_config().contrastive, name)
+            for name in base_config().contrastive
+        }
+    )
+    config.mae.update(dict(decoder_dim=16, decoder_depth=1, decoder_heads=2))
+    config.steps, config.evaluate_every = 6, 6
+    vit_jax.train(config, tmp_path / "run", train=pairs(16, 0)[0], test=pairs(16, 1)[0])
+    with pytest.raises(UserError, match="has no text tower.*objective.name='contrastive'"):
+        vit_jax.load_image_text(tmp_path / "run")
+
+
+def test_parts_of_a_batch_are_rejected(tmp_path):
+    config = small_config("sigmoid")
+    config.micro_batches = 2
+    with pytest.raises(UserError, match="contrastive.loss.*micro_batches=1"):
+        vit_jax.train(config, tmp_path / "run", train=pairs(16, 0), test=pairs(16, 1))
