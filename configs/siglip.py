@@ -8,7 +8,8 @@ r"""SigLIP: images and captions, by a sigmoid of each pair (2303.15343).
 
 PAIRS is a folder with `train.csv` and `test.csv`, whose columns are `file` and `caption`. The first
 command trains from scratch with the batch size and the optimizer of the authors' WebLI runs. The
-second continues a SigLIP or SigLIP 2 in Transformers' format on your pairs, with its tokenizer;
+second continues a SigLIP, SigLIP 2 or CLIP in Transformers' format on your pairs, with its loss and
+its tokenizer;
 `tune=image` keeps its text tower. The third is locked-image tuning (2111.07991): the image tower of
 any checkpoint stays as it is, and a text tower is trained for it with the values of big_vision's
 `siglip_lit_coco.py`.
@@ -55,18 +56,26 @@ def _lock_image(config, checkpoint):
     config.model.update(dict(name="", pooling=None, dtype="float32"))
     config.finetune.checkpoint = checkpoint
     config.contrastive.update(dict(text_length=16, initial_bias=-2.71))
+    config.data.flip, config.augment.randaugment = True, (2, 10.0)
     config.batch_size, config.steps = 512, 5000
+    config.optimizer.update(dict(name="adam", beta2=0.999))
     config.optimizer.update(dict(weight_decay=0.01 / 1e-3, warmup_steps=150))
     config.evaluate_every = 1000
 
 
 def _continue(config, folder):
     """Sets values for a few epochs on a user's pairs, from both towers of a checkpoint."""
-    from vit_jax.interop.image_text import values_of_folder  # It imports JAX.
+    from vit_jax.interop.image_text import values_of_folder  # They import JAX.
+    from vit_jax.interop.open import open_checkpoint
 
+    size = open_checkpoint(folder).options.image_size[0]
     config.model.update(dict(name="", pooling=None, dtype="float32"))
+    config.data.update(dict(image_size=size, test_resize=size))
     config.finetune.checkpoint = folder
     config.contrastive.update(values_of_folder(folder))
+    if config.contrastive.loss == "softmax":  # CLIP keeps the aspect ratio, and has a projection.
+        config.data.update(dict(crop="short_side", crop_resize=size, test_crop="short_side"))
+        config.finetune.head = "kept"
     config.batch_size, config.steps, config.epochs = 64, None, 10.0
     config.optimizer.update(dict(name="adam", learning_rate=1e-5, weight_decay=1e-4 / 1e-3))
     config.optimizer.update(dict(warmup_steps=100))

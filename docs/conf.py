@@ -59,6 +59,7 @@ MARGIN = {
         "Augment": "docs/augmentation",
         "Pre-train with labels": "docs/pretraining",
         "Pre-train without labels": "docs/self_supervised",
+        "Train on images with captions": "docs/image_text",
         "Fine-tune": "docs/finetuning",
         "Transfer: two examples": "docs/transfer",
         "Evaluate": "docs/evaluation",

@@ -83,6 +83,8 @@ OTHER_JOBS = (
     "quickstart",
 )
 OTHER_JOBS += (
+    "clip",
+    "siglip",
     "my_images_unlabelled",
     "dino",
     "dino_digits",
@@ -494,10 +496,11 @@ HOSTILE = (
     ("",),
     True,
 )
+ANY_SIGN = ("model.layer_scale", "model.head_bias", "contrastive.initial_bias")
 BOUNDED_BELOW = [
     key
     for key, value in configs.VALUES.items()
-    if value.rule.kind in (int, float) and key not in ("model.layer_scale", "model.head_bias")
+    if value.rule.kind in (int, float) and key not in ANY_SIGN
 ]
 
 

@@ -27,6 +27,7 @@ class DataConfig(Section):
     slices: str
     groups: str | None
     label_key: str
+    caption_key: str
     classes: tuple[Any, ...] | None
     num_classes: int | None
     balance: str
@@ -267,6 +268,26 @@ class Beitv2Config(Section):
     aggregate_layers: int
 
 
+class ContrastiveConfig(Section):
+    """Values of `config.contrastive`."""
+
+    loss: str
+    tokenizer: str
+    text_tower: str
+    text_length: int
+    text_dim: int
+    text_depth: int
+    text_heads: int
+    text_mlp_dim: int | None
+    text_gelu: str | None
+    vocabulary: int | None
+    text_frozen: bool
+    embedding_dim: int | None
+    initial_scale: float
+    max_scale: float | None
+    initial_bias: float
+
+
 class LossConfig(Section):
     """Values of `config.loss`."""
 
@@ -397,6 +418,7 @@ class TypedConfig(Section):
     beit: BeitConfig
     vqkd: VqkdConfig
     beitv2: Beitv2Config
+    contrastive: ContrastiveConfig
     loss: LossConfig
     optimizer: OptimizerConfig
     mesh: MeshConfig

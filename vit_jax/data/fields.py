@@ -14,7 +14,7 @@ class Field(NamedTuple):
     """An entry of a batch that an objective requests in addition to the views of the image.
 
     Attributes:
-      name: key in `Example.fields` and in the batch.
+      name: key in `Source.fields_of` and in the batch.
       shape: shape of one example's entry.
       dtype: type of the entry.
       encode: `(value, rng) -> array` of this shape; `rng` is None in evaluation.

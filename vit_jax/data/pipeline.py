@@ -31,8 +31,8 @@ from vit_jax.data.decode import Unreadable, decode, why_unreadable
 from vit_jax.data.fields import Field
 from vit_jax.data.order import Order
 from vit_jax.data.preprocess import FixedCrop, TestCrop, TrainCrop
-from vit_jax.data.sources.base import Example, Source
-from vit_jax.data.views import Augmentation, ViewSpec
+from vit_jax.data.sources.base import Source
+from vit_jax.data.views import ViewSpec
 from vit_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
@@ -69,7 +69,6 @@ def training_batches(
     crop: TrainCrop | None = None,
     workers: int | None = None,
     threads: int | None = None,
-    augment: Augmentation | None = None,
     views: Sequence[ViewSpec] = (),
     fields: Sequence[Field] = (),
     repeats: int = 1,
@@ -84,8 +83,7 @@ def training_batches(
       threads: threads of each process that decodes; None is resolved by `decoders`. Decoding leaves
         the interpreter free nine tenths of its time, so a few threads are better than as many
         processes, whose batches must be copied.
-      augment: applied to the crop, uint8 to uint8.
-      views: the views of each image, in place of one by `crop` and `augment`.
+      views: the views of each image, in place of one by `crop`.
       fields: fields that are encoded from each example; the source must have them.
       repeats: positions in a row that an image takes, each with an augmentation of its own.
       balance: class balancing, a value of `config.data.balance`.
@@ -107,7 +105,7 @@ def training_batches(
     rows = np.arange(batch_size) if rows is None else rows
     chunks = -(-len(rows) // MAX_CHUNK)
 
-    views = views or (ViewSpec("image", crop.size, crop, augment),)
+    views = views or (ViewSpec("image", crop.size, crop),)
     streams = _streams(views, fields)
 
     def load_image(rngs: list[np.random.Generator], index: int, batch: Batch, row: int) -> None:
@@ -122,7 +120,7 @@ def training_batches(
                     batch["unreadable"][row] = index
                 continue
             batch["labels"][row, : len(example.labels)] = example.labels
-            _encode(example, fields, rngs[len(rngs) - len(fields) :], batch, row)
+            _encode(source, candidate, fields, rngs[len(rngs) - len(fields) :], batch, row)
             return
         raise UserError(
             f"{MAX_REPLACEMENTS} unreadable images in a row from {source.describe(index)} on "
@@ -190,7 +188,7 @@ def evaluation_batches(
                 batch["unreadable"][row] = index
                 continue
             batch["labels"][row, : len(example.labels)] = example.labels
-            _encode(example, fields, itertools.repeat(None), batch, row)
+            _encode(source, index, fields, itertools.repeat(None), batch, row)
             batch["mask"][row] = True
         return batch
 
@@ -267,15 +265,17 @@ def _show(
 
 
 def _encode(
-    example: Example,
+    source: Source,
+    index: int,
     fields: Sequence[Field],
     rngs: Iterable[np.random.Generator | None],
     batch: Batch,
     row: int,
 ) -> None:
     """Writes the fields of an example into a row of a batch, each by its own generator."""
+    values = source.fields_of(index) if fields else {}
     for field, rng in zip(fields, rngs, strict=False):
-        batch[field.name][row] = field.encode(example.fields[field.name], rng)
+        batch[field.name][row] = field.encode(values[field.name], rng)
 
 
 def _streams(views: Sequence[ViewSpec], fields: Sequence[Field] = ()) -> list[int]:

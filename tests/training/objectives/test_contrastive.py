@@ -35,7 +35,7 @@ ROWS += [("c.png", "café 猫")]
 
 
 def captions(source) -> list[tuple[str, ...]]:
-    return [source[index].fields[TEXT] for index in range(len(source))]
+    return [source.fields_of(index)[TEXT] for index in range(len(source))]
 
 
 def open_pairs(path, **options):

@@ -13,17 +13,10 @@ from vit_jax.errors import UserError, nearest
 
 
 class Example(NamedTuple):
-    """An image with its labels.
-
-    Attributes:
-      image: encoded (bytes), or uint8 `[height, width, channels]`.
-      labels: class indices.
-      fields: other values by name, such as the captions `text`; see `vit_jax.data.fields`.
-    """
+    """An image, encoded (bytes) or as uint8 `[height, width, channels]`, and its class indices."""
 
     image: bytes | np.ndarray
     labels: tuple[int, ...]
-    fields: Mapping[str, Any] = {}
 
 
 class Source:
@@ -34,7 +27,8 @@ class Source:
       numbered: classes have numbers only, so `class_names` are no names.
       shared_classes: class names that several parts of a mixture have; each is one class.
       left_out: numbers of skipped files by reason; `folder_rules.in_words` formats them.
-      fields: names of the fields of its examples.
+      fields: names of the other values of its examples, such as the captions `text`; see
+        `vit_jax.data.fields`.
     """
 
     class_names: tuple[str, ...]
@@ -98,6 +92,10 @@ class Source:
           indices: of the examples; None: all.
         """
         return ()
+
+    def fields_of(self, index: int) -> Mapping[str, Any]:
+        """Returns the fields of an example by name."""
+        return {}
 
     def known_fields(self, indices: Sequence[int] | None = None) -> Iterable[bytes]:
         """Returns the encoded fields of examples if they are known without reading images.
@@ -164,11 +162,11 @@ def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
 
     def content(index: int) -> bytes:
         try:
-            example = source[index]
+            image, labels = source[index]
         except OSError:  # Such an image is counted and replaced when it is read.
             return b""
-        fields = repr(sorted(example.fields.items())).encode() if example.fields else b""
-        return bytes(example.image) + repr(example.labels).encode() + fields
+        fields = repr(sorted(source.fields_of(index).items())).encode() if source.fields else b""
+        return bytes(image) + repr(labels).encode() + fields
 
     known, chosen = source.known_labels(), spread(len(source), samples)
     files = source.stored_files()
@@ -228,6 +226,9 @@ class Subset(Source):
         known = self.source.known_labels()
         return None if known is None else known[np.asarray(self.indices)]
 
+    def fields_of(self, index):
+        return self.source.fields_of(int(self.indices[index]))
+
     def known_fields(self, indices=None):
         chosen = np.asarray(self.indices)
         return self.source.known_fields((chosen if indices is None else chosen[indices]).tolist())
@@ -283,6 +284,9 @@ class Renumbered(Source):
         numbers[list(self.number)] = list(self.number.values())
         table = numbers[known]
         return np.take_along_axis(table, np.argsort(table < 0, axis=1, kind="stable"), axis=1)
+
+    def fields_of(self, index):
+        return self.source.fields_of(index)
 
     def known_fields(self, indices=None):
         return self.source.known_fields(indices)

@@ -95,8 +95,7 @@ class Composed(Source):
             scene, parts, stream = self._compose(index)
             image = draw(scene, parts, self.image_size, stream)
             kept.write(self._number(index), image)
-        fields = {TEXT: (self.caption(index),)} if self.captioned else {}
-        return Example(image, self.labels_of(index), fields)
+        return Example(image, self.labels_of(index))
 
     def describe(self, index):
         return f"{self.layout} {self.collection} {self.split} image {self._number(index)}"
@@ -108,10 +107,9 @@ class Composed(Source):
         numbers = np.arange(self.images.start, self.images.stop)
         return (numbers % len(self.class_names)).astype(np.int32)[:, None]
 
-    def caption(self, index: int) -> str:
-        """Returns a text that counts an image's objects, the main one first."""
+    def fields_of(self, index):
         scene, _, _ = self._compose(index)
-        return caption_of(scene, self.class_names)
+        return {TEXT: (caption_of(scene, self.class_names),)}
 
     def objects(self, index: int) -> Objects:
         """Returns an image's objects, from back to front, and their visible pixels."""

@@ -62,8 +62,10 @@ class CsvList(Source):
         return len(self.files)
 
     def __getitem__(self, index):
-        fields = {TEXT: self.captions[index]} if self.captions else {}
-        return Example(read_file(self._path(index)), self.labels_of(index), fields)
+        return Example(read_file(self._path(index)), self.labels_of(index))
+
+    def fields_of(self, index):
+        return {TEXT: self.captions[index]} if self.captions else {}
 
     def describe(self, index):
         return as_text(self._path(index))
@@ -110,6 +112,20 @@ class _Columns(NamedTuple):
     caption: int | None = None
 
 
+class _Listed(NamedTuple):
+    """The labels and captions of a file, as keys in their order."""
+
+    labels: dict[str, None]
+    captions: dict[str, None]
+
+    def add(self, other: "_Listed") -> bool:
+        """Adds the values of another row of the file; returns False if it has no others."""
+        before = len(self.labels) + len(self.captions)
+        self.labels.update(other.labels)
+        self.captions.update(other.captions)
+        return len(self.labels) + len(self.captions) > before
+
+
 def open_csv(split: str, options: SourceOptions) -> CsvList:
     """Opens a split: `SPLIT.csv` in a folder, or the rows of one CSV.
 
@@ -120,8 +136,7 @@ def open_csv(split: str, options: SourceOptions) -> CsvList:
     path, whole = _file_of(options.path, split)
     rows = _read(path)
     columns = _columns(path, rows, options.label_key if options.labels else None)
-    if TEXT in options.fields:
-        columns = columns._replace(caption=_caption_column(path, rows, columns, options))
+    columns = columns._replace(caption=_caption_column(path, rows, columns, options))
     if not whole and columns.split is None:
         raise UserError(
             f"{path} is one list, without a column split: cut it, as with "
@@ -129,15 +144,11 @@ def open_csv(split: str, options: SourceOptions) -> CsvList:
             "train.csv and test.csv (data.path)"
         )
     listed, left_out = _listed(path, rows, columns, None if whole else split)
-    captions = tuple(
-        check_captions([*captions], f"{as_text(file)} in {path}")
-        for file, (_, captions) in listed.items()
-        if columns.caption is not None
-    )
+    captions = _captions(path, listed, columns)
     if not listed:
         of_split = "" if whole else f" of the split {split!r}"
         raise UserError(f"{path} lists no image{of_split}: write a row FILE,LABEL for each image")
-    labels = [[*labels] for labels, _ in listed.values()]
+    labels = [[*rows.labels] for rows in listed.values()]
     if options.labels:
         _check_names(path, labels)
     class_names = options.class_names or _class_names(labels)
@@ -147,14 +158,12 @@ def open_csv(split: str, options: SourceOptions) -> CsvList:
     class_names = class_names if options.labels else ()
     source = CsvList(root, tuple(listed), table, class_names, dict(left_out), columns, captions)
     _check_there(path, source)
-    if captions:
-        _check_all_there(path, source)
     return source
 
 
 def _listed(
     path: str, rows: list[list[str]], columns: _Columns, split: str | None
-) -> tuple[dict[str, tuple[dict[str, None], dict[str, None]]], Counter[str]]:
+) -> tuple[dict[str, _Listed], Counter[str]]:
     """Collects the files of a split with their labels and captions.
 
     Args:
@@ -164,8 +173,7 @@ def _listed(
       split: name of the split; None: all rows.
 
     Returns:
-      The labels and the captions of each file, as keys in their order, and the numbers of skipped
-        rows by reason.
+      The values of each file, and the numbers of skipped rows by reason.
 
     Raises:
       UserError: a row has an empty file name.
@@ -180,17 +188,34 @@ def _listed(
         if reason == APPLE_DOUBLE or (reason and is_unsupported(reason)):
             left_out[reason] += 1
             continue
-        labels = {_cell(row, place): None for place in columns.labels if _cell(row, place)}
-        captions = {} if columns.caption is None else {_cell(row, columns.caption): None}
-        if file not in listed:
-            listed[file] = labels, captions
-            continue
-        known = listed[file]
-        if labels.keys() <= known[0].keys() and captions.keys() <= known[1].keys():
+        values = _values(row, columns)
+        if file in listed and not listed[file].add(values):
             left_out[AGAIN] += 1
-        known[0].update(labels)
-        known[1].update(captions)
+        listed.setdefault(file, values)
     return listed, left_out
+
+
+def _values(row: list[str], columns: _Columns) -> _Listed:
+    """Returns the labels and the caption of a row."""
+    labels = {_cell(row, place): None for place in columns.labels if _cell(row, place)}
+    captions = {} if columns.caption is None else {_cell(row, columns.caption): None}
+    return _Listed(labels, captions)
+
+
+def _captions(
+    path: str, listed: Mapping[str, _Listed], columns: _Columns
+) -> tuple[tuple[str, ...], ...]:
+    """Returns the captions of each file; nothing if they are not read.
+
+    Raises:
+      UserError: one is empty.
+    """
+    if columns.caption is None:
+        return ()
+    return tuple(
+        check_captions([*values.captions], f"{as_text(file)} in {path}")
+        for file, values in listed.items()
+    )
 
 
 def _is_of_split(row: list[str], place: int | None, split: str | None) -> bool:
@@ -244,31 +269,47 @@ def _read_json_lines(path: str, content: bytes) -> list[list[str]]:
     Raises:
       UserError: a line is not a JSON object.
     """
-    examples: list[dict[str, Any]] = []
-    for number, line in enumerate(content.decode("utf-8-sig", "replace").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            example = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}, line {number} is not JSON: {error}") from error
-        if not isinstance(example, dict):
-            raise UserError(f"{path}, line {number} is not a JSON object such as {{...}}")
-        examples.append(example)
+    lines = content.decode("utf-8-sig", "replace").split("\n")
+    examples = [
+        _json_object(line, f"{path}, line {number}")
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
     header = [*dict.fromkeys(key for example in examples for key in example)]
     rows = [header]
     for example in examples:
-        values = {key: x if isinstance(x, list) else [x] for key, x in example.items()}
-        for place in range(max((len(x) for x in values.values()), default=0)):
-            cells = {key: x[min(place, len(x) - 1)] if x else "" for key, x in values.items()}
-            rows.append(["" if cells.get(key) is None else str(cells[key]) for key in header])
+        values = [_as_cells(example.get(key)) for key in header]
+        # A list of captions has several rows; other values are repeated.
+        for place in range(max(map(len, values))):
+            rows.append([cells[min(place, len(cells) - 1)] for cells in values])
     return rows
+
+
+def _as_cells(value: Any) -> list[str]:
+    """Returns a value of a JSON object, or a list of values, as cells of text."""
+    values = value if isinstance(value, list) else [value]
+    return ["" if one is None else str(one) for one in values] or [""]
+
+
+def _json_object(line: str, place: str) -> dict[str, Any]:
+    """Returns the object in a line of JSON.
+
+    Raises:
+      UserError: there is none.
+    """
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place} is not JSON: {error}") from error
+    if not isinstance(content, dict) or not content:
+        raise UserError(f"{place} is not a JSON object such as {{...}}")
+    return content
 
 
 def _caption_column(
     path: str, rows: list[list[str]], columns: _Columns, options: SourceOptions
-) -> int:
-    """Returns the position of the column of captions.
+) -> int | None:
+    """Returns the position of the column of captions; None if they are not required.
 
     It is the column named `options.caption_key`, `caption`, `captions` or `text`, or else the only
     column besides the file and the split.
@@ -276,6 +317,8 @@ def _caption_column(
     Raises:
       UserError: there is no such column.
     """
+    if TEXT not in options.fields:
+        return None
     header = _header(rows) if columns.rows else []
     for name in (options.caption_key.lower(), *CAPTION_COLUMNS):
         if name in header:
@@ -412,7 +455,7 @@ def _table(
 
 
 def _check_there(path: str, source: CsvList) -> None:
-    """Raises UserError if none of the first files exists."""
+    """Raises UserError if none of the first files exists, or an image with captions does not."""
     if "://" in path:
         return
     first = [source._path(index) for index in range(min(LOOKED_AT, len(source)))]
@@ -421,12 +464,12 @@ def _check_there(path: str, source: CsvList) -> None:
             f"{path}: none of its first {len(first)} files exists, such as {as_text(first[0])}: "
             "paths are from the folder of the CSV, with the suffix of the file"
         )
+    if source.captions:
+        _check_all_there(path, source)
 
 
 def _check_all_there(path: str, source: CsvList) -> None:
-    """Raises UserError if captions have no image file."""
-    if "://" in path:
-        return
+    """Raises UserError if an image does not exist."""
     missing = [
         as_text(file)
         for index, file in enumerate(source.files)

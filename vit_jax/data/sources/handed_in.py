@@ -47,6 +47,9 @@ class HandedIn(Source):
     def fields(self):
         return (TEXT,) if self.captions else ()
 
+    def fields_of(self, index):
+        return {TEXT: self.captions[index]} if self.captions else {}
+
     def known_fields(self, indices=None):
         chosen = range(len(self)) if indices is None else indices
         return ("\n".join(self.captions[index]).encode() for index in chosen if self.captions)
@@ -57,8 +60,7 @@ class HandedIn(Source):
     def __getitem__(self, index):
         try:
             image, label = self.split(self.data[index])
-            fields = {TEXT: self.captions[index]} if self.captions else {}
-            return Example(as_image(image), self._checked(index, label), fields)
+            return Example(as_image(image), self._checked(index, label))
         except OSError:
             raise
         except UserError as error:
@@ -185,26 +187,14 @@ def handed_in(
     """
     if isinstance(data, Source):
         return data if class_names is None else renumbered(data, class_names, name)
-    if isinstance(data, Mapping):
-        raise UserError(
-            f"the {name} data are a {type(data).__name__} of {', '.join(map(str, data))}: pass "
-            "one of them"
-        )
     if _is_pair_of_columns(data):
-        data, given = data
-        if len(data) != len(given):
-            second = "captions" if caption_key else "labels"
-            raise UserError(
-                f"the {name} data have {len(data):,} images and {len(given):,} {second}"
-            )
+        data, given = _checked_columns(data, name, "captions" if caption_key else "labels")
         split = _alone
     else:
         _check_indexable(data, name)
-        _check_not_empty(data, name)
         data, image_key, key = _columns(data, name, label_key if labels else None)
         split = _Keys(image_key, key) if image_key else _pair
-        given = _known_labels(data, key) if labels and not caption_key else None
-    _check_not_empty(data, name)
+        given = _known_labels(data, key) if labels else None
     if isinstance(data, np.ndarray):
         _check_array(data, name)
     source = HandedIn(f"{name} data's", data, split, ())
@@ -343,13 +333,29 @@ def _is_column(value: Any) -> bool:
     return isinstance(value, list) or (hasattr(value, "shape") and hasattr(value, "__len__"))
 
 
+def _checked_columns(data: tuple, name: str, second: str) -> tuple[Any, Any]:
+    """Returns a column of images and one of labels or captions, as `second` states."""
+    images, values = data
+    if len(images) != len(values):
+        raise UserError(f"the {name} data have {len(images):,} images and {len(values):,} {second}")
+    _check_not_empty(images, name)
+    return images, values
+
+
 def _check_indexable(data: Any, name: str) -> None:
+    """Raises UserError unless the data set has a length, indices and examples."""
+    if isinstance(data, Mapping):
+        raise UserError(
+            f"the {name} data are a {type(data).__name__} of {', '.join(map(str, data))}: pass "
+            "one of them"
+        )
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise UserError(
             f"the {name} data are a {type(data).__name__}, which has no length and no order "
             "of its own: pass arrays (images, labels), or an object with __len__ and "
             "__getitem__"
         )
+    _check_not_empty(data, name)
 
 
 def _check_not_empty(data: Any, name: str) -> None:

@@ -125,6 +125,10 @@ class Mixture(Source):
     def _renumbered(self, part: int, labels: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self._tables[part][label] for label in labels)
 
+    def fields_of(self, index):
+        part, index = self._locate(index)
+        return self.parts[part].fields_of(index)
+
     def stored_files(self, indices=None):
         for part, own in self._split(indices):
             yield from part.stored_files(own)

@@ -29,8 +29,10 @@ class Synthetic(Source):
     def __getitem__(self, index):
         rng = np.random.default_rng(index)
         image = rng.integers(256, size=(self.image_size, self.image_size, 3), dtype=np.uint8)
-        label = int(rng.integers(self.num_classes))
-        return Example(image, (label,), {TEXT: (f"an image of class {label}",)})
+        return Example(image, (int(rng.integers(self.num_classes)),))
+
+    def fields_of(self, index):
+        return {TEXT: (f"an image of class {self.labels_of(index)[0]}",)}
 
     def describe(self, index):
         return f"synthetic image {index}"
