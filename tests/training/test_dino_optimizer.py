@@ -243,7 +243,7 @@ def test_new_options_change_no_state_of_a_run_that_does_not_use_them(name):
     weights = {"params": {"head": {"kernel": jnp.ones((4, 4))}}}
     config = settings(name=name)
     state = make_optimizer(config, lambda t: 1.0, config.weight_decay).init(weights)
-    clip, direction, decay, layer, rate = state
+    clip, update_rule, decay, layer, rate = state
     assert (clip, decay.inner_state, layer) == (optax.EmptyState(),) * 3
     assert list(by_path(rate)) == ["count"]
 

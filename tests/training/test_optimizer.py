@@ -15,10 +15,10 @@ from vit_jax.interop.checkpoint import params_of
 from vit_jax.models.vit import FAMILY as VIT
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import path_name
-from vit_jax.training.directions.adafactor import clip_by_rms
 from vit_jax.training.optimizer import DECAYED, layer_of, make_optimizer, scale_by_layer
 from vit_jax.training.program import make_program
 from vit_jax.training.schedule import make_schedule, make_weight_decay
+from vit_jax.training.update_rules.adafactor import clip_by_rms
 
 
 def settings(**values):

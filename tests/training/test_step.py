@@ -162,7 +162,7 @@ def test_update_that_is_not_finite_is_left_out_and_counted():
 
 
 @pytest.mark.parametrize("name", ["adam", "adafactor"])
-def test_an_update_behind_a_skipped_one_is_the_first_of_its_direction(name):
+def test_an_update_behind_a_skipped_one_is_the_first_of_its_update_rule(name):
     settings = dict(name=name, learning_rate=1e-3, weight_decay=0.0, clip_norm=0.0)
     step, state, metrics, *_, mesh = setup(**settings)
     good = jax.device_get(state["params"]["head"]["bias"])

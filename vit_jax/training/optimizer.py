@@ -1,4 +1,4 @@
-"""Optimizer: gradient clipping, an update rule of `directions/`, weight decay, learning rates."""
+"""Optimizer: gradient clipping, an update rule of `update_rules/`, weight decay, learning rates."""
 
 import math
 import operator
@@ -15,8 +15,8 @@ from vit_jax.errors import UserError
 from vit_jax.models import is_undecayed
 from vit_jax.options.optimizer import OptimizerOptions
 from vit_jax.parallel.sharding import path_name
-from vit_jax.training.directions import direction_of
-from vit_jax.training.directions.lamb import to_length
+from vit_jax.training.update_rules import make_update_rule
+from vit_jax.training.update_rules.lamb import to_length
 
 HEADS = "params/head", "params/distillation_head"
 
@@ -60,7 +60,7 @@ def make_optimizer(
             f"optimizer.name='adafactor', not of {config.name!r}; use 0, and optimizer.clip_norm "
             "for the gradient"
         )
-    direction = unless_skipped(direction_of(config))
+    update_rule = unless_skipped(make_update_rule(config))
     # Optax counts from 0; the first update is t = 1.
     changing = (lambda count: weight_decay(count + 1)) if callable(weight_decay) else weight_decay
     decay = optax.add_decayed_weights(changing, mask=DECAYED[config.decay])
@@ -68,7 +68,7 @@ def make_optimizer(
     slowed = [f"params/{start}" for start in embedding]
     stages = [
         clip_by_norm(config.clip_norm, config.clip) if config.clip_norm else optax.identity(),
-        *((decay, direction) if config.coupled_decay else (direction, decay)),
+        *((decay, update_rule) if config.coupled_decay else (update_rule, decay)),
         *([to_length(DECAYED[config.decay])] if config.name == "lamb" else []),
         scale_by_layer(config.layer_decay, layer, stem)
         if config.layer_decay < 1
@@ -105,7 +105,7 @@ def _freeze(steps: int, mask: Callable[[dict], dict]) -> optax.GradientTransform
 
 
 def unless_skipped(
-    direction: optax.GradientTransformation,
+    update_rule: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
     """Keeps an update rule's whole state, with its count of updates, unchanged in a skipped update.
 
@@ -116,10 +116,10 @@ def unless_skipped(
     def update(updates, state, params=None, *, finite=None):
         if finite is None:
             finite = jnp.isfinite(optax.tree.norm(updates))
-        updates, new = direction.update(updates, state, params)
+        updates, new = update_rule.update(updates, state, params)
         return updates, jax.tree.map(partial(jnp.where, finite), new, state)
 
-    return optax.GradientTransformationExtraArgs(direction.init, update)
+    return optax.GradientTransformationExtraArgs(update_rule.init, update)
 
 
 def check_first(

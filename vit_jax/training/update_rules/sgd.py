@@ -6,6 +6,6 @@ import optax
 from vit_jax.options.optimizer import OptimizerOptions
 
 
-def direction(config: OptimizerOptions) -> optax.GradientTransformation:
+def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
     """Returns the gradient with momentum `beta1`."""
     return optax.trace(decay=config.beta1, accumulator_dtype=jnp.dtype(config.moment_dtype))

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import optax
 
 from vit_jax.options.optimizer import OptimizerOptions
-from vit_jax.training.directions import adam
+from vit_jax.training.update_rules import adam
 
 
-def direction(config: OptimizerOptions) -> optax.GradientTransformation:
+def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
     """Returns Adam's update; `to_length` follows after weight decay."""
-    return adam.direction(config)
+    return adam.update_rule(config)
 
 
 def to_length(decays: Callable[[dict], dict] | None) -> optax.GradientTransformation:

@@ -14,7 +14,7 @@ from vit_jax.training.lora import weight_axes
 RMS = 0.2
 
 
-def direction(config: OptimizerOptions) -> optax.GradientTransformation:
+def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
     """Returns Optax's Muon update (Jordan et al., 2024, kellerjordan.github.io/posts/muon).
 
     A kernel is a matrix of its inputs by its outputs, or one matrix for each part, such as q, k and

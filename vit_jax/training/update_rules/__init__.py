@@ -1,6 +1,6 @@
 """Update rules of the optimizers, without weight decay and learning rate.
 
-Each is a file of this folder with a function `direction(config)`, and its name in `OPTIMIZERS`
+Each is a file of this folder with a function `update_rule(config)`, and its name in `OPTIMIZERS`
 (`options/optimizer.py`).
 """
 
@@ -11,6 +11,6 @@ import optax
 from vit_jax.options.optimizer import OptimizerOptions
 
 
-def direction_of(config: OptimizerOptions) -> optax.GradientTransformation:
+def make_update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
     """Returns the update rule of the config's section `optimizer`."""
-    return import_module(f"{__name__}.{config.name}").direction(config)
+    return import_module(f"{__name__}.{config.name}").update_rule(config)

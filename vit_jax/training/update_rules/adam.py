@@ -6,7 +6,7 @@ import optax
 from vit_jax.options.optimizer import OptimizerOptions
 
 
-def direction(config: OptimizerOptions) -> optax.GradientTransformation:
+def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
     """Returns Adam's update (Kingma and Ba, 2015).
 
     `moment_dtype` applies only to the first moment. A second moment in bfloat16 would not change,

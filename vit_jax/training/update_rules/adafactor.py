@@ -9,7 +9,7 @@ from vit_jax.parallel.sharding import path_name
 from vit_jax.training.lora import weight_axes
 
 
-def direction(config: OptimizerOptions) -> optax.GradientTransformation:
+def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
     """Returns Adafactor's update of "Scaling Vision Transformers" (Zhai et al., 2022, section 3.5).
 
     As in big_vision, it stores sums over rows and columns in place of the second moment, with a
