@@ -23,6 +23,7 @@ from vit_jax.models import (
 PACKAGE = Path(__file__).parents[2] / "vit_jax"
 QUESTION = re.compile(
     r"is (ViT|BiT)|isinstance\([^)]*(ViT|BiT)|startswith\(.(ViT|BiT)|\"(ViT|BiT)\" in|hasattr\(model"
+    r"|__name__ [!=]= \"[^_]"
 )
 EVERY = [(family, name) for family in FAMILIES for name in family.names]
 

@@ -125,6 +125,8 @@ class Family:
       undecayed: regular expressions for the ends of paths of parameters without weight decay, in
         addition to biases and scales.
       any_size: the shapes of a model's parameters do not depend on the size of its images.
+      fixed_size: `vit-jax finetune` keeps the checkpoint's image size instead of choosing one, as
+        another size could change the model's arguments, such as Swin's windows.
       loose: arguments that are part of the name, but that may differ between a training run and the
         checkpoint from which it starts.
       adaptation: rules that adapt a checkpoint's parameters to other arguments.
@@ -141,6 +143,7 @@ class Family:
     embedding: tuple[str, ...] = ()
     undecayed: tuple[str, ...] = ()
     any_size: bool = False
+    fixed_size: bool = False
     loose: tuple[str, ...] = ()
     adaptation: Adaptation = Adaptation()
 

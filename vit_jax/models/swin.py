@@ -678,6 +678,7 @@ FAMILY = Family(
     # The authors exclude bias tables, the layers that compute biases and the factors on cosines
     # from weight decay.
     undecayed=(r"stages/\d+/\d+/attention/bias_table", r"bias_mlp/.*", r"attention/logit_scale"),
+    fixed_size=True,
     loose=("window", "pretrained_windows"),
     adaptation=Adaptation((*POSITIONS, PATCHES, BIASES)),
 )

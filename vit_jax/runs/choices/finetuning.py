@@ -21,7 +21,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop.adapting import fit
 from vit_jax.interop.checkpoint import Checkpoint, sketch
 from vit_jax.interop.open import open_checkpoint
-from vit_jax.models import count_multiply_adds
+from vit_jax.models import count_multiply_adds, family_of
 from vit_jax.options.data import INTERPOLATIONS
 from vit_jax.runs.choices.choice import Choice
 from vit_jax.runs.choices.data_at import DEV, DataAt, check_files, data_at, find_groups, of_kind
@@ -353,15 +353,11 @@ def _image_size(config: ConfigDict, images: Images, checkpoint: Checkpoint) -> t
     patch = checkpoint.arguments.get("patch_size") or 32
     patch = max(patch) if isinstance(patch, tuple) else patch
     native = min(checkpoint.arguments["image_size"])
-    if _has_one_size(checkpoint):
+    if family_of(checkpoint.model).fixed_size:
         return native, "the checkpoint's, whose model takes no other"
     most = native if native <= 288 or checkpoint.preprocessing is None else 224
     largest = max(patch, most // patch * patch)
     return _size_in_time(config, images, checkpoint, patch, largest)
-
-
-def _has_one_size(checkpoint: Checkpoint) -> bool:
-    return checkpoint.model.__name__ == "Swin"
 
 
 def _size_in_time(
