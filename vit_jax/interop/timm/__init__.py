@@ -31,18 +31,17 @@ _MODULES = tuple(
 def _prepare(
     path: Path, tensors: dict[str, Tensor], config: dict
 ) -> tuple[dict[str, Tensor], dict]:
-    """Adds the arguments that the architecture's name implies, as `named`.
+    """Returns tensors and `config.json` unchanged.
 
     Raises:
-      UserError: no supported model has this name.
+      UserError: no supported model has the name of the architecture.
     """
     architecture = config.get("architecture")
     if architecture is None:
         return tensors, config
     refuse_unheld(architecture)
-    for module in _MODULES:
-        if (said := module.named(architecture)) is not None:
-            return tensors, config | dict(named=said)
+    if any(module.named(architecture) is not None for module in _MODULES):
+        return tensors, config
     raise UserError(
         f"timm's {architecture} is unsupported; supported: ViTs, hybrids, BiTs, ConvNeXts, Swins"
     )

@@ -18,6 +18,7 @@ from vit_jax.interop.layout import (
 from vit_jax.interop.library import Format, Tensors, Values, refuse_unsaid
 from vit_jax.interop.timm.timm_config import (
     given_arguments,
+    implied_arguments,
     mlp_ratio,
     pretrained_config,
     refuse_contradictions,
@@ -52,7 +53,7 @@ _TABLES = {
     "stem": "blocks.0.attn.relative_position_bias_table",
     "shared": "rel_pos_bias.relative_position_bias_table",
 }
-_SAID = (
+_UNCHECKED = (
     "use_abs_pos_emb",
     "use_rel_pos_bias",
     "use_shared_rel_pos_bias",
@@ -78,9 +79,9 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
     Without a `config.json` images are assumed to be square.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    given = given_arguments(config, *_SAID)
+    given = given_arguments(config, *_UNCHECKED)
     dim, inputs, patch, _ = shapes["patch_embed.proj.weight"]
-    refuse_contradictions(config, dict(patch_size=patch))
+    refuse_contradictions(config, implied_arguments(config, named), dict(patch_size=patch))
     places = [place for place, name in _TABLES.items() if name in shapes]
     if len(places) > 1:
         raise UserError(

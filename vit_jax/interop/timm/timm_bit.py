@@ -1,18 +1,48 @@
-"""BiT in timm: ResNetV2."""
+"""BiT in timm: ResNetV2. A hybrid's ResNet has the same rules."""
+
+from collections.abc import Iterable
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import LINEAR_CONV, torch_dense, torch_norm
+from vit_jax.interop.layout import (
+    CONV,
+    LINEAR_CONV,
+    UNIT,
+    Rule,
+    count_units,
+    torch_dense,
+    torch_norm,
+)
 from vit_jax.interop.library import Format
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.timm.timm_config import (
     given_arguments,
+    implied_arguments,
     pretrained_config,
     refuse_contradictions,
-    resnet_blocks,
-    resnet_rules,
     stated_size,
 )
 from vit_jax.models.resnet import BiT
+
+
+def resnet_rules(root: str, units: str) -> tuple[Rule, ...]:
+    """Returns the rules of a ResNet, with its root at `root` and its stages at `units`."""
+    unit = units + "stages.{m[0]}.blocks.{m[1]}."
+    return (
+        Rule("resnet/root/kernel", root + "conv.weight", CONV),
+        *torch_norm("resnet/root_norm", root + "norm"),
+        Rule(UNIT + r"conv(\d)/kernel", unit + "conv{2}.weight", CONV),
+        *torch_norm(UNIT + r"norm(\d)", unit + "norm{2}"),
+        Rule(UNIT + "conv_proj/kernel", unit + "downsample.conv.weight", CONV),
+        *torch_norm(UNIT + "norm_proj", unit + "downsample.norm"),
+    )
+
+
+def resnet_blocks(names: Iterable[str]) -> tuple[int, ...]:
+    """Returns the units in each stage of a ResNet, from the names of its tensors."""
+    return count_units(
+        names, r"(?:patch_embed\.backbone\.)?stages\.(\d+)\.blocks\.(\d+)\.", first=0
+    )
+
 
 _RULES = (
     *resnet_rules("stem.", ""),
@@ -44,7 +74,11 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
     if pooling not in (None, "avg"):
         raise UserError(f"a timm BiT with global_pool={pooling!r} is unsupported; supported: 'avg'")
     root, blocks = tensors["stem.conv.weight"].shape, resnet_blocks(tensors)
-    refuse_contradictions(config, dict(layers=blocks, width_factor=root[0] // 64))
+    refuse_contradictions(
+        config,
+        implied_arguments(config, named),
+        dict(layers=blocks, width_factor=root[0] // 64),
+    )
     values = dict(
         image_size=stated_size(config) or image_size or 224,
         channels=root[1],

@@ -1,10 +1,9 @@
 """Parts of timm's `config.json` that do not depend on a model's family."""
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import CONV, UNIT, Rule, count_units, torch_norm
 
 # Supported values of arguments that change the model without a trace in its tensors.
 ONLY = {
@@ -15,43 +14,48 @@ ONLY = {
     "embed_norm_layer": (None,),
     "pos_embed": ("learn", "none", ""),
 }
-SHOWN = (
-    *(
-        "img_size",
-        "patch_size",
-        "embed_dim",
-        "depth",
-        "num_heads",
-        "mlp_ratio",
-        "in_chans",
-        "num_classes",
-    ),
-    *(
-        "class_token",
-        "init_values",
-        "qkv_bias",
-        "qk_norm",
-        "reg_tokens",
-        "no_embed_class",
-        "proj_bias",
-    ),
-    *("pre_norm", "scale_attn_norm", "scale_mlp_norm", "pool_include_prefix"),
-    *("weight_init", "fix_init", "dynamic_img_size", "strict_img_size", "layers", "width_factor"),
+# Arguments with any value: the tensors determine them, or they do not change the model's outputs.
+UNCHECKED = (
+    "img_size",
+    "patch_size",
+    "embed_dim",
+    "depth",
+    "num_heads",
+    "mlp_ratio",
+    "in_chans",
+    "num_classes",
+    "class_token",
+    "init_values",
+    "qkv_bias",
+    "qk_norm",
+    "reg_tokens",
+    "no_embed_class",
+    "proj_bias",
+    "pre_norm",
+    "scale_attn_norm",
+    "scale_mlp_norm",
+    "pool_include_prefix",
+    "weight_init",
+    "fix_init",
+    "dynamic_img_size",
+    "strict_img_size",
+    "layers",
+    "width_factor",
 )
 
 
-def given_arguments(config: dict, *shown: str) -> dict[str, Any]:
+def given_arguments(config: dict, *unchecked: str) -> dict[str, Any]:
     """Returns the arguments in a `config.json`, in addition to its architecture.
 
     Args:
-      shown: arguments of one family that its tensors determine, in addition to `SHOWN`.
+      unchecked: arguments of one family that need no check, in addition to `UNCHECKED`.
 
     Raises:
       UserError: an argument changes the model's outputs and cannot be derived from a tensor.
     """
     given = config.get("model_args") or {}
     for name, value in given.items():
-        harmless = name in (*SHOWN, *shown) or name.endswith("_rate")
+        harmless = name in (*UNCHECKED, *unchecked) or name.endswith("_rate")
         if not harmless and value not in ONLY.get(name, (None, False, "")):
             raise UserError(f"a timm model with {name}={value!r} is unsupported")
     pooling = given.get("global_pool") or config.get("global_pool")
@@ -68,18 +72,30 @@ def stated_size(config: dict) -> tuple[int, int] | None:
     return (size, size) if isinstance(size, int) else size and tuple(size)
 
 
-def refuse_contradictions(config: dict, shown: dict[str, Any]) -> None:
+def implied_arguments(config: dict, named: Callable[[str], dict | None]) -> dict[str, Any]:
+    """Returns timm's arguments that the name of the architecture implies; {} without a name.
+
+    Args:
+      config: a `config.json`.
+      named: the function of a family's file that parses the name.
+    """
+    architecture = config.get("architecture")
+    return {} if architecture is None else named(architecture) or {}
+
+
+def refuse_contradictions(config: dict, implied: dict[str, Any], shown: dict[str, Any]) -> None:
     """Raises UserError if the tensors contradict the architecture with its arguments.
 
     Args:
-      config: a `config.json`; `named` contains timm's arguments implied by the architecture's name.
+      config: a `config.json`.
+      implied: timm's arguments that the architecture's name implies.
       shown: arguments that the tensors determine.
     """
     if config.get("architecture") is None:
         return
-    said, given = config["named"], config.get("model_args") or {}
+    given = config.get("model_args") or {}
     for name, value in shown.items():
-        stated = said.get(name) if given.get(name) is None else given[name]
+        stated = implied.get(name) if given.get(name) is None else given[name]
         stated = tuple(stated) if isinstance(stated, list) else stated
         if stated != value:
             raise UserError(
@@ -102,23 +118,3 @@ def pretrained_config(values: dict, fixed_input_size: bool) -> dict:
         fixed_input_size=fixed_input_size,
     )
     return dict(num_classes=values["num_classes"], pretrained_cfg=pretrained)
-
-
-def resnet_rules(root: str, units: str) -> tuple[Rule, ...]:
-    """Returns the rules of a ResNet, with its root at `root` and its stages at `units`."""
-    unit = units + "stages.{m[0]}.blocks.{m[1]}."
-    return (
-        Rule("resnet/root/kernel", root + "conv.weight", CONV),
-        *torch_norm("resnet/root_norm", root + "norm"),
-        Rule(UNIT + r"conv(\d)/kernel", unit + "conv{2}.weight", CONV),
-        *torch_norm(UNIT + r"norm(\d)", unit + "norm{2}"),
-        Rule(UNIT + "conv_proj/kernel", unit + "downsample.conv.weight", CONV),
-        *torch_norm(UNIT + "norm_proj", unit + "downsample.norm"),
-    )
-
-
-def resnet_blocks(names: Iterable[str]) -> tuple[int, ...]:
-    """Returns the units in each stage of a ResNet, from the names of its tensors."""
-    return count_units(
-        names, r"(?:patch_embed\.backbone\.)?stages\.(\d+)\.blocks\.(\d+)\.", first=0
-    )

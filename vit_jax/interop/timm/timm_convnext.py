@@ -8,6 +8,7 @@ from vit_jax.interop.library import Format
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.timm.timm_config import (
     given_arguments,
+    implied_arguments,
     pretrained_config,
     refuse_contradictions,
     stated_size,
@@ -48,7 +49,7 @@ _TESTS = {
     "test_convnext": dict(depths=(1, 2, 4, 2), dims=(24, 32, 48, 64)),
     "test_convnext2": dict(depths=(1, 1, 1, 1), dims=(32, 64, 96, 128)),
 }
-_SHOWN = (
+_UNCHECKED = (
     "depths",
     "dims",
     "use_grn",
@@ -56,8 +57,13 @@ _SHOWN = (
     "stem_type",
     "head_hidden_size",
     "head_norm_first",
+    "conv_mlp",
+    "norm_eps",
+    "kernel_sizes",
+    "patch_size",
+    "head_init_scale",
+    "norm_layer",
 )
-_SHOWN += ("conv_mlp", "norm_eps", "kernel_sizes", "patch_size", "head_init_scale", "norm_layer")
 _SIMPLE = "simplenorm"
 
 
@@ -136,7 +142,8 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
     ConvNeXt accepts images of any size.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    given, defaults = given_arguments(config, *_SHOWN, "act_layer"), config.get("named", {})
+    given = given_arguments(config, *_UNCHECKED, "act_layer")
+    defaults = implied_arguments(config, named)
     try:
         values = _values(shapes)
         if not values["centred_norm"] and _SIMPLE not in (
@@ -146,7 +153,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             raise UserError(
                 f"a timm ConvNeXt with norms without bias is unsupported, except {_SIMPLE}"
             )
-        refuse_contradictions(config, _timm_arguments(values))
+        refuse_contradictions(config, defaults, _timm_arguments(values))
         _refuse_kernels(shapes, len(values["blocks"]))
         values |= dict(
             image_size=stated_size(config) or image_size or 224,

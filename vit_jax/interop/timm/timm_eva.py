@@ -22,6 +22,7 @@ from vit_jax.interop.positions import image_size_of
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.timm.timm_config import (
     given_arguments,
+    implied_arguments,
     mlp_ratio,
     pretrained_config,
     refuse_contradictions,
@@ -143,35 +144,31 @@ _PE_GRIDS = {
     "core_base": 14,
     "core_large": 24,
 }
-_GRIDS_SAID = (
+_UNCHECKED = (
     "ref_feat_shape",
     "use_rot_pos_emb",
     "rope_type",
     "rope_temperature",
     "rope_grid_indexing",
-)
-_SAID = (
-    *_GRIDS_SAID,
     "rope_grid_offset",
     "rope_rotate_half",
     "rope_rescale_coords",
     "num_reg_tokens",
-)
-_SAID += (
     "qkv_fused",
     "swiglu_mlp",
     "swiglu_align_to",
     "scale_mlp",
     "scale_attn_inner",
     "attn_type",
-)
-_SAID += (
     "use_abs_pos_emb",
     "use_post_norm",
     "use_pre_transformer_norm",
     "use_post_transformer_norm",
+    "use_fc_norm",
+    "attn_pool_num_heads",
+    "attn_pool_mlp_ratio",
+    "head_init_scale",
 )
-_SAID += ("use_fc_norm", "attn_pool_num_heads", "attn_pool_mlp_ratio", "head_init_scale")
 
 
 def named(architecture: str) -> dict | None:
@@ -180,7 +177,7 @@ def named(architecture: str) -> dict | None:
     if said is None:
         return None
     words = architecture.split("_")
-    said = dict(said, kind="eva", num_heads=next(_HEADS[word] for word in words if word in _HEADS))
+    said = dict(said, num_heads=next(_HEADS[word] for word in words if word in _HEADS))
     said["patch_size"] = int(next(word for word in words if word.startswith("patch"))[5:])
     if words[1] == "pe":
         side = _PE_GRIDS.get("_".join(words[2:4]), 32)
@@ -194,7 +191,7 @@ def named(architecture: str) -> dict | None:
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
     """Joins queries, keys and values in one tensor, and gates with the gated tensors."""
-    given = (config.get("named") or {}) | (config.get("model_args") or {})
+    given = implied_arguments(config, named) | (config.get("model_args") or {})
     tensors = dict(rename_positions(tensors, config | dict(model_args=given)))
     for name in list(tensors):
         if name.endswith("attn.q_proj.weight"):
@@ -248,11 +245,12 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
     See `image_size_of` for `image_size`.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    given = given_arguments(config, *_SAID)
-    settings = _NO_ROPE | config["named"]
+    given = given_arguments(config, *_UNCHECKED)
+    implied = implied_arguments(config, named)
+    settings = _NO_ROPE | implied
     settings |= {key: value for key, value in given.items() if value is not None}
     dim, channels, patch, _ = shapes["patch_embed.proj.weight"]
-    refuse_contradictions(config, dict(patch_size=patch))
+    refuse_contradictions(config, implied, dict(patch_size=patch))
     values = dict(
         patch_size=patch,
         channels=channels,
@@ -459,7 +457,7 @@ def _rope_arguments(values: Values, has_cls: bool) -> dict:
 
 FORMAT = Format(
     model=ViT,
-    claims=lambda config, tensors: (config.get("named") or {}).get("kind") == "eva",
+    claims=lambda config, tensors: bool(implied_arguments(config, named)),
     arguments=_arguments,
     rules=_rules,
     describe=_describe,

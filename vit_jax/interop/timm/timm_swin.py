@@ -23,6 +23,7 @@ from vit_jax.interop.library import Format
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.timm.timm_config import (
     given_arguments,
+    implied_arguments,
     pretrained_config,
     refuse_contradictions,
     stated_size,
@@ -118,7 +119,11 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             f"these are not the tensors of a Swin of timm's: {error} is missing or of an unknown "
             f"shape among {len(shapes)} tensors such as {min(shapes)!r}"
         ) from error
-    refuse_contradictions(config, dict(embed_dim=width, depths=blocks, num_heads=heads))
+    refuse_contradictions(
+        config,
+        implied_arguments(config, named),
+        dict(embed_dim=width, depths=blocks, num_heads=heads),
+    )
     window, assumption = _window(shapes, settings, len(blocks))
     side = window if isinstance(window, int) else window[0]
     values = dict(
@@ -149,7 +154,7 @@ def _settings(config: dict) -> dict[str, Any]:
             f"a timm Swin with global_pool={pooling!r} is unsupported; supported: 'avg'"
         )
     stated = {key: value for key, value in given.items() if value is not None}
-    return dict(config.get("named") or {}) | stated
+    return implied_arguments(config, named) | stated
 
 
 def _heads(shapes: dict, stages: int, version: int) -> tuple[int, ...]:

@@ -20,13 +20,13 @@ from vit_jax.interop.layout import (
 from vit_jax.interop.library import Format, refuse_unsaid
 from vit_jax.interop.positions import image_size_of
 from vit_jax.interop.tensor_files import Tensor
+from vit_jax.interop.timm.timm_bit import resnet_blocks, resnet_rules
 from vit_jax.interop.timm.timm_config import (
     given_arguments,
+    implied_arguments,
     mlp_ratio,
     pretrained_config,
     refuse_contradictions,
-    resnet_blocks,
-    resnet_rules,
     stated_size,
 )
 from vit_jax.models.position import FIXED
@@ -169,14 +169,14 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
       UserError: the tensors are not a ViT's, contradict `config`, or the model is unsupported.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    given, defaults = given_arguments(config, "act_layer"), config.get("named", {})
+    given, defaults = given_arguments(config, "act_layer"), implied_arguments(config, named)
     activation = given.get("act_layer") or defaults.get("act_layer", "gelu")
     if activation not in _GELUS:
         raise UserError(
             f"a timm model with act_layer={activation!r} is unsupported; supported: "
             f"{', '.join(_GELUS)}"
         )
-    refuse_contradictions(config, _timm_arguments(shapes))
+    refuse_contradictions(config, defaults, _timm_arguments(shapes))
     try:
         values = dict(
             **_sizes(shapes, given, defaults),
@@ -196,7 +196,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
         ) from error
     rows = shapes["pos_embed"][1] if "pos_embed" in shapes else None
     size = image_size_of(values, rows, stated_size(config), image_size)
-    return values | dict(image_size=size), _assumptions(values, config)
+    return values | dict(image_size=size), _assumptions(values, config, defaults)
 
 
 def _timm_arguments(shapes: dict) -> dict:
@@ -286,10 +286,10 @@ def _distillation(shapes: dict) -> str:
     return "heads" if "head_dist.bias" in shapes else "token"
 
 
-def _assumptions(values: dict, config: dict) -> str:
+def _assumptions(values: dict, config: dict, defaults: dict) -> str:
     """Returns a description of settings that neither tensors nor `config.json` contain."""
     assumptions = []
-    if "embed_dim" not in config.get("named", {}):
+    if "embed_dim" not in defaults:
         missing = "architecture in its config.json" if config else "config.json"
         assumptions.append(f"{values['heads']} heads and exact GELU, as there is no {missing}")
     if values["distillation"] == "token":
