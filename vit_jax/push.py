@@ -12,11 +12,16 @@ installed library are run here before they are published.
 import re
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from vit_jax import command
 from vit_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from vit_jax.interop.checkpoint import Checkpoint
+    from vit_jax.publishing.usage import Tried
 
 LICENCE = flags.DEFINE_string(
     "licence",
@@ -82,49 +87,109 @@ def check_names(name: str) -> None:
 
 
 def write(source: str, name: str, licence: str, folder: Path) -> None:
-    """Writes the folder of a checkpoint with its card, and prints a note on lost values."""
+    """Writes the folder of a checkpoint with its card, and prints notes.
+
+    Args:
+      source: the checkpoint, as in `load_model`.
+      name: the model's name on the Hub.
+      licence: the Hub's identifier of the licence.
+      folder: a new folder.
+
+    Raises:
+      UserError: the checkpoint cannot be read, or not be published.
+    """
     import jax
 
-    from vit_jax.interop.libraries import LIBRARIES
-    from vit_jax.interop.open import open_checkpoint
     from vit_jax.interop.preprocessing import lost
     from vit_jax.publishing.hub_card import Published, write_card
-    from vit_jax.publishing.run_facts import licence_of, read_facts, repository
-    from vit_jax.publishing.usage import try_usages, usages
+    from vit_jax.publishing.run_facts import read_facts, repository
     from vit_jax.runs.workdir import place_of
     from vit_jax.save import write_checkpoint
 
     jax.config.update("jax_platforms", "cpu")  # The files do not depend on the machine.
+    checkpoint = open_rgb_checkpoint(source)
+    facts = read_facts(*place_of(source), checkpoint)
+    if facts:
+        checkpoint = with_class_names(checkpoint)
+    base = facts.base if facts else repository(source)
+    if base:
+        compare_licence(base, licence)
+    form = TO.value or default_form(checkpoint)
+    write_checkpoint(checkpoint, folder, form)
+    tried = run_examples(checkpoint, folder, name, form)
+    size = checkpoint.options.image_size
+    differs = lost(checkpoint.preprocessing, checkpoint.probabilities, size, form)
+    about = Published(name, form, licence, base, facts, differs, tried)
+    (folder / "README.md").write_text(write_card(checkpoint, about))
+
+
+def open_rgb_checkpoint(source: str) -> "Checkpoint":
+    """Opens a checkpoint and prints its description.
+
+    Raises:
+      UserError: it does not exist, is damaged, or is of a model for other images than RGB.
+    """
+    from vit_jax.interop.open import open_checkpoint
+
     checkpoint = open_checkpoint(source)
     print(checkpoint.describe())
-    values = checkpoint.arguments
-    classes = values["num_classes"]
-    if values["channels"] != 3:
+    if (channels := checkpoint.options.channels) != 3:
         raise UserError(
-            f"the model takes images of {values['channels']} channels; only RGB models can "
-            "be published"
+            f"the model takes images of {channels} channels; only RGB models can be published"
         )
-    if facts := read_facts(*place_of(source), checkpoint):
-        # Libraries would use ImageNet's names for a thousand unnamed classes.
-        names = checkpoint.class_names or tuple(map(str, range(classes)))
-        checkpoint = checkpoint._replace(class_names=names)
-    base = facts.base if facts else repository(source)
-    if base and (known := licence_of(base)) not in (None, licence):
+    return checkpoint
+
+
+def with_class_names(checkpoint: "Checkpoint") -> "Checkpoint":
+    """Names unnamed classes by their indices; libraries would name a thousand by ImageNet's."""
+    numbers = tuple(map(str, range(checkpoint.options.num_classes)))
+    return checkpoint._replace(class_names=checkpoint.class_names or numbers)
+
+
+def compare_licence(base: str, licence: str) -> None:
+    """Prints a note if the weights from which the model comes have another licence."""
+    from vit_jax.publishing.run_facts import licence_of
+
+    if (known := licence_of(base)) not in (None, licence):
         print(f"note: it comes from {base}, whose licence is {known}, and not {licence}")
-    form = TO.value or (
-        "timm" if LIBRARIES["timm"].has(checkpoint.model, values) else "transformers"
+
+
+def default_form(checkpoint: "Checkpoint") -> str:
+    """Returns `timm`, or `transformers` for a model that timm does not have."""
+    from vit_jax.interop.libraries import LIBRARIES
+
+    in_timm = LIBRARIES["timm"].has(checkpoint.model, checkpoint.arguments)
+    return "timm" if in_timm else "transformers"
+
+
+def run_examples(checkpoint: "Checkpoint", folder: Path, name: str, form: str) -> "list[Tried]":
+    """Runs the card's code examples on the written folder, and prints their errors.
+
+    Args:
+      checkpoint: the checkpoint that was written.
+      folder: the folder with its files.
+      name: the model's name on the Hub.
+      form: the library of the files.
+
+    Returns:
+      The examples that compute the checkpoint's outputs, with their results.
+    """
+    from vit_jax.publishing.usage import try_usages, usages
+
+    examples = usages(
+        name,
+        form,
+        checkpoint.options.num_classes,
+        bool(checkpoint.class_names),
+        checkpoint.probabilities,
     )
-    write_checkpoint(checkpoint, folder, form)
-    wanted = usages(name, form, classes, bool(checkpoint.class_names), checkpoint.probabilities)
-    tried = try_usages(wanted, checkpoint, folder, name, print)
+    tried = try_usages(examples, checkpoint, folder, name, print)
     for lines in tried:
         print(
             f"ran the card's lines for {lines.usage.title}: {lines.distance:.0e} off "
             f"({lines.versions})"
         )
-    differs = lost(checkpoint.preprocessing, checkpoint.probabilities, values["image_size"], form)
-    about = Published(name, form, licence, base, facts, differs, tried)
-    (folder / "README.md").write_text(write_card(checkpoint, about))
+    return tried
 
 
 if __name__ == "__main__":
