@@ -122,7 +122,12 @@ def groups(name: str) -> dict[str, list[float]]:
     config.update(plain)
     stem = (DINO if file.startswith("dino") else BlockMasked).stem
     optimizer = make_optimizer(
-        config, lambda t: 1.0, 0.0, None, VIT.layer(None), VIT.embedding, stem=stem
+        config,
+        lambda t: 1.0,
+        weight_decay=0.0,
+        layer=VIT.layer(None),
+        embedding=VIT.embedding,
+        stem=stem,
     )
     ones = jax.tree.map(lambda x: jnp.ones(x.shape), weights_of(name))
     updates, _ = optimizer.update(ones, optimizer.init(ones), ones)

@@ -80,7 +80,11 @@ def test_updates_are_those_of_the_authors_loops_in_pytorch(torch, of, count_from
     )
     schedule, decay = make_schedule(config, steps), make_weight_decay(config, steps)
     optimizer = make_optimizer(
-        config, schedule, decay, embedding=VIT.embedding, frozen_prefixes={"head/prototypes": held}
+        config,
+        schedule,
+        weight_decay=decay,
+        embedding=VIT.embedding,
+        frozen_prefixes={"head/prototypes": held},
     )
     weights = jax.tree.map(jnp.asarray, tree_of(draw(0)))
     state, update = optimizer.init(weights), jax.jit(optimizer.update)
@@ -132,7 +136,9 @@ def test_decay_goes_to_its_end_by_half_a_cosine():
 def test_decay_of_each_update_is_times_its_learning_rate(coupled):
     config = settings(**PLAIN | dict(weight_decay=0.0), learning_rate=0.5, end_learning_rate=0.1)
     config.update(dict(schedule="linear", coupled_decay=coupled, weight_decay_end=0.2))
-    optimizer = make_optimizer(config, make_schedule(config, 4), make_weight_decay(config, 4))
+    optimizer = make_optimizer(
+        config, make_schedule(config, 4), weight_decay=make_weight_decay(config, 4)
+    )
     weights = {"layer": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}}
     state, zero, expected = optimizer.init(weights), jax.tree.map(jnp.zeros_like, weights), 1.0
     for t in range(1, 5):
@@ -195,7 +201,12 @@ def test_rates_of_layers_and_of_the_patch_embedding_are_dinov2s():
     ones = tree_of({path: jnp.ones(1) for path in MULTIPLIERS})
     config = settings(**PLAIN, layer_decay=0.9, embedding_rate=0.2, learning_rate=1.0)
     optimizer = make_optimizer(
-        config, lambda t: 1.0, 0.0, None, VIT.layer(None), VIT.embedding, stem=DINO.stem
+        config,
+        lambda t: 1.0,
+        weight_decay=0.0,
+        layer=VIT.layer(None),
+        embedding=VIT.embedding,
+        stem=DINO.stem,
     )
     updates, _ = optimizer.update(ones, optimizer.init(ones), ones)
     for path, found in by_path(updates).items():
@@ -242,7 +253,7 @@ def test_options_that_would_do_nothing_are_refused(values, words):
 def test_new_options_change_no_state_of_a_run_that_does_not_use_them(name):
     weights = {"params": {"head": {"kernel": jnp.ones((4, 4))}}}
     config = settings(name=name)
-    state = make_optimizer(config, lambda t: 1.0, config.weight_decay).init(weights)
+    state = make_optimizer(config, lambda t: 1.0, weight_decay=config.weight_decay).init(weights)
     clip, update_rule, decay, layer, rate = state
     assert (clip, decay.inner_state, layer) == (optax.EmptyState(),) * 3
     assert list(by_path(rate)) == ["count"]

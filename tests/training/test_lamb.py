@@ -21,7 +21,7 @@ def test_updates_are_timms(torch, timm, clip_norm, decay):
 
     steps, rate, weight_decay = 6, 4e-3, 0.05
     config = settings(name="lamb", decay=decay, clip_norm=clip_norm)
-    optimizer = make_optimizer(config, lambda t: jnp.float32(rate), weight_decay)
+    optimizer = make_optimizer(config, lambda t: jnp.float32(rate), weight_decay=weight_decay)
     params = draw(0)
     parameters = {path: torch.nn.Parameter(torch.tensor(x)) for path, x in params.items()}
     decayed = [x for path, x in parameters.items() if decay == "all" or path.endswith("kernel")]

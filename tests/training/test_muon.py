@@ -24,7 +24,7 @@ def updates(gradients: list[dict], **values) -> list[dict]:
     config.update(
         dict(name="muon", beta1=BETA1, beta2=BETA2, weight_decay=0.0, clip_norm=0.0) | values
     )
-    optimizer = make_optimizer(config, lambda t: jnp.ones(()), config.weight_decay)
+    optimizer = make_optimizer(config, lambda t: jnp.ones(()), weight_decay=config.weight_decay)
     weights = jax.tree.map(jnp.ones_like, gradients[0])
     state = optimizer.init(weights)
     found = []

@@ -30,7 +30,7 @@ def settings(**values):
 def run(gradients: list[dict], params: dict, steps: int = 10, **values) -> dict:
     config = settings(**values)
     optimizer = make_optimizer(
-        config, make_schedule(config, steps), make_weight_decay(config, steps)
+        config, make_schedule(config, steps), weight_decay=make_weight_decay(config, steps)
     )
     params = {name: {k: jnp.asarray(v) for k, v in layer.items()} for name, layer in params.items()}
     state = optimizer.init(params)
@@ -253,7 +253,7 @@ def test_clipping_the_updates_of_another_optimizer_is_refused():
     with pytest.raises(
         UserError, match="clip_update = 1.0 is of optimizer.name='adafactor', not of 'sgd'"
     ):
-        make_optimizer(settings(name="sgd", clip_update=1.0), lambda t: t, 0.0)
+        make_optimizer(settings(name="sgd", clip_update=1.0), lambda t: t, weight_decay=0.0)
 
 
 def test_updates_are_clipped_over_a_whole_array_where_that_is_asked_for():
@@ -481,7 +481,7 @@ def test_heads_alone_move_in_the_frozen_steps():
     config = settings(
         name="adam", learning_rate=0.1, weight_decay=0.1, warmup_steps=0, schedule="constant"
     )
-    optimizer = make_optimizer(config, lambda t: 0.1, 0.1, frozen_steps=3)
+    optimizer = make_optimizer(config, lambda t: 0.1, weight_decay=0.1, frozen_steps=3)
     state, moved = optimizer.init(weights), []
     for _ in range(5):
         updates, state = optimizer.update(jax.tree.map(jnp.ones_like, weights), state, weights)

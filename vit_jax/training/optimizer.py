@@ -24,6 +24,7 @@ HEADS = "params/head", "params/distillation_head"
 def make_optimizer(
     config: OptimizerOptions,
     schedule: Callable[[jax.Array], jax.Array],
+    *,
     weight_decay: float | Callable[[jax.Array], jax.Array],
     trained: Callable[[dict], dict] | None = None,
     layer: Callable[[str], float] | None = None,

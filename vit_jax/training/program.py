@@ -219,13 +219,13 @@ def make_program(
     optimizer = make_optimizer(
         config.optimizer,
         schedule,
-        make_weight_decay(config.optimizer, steps),
-        changes,
-        layers and layers(model),
-        embedding,
-        whole.frozen_prefixes(),
-        whole.stem,
-        config.finetune.frozen_steps,
+        weight_decay=make_weight_decay(config.optimizer, steps),
+        trained=changes,
+        layer=layers and layers(model),
+        embedding=embedding,
+        frozen_prefixes=whole.frozen_prefixes(),
+        stem=whole.stem,
+        frozen_steps=config.finetune.frozen_steps,
     )
 
     def first_state(weights, frozen):
