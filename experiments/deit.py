@@ -8,7 +8,7 @@ DeiT-B has 81.8 % without a teacher, 81.9 % with another DeiT-B, and 82.7 % with
 80.0 %.
 """
 
-from vit_jax.ledger.laptop import config
+from vit_jax.ledger.laptop import config_name
 from vit_jax.ledger.stages import grid
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import listing, means, ranking
@@ -19,7 +19,7 @@ NONE, TEACHERS = "none", ("ViT-64x4/4", "BiT-R14x1/8")
 
 def teaching(study, model, seed):
     """Returns a teacher's run."""
-    return config(model, images=IMAGES, steps=STEPS), {}
+    return config_name(model, images=IMAGES, steps=STEPS), {}
 
 
 def taught(study, teacher, seed):
@@ -31,7 +31,7 @@ def taught(study, teacher, seed):
             return None
         values = {"model__distillation": "heads", "objective__name": "distillation"}
         values |= {"distillation__kind": "hard", "objective__teacher": folder}
-    return config(MODEL, images=IMAGES, steps=STEPS), values
+    return config_name(MODEL, images=IMAGES, steps=STEPS), values
 
 
 def read(study):

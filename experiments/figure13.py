@@ -9,7 +9,7 @@ seconds of training. AxialResNet50 is not implemented.
 from dataclasses import replace
 
 from vit_jax.ledger.charts import lines
-from vit_jax.ledger.laptop import config
+from vit_jax.ledger.laptop import config_name
 from vit_jax.ledger.paper_scale import FIVE_SHOT, FIVE_SHOT_FIGURE
 from vit_jax.ledger.stages import grid
 from vit_jax.ledger.study import Experiment
@@ -24,7 +24,7 @@ def pretrained(study, size, attention, seed):
     """Returns a run; at the paper's scale on JFT-300M, with the learning rate of the plain ViT."""
     if size in PAPER:
         return PAPER[size], FIVE_SHOT | {"model__name": KINDS[attention] + size}
-    return config(KINDS[attention] + size, steps=STEPS, size=32), {}
+    return config_name(KINDS[attention] + size, steps=STEPS, size=32), {}
 
 
 def read(study):

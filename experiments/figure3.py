@@ -9,7 +9,7 @@ largest BiT are the band that the paper shades.
 """
 
 from vit_jax.ledger.charts import lines
-from vit_jax.ledger.laptop import MODELS, config, family_of, fewshot, shorter
+from vit_jax.ledger.laptop import MODELS, config_name, family_of, fewshot, shorter
 from vit_jax.ledger.paper_scale import BAND, BY_SET, TASKS
 from vit_jax.ledger.stages import at_best, grid, transfer
 from vit_jax.ledger.study import Experiment
@@ -35,13 +35,13 @@ def pretrained(study, model, images, recipe, seed):
     }
     values |= {"optimizer__learning_rate": rate, "optimizer__weight_decay": decay}
     values |= {} if family_of(model) == "BiT" else {"model__dropout": dropout}
-    return config(model, images=images, steps=STEPS), values
+    return config_name(model, images=images, steps=STEPS), values
 
 
 def finetuned(study, model, images, seed):
     """Returns a run on 2,000 images of another alphabet."""
     start = study.workdir("pretrained", model=model, images=images, seed=seed)
-    return start and (config(model, "cyrillic", 2000, 300), {"finetune__checkpoint": start})
+    return start and (config_name(model, "cyrillic", 2000, 300), {"finetune__checkpoint": start})
 
 
 EXPERIMENT = Experiment(

@@ -10,7 +10,7 @@ from vit_jax.ledger.charts import lines
 from vit_jax.ledger.laptop import (
     DOWNSTREAM,
     MODELS,
-    config,
+    config_name,
     family_of,
     fewshot,
     mean_fewshot,
@@ -26,13 +26,13 @@ FACTORS = {"model": (*MODELS["ViT"][:2], MODELS["BiT"][0]), "images": (10**3, 10
 
 def pretrained(study, model, images, seed, **rate):
     """Returns a run on the first images of `letters`."""
-    return config(model, images=images, steps=STEPS), fewshot(STEPS) | rate
+    return config_name(model, images=images, steps=STEPS), fewshot(STEPS) | rate
 
 
 def finetuned(study, model, images, seed):
     """Returns a run on 2,000 images of another alphabet."""
     start = study.workdir("pretrained", model=model, images=images, seed=seed)
-    return start and (config(model, "cyrillic", 2000, 300), {"finetune__checkpoint": start})
+    return start and (config_name(model, "cyrillic", 2000, 300), {"finetune__checkpoint": start})
 
 
 def read(study):

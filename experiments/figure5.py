@@ -12,7 +12,7 @@ from vit_jax.ledger.charts import lines, with_laws
 from vit_jax.ledger.laptop import (
     DOWNSTREAM,
     MODELS,
-    config,
+    config_name,
     family_of,
     fewshot,
     mean_fewshot,
@@ -35,9 +35,9 @@ SMALL = [members[0] for members in MODELS.values()]
 def pretrained(study, model, steps, optimizer__learning_rate, seed):
     """Returns a run; the larger models have one seed."""
     values = fewshot(steps) | {"optimizer__learning_rate": optimizer__learning_rate}
-    return (
-        None if seed and model not in SMALL else (config(model, images=10**6, steps=steps), values)
-    )
+    if seed and model not in SMALL:
+        return None
+    return config_name(model, images=10**6, steps=steps), values
 
 
 def read(study):

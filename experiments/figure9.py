@@ -8,7 +8,7 @@ an alphabet that is not in the training set. There are three seeds each.
 from dataclasses import replace
 
 from vit_jax.ledger.charts import lines
-from vit_jax.ledger.laptop import config, fewshot
+from vit_jax.ledger.laptop import config_name, fewshot
 from vit_jax.ledger.paper_scale import FIVE_SHOT, FIVE_SHOT_FIGURE
 from vit_jax.ledger.stages import grid
 from vit_jax.ledger.study import Experiment
@@ -21,7 +21,7 @@ PAPER = {"model__pooling": ("cls", "gap"), RATE: (8e-4, 3e-4)}
 
 def pretrained(study, seed, **values):
     """Returns a run at laptop scale."""
-    return config(MODEL, steps=STEPS), fewshot(STEPS, "cyrillic", images=1000) | values
+    return config_name(MODEL, steps=STEPS), fewshot(STEPS, "cyrillic", images=1000) | values
 
 
 def pretrained_at_scale(study, seed, **values):

@@ -9,7 +9,7 @@ with one seed; the paper does not list the values it tried.
 
 from dataclasses import replace
 
-from vit_jax.ledger.laptop import config
+from vit_jax.ledger.laptop import config_name
 from vit_jax.ledger.stages import at_best
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import listing, means, ranking
@@ -34,7 +34,7 @@ def trained(study, searched, seed, **values):
     other = {key: value for key, value in values.items() if usual.get(key) != value}
     if searched == "the rate alone" and len(other) > 1:
         return None
-    small = config("ViT-32x4/4", "digits", 1000, 300), values
+    small = config_name("ViT-32x4/4", "digits", 1000, 300), values
     # The config of the paper's scale contains the defaults.
     return small if study.scale == "laptop" else ("vit_b16_i1k", other)
 

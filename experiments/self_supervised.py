@@ -7,7 +7,7 @@ and the overlap of the class token's attention with the letter (Jaccard index, a
 it is fine-tuned on 2,000 labels, a tenth.
 """
 
-from vit_jax.ledger.laptop import config, steps_of_equal_compute
+from vit_jax.ledger.laptop import config_name, steps_of_equal_compute
 from vit_jax.ledger.looking import attention_jaccard
 from vit_jax.ledger.stages import grid
 from vit_jax.ledger.study import Experiment
@@ -34,20 +34,20 @@ def pretrained(study, objective, seed):
         STARTS[objective] is not None,
         (STARTS[objective] or {}) | {"model__pooling": "cls"},
     )
-    steps = steps_of_equal_compute(config(**RUN), values, STEPS) if trained else 2
+    steps = steps_of_equal_compute(config_name(**RUN), values, STEPS) if trained else 2
     values |= {
         "evaluate__suites": ("probe", "knn"),
         "evaluate__options": (f"set={SET}", "neighbours=10"),
     }
     values |= {"optimizer__learning_rate": 1e-3 if trained else 1e-9} | BATCH
-    return config(**RUN, images=20_000, steps=steps), values
+    return config_name(**RUN, images=20_000, steps=steps), values
 
 
 def finetuned(study, objective, seed):
     """Returns a run on 2,000 labelled images."""
     start = study.workdir("pretrained", objective=objective, seed=seed)
     values = {"finetune__checkpoint": start, "optimizer__learning_rate": 1e-3} | BATCH
-    return start and (config(**RUN, images=2000, steps=TUNING_STEPS), values)
+    return start and (config_name(**RUN, images=2000, steps=TUNING_STEPS), values)
 
 
 def read(study):

@@ -7,7 +7,7 @@ learning rate, weight decay and schedule of BiT's own recipe, since the paper do
 values.
 """
 
-from vit_jax.ledger.laptop import MODELS, config, fewshot, shorter
+from vit_jax.ledger.laptop import MODELS, config_name, fewshot, shorter
 from vit_jax.ledger.paper_scale import TASKS
 from vit_jax.ledger.stages import at_best, transfer
 from vit_jax.ledger.study import Experiment
@@ -44,7 +44,7 @@ def pretrained(study, model, optimizer__name, optimizer__learning_rate, seed):
     )
     values["optimizer__weight_decay"] = DECAY[optimizer__name]
     few_shot = fewshot(STEPS, "cyrillic", images=1000, source="scattered")
-    return config(model, "digits", steps=STEPS, source="scattered"), few_shot | values
+    return config_name(model, "digits", steps=STEPS, source="scattered"), few_shot | values
 
 
 EXPERIMENT = Experiment(

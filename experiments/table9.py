@@ -8,7 +8,7 @@ of fine-tuning.
 """
 
 from vit_jax.data.sources.vtab import TASKS
-from vit_jax.ledger.laptop import DOWNSTREAM, config
+from vit_jax.ledger.laptop import DOWNSTREAM, config_name
 from vit_jax.ledger.paper_scale import LARGEST
 from vit_jax.ledger.stages import at_best, grid, transfer
 from vit_jax.ledger.study import Experiment
@@ -21,7 +21,7 @@ HELD_OUT = {"data__train_split": "train[:800]", "data__test_split": "train[800:1
 
 def pretrained(study, seed):
     """Returns the upstream run."""
-    return config(MODEL, steps=STEPS), {}
+    return config_name(MODEL, steps=STEPS), {}
 
 
 def finetuned(study, task, start, optimizer__learning_rate, seed):
@@ -30,7 +30,7 @@ def finetuned(study, task, start, optimizer__learning_rate, seed):
     if start == "letters":
         values["finetune__checkpoint"] = study.workdir("pretrained")
     missing = values.get("finetune__checkpoint", "") is None
-    return None if missing else (config(MODEL, task, 1000, TUNING_STEPS), values)
+    return None if missing else (config_name(MODEL, task, 1000, TUNING_STEPS), values)
 
 
 EXPERIMENT = Experiment(

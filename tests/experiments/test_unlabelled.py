@@ -5,7 +5,7 @@ import pytest
 
 import vit_jax
 from vit_jax.command import read_config
-from vit_jax.ledger.laptop import config, steps_of_equal_compute
+from vit_jax.ledger.laptop import config_name, steps_of_equal_compute
 from vit_jax.ledger.looking import attention_jaccard, best_jaccard
 from vit_jax.ledger.looking import test_images as images_and_masks
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for sec
 
 
 def test_steps_have_the_compute_of_the_plain_run():
-    run = config("ViT-32x4/4")
+    run = config_name("ViT-32x4/4")
     assert steps_of_equal_compute(run, {}, 100) == 100
     # A width of 64 in place of 32 costs nearly four times as much.
     assert 25 <= steps_of_equal_compute(run, {"model__dim": 64, "model__mlp_dim": 256}, 100) <= 30
@@ -33,7 +33,7 @@ def test_attention_covers_an_object_as_far_as_its_largest_shares_do():
 
 
 def test_attention_of_a_run_is_that_of_its_last_layer_on_its_images_and_masks(tmp_path):
-    run = read_config(config("ViT-32x4/4", "digits", images=128, steps=2))
+    run = read_config(config_name("ViT-32x4/4", "digits", images=128, steps=2))
     run.data.test_split, run.optimizer.warmup_steps = "test[:128]", 0
     vit_jax.train(run, tmp_path / "run")
     model = vit_jax.load_model(tmp_path / "run", log=str)

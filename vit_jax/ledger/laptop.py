@@ -26,7 +26,7 @@ def family_of(model: str) -> str:
     return "hybrid" if "+" in model else model.partition("-")[0]
 
 
-def config(
+def config_name(
     model: str,
     collection: str = UPSTREAM,
     images: int = 100_000,
@@ -34,7 +34,9 @@ def config(
     size: int = 16,
     source: str = "centred",
 ) -> str:
-    """Returns the config of a run on a collection's first images, in batches of 128.
+    """Returns the config of a run on a collection's first images, as its name with arguments.
+
+    The config is `configs/composed.py`, with batches of 128: "composed:model=ViT-32x4/4,...".
 
     Args:
       model: its name.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.ledger.laptop import config
+from vit_jax.ledger.laptop import config_name
 from vit_jax.ledger.stages import grid
 from vit_jax.ledger.study import Experiment, Figures, Study
 from vit_jax.ledger.tables import markdown_table
@@ -51,7 +51,7 @@ def of_models(
 
 def trained(study: Study, model: str, seed: int) -> tuple[str, Mapping[str, Any]]:
     """Returns a run on scattered digits, with a known mask of each labelled object."""
-    return config(model, "digits", 100_000, STEPS, size=32, source="scattered"), RECIPE
+    return config_name(model, "digits", 100_000, STEPS, size=32, source="scattered"), RECIPE
 
 
 TRAINED = grid("trained", {"model": MODELS}, trained)

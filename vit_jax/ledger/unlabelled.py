@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax.ledger.laptop import config
+from vit_jax.ledger.laptop import config_name
 from vit_jax.ledger.stages import Stage, at_best, grid
 
 MODEL, COLLECTION, IMAGES, LABELLED = "ViT-32x4/4", "digits", 20_000, 2000
@@ -112,7 +112,7 @@ def few_labels(
             if teacher is None:
                 return None
             values["objective__teacher"] = teacher
-        return config(MODEL, COLLECTION, IMAGES, values.pop("steps", steps)), values
+        return config_name(MODEL, COLLECTION, IMAGES, values.pop("steps", steps)), values
 
     def finetuned(study, start, optimizer__learning_rate, seed):
         given = (starts[start] or {}).items()
@@ -121,7 +121,7 @@ def few_labels(
         if is_trained(start):
             values["finetune__checkpoint"] = study.workdir("pretrained", start=start, seed=seed)
         missing = values.get("finetune__checkpoint", "") is None
-        return None if missing else (config(MODEL, COLLECTION, LABELLED, tuning_steps), values)
+        return None if missing else (config_name(MODEL, COLLECTION, LABELLED, tuning_steps), values)
 
     kept = LABELLED * 4 // 5
     held_out = {
