@@ -8,10 +8,11 @@ import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax.interop.checkpoint import build, params_of, skeleton
+from vit_jax.interop.checkpoint import build, params_of, sketch
 from vit_jax.interop.writing import save
 from vit_jax.models import model_options
 from vit_jax.models.image_model import ImageModel
+from vit_jax.models.model_card import parameter_shapes
 from vit_jax.options.model import ImageOptions
 
 
@@ -34,7 +35,7 @@ def random_model(name: str, **arguments) -> nnx.Module:
             return rng.normal(0, np.prod(shape[:-1]) ** -0.5, shape).astype(np.float32)
         return (rng.normal(0, 0.1, shape) + (part == "scale")).astype(np.float32)
 
-    _, shapes = skeleton(options)
+    shapes = parameter_shapes(sketch(options))
     return build(options, {path: partial(draw, path, shape) for path, shape in shapes.items()})
 
 

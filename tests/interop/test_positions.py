@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 import vit_jax
 from vit_jax.errors import UserError
 from vit_jax.interop.adapting import fit
-from vit_jax.interop.checkpoint import Checkpoint, skeleton
+from vit_jax.interop.checkpoint import Checkpoint, sketch
+from vit_jax.models.model_card import parameter_shapes
 from vit_jax.models.position import sincos2d
 from vit_jax.models.resize import resize_patches, resize_positions
 
@@ -162,7 +163,7 @@ def test_a_model_without_patches_names_what_it_has():
 def checkpoint_of(name, **arguments):
     """Ones in place of all parameters, and the shapes of these."""
     options = described(name, **arguments)
-    shapes = skeleton(options)[1]
+    shapes = parameter_shapes(sketch(options))
     return Checkpoint("here", "nowhere", options, shapes, lambda path: np.ones(shapes[path]), [])
 
 
@@ -263,7 +264,7 @@ def test_fixed_positions_become_a_table_to_learn_from_and_a_new_norm_starts_as_o
     table = sources["position_embedding/table"]()
     np.testing.assert_array_equal(table[0, 0], np.zeros(16))
     np.testing.assert_array_equal(table[0, 1:], sincos2d((4, 4), 16, "sincos2d"))
-    assert sources.keys() == skeleton(fitted)[1].keys()
+    assert sources.keys() == parameter_shapes(sketch(fitted)).keys()
     assert (sources["fc_norm/scale"]() == 1).all() and not sources["fc_norm/bias"]().any()
     assert done.dropped == ["norm/bias", "norm/scale"]
     assert done.fresh[:2] == ["fc_norm/bias [16], zero", "fc_norm/scale [16], one"]

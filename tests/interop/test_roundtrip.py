@@ -254,9 +254,10 @@ def test_what_a_library_has_not_is_refused(library, name, arguments, words, tmp_
 def test_names_in_npz_are_those_of_the_published_files(case):
     """The names and shapes of `imagenet21k/{ViT-B_16,R50+ViT-B_16}.npz`."""
     from vit_jax.interop import google
-    from vit_jax.interop.checkpoint import skeleton
+    from vit_jax.interop.checkpoint import sketch
     from vit_jax.interop.layout import entries
     from vit_jax.models import family_of
+    from vit_jax.models.model_card import parameter_shapes
 
     published = json.loads((Path(__file__).parent / "golden" / f"{case}_names.json").read_text())
     name = dict(vit_b16="ViT-B/16", r50_vit_b16="R50+ViT-B/16")[case]
@@ -265,7 +266,7 @@ def test_names_in_npz_are_those_of_the_published_files(case):
     written = {}
     for entry in entries(
         google.LIBRARY.format_of(family_of(options).model, values).rules(values),
-        skeleton(options)[1],
+        parameter_shapes(sketch(options)),
         "Google's npz",
     ):
         written |= entry.their_shapes()

@@ -7,9 +7,10 @@ import pytest
 
 from tests.interop.helpers import random_model, write
 from vit_jax.errors import UserError
-from vit_jax.interop.checkpoint import Checkpoint, build, skeleton
+from vit_jax.interop.checkpoint import Checkpoint, build, sketch
 from vit_jax.models import FAMILIES
 from vit_jax.models.image_model import About
+from vit_jax.models.model_card import parameter_shapes
 from vit_jax.options.model import ViTOptions, make_options
 from vit_jax.options.option import options_of
 from vit_jax.recipes import finetune
@@ -70,7 +71,7 @@ def test_fine_tuning_takes_over_no_regularisation(family, monkeypatch):
     known = options_of(kind)
     own = {name: value for name, value in REGULARISED.items() if name in known}
     options = make_options(kind, values | own)
-    _, shapes = skeleton(options)
+    shapes = parameter_shapes(sketch(options))
     checkpoint = Checkpoint("/a/run", "a run", options, shapes, lambda path: np.zeros(shapes[path]))
     monkeypatch.setattr(warm_start, "open_checkpoint", lambda *given: checkpoint)
     config = finetune("imagenet2012", size=options.image_size[0])
@@ -97,7 +98,7 @@ def of_fruit(monkeypatch):
         dim=8, depth=1, mlp_dim=8, heads=2, patch_size=8, pooling="cls", distillation="heads"
     )
     options = ViTOptions(**small, image_size=16, num_classes=3)
-    _, shapes = skeleton(options)
+    shapes = parameter_shapes(sketch(options))
 
     def read(path):
         return np.arange(np.prod(shapes[path]), dtype=np.float32).reshape(shapes[path])

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from vit_jax.interop.checkpoint import skeleton
+from vit_jax.interop.checkpoint import sketch
 from vit_jax.interop.writing import save
 from vit_jax.models import model_options
+from vit_jax.models.model_card import parameter_shapes
 
 
 def measure(runs: int = 5) -> None:
@@ -24,7 +25,7 @@ def measure(runs: int = 5) -> None:
     """
     options = model_options("ViT-L/16", num_classes=1000, image_size=224)
     rng = np.random.default_rng(0)
-    _, shapes = skeleton(options)
+    shapes = parameter_shapes(sketch(options))
     params = {path: rng.standard_normal(shape, np.float32) for path, shape in shapes.items()}
     size = sum(x.nbytes for x in params.values())
     print(f"ViT-L/16, {size / 1e9:.2f} GB, medians of {runs} turns")

@@ -13,13 +13,13 @@ import numpy as np
 from vit_jax.errors import UserError, nearest
 from vit_jax.interop.checkpoint import (
     Checkpoint,
+    check_finite,
     model_name,
-    read_finite,
-    skeleton,
     sketch,
 )
 from vit_jax.models import family_of
 from vit_jax.models.family import Change
+from vit_jax.models.model_card import parameter_shapes
 from vit_jax.options.model import ImageOptions, make_options
 
 Read = Callable[[], np.ndarray]
@@ -69,7 +69,7 @@ def fit(
       UserError: the model has no such argument, or the checkpoint lacks a parameter.
     """
     adapter = _Adapter(checkpoint, changes, new_head, seed)
-    _, shapes = skeleton(adapter.options)
+    shapes = parameter_shapes(adapter.after)
     sources = {path: adapter.source(path, shape) for path, shape in shapes.items()}
     adapter.report_unused(shapes.keys())
     return adapter.options, sources, adapter.report
@@ -134,8 +134,10 @@ class _Adapter:
         if path in self.computed:
             stored = _Stored(self.computed[path].shape, lambda: self.computed[path])
         elif source in self.checkpoint.shapes:
+            name = f"{self.checkpoint.place}: {source}"
             stored = _Stored(
-                self.checkpoint.shapes[source], partial(read_finite, self.checkpoint, source)
+                self.checkpoint.shapes[source],
+                lambda: check_finite(self.checkpoint.read(source), name),
             )
         else:
             return None

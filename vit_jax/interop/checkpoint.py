@@ -18,6 +18,7 @@ from vit_jax.interop.layout import Entry
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.models import abstract, family_of
 from vit_jax.models.image_model import ImageModel, height_and_width
+from vit_jax.models.model_card import parameter_shapes
 from vit_jax.options.model import ImageOptions, Statistic
 
 
@@ -97,17 +98,6 @@ def all_names(names: Sequence, classes: int) -> tuple[str, ...]:
     return (*map(str, names), *map(str, range(len(names), classes)))
 
 
-def skeleton(options: ImageOptions) -> tuple[nnx.GraphDef, dict[str, tuple[int, ...]]]:
-    """Returns a model's graph and the shapes of its parameters by path.
-
-    A path is, for example, `blocks/00/norm1/scale`.
-    """
-    graphdef, params = nnx.split(sketch(options))
-    return graphdef, {
-        "/".join(map(str, path)): leaf.shape for path, leaf in nnx.to_flat_state(params)
-    }
-
-
 @functools.lru_cache(maxsize=8)
 def sketch(options: ImageOptions) -> ImageModel:
     """Returns the model with shapes in place of arrays."""
@@ -121,27 +111,19 @@ def model_name(options: ImageOptions) -> str:
 
 def build(options: ImageOptions, sources: dict[str, Callable[[], np.ndarray]]) -> ImageModel:
     """Builds the model with its parameters on the first device, read by one thread per core."""
-    graphdef, shapes = skeleton(options)
+    model = sketch(options)
+    shapes = parameter_shapes(model)
     device = jax.local_devices()[0]
     with ThreadPoolExecutor(max_workers=max(2, os.cpu_count() or 1)) as pool:
         arrays = list(pool.map(lambda path: jax.device_put(sources[path](), device), shapes))
     flat = {tuple(path.split("/")): array for path, array in zip(shapes, arrays, strict=True)}
-    return nnx.merge(graphdef, nnx.traversals.unflatten_mapping(flat))
+    return nnx.merge(nnx.graphdef(model), nnx.traversals.unflatten_mapping(flat))
 
 
 def params_of(model: nnx.Module) -> dict[str, jax.Array]:
     """Returns the parameters of a model by path."""
     flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
     return {"/".join(map(str, path)): leaf[...] for path, leaf in flat}
-
-
-def read_finite(checkpoint: Checkpoint, path: str) -> np.ndarray:
-    """Reads the parameter of a path.
-
-    Raises:
-      UserError: it contains a NaN or an infinity.
-    """
-    return check_finite(checkpoint.read(path), f"{checkpoint.place}: {path}")
 
 
 def check_finite(values: np.ndarray, name: str) -> np.ndarray:

@@ -1,6 +1,23 @@
 """Reads the files of other libraries as a `Checkpoint`.
 
-Opening reads names and shapes only; `Checkpoint.read` reads values, one tensor at a time.
+Opening reads names and shapes only; `Checkpoint.read` reads values, one tensor at a time. The path
+from a checkpoint to a model, with the input and the output of each step:
+
+    load.py: load_model           source, changed arguments -> model
+    1. open.py: open_checkpoint   source -> Checkpoint; fetches hf://; workdirs have a reader
+       reading.py: open_files     file or folder -> Checkpoint
+       a. read_files              path -> config.json, Tensors (name, shape, function that reads)
+       b. libraries.py: claims    path, config, tensors -> Library, such as timm
+       c. Library.prepare         tensors, config -> both without other parts of the file
+       d. Library.read_format     config, tensors -> Format of the family, such as timm_vit.py
+       e. Format.rename           tensors -> tensors with the names in the format's rules
+       f. Format.arguments        tensors, config, image size -> arguments, assumptions
+       g. Format.rules            arguments -> rules; layout.py: entries maps our paths to tensors
+       h. check_tensors           entries, tensors -> error unless all names and shapes agree
+    2. load.py: build_model       Checkpoint, changed arguments -> model
+       a. adapting.py: fit        Checkpoint, changes -> options, a function per parameter, report
+       b. checkpoint.py: build    options, functions -> model; calls the functions in threads:
+          Checkpoint.read         path -> array, joined from tensors by the layout of its rule
 """
 
 import functools
@@ -14,7 +31,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop.beside import ObjectiveParams, open_beside
-from vit_jax.interop.checkpoint import Checkpoint, all_names, check_finite, skeleton
+from vit_jax.interop.checkpoint import Checkpoint, all_names, check_finite, sketch
 from vit_jax.interop.layout import Entry, entries
 from vit_jax.interop.libraries import LIBRARIES
 from vit_jax.interop.library import Format, Library, ObjectiveFormat, Tensors, Values
@@ -27,6 +44,7 @@ from vit_jax.interop.tensor_files import (
     open_tensors,
 )
 from vit_jax.models import family_of
+from vit_jax.models.model_card import parameter_shapes
 from vit_jax.options.model import ImageOptions, make_options
 from vit_jax.small_files import read_small
 
@@ -77,9 +95,11 @@ def _open(
     options, preprocessing, assumed = _options(path, library, form, config, tensors, image_size)
     values = asdict(options)
     _check_depth(path, values, tensors)
-    _, shapes = skeleton(options)
+    shapes = parameter_shapes(sketch(options))
     mapped = entries(form.rules(values), shapes, library.title)
-    tensors, objective_tensors = _split(form.objective, tensors)
+    owned = form.objective and re.compile(form.objective.owns)
+    objective_tensors = {name: x for name, x in tensors.items() if owned and owned.match(name)}
+    tensors = {name: x for name, x in tensors.items() if name not in objective_tensors}
     check_tensors(path, mapped, tensors)
     objective = open_beside(path, check_finite) if path.is_dir() else None
     if objective is None and form.objective and objective_tensors:
@@ -134,12 +154,6 @@ def _check_depth(path: Path, values: Values, tensors: Tensors) -> None:
     layers += sum(values.get("resnet_blocks") or ()) + sum(values.get("blocks") or ())
     if layers > len(tensors):
         raise UserError(f"{path} describes {layers:,} layers, but has {len(tensors):,} tensors")
-
-
-def _split(form: ObjectiveFormat | None, tensors: Tensors) -> tuple[Tensors, Tensors]:
-    """Splits the tensors into the model's and an objective's."""
-    own = {name: x for name, x in tensors.items() if form and re.match(form.owns, name)}
-    return {name: x for name, x in tensors.items() if name not in own}, own
 
 
 def _objective_params(

@@ -10,7 +10,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop.beside import ObjectiveParams, Shapes, write_beside
-from vit_jax.interop.checkpoint import Checkpoint, skeleton
+from vit_jax.interop.checkpoint import Checkpoint, sketch
 from vit_jax.interop.layout import Entry, entries
 from vit_jax.interop.libraries import LIBRARIES
 from vit_jax.interop.library import TRAINING_ONLY, Arrays, Format, Values
@@ -19,6 +19,7 @@ from vit_jax.interop.reading import open_files
 from vit_jax.interop.tensor_files import whole, write_npz, write_safetensors
 from vit_jax.models import family_of
 from vit_jax.models.image_model import ImageModel
+from vit_jax.models.model_card import parameter_shapes
 from vit_jax.options.model import ImageOptions
 
 # Arguments for which `convert` has flags, so that users can choose the value that a format implies.
@@ -99,7 +100,7 @@ def _content(
     form: Format, title: str, options: ImageOptions, read: Callable[[str], Any]
 ) -> _Content:
     """Returns the content of the files of a model without an objective."""
-    (_, shapes), values = skeleton(options), asdict(options)
+    shapes, values = parameter_shapes(sketch(options)), asdict(options)
     described = form.describe(values)
     mapped = form.number(entries(form.rules(values), shapes, title), values)
     arrays = {}

@@ -61,7 +61,10 @@ def count_parameters(model: nnx.Module) -> int:
 
 
 def parameter_shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the parameters by path; `model` may be abstract."""
+    """Returns the shapes of the parameters by path; `model` may be abstract.
+
+    A path is, for example, `blocks/00/norm1/scale`.
+    """
     flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
     return {"/".join(map(str, path)): leaf.shape for path, leaf in flat}
 

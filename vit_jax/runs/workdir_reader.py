@@ -12,10 +12,11 @@ from flax import nnx
 
 from vit_jax.errors import UserError
 from vit_jax.interop.beside import ObjectiveParams, Shapes, check_shapes
-from vit_jax.interop.checkpoint import Checkpoint, all_names, skeleton
+from vit_jax.interop.checkpoint import Checkpoint, all_names, sketch
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.models import read_options
+from vit_jax.models.model_card import parameter_shapes
 from vit_jax.options.model import ImageOptions
 from vit_jax.options.run import RunOptions
 from vit_jax.paths import CONFIG, MANIFEST, is_url
@@ -47,7 +48,7 @@ def open_workdir(source: str | Path) -> Checkpoint:
     check_name(workdir)
     config, manifest = saved.options, saved.manifest
     options = _options_of(manifest, f"{shown(workdir)}/{MANIFEST}")
-    _, shapes = skeleton(options)
+    shapes = parameter_shapes(sketch(options))
     params, step = _load_params(workdir, config, manifest, shapes, which)
     # The calling program passed the objective, so it is not in the registry.
     handed_in = "objective" in manifest

@@ -207,7 +207,7 @@ def _timm_arguments(shapes: dict) -> dict:
         layers=resnet_blocks(shapes) if is_hybrid else None,
         embed_dim=kernel[0],
         patch_size=kernel[-1],
-        reg_tokens=_registers(shapes),
+        reg_tokens=shapes.get("reg_token", (0, 0))[1],
         dist_token="dist_token" in shapes,
     )
 
@@ -233,7 +233,7 @@ def _sizes(shapes: dict, given: dict, defaults: dict) -> dict:
         mlp_dim=shapes["blocks.0.mlp.fc2.weight"][1],
         heads=_heads(given, defaults.get("heads"), shapes, dim, depth),
         num_classes=shapes.get("head.bias", (0,))[0],
-        registers=_registers(shapes),
+        registers=shapes.get("reg_token", (0, 0))[1],
     )
     root = shapes.get("patch_embed.backbone.stem.conv.weight") or shapes.get(
         "patch_embed.backbone.conv.weight"
@@ -246,10 +246,6 @@ def _sizes(shapes: dict, given: dict, defaults: dict) -> dict:
             resnet_epsilons="timm",
         )
     return sizes
-
-
-def _registers(shapes: dict) -> int:
-    return shapes["reg_token"][1] if "reg_token" in shapes else 0
 
 
 def _pooling_values(config: dict, given: dict, defaults: dict, shapes: dict) -> dict:
@@ -265,9 +261,12 @@ def _pooling_values(config: dict, given: dict, defaults: dict, shapes: dict) -> 
 
 def _layer_values(shapes: dict) -> dict:
     """Returns the arguments for norms, biases and the kind of MLP."""
-    hidden = shapes["blocks.0.mlp.fc2.weight"][1]
+    is_gated = (
+        "blocks.0.mlp.fc1_g.weight" in shapes
+        or shapes["blocks.0.mlp.fc1.weight"][0] == 2 * shapes["blocks.0.mlp.fc2.weight"][1]
+    )
     return dict(
-        mlp="swiglu" if _is_gated(shapes, hidden) else "gelu",
+        mlp="swiglu" if is_gated else "gelu",
         fc_norm="fc_norm.weight" in shapes,
         stem_norm=_stem_norm(shapes),
         final_norm="norm.weight" in shapes or "fc_norm.weight" in shapes,
@@ -298,12 +297,6 @@ def _assumptions(values: dict, config: dict, defaults: dict) -> str:
             "token"
         )
     return " and ".join(assumptions)
-
-
-def _is_gated(shapes: dict, mlp_dim: int) -> bool:
-    return (
-        "blocks.0.mlp.fc1_g.weight" in shapes or shapes["blocks.0.mlp.fc1.weight"][0] == 2 * mlp_dim
-    )
 
 
 def _stem_norm(shapes: dict) -> str:
