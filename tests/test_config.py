@@ -337,7 +337,7 @@ def files_in(folder: str) -> set[str]:
 
 
 def test_names_that_options_allow_are_those_of_the_code():
-    assert tuple(OBJECTIVES) == objective.OBJECTIVES
+    assert tuple(OBJECTIVES) == objective.OBJECTIVE_NAMES
     assert set(optimizer.OPTIMIZERS) == files_in("training/update_rules")
     assert set(model.ROPES) == set(position.ROPES)
     assert set(model.INITIALIZATIONS) == set(initializers.SCHEMES)

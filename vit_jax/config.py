@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from vit_jax.errors import UserError, nearest
-from vit_jax.options.objective import OBJECTIVES
+from vit_jax.options.objective import OBJECTIVE_NAMES
 from vit_jax.options.option import Option, all_options, sections_of, title_of
 from vit_jax.options.run import RunOptions
 
@@ -278,7 +278,7 @@ def _new_names(key: str) -> list[str]:
     if key in RENAMED:
         return [RENAMED[key]]
     section, _, name = key.partition(".")
-    moved = [f"{objective}.{name}" for objective in OBJECTIVES if section == "objective"]
+    moved = [f"{objective}.{name}" for objective in OBJECTIVE_NAMES if section == "objective"]
     return [new for new in moved if new in VALUES]
 
 
@@ -316,7 +316,7 @@ def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None =
         kept = (
             key in in_file and key not in unread_in_file and _plain(in_file[key]) == _plain(value)
         )
-        of_objective = key.split(".")[0] in ("objective", *OBJECTIVES)
+        of_objective = key.split(".")[0] in ("objective", *OBJECTIVE_NAMES)
         if not (kept or (handed_in and of_objective)):
             raise UserError(
                 f"config.{key} is {value!r}, which has no effect in this run: it needs {needs}; "

@@ -23,7 +23,7 @@ from vit_jax.errors import UserError
 from vit_jax.ledger.other_data import names_of, open_all, read_data, replaced
 from vit_jax.ledger.progress_page import write_progress
 from vit_jax.ledger.tables import Pairs, beside, matched
-from vit_jax.options.objective import OBJECTIVES
+from vit_jax.options.objective import OBJECTIVE_NAMES
 from vit_jax.runs.jobs import Job, Outcome, job_of, outcome, run_jobs
 from vit_jax.runs.workdir import saved_run
 
@@ -352,9 +352,8 @@ def data_sets_of(trials: Sequence[Trial]) -> list[str]:
 
 def _of_data(job: Job) -> tuple[str, ...]:
     """Returns the flags of a run that determine its data."""
-    kept = tuple(
-        f"--config.{section}." for section in ("data", "fewshot", "knn", "objective", *OBJECTIVES)
-    )
+    sections = ("data", "fewshot", "knn", "objective", *OBJECTIVE_NAMES)
+    kept = tuple(f"--config.{section}." for section in sections)
     return tuple(flag for flag in job.flags if flag.startswith(("--config=", *kept)))
 
 

@@ -6,8 +6,8 @@ from typing import Any
 from vit_jax.options.option import only_with, option, options, unless
 from vit_jax.options.rules import RATE, SHARE, Rule, flag, number, one_of, several, text, whole
 
-# Each is a module of vit_jax/training/objectives.
-OBJECTIVES = (
+# Each is a module of vit_jax/training/objectives with an `OBJECTIVE`.
+OBJECTIVE_NAMES = (
     "classification",
     "masked_patch",
     "mae",
@@ -32,7 +32,7 @@ def only_with_objective(*names: str) -> Callable[[Any], str]:
     """Returns an `Option.requires` for objectives; a program's objective may use all options."""
 
     def missing(config: Any) -> str:
-        if config.objective.name not in OBJECTIVES:
+        if config.objective.name not in OBJECTIVE_NAMES:
             return ""
         return only_with("objective.name", *names)(config)
 
@@ -73,7 +73,9 @@ class ObjectiveOptions:
         text("\\w+"),
         "Objective: classification, distillation from a teacher, or one without labels, such as "
         "masked_patch, mae or dino.",
-        validate=lambda value, config: unless(value in OBJECTIVES, " or ".join(OBJECTIVES)),
+        validate=lambda value, config: unless(
+            value in OBJECTIVE_NAMES, " or ".join(OBJECTIVE_NAMES)
+        ),
     )
     teacher: str | None = option(
         None,

@@ -1,45 +1,25 @@
-"""Training objectives: each is a file, as described in `objective.py`, and a line of `OBJECTIVES`.
+"""Training objectives: each is a file that defines `OBJECTIVE`, as described in `objective.py`.
 
-All objectives use the same step, `training/step.py`.
+`OBJECTIVE_NAMES` (`options/objective.py`) lists the files. All objectives use the same step,
+`training/step.py`.
 """
 
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 from functools import partial
+from importlib import import_module
 
 from flax import nnx
 
 from vit_jax.errors import UserError
 from vit_jax.models import abstract
+from vit_jax.options.objective import OBJECTIVE_NAMES
 from vit_jax.options.run import RunOptions
-from vit_jax.training.objectives.beit import BEiT
-from vit_jax.training.objectives.beitv2 import BEiTv2
-from vit_jax.training.objectives.classification import Classification
-from vit_jax.training.objectives.contrastive import Contrastive
-from vit_jax.training.objectives.dino import DINO
-from vit_jax.training.objectives.distillation import Distillation
-from vit_jax.training.objectives.dvae import DVAE
-from vit_jax.training.objectives.eva import EVA
-from vit_jax.training.objectives.fcmae import FCMAE
-from vit_jax.training.objectives.mae import MAE
-from vit_jax.training.objectives.masked_patch import MaskedPatch
 from vit_jax.training.objectives.objective import Objective
-from vit_jax.training.objectives.vqkd import VQKD
 
 OBJECTIVES: dict[str, type[Objective]] = {
-    "classification": Classification,
-    "masked_patch": MaskedPatch,
-    "mae": MAE,
-    "fcmae": FCMAE,
-    "dino": DINO,
-    "distillation": Distillation,
-    "eva": EVA,
-    "dvae": DVAE,
-    "beit": BEiT,
-    "vqkd": VQKD,
-    "beitv2": BEiTv2,
-    "contrastive": Contrastive,
+    name: import_module(f"{__name__}.{name}").OBJECTIVE for name in OBJECTIVE_NAMES
 }
 
 # Steps for calls that only need an objective's sizes, so that no schedule is too long.

@@ -163,3 +163,6 @@ def code_losses(logits: jax.Array, wanted: jax.Array) -> jax.Array:
       wanted: the correct codes, int32 `[batch, places]`.
     """
     return optax.softmax_cross_entropy_with_integer_labels(logits, wanted).mean(axis=1)
+
+
+OBJECTIVE = BEiT

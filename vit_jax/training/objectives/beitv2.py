@@ -194,3 +194,6 @@ def _check_aggregates(model: TokenModel, early: int) -> None:
             f"config.beitv2.aggregate_from = {early} must be below the model's {model.depth} "
             "layers, and not 0"
         )
+
+
+OBJECTIVE = BEiTv2

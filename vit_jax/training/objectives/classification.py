@@ -177,3 +177,6 @@ def classification_loss(
 def correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Returns whether the top-1 class is one of the image's labels, `[batch]` bool."""
     return (logits.argmax(-1)[:, None] == labels).any(-1)
+
+
+OBJECTIVE = Classification

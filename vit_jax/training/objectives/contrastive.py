@@ -164,3 +164,6 @@ def _width(model: nnx.Module) -> int:
     graphdef, params = nnx.split(model)
     image = jax.ShapeDtypeStruct((1, *model.image_size, model.channels), jnp.uint8)
     return jax.eval_shape(lambda x, y: nnx.merge(graphdef, x)(y), params, image).shape[-1]
+
+
+OBJECTIVE = Contrastive

@@ -680,3 +680,6 @@ def _width(model: nnx.Module, size: tuple[int, int]) -> int:
         lambda w, x: nnx.merge(graphdef, w).resized(size).features(x), weights, image
     )
     return features.shape[-1]
+
+
+OBJECTIVE = DINO

@@ -127,3 +127,6 @@ class Distillation(Classification):
     ) -> float:
         """Counts the student's multiply-adds, and the teacher's, which has no backward pass."""
         return super().multiply_adds(model, batch) + count_multiply_adds(self.frozen) / 3
+
+
+OBJECTIVE = Distillation

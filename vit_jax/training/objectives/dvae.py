@@ -276,3 +276,6 @@ def _risen(update: jax.Array | int, steps: int) -> jax.Array:
     if not steps:
         return jnp.float32(1)
     return (1 - jnp.cos(jnp.pi * jnp.clip(jnp.asarray(update) / steps, 0, 1))) / 2
+
+
+OBJECTIVE = DVAE

@@ -121,3 +121,6 @@ class EVA(BlockMasked):
     ) -> float:
         """Counts the student's multiply-adds, and the teacher's, which has no backward pass."""
         return super().multiply_adds(model, batch) + count_multiply_adds(self.frozen) / 3
+
+
+OBJECTIVE = EVA

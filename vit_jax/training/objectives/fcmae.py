@@ -113,3 +113,6 @@ class FCMAE(HiddenPixels):
             [*self.blocks.values()], x, 0, lambda block: 0.0, None, remat=model.options.remat
         )
         return self.prediction(pick(x.reshape(len(x), self.patches, -1), hidden))
+
+
+OBJECTIVE = FCMAE

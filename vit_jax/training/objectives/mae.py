@@ -128,3 +128,6 @@ class MAE(HiddenPixels):
             remat=model.options.remat,
         )
         return self.prediction(self.norm(x))
+
+
+OBJECTIVE = MAE

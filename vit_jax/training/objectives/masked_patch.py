@@ -189,3 +189,6 @@ class MaskedPatch(Objective):
             for content in (jnp.full_like(pixels, 127.5), pixels)
         )
         return tuple(unpatchify(patches, self.grid, self.patch) for patches in filled)
+
+
+OBJECTIVE = MaskedPatch

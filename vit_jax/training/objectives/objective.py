@@ -72,6 +72,10 @@ class Objective(nnx.Module):
     as a decoder. They are trained and saved with the model's, and models that are loaded from the
     run do not contain them.
 
+    A new objective is a file of this folder that defines `OBJECTIVE`, its subclass. Its name is the
+    file's, and is listed in `OBJECTIVE_NAMES` (`options/objective.py`). Options of its own are a
+    class in `options/objective.py` and a section of `RunOptions` (`options/run.py`).
+
     Attributes:
       section: name of the config's section with its options; empty: no options.
       labels: True if the objective needs labels and a model with a head.

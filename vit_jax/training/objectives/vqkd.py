@@ -358,3 +358,6 @@ class VQKD(Objective):
         searched = self.patches * self.codes * self.code_dim
         learnt = traced_multiply_adds(decoded, weights, image)
         return learnt + (count_multiply_adds(self.frozen) + searched) / 3
+
+
+OBJECTIVE = VQKD
