@@ -38,11 +38,11 @@ class KeptImages:
         if self.file is None or number >= self.most:
             return None
         try:
-            found = os.pread(self.file, self.record, number * self.record)
+            record = os.pread(self.file, self.record, number * self.record)
         except OSError:
             return None
-        pixels, checksum = found[:-4], found[-4:]
-        if len(found) < self.record or zlib.crc32(pixels).to_bytes(4) != checksum:
+        pixels, checksum = record[:-4], record[-4:]
+        if len(record) < self.record or zlib.crc32(pixels).to_bytes(4) != checksum:
             return None
         return np.frombuffer(bytearray(pixels), np.uint8).reshape(self.size, self.size, 3)
 

@@ -146,10 +146,10 @@ def class_tokens_and_patches(model: TokenModel, images: jax.Array) -> jax.Array:
     it has one. The result is float32 `[batch, (layers + 1) * dim]`, of `LAYERS` layers, or of one
     layer if the model has fewer than `LAYERS`.
     """
-    with model.capturing(("tokens",)) as found:
+    with model.capturing(("tokens",)) as captured:
         model.encode(model.assemble(model.patches(images)))
     norm = model.norm or (lambda x: x)
-    *before, last = found["tokens"][-LAYERS if model.depth >= LAYERS else -1 :]
+    *before, last = captured["tokens"][-LAYERS if model.depth >= LAYERS else -1 :]
     last = norm(last)
     tokens = [norm(x[:, :1])[:, 0] for x in before]
     parts = [*tokens, last[:, 0], last[:, model.patch_tokens].astype(jnp.float32).mean(axis=1)]

@@ -141,7 +141,7 @@ class FewShotTask:
         test = train and extractor(params, self.test, go_on)
         if test is None:
             return None
-        found = {}
+        by_shots = {}
         mesh = extractor.mesh
         features = over_devices(test.values, mesh)
         targets = over_devices(test.labels, mesh, fill=-1)
@@ -153,13 +153,13 @@ class FewShotTask:
                 fitted = least_squares.fit(values, labels, self.classes, penalties, mesh, log)
                 for penalty, classifier in zip(penalties, fitted, strict=True):
                     right = least_squares.accuracy(classifier, features, targets, mesh)
-                    found.setdefault((shots, penalty), {})[seed] = right
-        return [Accuracy(shots, penalty, by_seed) for (shots, penalty), by_seed in found.items()]
+                    by_shots.setdefault((shots, penalty), {})[seed] = right
+        return [Accuracy(shots, penalty, by_seed) for (shots, penalty), by_seed in by_shots.items()]
 
     def _pick(self, train: Features, shots: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns features and labels of a seed's first shots, without unreadable images."""
-        wanted = self.chosen[seed][:, :shots].ravel()
-        rows = np.flatnonzero(np.isin(self.train.indices[train.indices], wanted))
+        numbers = self.chosen[seed][:, :shots].ravel()
+        rows = np.flatnonzero(np.isin(self.train.indices[train.indices], numbers))
         return train.values[rows], train.labels[rows].max(axis=1)
 
 
@@ -283,8 +283,10 @@ def best_penalty(results: Mapping[str, Sequence[Accuracy]]) -> dict[int, float]:
     from scipy.stats import rankdata  # Takes a second to import, which delays a training run.
 
     best = {}
-    for shots in {one.shots: None for found in results.values() for one in found}:
-        rows = [[one for one in found if one.shots == shots] for found in results.values()]
+    for shots in {one.shots: None for accuracies in results.values() for one in accuracies}:
+        rows = [
+            [one for one in accuracies if one.shots == shots] for accuracies in results.values()
+        ]
         ranks = np.mean([rankdata([-one.mean for one in row]) for row in rows], axis=0)
         best[shots] = -min(zip(ranks, (-one.penalty for one in rows[0]), strict=True))[1]
     return best
@@ -294,7 +296,9 @@ def fingerprints(train: Source, test: Source) -> dict[str, int | str]:
     """Returns short values that are equal on hosts that read the same images."""
     of_both = {"training": fingerprint(train), "test": fingerprint(test)}
     return {
-        f"{split} {key}": value for split, found in of_both.items() for key, value in found.items()
+        f"{split} {key}": value
+        for split, of_split in of_both.items()
+        for key, value in of_split.items()
     }
 
 

@@ -98,12 +98,12 @@ def synsets() -> tuple[str, ...]:
 
 def check_classes(class_names: Sequence[str], what: str) -> None:
     """Raises UserError for data whose classes are not ImageNet's synsets in their order."""
-    wanted = synsets()
-    if len(class_names) != len(wanted):
-        raise UserError(f"{what} has {len(class_names):,} classes, ImageNet {len(wanted):,}")
-    for number, (found, synset) in enumerate(zip(class_names, wanted, strict=True)):
-        if found != synset:
-            raise UserError(f"class {number} of {what} is {found!r}, in ImageNet {synset!r}")
+    expected = synsets()
+    if len(class_names) != len(expected):
+        raise UserError(f"{what} has {len(class_names):,} classes, ImageNet {len(expected):,}")
+    for number, (class_name, synset) in enumerate(zip(class_names, expected, strict=True)):
+        if class_name != synset:
+            raise UserError(f"class {number} of {what} is {class_name!r}, in ImageNet {synset!r}")
 
 
 def read_real(path: str) -> list[Classes]:
@@ -180,13 +180,13 @@ def _real_classes(name: str, real: Sequence[Classes] | None) -> Classes:
     """Returns ReaL's correct classes of a validation image by its file name."""
     if real is None:
         return ()
-    found = VALIDATION_NAME.fullmatch(name)
-    if not found or not 1 <= int(found[1]) <= len(real):
+    match = VALIDATION_NAME.fullmatch(name)
+    if not match or not 1 <= int(match[1]) <= len(real):
         raise UserError(
             f"ReaL has no labels for an image {name!r}: it has ILSVRC2012_val_00000001 to "
             f"ILSVRC2012_val_{len(real):08}"
         )
-    return real[int(found[1]) - 1]
+    return real[int(match[1]) - 1]
 
 
 @dataclasses.dataclass(frozen=True)

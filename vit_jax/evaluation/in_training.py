@@ -88,9 +88,11 @@ class TrainingSuites:
             self._open(name, options, data.image_size, section.every, where, peers)
         for name in config.evaluate.suites:
             check_suite(name)
-        given = parsed_options(config.evaluate.options, config.evaluate.suites)
+        options_by_key = parsed_options(config.evaluate.options, config.evaluate.suites)
         for name in config.evaluate.suites:
-            options = {key: value for key, value in given.items() if key in SUITES[name].options}
+            options = {
+                key: value for key, value in options_by_key.items() if key in SUITES[name].options
+            }
             self._open(name, options, data.image_size, config.evaluate.suites_every, None, peers)
 
     def _open(
@@ -116,8 +118,8 @@ class TrainingSuites:
         suite = SUITES[name]
         values = {"image_size": image_size} | suite.defaults() | options
         measurements = suite.measurements(self._subject, values)
-        asked = where or [("evaluate.suites", f"{name}, {one.names[0]}") for one in measurements]
-        for measurement, (key, what) in zip(measurements, asked, strict=True):
+        places = where or [("evaluate.suites", f"{name}, {one.names[0]}") for one in measurements]
+        for measurement, (key, what) in zip(measurements, places, strict=True):
             try:
                 opened = measurement.open(measurement.names)
             except Impossible as error:
@@ -176,14 +178,14 @@ def parsed_options(texts: Sequence[str], suites: Sequence[str]) -> dict[str, Any
       UserError: none of the suites has the option, or the value is invalid.
     """
     options = {key: option for name in suites for key, option in SUITES[name].options.items()}
-    given: dict[str, list[str]] = {}
+    by_key: dict[str, list[str]] = {}
     for line in texts:
         key, _, value = line.partition("=")
         if key not in options:
             raise UserError(f"config.evaluate.options: no option {key!r}; {nearest(key, options)}")
-        given.setdefault(key, []).append(value)
+        by_key.setdefault(key, []).append(value)
     values = {}
-    for key, each in given.items():
+    for key, each in by_key.items():
         try:
             values[key] = options[key].parse(each if options[key].repeated else each[-1])
         except ValueError as error:

@@ -77,9 +77,9 @@ def _closer(mesh: Mesh):
     """Compiles an update of each query's nearest images so far by a block of training images."""
 
     def closer(queries, similarity, classes, rows, row_classes):
-        found = jnp.matmul(queries, rows.T, precision="highest")
-        found = jnp.concatenate([similarity, found], axis=1)
-        similarity, places = jax.lax.top_k(found, similarity.shape[1])
+        similarities = jnp.matmul(queries, rows.T, precision="highest")
+        similarities = jnp.concatenate([similarity, similarities], axis=1)
+        similarity, places = jax.lax.top_k(similarities, similarity.shape[1])
         row_classes = jnp.broadcast_to(row_classes, (len(queries), len(row_classes)))
         candidates = jnp.concatenate([classes, row_classes], axis=1)
         return similarity, jnp.take_along_axis(candidates, places, axis=1)

@@ -80,8 +80,8 @@ def fit(
     dual = images < width + 1
     if dual:
         targets = 2.0 * (labels[:, None] == np.arange(num_classes)) - 1
-        found, rank = _solve(gram(standard.T, mesh), targets, penalties)
-        solutions = (standard.T @ solution for solution in found)
+        standardized, rank = _solve(gram(standard.T, mesh), targets, penalties)
+        solutions = (standard.T @ solution for solution in standardized)
     else:
         solutions, rank = _solve(
             gram(standard, mesh), _class_sums(standard, labels, num_classes), penalties

@@ -60,16 +60,16 @@ def linear_probe(
       UserError: there are fewer than ten training images, or one has no label or several.
     """
     labels = single_labels(train.labels, "the training images")
-    held, kept = hold_out(len(labels), seed)
+    held_out_rows, kept = hold_out(len(labels), seed)
     part, part_labels = train.values[kept], labels[kept]
-    rest = Features(train.values[held], train.labels[held], held)
+    rest = Features(train.values[held_out_rows], train.labels[held_out_rows], held_out_rows)
     weights, held_out = np.zeros((train.values.shape[1] + 1, num_classes)), {}
-    found = {}
+    solutions = {}
     for penalty in sorted(penalties, reverse=True):
         weights = fit(part, part_labels, weights, penalty, mesh, iterations)
-        found[penalty], held_out[penalty] = weights, accuracy(weights, part, rest, mesh)
+        solutions[penalty], held_out[penalty] = weights, accuracy(weights, part, rest, mesh)
     best = max(held_out, key=held_out.get)  # Of equally good penalties the largest.
-    weights = fit(train.values, labels, found[best], best, mesh, iterations)
+    weights = fit(train.values, labels, solutions[best], best, mesh, iterations)
     return Probe(accuracy(weights, train.values, test, mesh), best, held_out)
 
 
@@ -123,18 +123,22 @@ def linear_head(
     losses, right = {}, {}
     first = np.zeros((train.values.shape[1] + 1, num_classes))
     for each in (True, False):
-        found, lowest, rises = [first] * len(folds), math.inf, 0
+        solutions, lowest, rises = [first] * len(folds), math.inf, 0
         for penalty in penalties:
             loss = hits = 0.0
-            for fold, held in enumerate(folds):
-                kept = np.setdiff1d(np.arange(len(labels)), held)
+            for fold, held_out_rows in enumerate(folds):
+                kept = np.setdiff1d(np.arange(len(labels)), held_out_rows)
                 part, rest = (
                     train.values[kept],
-                    Features(train.values[held], train.labels[held], held),
+                    Features(
+                        train.values[held_out_rows], train.labels[held_out_rows], held_out_rows
+                    ),
                 )
-                found[fold] = fit(part, labels[kept], found[fold], penalty, mesh, iterations, each)
-                hits += accuracy(found[fold], part, rest, mesh, each) * len(held)
-                loss += _loss(found[fold], part, rest, mesh, each) * len(held)
+                solutions[fold] = fit(
+                    part, labels[kept], solutions[fold], penalty, mesh, iterations, each
+                )
+                hits += accuracy(solutions[fold], part, rest, mesh, each) * len(held_out_rows)
+                loss += _loss(solutions[fold], part, rest, mesh, each) * len(held_out_rows)
             losses[each, penalty], right[each, penalty] = loss, hits
             lowest, rises = min(lowest, loss), rises + 1 if loss > lowest else 0
             if rises == RISES:
@@ -173,8 +177,8 @@ def hold_out(images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         raise UserError(
             f"a linear probe needs ten training images to hold one out; there are {images}"
         )
-    held, kept = np.split(np.random.default_rng(seed).permutation(images), [images // 10])
-    return held, kept
+    held_out_rows, kept = np.split(np.random.default_rng(seed).permutation(images), [images // 10])
+    return held_out_rows, kept
 
 
 def fit(
@@ -217,8 +221,8 @@ def fit(
     options = dict(maxiter=iterations, ftol=1e-8, gtol=1e-6)
     # L-BFGS has small products: several threads took 14 times as long.
     with threadpool_limits(1, "blas"):
-        found = minimize(function, start.ravel(), jac=True, method="L-BFGS-B", options=options)
-    return found.x.reshape(start.shape)
+        solution = minimize(function, start.ravel(), jac=True, method="L-BFGS-B", options=options)
+    return solution.x.reshape(start.shape)
 
 
 def accuracy(

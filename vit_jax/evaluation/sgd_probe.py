@@ -100,12 +100,12 @@ class SgdProbe:
             for name, shares in self.accuracies(tried, train, held).items()
         }
         best = {name: max(by_rate, key=by_rate.__getitem__) for name, by_rate in held_out.items()}
-        found = self.fit(
+        classifier = self.fit(
             train.values, labels, num_classes, {name: [rate] for name, rate in best.items()}
         )
-        if found is None:
+        if classifier is None:
             return None
-        tested = self.accuracies(found, test)
+        tested = self.accuracies(classifier, test)
         return {name: Fitted(tested[name][0], best[name], held_out[name]) for name in self.choices}
 
     def fit(

@@ -45,15 +45,15 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
     def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:
         compute, choices = choices_of(subject.model)
-        wanted = [choice for choice in opened.wanted if choice in (BEST, *choices)]
+        requested = [choice for choice in opened.wanted if choice in (BEST, *choices)]
         why = (
             "the model has no class token"
             if POOLED in choices
             else f"it has fewer than {LAYERS} layers"
         )
-        lacking = [choice for choice in opened.wanted if choice not in wanted]
+        lacking = [choice for choice in opened.wanted if choice not in requested]
         notes = [Row(SUITE.name, name_of(described, choice), note=why) for choice in lacking]
-        if not wanted:
+        if not requested:
             return notes
         train, test = (subject.see(source, compute) for source in (opened.train, opened.test))
         probe = SgdProbe(
@@ -63,11 +63,11 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             go_on=subject.go_on,
             log=subject.log,
         )
-        found = probe(train, test, len(opened.train.class_names))
-        if found is None:
+        results = probe(train, test, len(opened.train.class_names))
+        if results is None:
             raise Stopped
         images, split = len(test.values), split_note(described)
-        return [row(described, choice, found, images, split) for choice in wanted] + notes
+        return [row(described, choice, results, images, split) for choice in requested] + notes
 
     return [
         Measurement(

@@ -190,18 +190,18 @@ def list_models(pattern: str = "*", *, pretrained: bool = False) -> Names | List
     """
     if pretrained:
         return Listed(
-            found
-            for found in all_weights()
+            names
+            for names in all_weights()
             if any(
                 fnmatch.fnmatchcase(text, pattern)
-                for text in (found.model, found.tag, found.repository)
+                for text in (names.model, names.tag, names.repository)
             )
         )
-    found = Names(name for name in MODELS if fnmatch.fnmatchcase(name, pattern))
-    if not found and not set("*?[") & set(pattern):
+    names = Names(name for name in MODELS if fnmatch.fnmatchcase(name, pattern))
+    if not names and not set("*?[") & set(pattern):
         parse_name(pattern)
         return Names([pattern])
-    return found
+    return names
 
 
 def _card_of(name: str) -> ModelCard:

@@ -278,15 +278,15 @@ class ConvNeXt(ImageModel):
             if options.stem == "activated" and place == "0":
                 x = GELUS[options.gelu](x)
         x = named("features", self.stem_norm(x))
-        key, first, found = None if rngs is None else rngs.dropout(), 0, []
+        key, first, stages = None if rngs is None else rngs.dropout(), 0, []
         for count, parts in zip(options.blocks, self.stages.values(), strict=True):
             if "downsample" in parts:
                 x = named("features", parts["downsample"](parts["norm"](x)))
             blocks = [parts[f"{place:02d}"] for place in range(count)]
             x = run_blocks(blocks, x, first, self.block_rate, key, remat=options.remat, kept=kept)
-            found.append(x)
+            stages.append(x)
             first += count
-        return found
+        return stages
 
     def block_rate(self, block: int) -> float:
         """Returns the stochastic depth rate of a block, counted from 0 across all stages."""

@@ -236,9 +236,9 @@ class ImageModel(nnx.Module):
         Raises:
           UserError: the images have another shape or type, or a name cannot be captured.
         """
-        with self.capturing(capture) as found:
+        with self.capturing(capture) as captured:
             (logits,) = self.each_head(images, rngs)
-        return (logits, found) if capture else logits
+        return (logits, captured) if capture else logits
 
     @overload
     def features(
@@ -379,9 +379,9 @@ class ImageModel(nnx.Module):
         try:
             images = jnp.asarray(array)
         except (TypeError, ValueError) as error:
-            found = getattr(array, "dtype", type(array).__name__)
+            dtype = getattr(array, "dtype", type(array).__name__)
             raise UserError(
-                f"the model takes images as arrays of uint8, or of floats in [-1, 1], not {found}; "
+                f"the model takes images as arrays of uint8, or of floats in [-1, 1], not {dtype}; "
                 "model.predict reads files"
             ) from error
         shape = images.shape

@@ -33,9 +33,9 @@ def named(name: str, x: jax.Array) -> jax.Array:
 
 def capture(name: str, compute: Callable[[], jax.Array]) -> None:
     """Computes and records an intermediate result if its name is being captured."""
-    found = _captured.get()
-    if found and name in found:
-        found[name].append(compute())
+    captured = _captured.get()
+    if captured and name in captured:
+        captured[name].append(compute())
 
 
 def captures() -> bool:
@@ -46,10 +46,10 @@ def captures() -> bool:
 @contextlib.contextmanager
 def capturing(names: Sequence[str]) -> Iterator[dict[str, list[jax.Array]]]:
     """Collects the activations with these names, in call order, while the context is open."""
-    found = {name: [] for name in names}
-    token = _captured.set(found)
+    captured = {name: [] for name in names}
+    token = _captured.set(captured)
     try:
-        yield found
+        yield captured
     finally:
         _captured.reset(token)
 

@@ -279,12 +279,12 @@ def spline(old: int, new: int) -> np.ndarray:
     # Imported here: it is slow to import and rarely needed.
     from scipy.interpolate import InterpolatedUnivariateSpline
 
-    places, wanted = spline_places(old, new), np.arange(new) - new // 2
+    places, offsets = spline_places(old, new), np.arange(new) - new // 2
     # A spline is linear in its values, so unit vectors give the weights; it is constant beyond its
     # ends.
     units = np.eye(old)
     values = [
-        InterpolatedUnivariateSpline(places, unit, k=min(3, old - 1), ext=3)(wanted)
+        InterpolatedUnivariateSpline(places, unit, k=min(3, old - 1), ext=3)(offsets)
         for unit in units
     ]
     return np.stack(values, axis=1).astype(np.float32)

@@ -317,11 +317,13 @@ class ResNet(nnx.Module):
         def call(unit, x, _):
             return named("features", unit(x))
 
-        found = [named("features", x)]
+        features = [named("features", x)]
         for stage in self.stages.values():
             units = list(stage.values())
-            found.append(run_layers(call, units, found[-1], [None] * len(units), remat=self.remat))
-        return found
+            features.append(
+                run_layers(call, units, features[-1], [None] * len(units), remat=self.remat)
+            )
+        return features
 
 
 def resnet_stride(blocks: tuple[int, ...] | None, stem: str) -> int:

@@ -452,15 +452,15 @@ class Swin(ImageModel):
         if self.position_embedding is not None:
             x = x + self.position_embedding().reshape(1, *x.shape[1:]).astype(x.dtype)
         x = named("features", drop(x, self.options.dropout, rngs))
-        key, first, found = None if rngs is None else rngs.dropout(), 0, []
+        key, first, stages = None if rngs is None else rngs.dropout(), 0, []
         for stage, blocks in self.stages.items():
             remat = self.options.remat
             x = run_blocks(list(blocks.values()), x, first, self.block_rate, key, remat=remat)
             first += len(blocks)
-            found.append(x)
+            stages.append(x)
             if stage in self.merges:
                 x = named("features", self.merges[stage](x))
-        return found
+        return stages
 
     def block_rate(self, block: int) -> float:
         """Returns the stochastic depth rate of a block, counted from 0 across all stages."""

@@ -216,8 +216,8 @@ class ViT(TokenModel):
           UserError: the images have another shape or type, or a name cannot be captured.
         """
         if capture:
-            with self.capturing(capture) as found:
-                return self(images, rngs, whole=True), found
+            with self.capturing(capture) as captured:
+                return self(images, rngs, whole=True), captured
         return self.classify(self.encoded(images, rngs, whole))
 
     def features(

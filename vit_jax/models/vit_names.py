@@ -223,12 +223,12 @@ _SIZE = ("dim", "depth", "mlp_dim", "heads")
 
 def _trunk(values: dict) -> dict:
     """Returns the arguments that distinguish a model from others of its size and patch size."""
-    told = {name: values.get(name, papers) for name, papers in _TELLING.items()}
-    if told["rope"] == "dinov3":
-        del told["qkv_bias"]  # All of DINOv3's are zero, and timm omits them.
+    arguments = {name: values.get(name, papers) for name, papers in _TELLING.items()}
+    if arguments["rope"] == "dinov3":
+        del arguments["qkv_bias"]  # All of DINOv3's are zero, and timm omits them.
     # CLIP and OpenCLIP differ only in the GELU; the exact GELU and its tanh approximation count as
     # one.
-    return told | dict(
+    return arguments | dict(
         scaled=values.get("layer_scale") is not None, quick=values.get("gelu") == "quick"
     )
 

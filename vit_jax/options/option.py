@@ -98,8 +98,8 @@ def all_options(kind: type) -> Iterator[tuple[str, Option]]:
     yield from options_of(kind).items()
     for field in dataclasses.fields(kind):
         if _SECTION in field.metadata:
-            for key, found in all_options(field.metadata[_SECTION]):
-                yield f"{field.name}.{key}", _in_section(found, field.metadata[_REQUIRES])
+            for key, nested in all_options(field.metadata[_SECTION]):
+                yield f"{field.name}.{key}", _in_section(nested, field.metadata[_REQUIRES])
 
 
 def _in_section(declared: Option, condition: Callable[[Any], str] | None) -> Option:

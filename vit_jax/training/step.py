@@ -317,11 +317,11 @@ def make_eval_step(
         if logits is None:
             with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
                 logits = nnx.merge(graphdef, evaluated.params)(batch["image"])
-        said = {
+        outputs = {
             "answer": logits.argmax(-1),
             "probability": probabilities(logits.astype(jnp.float32)).max(-1),
         }
-        return said | {"labels": batch["labels"]}
+        return outputs | {"labels": batch["labels"]}
 
     everywhere = replicated(mesh)
     return jax.jit(

@@ -43,16 +43,22 @@ def open_source(kind: str, split: str, *, only: Sequence[str] | None = None, **o
     Raises:
       UserError: the data set does not exist, is empty or cannot be read.
     """
-    asked = SourceOptions(**options)
+    source_options = SourceOptions(**options)
     if only is not None:  # It defines the class names and their order.
-        if asked.weights:
+        if source_options.weights:
             raise UserError(
                 "data.weights and data.classes together are unsupported: images of some classes "
                 "would not come in these shares; give one of them"
             )
-        asked = asked._replace(class_names=None, labels=True, only=tuple(map(str, only)))
-        return of_classes(_open(kind, split, asked), only)
-    return _open(kind, split, asked if asked.labels else asked._replace(label_key=None))
+        source_options = source_options._replace(
+            class_names=None, labels=True, only=tuple(map(str, only))
+        )
+        return of_classes(_open(kind, split, source_options), only)
+    return _open(
+        kind,
+        split,
+        source_options if source_options.labels else source_options._replace(label_key=None),
+    )
 
 
 def open_handed_in(
@@ -67,7 +73,7 @@ def open_handed_in(
     Raises:
       UserError: the split is missing, is no data set, or lacks something that the options require.
     """
-    asked, name = SourceOptions(**options), split.split("[")[0]
+    source_options, name = SourceOptions(**options), split.split("[")[0]
     if data.get(name) is None:
         raise UserError(
             f"there are no {name} data: pass {name}=..., or slice them out of others, as with "
@@ -76,16 +82,18 @@ def open_handed_in(
     source = handed_in(
         data[name],
         name,
-        labels=asked.labels or only is not None,
-        class_names=asked.class_names if only is None else None,
-        num_classes=asked.num_classes,
-        label_key=asked.label_key or "label",
-        caption_key=asked.caption_key if TEXT in asked.fields else None,
+        labels=source_options.labels or only is not None,
+        class_names=source_options.class_names if only is None else None,
+        num_classes=source_options.num_classes,
+        label_key=source_options.label_key or "label",
+        caption_key=source_options.caption_key if TEXT in source_options.fields else None,
     )
-    groups = asked.groups if isinstance(asked.groups, str) or name == "train" else None
+    groups = (
+        source_options.groups if isinstance(source_options.groups, str) or name == "train" else None
+    )
     if groups is not None and not isinstance(groups, str) and len(groups) != len(source):
         raise UserError(f"groups has {len(groups):,} entries, and train {len(source):,} examples")
-    part = _cut(source, split, asked._replace(groups=groups))
+    part = _cut(source, split, source_options._replace(groups=groups))
     return part if only is None else of_classes(part, only)
 
 

@@ -122,16 +122,16 @@ def file_sizes(root: str, files: Sequence[str]) -> list[int]:
     """Returns the sizes in bytes of a folder's files, local or at a URL; -1 for missing files."""
     if "://" in root:
         system, path = _remote(root)
-        found = system.find(path, detail=True)
+        entries = system.find(path, detail=True)
         start = path.rstrip("/")
-        return [found.get(f"{start}/{file[len(root) :]}", {}).get("size", -1) for file in files]
+        return [entries.get(f"{start}/{file[len(root) :]}", {}).get("size", -1) for file in files]
 
     def sizes(part: Sequence[str]) -> list[int]:
         return [_local_size(file) for file in part]
 
     parts = [files[start : start + PART] for start in range(0, len(files), PART)]
     with ThreadPoolExecutor(16) as pool:  # Storage may have a high latency.
-        return [size for found in pool.map(sizes, parts) for size in found]
+        return [size for entries in pool.map(sizes, parts) for size in entries]
 
 
 def _local_size(file: str) -> int:

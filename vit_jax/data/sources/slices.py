@@ -139,12 +139,12 @@ def groups_by_path(paths: Sequence[str], pattern: str) -> list[str]:
         raise UserError(f"data.groups={pattern!r} is not a regular expression: {error}") from error
     groups = []
     for path in paths:
-        if (found := compiled.search(path)) is None:
+        if (match := compiled.search(path)) is None:
             raise UserError(
                 f"data.groups={pattern!r} matches nothing in {as_text(path)!r}: every image must "
                 "have a group, as with '(patient[0-9]+)' or '[^/]+/[^/_]+'"
             )
-        groups.append("\0".join(x or "" for x in found.groups()) if compiled.groups else found[0])
+        groups.append("\0".join(x or "" for x in match.groups()) if compiled.groups else match[0])
     return groups
 
 

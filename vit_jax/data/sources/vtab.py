@@ -196,13 +196,12 @@ def tfds_slices(task: VtabTask, split: str, sizes: Mapping[str, int]) -> str:
                 f"data set {task.dataset!r} has no split {name!r}; there are: {', '.join(sizes)}"
             )
         images = split_range(whole, sizes[name])
-        wanted = IMAGES[part] or len(images)
-        if wanted > len(images):
+        count = IMAGES[part] or len(images)
+        if count > len(images):
             raise UserError(
-                f"VTAB takes {wanted} images of {whole} of {task.dataset!r}, which has "
-                f"{len(images)}"
+                f"VTAB takes {count} images of {whole} of {task.dataset!r}, which has {len(images)}"
             )
-        slices.append(f"{name}[{images.start}:{images.start + wanted}]")
+        slices.append(f"{name}[{images.start}:{images.start + count}]")
     return "+".join(slices)
 
 

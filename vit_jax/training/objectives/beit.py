@@ -103,10 +103,11 @@ class BEiT(BlockMasked):
             another size, and the random draws of `prepare`.
           context: per-step context.
         """
-        wanted = self.masked_tokens(batch)
+        target_tokens = self.masked_tokens(batch)
         logits = self.predict(model, batch, context.rngs)
         return Loss(
-            code_losses(logits, wanted), {"accuracy": (logits.argmax(-1) == wanted).mean(axis=1)}
+            code_losses(logits, target_tokens),
+            {"accuracy": (logits.argmax(-1) == target_tokens).mean(axis=1)},
         )
 
     def tokens(self, batch: Batch) -> jax.Array:

@@ -125,12 +125,12 @@ class BEiTv2(BEiT):
             another size, and the random draws of `prepare`.
           context: per-step context.
         """
-        wanted = self.masked_tokens(batch)
+        target_tokens = self.masked_tokens(batch)
         logits, *aggregated = self.predict_each(model, batch, context.rngs)
-        metrics = {"accuracy": (logits.argmax(-1) == wanted).mean(axis=1)}
-        losses = code_losses(logits, wanted)
+        metrics = {"accuracy": (logits.argmax(-1) == target_tokens).mean(axis=1)}
+        losses = code_losses(logits, target_tokens)
         if aggregated:
-            metrics["aggregated_loss"] = code_losses(*aggregated, wanted)
+            metrics["aggregated_loss"] = code_losses(*aggregated, target_tokens)
             losses = losses + metrics["aggregated_loss"]
         return Loss(losses, metrics)
 

@@ -111,9 +111,9 @@ class BlockMasked(Objective):
             patchify(batch["image"].astype(jnp.float32), self.patch),
         )
         likeness = jnp.where(batch["masked"].reshape(-1), -jnp.inf, likeness)
-        found = pixels.reshape(-1, pixels.shape[-1])[likeness.argmax(-1)]
+        nearest = pixels.reshape(-1, pixels.shape[-1])[likeness.argmax(-1)]
         filled = (
-            put(pixels, positions, content) for content in (jnp.full_like(found, GREY), found)
+            put(pixels, positions, content) for content in (jnp.full_like(nearest, GREY), nearest)
         )
         return tuple(unpatchify(patches, self.grid, self.patch) for patches in filled)
 

@@ -150,8 +150,8 @@ class DINO(Objective):
     def teacher_spec(config: RunOptions) -> TeacherSpec | None:
         if config.objective.teacher is None:
             return None
-        wanted = teacher_of(config, image_size=config.data.image_size)
-        return wanted._replace(objective="dino", beside=TeacherHeads)
+        spec = teacher_of(config, image_size=config.data.image_size)
+        return spec._replace(objective="dino", beside=TeacherHeads)
 
     @classmethod
     def make(
@@ -301,10 +301,10 @@ class DINO(Objective):
             teacher, heads, masked = self.frozen.model, self.frozen.heads, None
         features, tokens = self.see(model, batch["image"], context.rngs, patches, masked)
         teacher_features, teacher_tokens = self.see(teacher, batch["image"], patches=patches)
-        wanted = heads.head(teacher_features)
-        targets = self.targets(wanted, context, "centre", self._weights(batch, VIEWS))
-        said = jax.nn.log_softmax(self.head(features) / STUDENT_TEMPERATURE)
-        of_pairs = -(targets * said[:, ::-1]).sum(-1).mean(axis=1)
+        teacher_logits = heads.head(teacher_features)
+        targets = self.targets(teacher_logits, context, "centre", self._weights(batch, VIEWS))
+        log_probs = jax.nn.log_softmax(self.head(features) / STUDENT_TEMPERATURE)
+        of_pairs = -(targets * log_probs[:, ::-1]).sum(-1).mean(axis=1)
         losses = of_pairs
         if self.local_crops:
             small, _ = self.see(model.resized(self.local_size), batch["local"], context.rngs)
@@ -318,7 +318,7 @@ class DINO(Objective):
         metrics = {
             "spread": jnp.square(embedded - context.state["mean"]).sum(-1).mean(axis=1),
             "teacher_entropy": teacher_entropy,
-            "student_entropy": entropy(jnp.exp(said)).mean(axis=1),
+            "student_entropy": entropy(jnp.exp(log_probs)).mean(axis=1),
             "kl": of_pairs - teacher_entropy,
             "prototypes_used": jnp.full(
                 len(losses), jnp.exp(entropy(used / jnp.maximum(used.sum(), 1e-9)))
@@ -326,7 +326,7 @@ class DINO(Objective):
         }
         metrics["views_matched"] = views_matched(embedded, batch.get("mask"))
         aux = {
-            "centre": wanted.mean(axis=1),
+            "centre": teacher_logits.mean(axis=1),
             "mean": embedded.mean(axis=1),
             "used": targets.mean(axis=1),
         }
@@ -422,15 +422,15 @@ class DINO(Objective):
         def of_masked(head, x):
             return head(pick(jnp.take_along_axis(x, view, axis=1)[:, 0], batch["positions"]))
 
-        wanted = of_masked(heads.patch_head or heads.head, teacher_tokens)
-        said = jax.nn.log_softmax(
+        teacher_logits = of_masked(heads.patch_head or heads.head, teacher_tokens)
+        log_probs = jax.nn.log_softmax(
             of_masked(self.patch_head or self.head, tokens) / STUDENT_TEMPERATURE
         )
         real = chosen * self._weights(batch, self.most_masked)
-        targets = self.targets(wanted, context, "patch_centre", real)
-        losses = -(targets * said).sum(-1)
+        targets = self.targets(teacher_logits, context, "patch_centre", real)
+        losses = -(targets * log_probs).sum(-1)
         mean = (losses * chosen).sum(1) / chosen.sum(1)
-        centre = (wanted * chosen[..., None]).sum(1) * len(chosen) / chosen.sum()
+        centre = (teacher_logits * chosen[..., None]).sum(1) * len(chosen) / chosen.sum()
         return mean, centre
 
     def of_similarities(

@@ -95,18 +95,18 @@ class Distillation(Classification):
         """
         heads = model.each_head(batch["image"], context.rngs)
         logits = sum(heads) / len(heads)
-        said = self.frozen(batch["image"]).astype(jnp.float32)
+        teacher_logits = self.frozen(batch["image"]).astype(jnp.float32)
         if context.rngs is None:
             losses = self.label_losses(logits, batch, context)
         else:
             losses = (1 - self.share) * self.label_losses(heads[0], batch, context)
-            losses += self.share * self.teacher_losses(heads[-1], said)
+            losses += self.share * self.teacher_losses(heads[-1], teacher_logits)
         return Loss(
             losses,
             {
                 "accuracy": correct(logits, batch["labels"]),
-                "teacher_accuracy": correct(said, batch["labels"]),
-                "agreement": logits.argmax(-1) == said.argmax(-1),
+                "teacher_accuracy": correct(teacher_logits, batch["labels"]),
+                "agreement": logits.argmax(-1) == teacher_logits.argmax(-1),
             },
             logits=logits,
         )

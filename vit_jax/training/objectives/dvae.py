@@ -140,12 +140,12 @@ class DVAE(Objective):
         """
         images = batch["image"]
         scores = model.code_scores(images).astype(jnp.float32)
-        said, chances = self.decode_scores(scores, context), jax.nn.log_softmax(scores)
+        reconstruction, chances = self.decode_scores(scores, context), jax.nn.log_softmax(scores)
         divergence = (jnp.exp(chances) * (chances + math.log(self.codes))).sum(-1).mean((1, 2))
         pixels = images.astype(jnp.float32) / 255
-        losses = logit_laplace(said, EDGE + (1 - 2 * EDGE) * pixels).mean((1, 2, 3))
+        losses = logit_laplace(reconstruction, EDGE + (1 - 2 * EDGE) * pixels).mean((1, 2, 3))
         losses += self.divergence_weight(context) / (self.stride**2 * self.channels) * divergence
-        error = jnp.abs(decoded(said) - 255 * pixels).mean((1, 2, 3))
+        error = jnp.abs(decoded(reconstruction) - 255 * pixels).mean((1, 2, 3))
         usage = context.state.get("usage", np.zeros(self.codes, np.float32))
         chosen = scores.argmax(-1).reshape(len(scores), -1)
         return Loss(

@@ -88,8 +88,8 @@ class EVA(BlockMasked):
             another size, and the random draws of `prepare`.
           context: per-step context.
         """
-        wanted = pick(self.wanted(batch), self.positions(batch))
-        cosines = cosine(self.predict(model, batch, context.rngs), wanted).mean(axis=1)
+        target_features = pick(self.wanted(batch), self.positions(batch))
+        cosines = cosine(self.predict(model, batch, context.rngs), target_features).mean(axis=1)
         return Loss(1 - cosines, {"cosine": cosines})
 
     def wanted(self, batch: Batch) -> jax.Array:

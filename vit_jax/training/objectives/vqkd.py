@@ -298,8 +298,10 @@ class VQKD(Objective):
         """
         x = self.project(model, batch["image"], context.rngs)
         given, codes = self.quantise(x, context.state["codebook"])
-        said = said_of_patches(self.frozen, batch, self.of_head)
-        cosines = cosine(self.decoder(x + jax.lax.stop_gradient(codes - x)), said).mean(axis=1)
+        teacher_features = said_of_patches(self.frozen, batch, self.of_head)
+        cosines = cosine(self.decoder(x + jax.lax.stop_gradient(codes - x)), teacher_features).mean(
+            axis=1
+        )
         distances = jnp.square(x - codes).mean(axis=(1, 2))
         metrics = {"cosine": cosines, "code_distance": distances}
         metrics |= usage_metrics(context.state["usage"], len(x))
@@ -321,8 +323,8 @@ class VQKD(Objective):
           x: output of `project`.
           codebook: `[codes, code_dim]`.
         """
-        given = nearest(jax.lax.stop_gradient(x), codebook)
-        return given, codebook[given]
+        numbers = nearest(jax.lax.stop_gradient(x), codebook)
+        return numbers, codebook[numbers]
 
     def pictures(
         self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION
@@ -336,9 +338,9 @@ class VQKD(Objective):
         _, codes = self.quantise(self.project(model, batch["image"]), context.state["codebook"])
         decoded, pixels = self.decoder(codes), patchify(images, self.patch)
         known = said_of_patches(self.frozen, batch, self.of_head).reshape(-1, decoded.shape[-1])
-        found = cosine(decoded[:, :, None], known).argmax(-1)
+        nearest_codes = cosine(decoded[:, :, None], known).argmax(-1)
         return images, unpatchify(
-            pixels.reshape(-1, pixels.shape[-1])[found], self.grid, self.patch
+            pixels.reshape(-1, pixels.shape[-1])[nearest_codes], self.grid, self.patch
         )
 
     def multiply_adds(
