@@ -90,6 +90,7 @@ setup(
         "vit_jax": ["py.typed"],
         "vit_jax.data": ["glyphs/*"],
         "vit_jax.experiments": ["records/*.json"],
+        "vit_jax.inspection": ["templates/*"],
         "vit_jax.planning": ["prices.toml"],
         "vit_jax.published": ["*.json", "*.tsv", "tables/*.json"],
     },

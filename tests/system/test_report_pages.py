@@ -14,9 +14,9 @@ import pytest
 
 from tests.system import browser
 from tests.system.conftest import ROOT
-from vit_jax.inspection.html_page import Section, page
+from vit_jax.inspection.html_page import render
 from vit_jax.inspection.page_charts import curve
-from vit_jax.runs.answer_sections import answer_sections
+from vit_jax.runs.answer_sections import answer_figures
 from vit_jax.runs.predictions import Predictions
 
 pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
@@ -195,10 +195,11 @@ def test_class_names_break_between_words_alone_and_charts_fill_their_rows(tmp_pa
     )
     found = found._replace(shown=np.arange(count), images=np.zeros((count, 80, 80, 3), np.uint8))
     charts = [curve(f"chart {n}", {"": [(1, 1.0), (2, 2.0)]}) for n in range(8)]
-    sections = [
-        Section("", "".join(f"<figure>{svg}</figure>" for svg in charts[:n]))
+    sections = "".join(
+        f'<div class="curves">{"".join(f"<figure>{svg}</figure>" for svg in charts[:n])}</div>'
         for n in (2, 3, 4, 5, 7, 8)
-    ]
-    text = page("A", [*answer_sections(found, names), *sections])
+    )
+    answers = render("answers.html", answers=answer_figures(found, names))
+    text = render("base.html", title="A").replace("</body>", f"{answers}{sections}</body>")
     probe = f"page => ({BROKEN})(page) + ({browser.FAULTS})(page)"
     assert browser.looked_at(text, probe, tmp_path) == 4 * ["broken  gaps 0"]

@@ -288,7 +288,7 @@ def test_config_begins_with_what_is_not_the_default(report):
     text = report(seed=7)
     changed, whole = text[text.index("<h2>Config") :].split("<details>")
     assert "<td>seed<td>7<td>0</tr>" in changed and "batch_size" not in changed
-    assert "&quot;batch_size&quot;: 4096" in whole
+    assert "&#34;batch_size&#34;: 4096" in whole
 
 
 def test_run_without_evaluation_says_so_on_its_page(report):
@@ -306,7 +306,7 @@ def test_live_page_loads_itself_until_the_run_is_over(workdir):
 def test_text_is_escaped(report):
     text = report(found=said(), names=('<i>"cat"', '<i>"dog"', "fox"))
     assert "&lt;pets&gt;" in text and "<pets>" not in text and "<i>" not in text
-    assert 'alt="&lt;i&gt;&quot;dog&quot;, predicted &lt;i&gt;&quot;cat&quot;"' in text
+    assert 'alt="&lt;i&gt;&#34;dog&#34;, predicted &lt;i&gt;&#34;cat&#34;"' in text
 
 
 def test_report_replaces_the_one_before_and_leaves_no_other_file(workdir):
@@ -345,8 +345,8 @@ def test_comparison_names_the_differences_of_the_data(workdir):
     other.saved.manifest["images"]["test"] = 9
     text = comparison_page([*same, other])
     assert (
-        "The data of c differ from those of a: no class &#x27;fox&#x27;; a new class "
-        "&#x27;lynx&#x27;; test: 4 images, and in c 9.</p>"
+        "The data of c differ from those of a: no class &#39;fox&#39;; a new class "
+        "&#39;lynx&#39;; test: 4 images, and in c 9.</p>"
     ) in text
     assert "The data of b" not in text and "do not compare" in text
 

@@ -1,70 +1,16 @@
 """Writer of self-contained HTML pages with sections of figures."""
 
 import base64
+import functools
 import hashlib
 import html
 import re
 import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 MARK = '<meta name="generator" content="vit_jax">'
-STYLE = """
-:root { color-scheme: light dark; --line: #8884; --wrong: #c62828; --right: #2e7d32; --muted: #666; }
-@media (prefers-color-scheme: dark) { :root { --wrong: #ff8a80; --right: #81c784; --muted: #aaa; } }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.6rem; margin: 0 0 .5rem; overflow-wrap: anywhere; line-height: 1.25; }
-h2 { font-size: 1.15rem; margin: 2rem 0 .6rem; overflow-wrap: anywhere; }
-table { border-collapse: collapse; }
-td, th { padding: .2rem 1.5rem .2rem 0; border-bottom: 1px solid var(--line); text-align: left; }
-td, th { vertical-align: top; overflow-wrap: anywhere; }
-td:last-child { font-variant-numeric: tabular-nums; padding-right: 0; }
-th { font-weight: 600; font-size: .85rem; color: var(--muted); overflow-wrap: normal; }
-.compared td, .compared th { overflow-wrap: break-word; padding-right: 1rem; }
-.figures td:last-child { text-align: right; }
-.facts td:first-child { white-space: nowrap; }
-.muted, .samples span { color: var(--muted); } .scroll { overflow-x: auto; }
-.curves { display: grid; gap: .8rem; grid-template-columns: repeat(6, 1fr); }
-.curves figure { grid-column: span 6; }
-@media (min-width: 44rem) {
-  .curves figure { grid-column: span 3; }
-  .curves figure:last-child:nth-child(2n+3) { grid-column: span 6; }
-}
-@media (min-width: 62rem) { /* Three in a row, and no row with a gap: two in the first or the first two. */
-  .curves figure, .curves figure:last-child:nth-child(2n+3) { grid-column: span 2; }
-  .curves figure:first-child:nth-last-child(3n+1):not(:only-child),
-  .curves figure:first-child:nth-last-child(3n+4) ~ figure:nth-child(-n+4),
-  .curves figure:first-child:nth-last-child(3n+2), .curves figure:first-child:nth-last-child(3n+2) + figure
-  { grid-column: span 3; }
-}
-.pictures { columns: 2 28rem; column-gap: .8rem; }
-.pictures figure { break-inside: avoid; margin: 0 0 .8rem; }
-.curves figure { margin: 0; } .curves figure, .pictures figure { border: 1px solid var(--line); }
-.curves figure, .pictures figure { border-radius: 6px; }
-.curves figure, .pictures figure { padding: .4rem; min-width: 0; }
-.curves svg, .curves img, .pictures svg, .pictures img { width: 100%; height: auto; display: block; }
-.curves img, img[src^="data:image/svg"] { background: #fff; }
-.curves figcaption, .pictures figcaption { font-size: .85rem; }
-.samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(var(--card, 5.2rem), 1fr)); }
-.samples { gap: .7rem; } .samples figure { margin: 0; min-width: 0; font-size: .8rem; line-height: 1.35; }
-.samples figcaption, .bar span { overflow: hidden; text-overflow: ellipsis; }
-.samples img { width: 100%; border-radius: 4px; display: block; }
-.samples .small { image-rendering: pixelated; } figcaption { margin-top: .35rem; }
-.samples .wrong img { outline: 3px solid var(--wrong); } .samples .wrong b { color: var(--wrong); }
-.beside { display: flex; flex-wrap: wrap; gap: 1rem 2.5rem; align-items: flex-start; }
-.beside > * { min-width: 0; max-width: 100%; } .beside > .scroll { flex: 0 1 auto; }
-.matrix { width: 100%; height: auto; display: block; font-size: 11px; } .matrix text { fill: currentColor; }
-.matrix .hit { fill: var(--right); } .matrix .miss { fill: var(--wrong); }
-.bars { columns: 21rem; column-gap: 2.5rem; min-width: 0; } .beside > .bars { flex: 1 1 21rem; }
-.bar { display: flex; flex-wrap: wrap; justify-content: space-between; column-gap: .8rem; }
-.bar { break-inside: avoid; padding-bottom: .45rem; font-size: .9rem; line-height: 1.35; }
-.bar span { max-width: 100%; } .bar span + span { color: var(--muted); font-variant-numeric: tabular-nums; }
-.bar span + span { margin-left: auto; } .bar meter { width: 100%; height: .85rem; }
-.warning { border-left: 3px solid var(--wrong); padding-left: .8rem; margin: .6rem 0; }
-pre { overflow-x: auto; font-size: .85rem; white-space: pre-wrap; overflow-wrap: anywhere; }
-details { margin: 1rem 0; } summary { cursor: pointer; } details > :not(summary) { margin-top: .6rem; }
-"""
 
 
 class Section(NamedTuple):
@@ -93,6 +39,33 @@ def policy_tag(script: str = "") -> str:
     return f'<meta http-equiv="Content-Security-Policy" content="{policy(script)}">'
 
 
+@functools.cache
+def _environment():
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("vit_jax.inspection"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.globals |= {"mark": MARK, "policy": policy}
+    environment.filters["breakable"] = breakable
+    return environment
+
+
+def render(template: str, **values: Any) -> str:
+    """Returns the HTML of a template.
+
+    Args:
+      template: file in `templates`; one that extends `base.html` is a whole page.
+      values: the template's variables; text is escaped. Pages have a `title`, and may have
+        `refresh`: the seconds after which the page reloads itself.
+    """
+    return _environment().get_template(template).render(values)
+
+
 def page(
     title: str, sections: Iterable[Section], refresh: int | None = None, script: str = ""
 ) -> str:
@@ -102,23 +75,7 @@ def page(
       refresh: seconds after which the page reloads itself; None: never.
       script: JavaScript that runs at the end of the page.
     """
-    title = html.escape(title)
-    body = "\n".join(
-        (f"<h2>{html.escape(heading)}</h2>\n" if heading else "")
-        + (f'<div class="{kind}">{content}</div>' if kind else content)
-        for heading, content, kind in sections
-        if content
-    )
-    runs = f"<script>{script}</script>" if script else ""
-    again = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">{policy_tag(script)}{again}
-<meta name="viewport" content="width=device-width">
-{MARK}<link rel="icon" href="data:,"><title>{title}</title><style>{STYLE}</style></head><body>
-<h1>{title}</h1>
-{body}{runs}
-</body></html>
-"""
+    return render("sections.html", title=title, refresh=refresh, sections=sections, code=script)
 
 
 def write_page(
@@ -154,7 +111,9 @@ def table(rows: Mapping[str, str], kind: str = "") -> str:
 
 def breakable(text: str) -> str:
     """Returns text as HTML with optional line breaks after underscores and slashes."""
-    return re.sub("([_/])", r"\1<wbr>", html.escape(text, quote=True))
+    from markupsafe import Markup
+
+    return Markup(re.sub("([_/])", r"\1<wbr>", html.escape(text, quote=True)))
 
 
 def bar(name: str, figures: str, share: float | None = None) -> str:

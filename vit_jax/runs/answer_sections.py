@@ -1,17 +1,18 @@
-"""Report sections on predictions: mistakes, confusion, classes, calibration and samples."""
+"""Figures of a report on predictions: mistakes, confusion, classes, calibration and samples."""
 
-import html
 import io
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax.inspection import page_charts
-from vit_jax.inspection.html_page import Section, bar, breakable, card_width, folded, inline, note
+from vit_jax.inspection.html_page import card_width, inline
 from vit_jax.runs.predictions import (
     BINS,
     MOST_MISTAKES,
     MOST_SAMPLES,
+    ClassCounts,
     Predictions,
     by_class,
     calibration,
@@ -27,212 +28,183 @@ MOST_NAME = 22  # Characters of a class in the matrix.
 CELL = 26  # Side of a matrix cell, in units of the SVG.
 
 
-def answer_sections(found: Predictions, names: Sequence[str]) -> list[Section]:
-    """Returns all sections of a report that show predictions.
+class Card(NamedTuple):
+    """An image with its prediction."""
+
+    label: str
+    prediction: str
+    probability: str
+    right: bool
+    small: bool  # Small images keep their pixels; a photograph is scaled down smoothly.
+    source: str  # Data URL.
+
+
+class Bar(NamedTuple):
+    """A name and its figures, above a bar of `share` in 0 ... 1 if it is not None."""
+
+    name: str
+    figures: str
+    share: float | None = None
+
+
+class Cell(NamedTuple):
+    """A cell of the confusion matrix."""
+
+    row: int
+    column: int
+    count: int
+    share: float  # Of the row's images.
+    about: str
+
+
+def answer_figures(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
+    """Returns the variables of the template `answers.html`.
 
     Args:
       names: names of all classes.
     """
-    figures = Figures(found, names)
-    return [
-        figures.worst(),
-        Section("Confusion", figures.confusion(), ""),
-        Section("Accuracy by class", figures.accuracies(), ""),
-        Section("Calibration", figures.calibration(), ""),
-        figures.sample(),
-    ]
+    images, mistakes = len(found.numbers), found.mistakes.tolist()
+    among = f"{len(mistakes):,} in {images:,} {found.split} images"
+    spread = np.linspace(0, images - 1, min(MOST_SAMPLES, images)).astype(int)
+    spread = np.unique(spread).tolist()
+    if not mistakes:
+        heading = "Mistakes"
+    elif len(mistakes) <= MOST_MISTAKES:
+        heading = f"Mistakes: {among}"
+    else:
+        heading = f"Worst mistakes: the surest of {among}"
+    return {
+        "card_width": card_width(names),
+        "mistakes": heading,
+        "no_mistakes": "" if mistakes else f"None in {images:,} {found.split} images.",
+        "worst": _cards(found, names, mistakes[:MOST_MISTAKES]),
+        "sample_summary": f"{len(spread)} {found.split} images spread over the split, right and wrong",
+        "sample": _cards(found, names, spread),
+        "confusion": _confusion(found, names),
+        "classes": _accuracies(found, names),
+        "calibration": _calibration(found),
+    }
 
 
-class Figures:
-    """Predictions as HTML."""
-
-    def __init__(self, found: Predictions, names: Sequence[str]):
-        self._found, self._names = found, names
-        rows = {number: row for row, number in enumerate(found.numbers.tolist())}
-        shown = zip(found.shown.tolist(), found.images, strict=True)
-        self._pixels = {rows[number]: image for number, image in shown if number in rows}
-
-    def worst(self) -> Section:
-        """Returns the section of the wrong predictions with the highest probability."""
-        found = self._found
-        images, mistakes = len(found.numbers), found.mistakes.tolist()
-        if not mistakes:
-            return Section("Mistakes", note(f"None in {images:,} {found.split} images."), "")
-        heading = (
-            f"Worst mistakes: the surest of {len(mistakes):,} in {images:,} {found.split} images"
-        )
-        if len(mistakes) <= MOST_MISTAKES:
-            heading = f"Mistakes: {len(mistakes):,} in {images:,} {found.split} images"
-        return Section(heading, self._cards(mistakes[:MOST_MISTAKES]), "")
-
-    def sample(self) -> Section:
-        """Returns the section of images spread over the split."""
-        images = len(self._found.numbers)
-        spread = np.unique(
-            np.linspace(0, images - 1, min(MOST_SAMPLES, images)).astype(int)
-        ).tolist()
-        summary = f"{len(spread)} {self._found.split} images spread over the split, right and wrong"
-        return Section("", folded(summary, self._cards(spread)), "")
-
-    def _cards(self, rows: Sequence[int]) -> str:
-        """Returns cards of the kept images in these rows, with their predictions."""
-        cards = "".join(self._card(row) for row in rows if row in self._pixels)
-        return (
-            f'<div class="samples" style="{card_width(self._names)}">{cards}</div>' if cards else ""
-        )
-
-    def _card(self, row: int) -> str:
-        """Returns one image with its prediction; a wrong one has a sign and a frame."""
-        found, pixels = self._found, self._pixels[row]
-        names = [self._names[int(label)] for label in found.labels[row].tolist() if label >= 0]
-        label, prediction = (
-            ", ".join(names) or "without a label",
-            self._names[int(found.answer[row])],
-        )
-        about = html.escape(f"{label}, predicted {prediction}", quote=True)
-        right = bool(found.right[row])
-        # Small images keep their pixels; a photograph is scaled down smoothly.
-        size = ' class="small"' if _is_small(pixels) else ""
-        return (
-            f'<figure class="{"right" if right else "wrong"}">'
-            f'<img{size} alt="{about}" src="{_encoded(pixels)}"><figcaption title="{about}">'
-            f"<b>{'✓' if right else '✗'} {breakable(prediction)}</b> {found.probability[row]:.0%}"
-            + ("" if right else f"<br><span>is {breakable(label)}</span>")
-            + "</figcaption></figure>"
-        )
-
-    def confusion(self) -> str:
-        """Returns the most frequent confusions, next to the matrix if it is small enough."""
-        if not self._found.one_class_each:
-            return note("Not defined: some images are of several classes.")
-        pairs, counts = confused(self._found)
-        if not len(pairs):
-            return ""
-        images, right = by_class(self._found, len(self._names))
-        most = "".join(
-            bar(
-                f"{self._names[truth]} taken for {self._names[answer]}",
-                f"{count:,} of {images[truth]:,} ({count / images[truth]:.0%})",
-            )
-            for (truth, answer), count in zip(
-                pairs[:MOST_PAIRS].tolist(), counts.tolist(), strict=False
+def _cards(found: Predictions, names: Sequence[str], rows: Sequence[int]) -> list[Card]:
+    """Returns the kept images in these rows, with their predictions."""
+    kept = dict(zip(found.shown.tolist(), found.images, strict=True))
+    numbers = found.numbers.tolist()
+    cards = []
+    for row in rows:
+        if (pixels := kept.get(numbers[row])) is None:
+            continue
+        labels = [names[label] for label in found.labels[row].tolist() if label >= 0]
+        cards.append(
+            Card(
+                label=", ".join(labels) or "without a label",
+                prediction=names[int(found.answer[row])],
+                probability=f"{found.probability[row]:.0%}",
+                right=bool(found.right[row]),
+                small=_is_small(pixels),
+                source=_encoded(pixels),
             )
         )
-        most = f'<div class="bars">{most}</div>'
-        if len(images) > MOST_IN_MATRIX:
-            return most + note(f"A matrix is drawn of up to {MOST_IN_MATRIX} classes.")
+    return cards
+
+
+def _confusion(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
+    """Returns the most frequent confusions, and the matrix if it is small enough."""
+    drawn = {"undefined": "", "pairs": [], "matrix": None, "most_in_matrix": MOST_IN_MATRIX}
+    if not found.one_class_each:
+        return drawn | {"undefined": "Not defined: some images are of several classes."}
+    pairs, counts = confused(found)
+    images, right = by_class(found, len(names))
+    for (truth, answer), count in zip(pairs[:MOST_PAIRS].tolist(), counts.tolist(), strict=False):
+        share = f"{count:,} of {images[truth]:,} ({count / images[truth]:.0%})"
+        drawn["pairs"].append(Bar(f"{names[truth]} taken for {names[answer]}", share))
+    if len(images) <= MOST_IN_MATRIX:
         matrix = np.diag(right)
         matrix[tuple(pairs.T)] = counts
-        return f'<div class="beside">{self._matrix(matrix, images)}{most}</div>'
+        drawn["matrix"] = _matrix(matrix, images, names)
+    return drawn
 
-    def _matrix(self, matrix: np.ndarray, images: np.ndarray) -> str:
-        """Returns an SVG of the confusion matrix: rows are classes, columns are predictions."""
-        short = [_shortened(name) for name in self._names]
-        margin = 12 + 6.4 * max(map(len, short))
-        drawn = []
-        for row, name in enumerate(map(html.escape, short)):
-            y = margin + CELL * row
-            middle = y + CELL / 2
-            drawn.append(f'<text x="{margin - 6}" y="{middle + 4}" text-anchor="end">{name}</text>')
-            turned = f'transform="rotate(-90 {middle + 4} {margin - 6})"'
-            place = (
-                f'x="{middle + 4}" {turned}'
-                if margin > 30
-                else f'x="{middle}" text-anchor="middle"'
-            )
-            drawn.append(f'<text {place} y="{margin - 6}">{name}</text>')
-            for column in np.flatnonzero(matrix[row]).tolist():
-                count, x = matrix[row, column], margin + CELL * column
-                about = (
-                    f"{self._names[row]} taken for {self._names[column]}: {count:,} of "
-                    f"{images[row]:,}"
-                )
-                drawn.append(
-                    f'<g><title>{html.escape(about)}</title><rect x="{x}" y="{y}" '
-                    f'width="{CELL - 1}" height="{CELL - 1}" class="{"hit" if row == column else "miss"}" '
-                    f'fill-opacity="{0.12 + 0.55 * (count / images[row]) ** 0.5:.2f}"/>'
-                    f'<text x="{x + CELL / 2 - 0.5}" y="{y + 17}" text-anchor="middle">{count}</text></g>'
-                )
-        size = round(margin + CELL * len(matrix))
-        least = min(size, round(margin) + 15 * len(matrix))  # Smaller ones are illegible.
-        about = "Rows: what an image is. Columns: what it was taken for."
-        return (
-            f'<div style="flex:1 1 {least}px;max-width:{max(size, 320)}px"><div class="scroll">'
-            f'<svg class="matrix" role="img" viewBox="0 0 {size} {size}" style="min-width:{least}px" '
-            f'aria-label="Confusion matrix. {about}">{"".join(drawn)}</svg></div>{note(about)}</div>'
+
+def _matrix(matrix: np.ndarray, images: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+    """Returns the sizes, the names and the cells of a drawing of the confusion matrix."""
+    short = [_shortened(name) for name in names]
+    margin = 12 + 6.4 * max(map(len, short))
+    cells = []
+    for row, column in np.argwhere(matrix).tolist():
+        count, of = int(matrix[row, column]), int(images[row])
+        about = f"{names[row]} taken for {names[column]}: {count:,} of {of:,}"
+        cells.append(Cell(row, column, count, count / of, about))
+    size = round(margin + CELL * len(matrix))
+    least = min(size, round(margin) + 15 * len(matrix))  # Smaller ones are illegible.
+    return {
+        **{"size": size, "least": least, "margin": margin, "cell": CELL},
+        **{"names": short, "cells": cells},
+    }
+
+
+def _accuracies(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
+    """Returns bars with the recall of each class, the worst first, and notes on them.
+
+    Where each image is of one class, they have precision and F1 score too.
+    """
+    images, right = by_class(found, len(names))
+    tested = np.flatnonzero(images)
+    shares = right / np.maximum(images, 1)
+    counts = class_counts(found.labels, found.answer, len(names))
+    bars = [
+        Bar(
+            names[label],
+            f"{shares[label]:.1%}, {right[label]:,} of {images[label]:,}{_predicted(counts, label)}",
+            float(shares[label]),
         )
-
-    def accuracies(self) -> str:
-        """Returns bars with the recall of each class, the worst first.
-
-        Where each image is of one class, they have precision and F1 score too.
-        """
-        images, right = by_class(self._found, len(self._names))
-        tested = np.flatnonzero(images)
-        shares = right / np.maximum(images, 1)
-        order = [int(label) for label in tested[np.argsort(shares[tested], kind="stable")]]
-        counts = class_counts(self._found.labels, self._found.answer, len(self._names))
-
-        def predicted(label: int) -> str:
-            if counts is None:
-                return ""
-            if not counts.answers[label]:
-                return "; never predicted"
-            return f"; precision {counts.precision[label]:.1%}, F1 {counts.f1[label]:.1%}"
-
-        bars = [
-            bar(
-                self._names[label],
-                f"{shares[label]:.1%}, {right[label]:,} of {images[label]:,}{predicted(label)}",
-                float(shares[label]),
-            )
-            for label in order
-        ]
-        text = f'<div class="bars">{"".join(bars[:MOST_LISTED])}</div>'
-        if counts is not None:
-            means = class_figures(counts)
-            about = (
-                "Bars show recall: the share of a class's images that are predicted as the "
-                f"class. Balanced accuracy {means['balanced_accuracy']:.2%}, macro F1 "
-                f"{means['macro_f1']:.2%}."
-            )
-            text = note(about) + text
-        if not self._found.one_class_each:
-            counted = (
-                "An image of several classes counts for each; right is an answer that is one of "
-                "them."
-            )
-            text = note(counted) + text
-        if rest := bars[MOST_LISTED:]:
-            text += folded(
-                f"{len(rest):,} more classes", f'<div class="bars">{"".join(rest)}</div>'
-            )
-        if untested := len(images) - len(tested):
-            text += note(
-                f"{untested:,} class{'es' * (untested > 1)} without {self._found.split} images."
-            )
-        return text
-
-    def calibration(self) -> str:
-        """Returns charts of the accuracy by predicted probability, and of the probabilities."""
-        bins, error = calibration(self._found)
-        sure, right = bins[:, 2] @ bins[:, :2] / bins[:, 2].sum()
-        said, hit = self._found.probability, self._found.right
-        drawn = (
-            page_charts.reliability(bins.tolist()),
-            page_charts.certainty(
-                {"right": said[hit].tolist(), "wrong": said[~hit].tolist()}, 2 * BINS
-            ),
+        for label in tested[np.argsort(shares[tested], kind="stable")].tolist()
+    ]
+    notes = []
+    if not found.one_class_each:
+        notes.append(
+            "An image of several classes counts for each; right is an answer that is one of them."
         )
-        text = (
+    if counts is not None:
+        means = class_figures(counts)
+        notes.append(
+            "Bars show recall: the share of a class's images that are predicted as the class. "
+            f"Balanced accuracy {means['balanced_accuracy']:.2%}, macro F1 {means['macro_f1']:.2%}."
+        )
+    count = len(images) - len(tested)
+    untested = f"{count:,} class{'es' * (count > 1)} without {found.split} images."
+    return {
+        "notes": notes,
+        "worst": bars[:MOST_LISTED],
+        "others": bars[MOST_LISTED:],
+        "untested": untested if count else "",
+    }
+
+
+def _predicted(counts: ClassCounts | None, label: int) -> str:
+    if counts is None:
+        return ""
+    if not counts.answers[label]:
+        return "; never predicted"
+    return f"; precision {counts.precision[label]:.1%}, F1 {counts.f1[label]:.1%}"
+
+
+def _calibration(found: Predictions) -> dict[str, Any]:
+    """Returns charts of the accuracy by predicted probability, and of the probabilities."""
+    bins, error = calibration(found)
+    sure, right = bins[:, 2] @ bins[:, :2] / bins[:, 2].sum()
+    said, hit = found.probability, found.right
+    by_result = {"right": said[hit].tolist(), "wrong": said[~hit].tolist()}
+    return {
+        "text": (
             f"Expected calibration error {error:.1%} in {BINS} bins: on average the model is "
             f"{sure:.1%} sure and {right:.1%} right, {'surer' if sure > right else 'less sure'} "
             "than it should be. Larger dots are of more images."
-        )
-        return (
-            note(text)
-            + f'<div class="curves">{"".join(f"<figure>{svg}</figure>" for svg in drawn)}</div>'
-        )
+        ),
+        "charts": [
+            page_charts.reliability(bins.tolist()),
+            page_charts.certainty(by_result, 2 * BINS),
+        ],
+    }
 
 
 def _shortened(name: str) -> str:

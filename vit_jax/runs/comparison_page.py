@@ -1,6 +1,5 @@
 """Page that compares runs, made from the content of their workdirs alone."""
 
-import html
 import itertools
 import math
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ import numpy as np
 from vit_jax.config import leaves
 from vit_jax.evaluation.suites import SUITES
 from vit_jax.inspection import page_charts
-from vit_jax.inspection.html_page import Section, note, page
+from vit_jax.inspection.html_page import render
 from vit_jax.progress import duration
 from vit_jax.runs.data_identity import KEYS, differences
 from vit_jax.runs.predictions import Predictions, by_class, metric_in_words
@@ -43,16 +42,19 @@ def comparison_page(runs: Sequence[RunFiles], live: bool = False) -> str:
         if len(titles) == 1
         else f"Comparison of {len(runs)} runs"
     )
-    sections = [
-        Section("", _overview(runs, names, several=len(titles) > 1), ""),
-        Section("", _other_data(runs, names), ""),
-        Section("What differs in their configs", _differences(runs, names), ""),
-        Section("Curves", "".join(f"<figure>{svg}</figure>" for svg in _curves(runs, names))),
-        Section("Image by image", _paired(runs, names), ""),
-        Section("Accuracy by class", _classes(runs, names), ""),
-    ]
-    refresh = None if all(run.finished for run in runs) else REFRESH_SECONDS
-    return page(title, sections, refresh if live else None)
+    finished = all(run.finished for run in runs)
+    return render(
+        "comparison.html",
+        title=title,
+        refresh=REFRESH_SECONDS if live and not finished else None,
+        names=names,
+        overview=_overview(runs, several=len(titles) > 1),
+        other_data=_other_data(runs, names),
+        differences=_differences(runs),
+        curves=_curves(runs, names),
+        paired=_paired(runs, names),
+        classes=_classes(runs, names),
+    )
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
@@ -64,8 +66,8 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def _overview(runs: Sequence[RunFiles], names: Sequence[str], several: bool) -> str:
-    """Returns a table with a column for each run: its metrics, time, speed and cost.
+def _overview(runs: Sequence[RunFiles], several: bool) -> list[list[str]]:
+    """Returns rows with a label, and for each run its metrics, time, speed and cost.
 
     Args:
       several: the runs have different titles, which are shown.
@@ -82,9 +84,7 @@ def _overview(runs: Sequence[RunFiles], names: Sequence[str], several: bool) -> 
         | _progress_and_cost(run)
         for run in runs
     ]
-    return _table(
-        ["", *names], [[label, *(column[label] for column in columns)] for label in columns[0]]
-    )
+    return [[label, *(column[label] for column in columns)] for label in columns[0]]
 
 
 def _figure(run: RunFiles, key: str) -> str:
@@ -108,7 +108,7 @@ def _progress_and_cost(run: RunFiles) -> dict[str, str]:
     }
 
 
-def _other_data(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
+def _other_data(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
     """Returns a warning for each run whose data differ from the first run's data.
 
     The metrics of such runs are not comparable.
@@ -118,14 +118,13 @@ def _other_data(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
     for run, name in zip(runs[1:], names[1:], strict=True):
         if other := differences(first, run.saved.manifest, now=f"in {name}"):
             lines.append(f"The data of {name} differ from those of {names[0]}: {'; '.join(other)}.")
-    if not lines:
-        return ""
-    lines.append("Accuracies and losses on different images or classes do not compare.")
-    return "".join(f'<p class="warning">{html.escape(line)}</p>' for line in lines)
+    if lines:
+        lines.append("Accuracies and losses on different images or classes do not compare.")
+    return lines
 
 
-def _differences(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    """Returns a table of the values that differ between the runs' configs, commits and devices."""
+def _differences(runs: Sequence[RunFiles]) -> list[list[str]]:
+    """Returns rows of the values that differ between the runs' configs, commits and devices."""
     values = [
         dict(leaves(run.saved.config))
         | {"commit": short_commit(run.saved.manifest), "devices": run.saved.manifest["devices"]}
@@ -134,11 +133,7 @@ def _differences(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
     keys = [
         key for key in values[0] if any(str(one.get(key)) != str(values[0][key]) for one in values)
     ]
-    if not keys:
-        return note("Nothing.")
-    return _table(
-        ["value", *names], [[key, *(str(one.get(key)) for one in values)] for key in keys]
-    )
+    return [[key, *(str(one.get(key)) for one in values)] for key in keys]
 
 
 def _curves(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
@@ -169,8 +164,8 @@ def _panels(runs: Sequence[RunFiles]) -> Sequence[tuple[str, str, float]]:
     ]
 
 
-def _paired(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    """Returns counts of images that only one of two runs predicts correctly, with McNemar's test.
+def _paired(runs: Sequence[RunFiles], names: Sequence[str]) -> list[list[str]]:
+    """Returns rows with counts of images that only one of two runs predicts correctly, with McNemar's test.
 
     All pairs of runs with predictions for the same images are compared.
     """
@@ -184,25 +179,7 @@ def _paired(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
         counts = [int((right & theirs).sum()), only, only_theirs, int((~right & ~theirs).sum())]
         chance = sign_test(only, only_theirs)
         rows.append([first, second, *(f"{count:,}" for count in counts), f"{chance:.2g}"])
-    if not rows:
-        return (
-            note("No two of these runs kept answers to the same images.") if len(runs) > 1 else ""
-        )
-    heads = [
-        "first",
-        "second",
-        "both right",
-        "only the first",
-        "only the second",
-        "neither",
-        "by chance",
-    ]
-    about = (
-        "The last column: how likely so uneven a split, or a more uneven one, is where the two "
-        "are equally good (McNemar's exact test). It knows of the images, and of nothing that "
-        "another seed would change."
-    )
-    return _table(heads, rows) + note(about)
+    return rows
 
 
 def _same_images(one: Predictions | None, other: Predictions | None) -> bool:
@@ -224,13 +201,16 @@ def _normal_tail(one: int, other: int) -> float:
     return math.erfc(distance / math.sqrt(2))
 
 
-def _classes(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    """Returns a table of the accuracies of the classes in which the runs differ most."""
+def _classes(runs: Sequence[RunFiles], names: Sequence[str]) -> dict | None:
+    """Returns a table of the accuracies of the classes in which the runs differ most.
+
+    None: fewer than two runs have predictions, or their classes differ.
+    """
     kept = [
         (run, name) for run, name in zip(runs, names, strict=True) if run.predictions is not None
     ]
     if len(kept) < 2 or len({run.class_names for run, _ in kept}) > 1:
-        return ""
+        return None
     classes = kept[0][0].class_names
     images, right = map(
         np.stack,
@@ -246,10 +226,12 @@ def _classes(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
         ]
         for label in order
     ]
-    table = _table(["class", "images", *(name for _, name in kept)], rows)
-    if len(order) == len(classes):
-        return table
-    return table + note(f"The {len(order)} classes that differ most, of {len(classes):,}.")
+    fewer = f"The {len(order)} classes that differ most, of {len(classes):,}."
+    return {
+        "heads": ["class", "images", *(name for _, name in kept)],
+        "rows": rows,
+        "fewer": fewer if len(order) < len(classes) else "",
+    }
 
 
 def _most_different(accuracies: np.ndarray) -> np.ndarray:
@@ -261,10 +243,3 @@ def _most_different(accuracies: np.ndarray) -> np.ndarray:
     tested = np.flatnonzero(np.isfinite(accuracies).all(axis=0))
     spread = accuracies[:, tested].max(axis=0) - accuracies[:, tested].min(axis=0)
     return tested[np.argsort(-spread, kind="stable")][:MOST_CLASSES]
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["".join(f"<th>{html.escape(head)}" for head in heads)]
-    lines += ["".join(f"<td>{html.escape(cell)}" for cell in row) for row in rows]
-    text = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<div class="scroll"><table class="compared">{text}</table></div>'

@@ -1,7 +1,6 @@
 """Report of a run: one HTML file, made from the content of its workdir alone."""
 
 import functools
-import html
 import json
 import math
 import re
@@ -16,24 +15,14 @@ from vit_jax.data.sources import SOURCES
 from vit_jax.errors import UserError
 from vit_jax.evaluation.suites import SUITES
 from vit_jax.inspection import page_charts
-from vit_jax.inspection.html_page import (
-    Section,
-    breakable,
-    folded,
-    inline,
-    note,
-    page,
-    picture,
-    table,
-    write_text,
-)
+from vit_jax.inspection.html_page import inline, render, write_text
 from vit_jax.interop.checkpoint import all_names, model_name, sketch
 from vit_jax.models import count_multiply_adds, count_parameters, read_options
 from vit_jax.models.model_card import parameter_shapes
 from vit_jax.options.model import ImageOptions
 from vit_jax.paths import CONFIG
 from vit_jax.progress import duration
-from vit_jax.runs.answer_sections import answer_sections
+from vit_jax.runs.answer_sections import answer_figures
 from vit_jax.runs.bucket import shown
 from vit_jax.runs.goodput import KINDS, read_rows
 from vit_jax.runs.predictions import CLASS_FIGURES, Predictions, kept, metric_in_words
@@ -199,41 +188,42 @@ def run_page(run: RunFiles, live: bool = False) -> str:
     Args:
       live: the page reloads itself until the run is finished.
     """
-    sections = [
-        Section("", _head(run) + table(numbers_of(run), "facts"), "beside"),
-        *_answers(run),
-        Section("Curves", "".join(f"<figure>{svg}</figure>" for svg in curves(run.rows))),
-        Section(
-            "The run", table(provenance(run.saved), "facts") + _command(run.saved.manifest), ""
-        ),
-    ]
+    manifest = run.saved.manifest
     drawn = kept_pictures(run.workdir / RECONSTRUCTIONS)
-    split = "Dev" if "dev" in run.saved.manifest["images"] else "Test"
-    predicted = "".join(picture(caption, inline(png)) for caption, png in drawn.items())
-    sections.append(Section(f"{split} images: original, visible, predicted", predicted, "pictures"))
-    sections.append(Section("What it sees", _seen(run.workdir / SEEN_FOLDER), "pictures"))
-    sections.append(Section("", parameter_table(run.saved.manifest), ""))
-    sections.append(Section("Config", config_values(run.saved), ""))
-    refresh = REFRESH_SECONDS if live and not run.finished else None
-    return page(title_of(run.saved), sections, refresh)
+    return render(
+        "run.html",
+        title=title_of(run.saved),
+        refresh=REFRESH_SECONDS if live and not run.finished else None,
+        head=_head(run),
+        numbers=numbers_of(run),
+        answers=run.predictions and answer_figures(run.predictions, run.class_names),
+        no_answers=_why_no_answers(run),
+        curves=curves(run.rows),
+        provenance=provenance(run.saved),
+        command=manifest.get("command"),
+        split="Dev" if "dev" in manifest["images"] else "Test",
+        reconstructions={caption: inline(png) for caption, png in drawn.items()},
+        seen=_seen(run.workdir / SEEN_FOLDER),
+        parameters=parameter_table(manifest),
+        changed=[(key, *values) for key, values in changed_values(run.saved).items()],
+        config=json.dumps(run.saved.config.to_dict(), indent=2),
+    )
 
 
-def _head(run: RunFiles) -> str:
-    """Returns a table of the last evaluation's figures and the run's progress."""
+def _head(run: RunFiles) -> dict[str, str]:
+    """Returns the last evaluation's figures and the run's progress, by label."""
     steps = run.saved.manifest["steps"]
     far = f"{run.step:,} steps" if run.finished else f"step {run.step:,} of {steps:,}"
     if not run.figures:
         first = min(run.saved.config.evaluate_every, steps)
-        return table(
-            {"evaluated": f"not yet: the first comes at step {first:,}", "now at": far}, "figures"
-        )
+        return {"evaluated": f"not yet: the first comes at step {first:,}", "now at": far}
     rows = _figures_in_words(run)
     if run.kept_step is not None:
         probe = " (the linear probe)" if run.kept_step == 0 and run.probe else ""
         rows["kept"] = f"step {run.kept_step:,}{probe}, the best on the dev images"
     evaluated = max(row["step"] for row in run.evaluated)
     rows["evaluated"] = f"step {evaluated:,}" + ("" if run.finished else f"; now at {far}")
-    return table(rows, "figures")
+    return rows
 
 
 def _figures_in_words(run: RunFiles) -> dict[str, str]:
@@ -294,30 +284,23 @@ def _curves_of_suites(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], i
     ]
 
 
-def _answers(run: RunFiles) -> list[Section]:
-    """Returns the sections on predictions, or the reason that there are none."""
-    if run.predictions is not None:
-        return answer_sections(run.predictions, run.class_names)
+def _why_no_answers(run: RunFiles) -> str:
+    """Returns the reason that an evaluated run has no predictions; empty before the evaluation."""
     if not run.figures:
-        return []
-    why = (
+        return ""
+    return (
         "the run kept none, as of earlier versions" if run.labelled else "it trains without labels"
     )
-    return [
-        Section(
-            "", note(f"No mistakes, confusion and calibration, for want of answers: {why}."), ""
-        )
-    ]
 
 
-def _seen(folder: Path) -> str:
-    """Returns the run's attention pictures of test images."""
+def _seen(folder: Path) -> dict[str, str]:
+    """Returns the data URLs of the run's attention pictures of test images, by caption."""
     kinds = {".png": "png", ".svg": "svg+xml"}  # As images: a script in an SVG does not run then.
-    return "".join(
-        picture(caption, inline(file.read_bytes(), kinds[file.suffix]))
+    return {
+        caption: inline(file.read_bytes(), kinds[file.suffix])
         for name, caption in SEEN.items()
         if (file := folder / name).is_file()
-    )
+    }
 
 
 def numbers_of(run: RunFiles) -> dict[str, str]:
@@ -382,11 +365,6 @@ def short_commit(manifest: dict) -> str:
     return commit[:12] + comma + changed
 
 
-def _command(manifest: dict) -> str:
-    command = manifest.get("command")
-    return f"<pre>{html.escape(command)}</pre>" if command else ""
-
-
 class ModelCost(NamedTuple):
     """The size of a model, and the cost of one image's forward pass."""
 
@@ -416,23 +394,21 @@ def _options_of(manifest: dict) -> ImageOptions | None:
         return None
 
 
-def parameter_table(manifest: dict) -> str:
-    """Returns the parameters of a run's model, folded; layers with equal shapes share a row."""
+def parameter_table(manifest: dict) -> dict | None:
+    """Returns the number of a model's parameters, and rows: name, shape, numbers; None: unknown.
+
+    Layers with equal shapes share a row.
+    """
     if (options := _options_of(manifest)) is None:
-        return ""
+        return None
     made, groups = sketch(options), {}
     for path, shape in parameter_shapes(made).items():
         groups.setdefault((re.sub(r"(?<=/)\d+(?=/)", "*", path), shape), []).append(path)
-    rows = ""
+    rows = []
     for (pattern, shape), paths in groups.items():
         name, times = (pattern, f"{len(paths)} × ") if len(paths) > 1 else (paths[0], "")
-        sides = " × ".join(map(str, shape))
-        rows += f"<tr><td>{breakable(name)}<td>{sides}<td>{times}{math.prod(shape):,}</tr>"
-    head = "<tr><th>parameter<th>shape<th>numbers</tr>"
-    return folded(
-        f"The model's {count_parameters(made):,} parameters",
-        f'<div class="scroll"><table class="compared">{head}{rows}</table></div>',
-    )
+        rows.append((name, " × ".join(map(str, shape)), f"{times}{math.prod(shape):,}"))
+    return {"count": count_parameters(made), "rows": rows}
 
 
 def with_unit(number: float) -> str:
@@ -455,15 +431,3 @@ def changed_values(saved: SavedRun) -> dict[str, tuple[Any, Any]]:
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
-
-
-def config_values(saved: SavedRun) -> str:
-    """Returns the config: differences from the defaults, and all values in a folded part."""
-    rows = "".join(
-        f"<tr><td>{html.escape(key)}<td>{html.escape(str(value))}<td>{html.escape(str(default))}</tr>"
-        for key, (value, default) in changed_values(saved).items()
-    )
-    head = "<tr><th>value<th>here<th>default</tr>"
-    whole = f"<pre>{html.escape(json.dumps(saved.config.to_dict(), indent=2))}</pre>"
-    changed = f'<div class="scroll"><table>{head}{rows}</table></div>'
-    return changed + folded("All values", whole)
