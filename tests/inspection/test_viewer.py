@@ -13,7 +13,7 @@ from matplotlib import colormaps
 from PIL import Image
 
 from vit_jax.inspection import map_sheet
-from vit_jax.inspection.html_page import Section, page
+from vit_jax.inspection.html_page import render
 from vit_jax.inspection.map_sheet import LayerMaps, map_sheets
 from vit_jax.inspection.viewer import viewer
 
@@ -75,7 +75,8 @@ def shown(maps=None, colours=None) -> str:
         if colours is None
         else colours
     )
-    return viewer(images, NAMES, map_sheets(maps) if maps else None, colours)
+    sheets = map_sheets(maps) if maps else None
+    return render("viewer.html", viewer=viewer(images, NAMES, sheets, colours))
 
 
 def test_embedded_maps_are_the_attention_to_half_a_level():
@@ -122,10 +123,7 @@ def test_palette_is_inferno_and_as_opaque_as_the_levels_root():
 
 
 def test_page_has_labelled_sliders_and_escaped_names():
-    text = page(
-        "What it sees", [Section("", shown(random_maps(), {"<b>": np.zeros((IMAGES, 1, 1, 3))}))]
-    )
-    elements = Elements(text)
+    elements = Elements(shown(random_maps(), {"<b>": np.zeros((IMAGES, 1, 1, 3))}))
     sliders = {found["name"]: found for found in elements.of("input", type="range")}
     limits = {name: (found["min"], found["max"], found["value"]) for name, found in sliders.items()}
     assert limits == {

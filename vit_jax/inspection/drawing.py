@@ -11,9 +11,9 @@ from flax import nnx
 from vit_jax.errors import UserError
 from vit_jax.inspection import embeddings, figures, page_charts
 from vit_jax.inspection.attention_maps import attention_distance, check_attends, of_patches, rollout
-from vit_jax.inspection.html_page import Section, inline, note, picture, remark, write_page
+from vit_jax.inspection.html_page import inline, render, write_text
 from vit_jax.inspection.map_sheet import LayerMaps, MapSheets, map_sheets
-from vit_jax.inspection.viewer import SCRIPT, viewer
+from vit_jax.inspection.viewer import viewer
 from vit_jax.models.image_model import TokenModel
 
 
@@ -106,19 +106,17 @@ def draw_all(
     maps = _layer_maps(seen) if "rollout" in arrays or "attended" in seen else []
     arrays |= {f"attention_{layer.number}": layer.heads for layer in maps}
     np.savez_compressed(out / "arrays.npz", **arrays)
-    missing = "".join(remark(f"{caption}: {reason}") for caption, reason in undefined.items())
-    shown = _viewer(model, images, names, maps, _colours(arrays, seen)) + note(source)
-    pictures = _pictures(out, drawn, arrays) + missing
-    sections = [Section("", shown, ""), Section("The model", pictures, "pictures")]
-    print(write_page(out / "index.html", title, sections, script=SCRIPT))
-
-
-def _viewer(
-    model, images: np.ndarray, names: Sequence[str], maps: list[LayerMaps], colours: dict
-) -> str:
-    """Returns the photographs under their attention maps, and a note on the colours."""
     sheets = map_sheets(maps) if maps else None
-    return viewer(images, names, sheets, colours) + _about(model, sheets)
+    page = render(
+        "figures.html",
+        title=title,
+        viewer=viewer(images, names, sheets, _colours(arrays, seen)),
+        about=_about(model, sheets),
+        source=source,
+        drawn=_pictures(out, drawn, arrays),
+        undefined=undefined,
+    )
+    print(write_text(out / "index.html", page))
 
 
 def _about(model, sheets: MapSheets | None) -> str:
@@ -137,11 +135,11 @@ def _about(model, sheets: MapSheets | None) -> str:
         if kept == count
         else f" {kept} of {count} layers are on this page, all of them in arrays.npz."
     )
-    return note(f"Bright is what {whose} to, relative to the brightest place of the map.{fewer}")
+    return f"Bright is what {whose} to, relative to the brightest place of the map.{fewer}"
 
 
-def _pictures(out: Path, drawn: dict[str, str], arrays: dict[str, np.ndarray]) -> str:
-    """Returns the figures that the viewer does not show."""
+def _pictures(out: Path, drawn: dict[str, str], arrays: dict[str, np.ndarray]) -> list[dict]:
+    """Returns the captions and images of the figures that the viewer does not show."""
 
     def distances(axes):
         figures.draw_distances(axes, arrays["distance"])
@@ -150,10 +148,11 @@ def _pictures(out: Path, drawn: dict[str, str], arrays: dict[str, np.ndarray]) -
     for name, caption in drawn.items():
         if name == "distance":
             svg = page_charts.draw("", distances, caption, 5.4)
-            shown.append(f"<figure>{svg}<figcaption>{caption}</figcaption></figure>")
+            shown.append({"caption": caption, "svg": svg})
         elif name not in ("rollout", "tokens") and not name.startswith("stage_"):
-            shown.append(picture(caption, inline((out / f"{name}.png").read_bytes())))
-    return "".join(shown)
+            source = inline((out / f"{name}.png").read_bytes())
+            shown.append({"caption": caption, "svg": "", "source": source})
+    return shown
 
 
 def _layer_maps(seen: dict) -> list[LayerMaps]:

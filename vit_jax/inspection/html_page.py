@@ -46,6 +46,7 @@ def _environment():
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("vit_jax.inspection"),
         autoescape=True,
+        keep_trailing_newline=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
