@@ -1,11 +1,10 @@
 """Progress page of a running study: the states of its runs, and its pictures so far."""
 
-import html
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vit_jax.inspection.html_page import Section, inline, picture, write_page
+from vit_jax.inspection.html_page import inline, render, write_text
 from vit_jax.progress import duration
 
 if TYPE_CHECKING:
@@ -23,11 +22,6 @@ def write_progress(path: Path, title: str, study: "Study", pictures: Sequence[st
       study: the running study.
       pictures: names of files in the page's folder.
     """
-    rows = "".join(
-        f"<tr><td>{html.escape(cell)}</td>" + f"<td>{html.escape(state_of(study, trial))}</td></tr>"
-        for trial in study.trials
-        for cell in [str(trial.job.workdir.relative_to(study.out))]
-    )
     done, failed = len(study.finished()), len(study.failures)
     counts = f"{done} of {len(study.trials)} runs that are known so far" + (
         f", {failed} failed" * bool(failed)
@@ -35,19 +29,18 @@ def write_progress(path: Path, title: str, study: "Study", pictures: Sequence[st
     counts += (
         f"; about {duration(study.left)} left of the stage that is under way" if study.left else ""
     )
-    drawn = {name: path.with_name(name).read_bytes() for name in pictures}
-    write_page(
-        path,
-        title,
-        [
-            Section("", f"<p>{counts}.</p>", ""),
-            Section(
-                "Results so far", "".join(picture(name, inline(png)) for name, png in drawn.items())
-            ),
-            Section("Runs", f"<table>{rows}</table>", ""),
-        ],
-        REFRESH_SECONDS,
+    page = render(
+        "progress.html",
+        title=title,
+        refresh=REFRESH_SECONDS,
+        counts=counts,
+        pictures_so_far={name: inline(path.with_name(name).read_bytes()) for name in pictures},
+        states={
+            str(trial.job.workdir.relative_to(study.out)): state_of(study, trial)
+            for trial in study.trials
+        },
     )
+    write_text(path, page)
 
 
 def state_of(study: "Study", trial: "Trial") -> str:

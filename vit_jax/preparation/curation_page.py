@@ -1,35 +1,30 @@
 """HTML page and tables of a curation: retrieved images and removed near-duplicates."""
 
 import contextlib
-import html
-from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax.data.decode import Unreadable
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import as_text
-from vit_jax.inspection.html_page import Section, note, table, write_page
+from vit_jax.inspection.html_page import render, write_text
 from vit_jax.preparation.curation import Curated
-from vit_jax.preparation.duplicates import thumbnail
+from vit_jax.preparation.duplicates import Thumbnail, thumbnail
 from vit_jax.spreadsheet import write_csv
 
 SHOWN = 24  # Curated images with their neighbours.
 FEWER = 12  # Curated images with the least similar neighbours, and pairs of each kind.
 SIDE = 200  # Pixels of an image's longer side.
-STYLE = """<style>
-.row, .pair { display: grid; gap: .5rem; grid-template-columns: repeat(var(--columns), minmax(0, 1fr)); }
-.row { margin: 0 0 1rem; } .row figure:first-child img { outline: 3px solid #4c8dd6; }
-.pairs { display: grid; gap: 1rem 1.4rem; }
-.pairs { grid-template-columns: repeat(auto-fill, minmax(min(100%, 18rem), 1fr)); }
-.compare figure { margin: 0; font-size: .75rem; line-height: 1.35; min-width: 0; }
-.compare img, .compare figure div { width: 100%; height: 8rem; object-fit: contain; display: block; }
-.compare img, .compare figure div { background: #8882; border-radius: 4px; }
-.compare .small { image-rendering: pixelated; } .compare figcaption { overflow-wrap: anywhere; }
-.compare span { color: var(--muted); }
-@media (max-width: 40rem) { .row { grid-template-columns: repeat(auto-fill, minmax(7rem, 1fr)); } }
-</style>"""
+
+
+class Figure(NamedTuple):
+    """An image with words and the end of its name below it; None: it is unreadable."""
+
+    image: Thumbnail | None
+    words: str
+    name: str
 
 
 def report_curation(
@@ -69,85 +64,67 @@ def report_curation(
     }
     if not excluded:
         del facts["of these removed as near-duplicates of test images"]
-    write_page(
-        folder / "curated.html",
-        f"{len(images):,} of {len(train):,} images retrieved",
-        [
-            Section("", STYLE + table(facts, "figures"), ""),
-            *_retrieved(curated, train),
-            *_pairs(curated, train, similarity),
-        ],
+    sample, least_similar = _retrieved(curated, train)
+    removed, kept = _pairs(curated, train)
+    page = render(
+        "curated.html",
+        title=f"{len(images):,} of {len(train):,} images retrieved",
+        facts=facts,
+        retrieved=sample,
+        least_similar=least_similar,
+        removed=removed,
+        kept=kept,
+        threshold=f"{similarity:g}",
     )
+    write_text(folder / "curated.html", page)
 
 
 def _quantiles(values: np.ndarray) -> str:
     return ", ".join(f"{value:.2f}" for value in np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95)))
 
 
-def _retrieved(curated: Curated, train: Source) -> list[Section]:
-    """Returns sections of curated images with their neighbours: a sample, and the least similar."""
+def _retrieved(curated: Curated, train: Source) -> tuple[list[list[Figure]], list[list[Figure]]]:
+    """Returns rows of curated images with their neighbours: a sample, and the least similar.
+
+    The latter are empty if the sample has all curated images.
+    """
     neighbours = curated.neighbours
     starts = np.flatnonzero(np.diff(neighbours["curated"], prepend=-1))
     rows = np.split(neighbours, starts[1:])
-    nearest = neighbours["similarity"][starts]
-    sample = _spread(len(rows), SHOWN)
-    far = np.argsort(nearest, kind="stable")[:FEWER]
-
-    def draw(chosen: Iterable[int]) -> str:
-        return "".join(_row(curated.source, train, rows[place]) for place in chosen)
-
-    sections = [
-        Section("Curated images (framed), and what was retrieved for each", draw(sample), "compare")
-    ]
-    if len(rows) > SHOWN:
-        sections.append(
-            Section("Those for which the nearest is the least similar", draw(far), "compare")
-        )
-    return sections
-
-
-def _row(source: Source, train: Source, found: np.ndarray) -> str:
-    first = int(found["curated"][0])
-    figures = figure(source, first, "curated") + "".join(
-        figure(train, image, f"{cosine:.3f}") for _, image, cosine in found.tolist()
+    far = np.argsort(neighbours["similarity"][starts], kind="stable")[:FEWER]
+    sample, least_similar = (
+        [_row(curated.source, train, rows[place]) for place in chosen]
+        for chosen in (_spread(len(rows), SHOWN), far if len(rows) > SHOWN else [])
     )
-    return f'<div class="row" style="--columns: {len(found) + 1}">{figures}</div>'
+    return sample, least_similar
 
 
-def _pairs(curated: Curated, train: Source, similarity: float) -> list[Section]:
-    """Returns sections of image pairs below and above the threshold, each with its kept image."""
+def _row(source: Source, train: Source, found: np.ndarray) -> list[Figure]:
+    first = figure(source, int(found["curated"][0]), "curated")
+    return [first, *(figure(train, image, f"{cosine:.3f}") for _, image, cosine in found.tolist())]
+
+
+def _pairs(curated: Curated, train: Source) -> list[list[tuple[Figure, Figure]]]:
+    """Returns image pairs above the threshold and below, each with its kept image."""
     compared = curated.compared[np.argsort(curated.compared["similarity"], kind="stable")]
     left_out = compared[~compared["kept"]]
     below = compared[compared["kept"] & (compared["similarity"] > -1)][-FEWER:][::-1]
     shown = left_out[_spread(len(left_out), 2 * FEWER)]
-    sections = []
-    for heading, pairs, before in (
-        (f"Removed near-duplicates, from similarity {similarity:g} up", shown, "removed"),
-        (f"Kept, though nearly so similar: below {similarity:g}", below, "kept"),
-    ):
-        content = "".join(
-            f'<div class="pair" style="--columns: 2">{figure(train, image, f"{before}, {cosine:.3f}")}'
-            f"{figure(train, nearest, 'kept')}</div>"
+    return [
+        [
+            (figure(train, image, f"{words}, {cosine:.3f}"), figure(train, nearest, "kept"))
             for image, nearest, cosine, _ in pairs.tolist()
-        )
-        if content:
-            sections.append(Section(heading, content, "pairs compare"))
-    return [*sections] or [Section("", note("No image is similar to another."), "")]
+        ]
+        for words, pairs in (("removed", shown), ("kept", below))
+    ]
 
 
-def figure(source: Source, index: int, words: str) -> str:
-    """Returns the HTML of an image with words and the end of its name below it."""
-    picture = "<div></div>"
+def figure(source: Source, index: int, words: str) -> Figure:
+    """Returns a figure of an image."""
+    image = None
     with contextlib.suppress(OSError, Unreadable):
-        picture = thumbnail(source[index].image, SIDE)
-    name = html.escape(as_text(source.describe(index)))
-    caption = f"<figcaption><b>{words}</b> <span>{_end(name)}</span></figcaption>"
-    return f'<figure title="{name}">{picture}{caption}</figure>'
-
-
-def _end(name: str) -> str:
-    """Returns the last two parts of a path, to save room."""
-    return "/".join(name.split("/")[-2:])
+        image = thumbnail(source[index].image, SIDE)
+    return Figure(image, words, as_text(source.describe(index)))
 
 
 def _spread(size: int, most: int) -> np.ndarray:

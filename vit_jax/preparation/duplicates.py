@@ -10,9 +10,7 @@ each reference:
     index = np.where(matches < 0, -1, matches % len(references))
 """
 
-import base64
 import collections
-import html
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +19,7 @@ import cv2
 import numpy as np
 
 from vit_jax.data.decode import Box, Unreadable, decode, open_image
-from vit_jax.inspection.html_page import policy_tag
+from vit_jax.inspection.html_page import inline, render, write_text
 from vit_jax.spreadsheet import write_csv
 
 DISTANCE = 8  # Bits: see `find`.
@@ -213,28 +211,6 @@ class Removed(NamedTuple):
     images: tuple[bytes, bytes] | None = None
 
 
-STYLE = """
-:root { color-scheme: light dark; --line: #8884; --muted: #666; }
-@media (prefers-color-scheme: dark) { :root { --muted: #aaa; } }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .5rem; }
-h2 { font-size: 1.15rem; margin: 2rem 0 .6rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-td, th { padding: .2rem 0 .2rem 2rem; border-bottom: 1px solid var(--line); text-align: right; }
-td:first-child, th:first-child { padding-left: 0; text-align: left; }
-th { font-weight: normal; color: var(--muted); }
-.pairs { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr)); }
-.pairs { gap: 1.6rem 1.2rem; }
-.pair { display: grid; grid-template-columns: 1fr 1fr; gap: .3rem .5rem; align-items: end; }
-.pair h3 { grid-column: 1 / -1; font-size: .9rem; margin: 0; }
-figure { margin: 0; align-self: start; font-size: .75rem; line-height: 1.35; min-width: 0; }
-figure img, figure div { width: 100%; height: 8.5rem; object-fit: contain; background: #8882; }
-figure img, figure div { border-radius: 4px; display: block; }
-figure .small { image-rendering: pixelated; }
-figcaption { margin-top: .3rem; overflow-wrap: anywhere; } span { color: var(--muted); }
-"""
-
-
 def write_report(
     folder: Path, rows: Sequence[Removed], *, measure: str, examples: int, references: int
 ) -> Path:
@@ -254,64 +230,51 @@ def write_report(
     rows = sorted(rows, key=lambda row: (sign * row.value, row.example, row.reference))
     write_csv(folder / "removed.csv", ("example", "reference", measure), (row[:3] for row in rows))
 
-    shown = [row for row in rows if row.images is not None]
     form = "g" if measure == "distance" else ".2f"
     counts = collections.Counter(format(row.value, form) for row in rows)
-    lines = "".join(f"<tr><td>{value}<td>{count:,}</tr>" for value, count in counts.items())
     hit = len({row.reference for row in rows})
     share = len(rows) / examples if examples else 0
-    text = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">{policy_tag()}
-<meta name="viewport" content="width=device-width">
-<title>Near-duplicates removed</title><style>{STYLE}</style></head><body>
-<h1>{len(rows):,} of {examples:,} training examples removed</h1>
-<p>{share:.2%}, near-duplicates of {hit:,} of the {references:,} references. All are in removed.csv.</p>
-"""
-    if rows:
-        text += f"<table><tr><th>{measure}<th>removed</tr>{lines}</table>\n"
-    if shown:
-        pairs = "\n".join(
-            _pair(row, f"{measure} {row.value:{form.replace('2', '4')}}") for row in shown
-        )
-        text += f'<h2>{len(shown):,} of the pairs, the nearest first</h2>\n<div class="pairs">{pairs}</div>\n'
-    return _write(folder / "removed.html", text + "</body></html>\n")
-
-
-def _pair(row: Removed, heading: str) -> str:
-    """Returns the HTML of a training image and its reference, side by side."""
-    kinds, names = ("training", "reference"), (row.example, row.reference)
-    figures = "".join(
-        (
-            f"<figure>{thumbnail(image)}<figcaption><span>{kind}</span> "
-            f"{html.escape(name)}</figcaption></figure>"
-        )
-        for kind, name, image in zip(kinds, names, row.images, strict=True)
+    page = render(
+        "removed.html",
+        title=f"{len(rows):,} of {examples:,} training examples removed",
+        summary=f"{share:.2%}, near-duplicates of {hit:,} of the {references:,} references.",
+        measure=measure,
+        counts=[(value, f"{count:,}") for value, count in counts.items()],
+        pairs=[
+            {"value": format(row.value, form.replace("2", "4")), "images": _pair(row)}
+            for row in rows
+            if row.images is not None
+        ],
     )
-    return f'<div class="pair"><h3>{heading}</h3>{figures}</div>'
+    return write_text(folder / "removed.html", page)
 
 
-def thumbnail(image: bytes | np.ndarray, side: int = 240) -> str:
-    """Returns an `<img>` of an image, encoded or uint8 `[height, width, 3]`, at most `side` pixels.
+class Thumbnail(NamedTuple):
+    """The data URL of an image; a small one is shown with visible pixels, others smoothly."""
 
-    For an unreadable image an empty box is returned.
+    source: str
+    small: bool
+
+
+def _pair(row: Removed) -> list[tuple[str, str, Thumbnail | None]]:
+    """Returns the kind, name and thumbnail of a training image and of its reference."""
+    example, reference = map(thumbnail, row.images)
+    return [("training", row.example, example), ("reference", row.reference, reference)]
+
+
+def thumbnail(image: bytes | np.ndarray, side: int = 240) -> Thumbnail | None:
+    """Returns an image, encoded or uint8 `[height, width, 3]`, reduced to at most `side` pixels.
+
+    None: it is unreadable.
     """
     try:
         pixels = np.ascontiguousarray(decode(image)[..., ::-1])  # OpenCV's order.
     except Unreadable:
-        return "<div></div>"
+        return None
     height, width = pixels.shape[:2]
     scale = side / max(height, width)
     if scale < 1:
         size = max(round(width * scale), 1), max(round(height * scale), 1)
         pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
-    # Tiny images are shown with visible pixels; photographs are scaled smoothly.
-    small = ' class="small"' if max(height, width) <= 64 else ""
     jpeg = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, 80])[1]
-    return f'<img{small} alt="" src="data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}">'
-
-
-def _write(path: Path, text: str) -> Path:
-    """Writes a file atomically; characters that UTF-8 cannot encode (in file names) are escaped."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-    return temporary.replace(path)
+    return Thumbnail(inline(jpeg.tobytes(), "jpeg"), max(height, width) <= 64)

@@ -16,8 +16,8 @@ from vit_jax.data.sources.csv_list import open_csv, split_files
 from vit_jax.data.sources.folder_rules import split_name
 from vit_jax.data.sources.kind import SourceOptions
 from vit_jax.errors import UserError, as_text
-from vit_jax.inspection.html_page import Section, note, table, write_page
-from vit_jax.preparation.curation_page import STYLE, figure
+from vit_jax.inspection.html_page import render, write_text
+from vit_jax.preparation.curation_page import Figure, figure
 from vit_jax.preparation.duplicate_search import find_pairs, groups, look
 from vit_jax.progress import Progress
 from vit_jax.small_files import read_small
@@ -32,14 +32,6 @@ KINDS = {
     "of several classes": "Of several classes: a label may be wrong",
     "in one split and class": "In one split and one class",
 }
-_STYLE = (
-    STYLE
-    + """<style>
-.groups { display: flex; flex-wrap: wrap; gap: 1rem; }
-.group { display: flex; flex-wrap: wrap; gap: .5rem; border: 1px solid var(--line); border-radius: 6px; }
-.group { padding: .5rem; } .group figure { width: 9rem; }
-</style>"""
-)
 
 
 class Place(NamedTuple):
@@ -233,26 +225,24 @@ def write_duplicates(found: Duplicates, out: Path, similarity: float) -> None:
     facts = {"images": f"{len(source):,}", "could not be read": f"{found.unreadable:,}"}
     facts |= {f"groups {kind}": f"{kinds[kind]:,}" for kind in KINDS}
     facts["lowest similarity of near-duplicates"] = f"{similarity:g}"
-    sections = [Section("", _STYLE + table(facts, "figures"), "")]
+    sections = []
     for kind, heading in KINDS.items():
         chosen = [group for group in found.groups if group.kind == kind]
-        content = "".join(_group(group, found) for group in chosen[:SHOWN])
-        if len(chosen) > SHOWN:
-            content += note(f"{TABLE} has {len(chosen) - SHOWN:,} more.")
-        sections.append(Section(heading, content, "groups compare"))
-    write_page(out / PAGE, str(found), sections)
+        more = f"{TABLE} has {len(chosen) - SHOWN:,} more." if len(chosen) > SHOWN else ""
+        sections.append((heading, [_group(group, found) for group in chosen[:SHOWN]], more))
+    page = render("duplicates.html", title=str(found), facts=facts, sections=sections)
+    write_text(out / PAGE, page)
 
 
 def _cell(source: Source, image: int) -> str:
     return file_cell(source.describe(image))
 
 
-def _group(group: Group, found: Duplicates) -> str:
+def _group(group: Group, found: Duplicates) -> tuple[list[Figure], str]:
+    """Returns the first figures of a group, and a note on the others."""
     figures = [
         figure(found.source, image, ", ".join(filter(None, (*found.places[image], f"{value:.3f}"))))
         for image, value in zip(group.images, group.similarity, strict=True)
     ][:SIDE_BY_SIDE]
     more = len(group.images) - len(figures)
-    return (
-        f'<div class="group">{"".join(figures)}{note(f"and {more:,} more") if more else ""}</div>'
-    )
+    return figures, f"and {more:,} more" if more else ""
