@@ -190,6 +190,16 @@ def test_page_shows_groups_the_most_serious_first(report):
     assert places == sorted(places) and page.count("<img") == 6 and page.count('class="group"') == 3
 
 
+def test_page_escapes_class_names(tmp_path):
+    for name in ("a", "<script>b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        Image.fromarray(scene(0)).save(tmp_path / "photos" / name / "0.png")
+    made = find_duplicates([str(tmp_path / "photos")], 0.98, lambda line: None)
+    write_duplicates(made, tmp_path / "out", 0.98)
+    page = (tmp_path / "out" / "duplicates.html").read_text()
+    assert "<b>&lt;script&gt;b, " in page and "<script" not in page
+
+
 def test_several_folders_are_splits(report):
     folder = report[1]
     made = find_duplicates([f"{folder}/train", f"{folder}/test"], 0.98, lambda line: None)

@@ -106,17 +106,18 @@ def draw_all(
     maps = _layer_maps(seen) if "rollout" in arrays or "attended" in seen else []
     arrays |= {f"attention_{layer.number}": layer.heads for layer in maps}
     np.savez_compressed(out / "arrays.npz", **arrays)
+    page = {"title": title, "source": source, "undefined": undefined}
+    page["drawn"] = _pictures(out, drawn, arrays)
+    page |= _viewer(model, images, names, maps, _colours(arrays, seen))
+    print(write_text(out / "index.html", render("figures.html", **page)))
+
+
+def _viewer(
+    model, images: np.ndarray, names: Sequence[str], maps: list[LayerMaps], colours: dict
+) -> dict:
+    """Returns the photographs under their attention maps, and a note on the colours."""
     sheets = map_sheets(maps) if maps else None
-    page = render(
-        "figures.html",
-        title=title,
-        viewer=viewer(images, names, sheets, _colours(arrays, seen)),
-        about=_about(model, sheets),
-        source=source,
-        drawn=_pictures(out, drawn, arrays),
-        undefined=undefined,
-    )
-    print(write_text(out / "index.html", page))
+    return {"viewer": viewer(images, names, sheets, colours), "about": _about(model, sheets)}
 
 
 def _about(model, sheets: MapSheets | None) -> str:

@@ -1,4 +1,4 @@
-"""Writer of self-contained HTML pages with sections of figures."""
+"""Self-contained HTML pages from the Jinja2 templates in `templates`."""
 
 import base64
 import functools
@@ -6,20 +6,11 @@ import hashlib
 import html
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 MARK = '<meta name="generator" content="vit_jax">'
-
-
-class Section(NamedTuple):
-    """Part of a page; empty sections are skipped."""
-
-    heading: str  # As text; empty: none.
-    content: str  # HTML.
-    # CSS class: `curves` for figures side by side, `pictures` for larger, `samples` for small ones.
-    kind: str = "curves"
 
 
 def policy(script: str = "") -> str:
@@ -32,11 +23,6 @@ def policy(script: str = "") -> str:
     runs = f"script-src 'sha256-{digest}'; connect-src 'self'; " if script else ""
     shows = "img-src data:; style-src 'unsafe-inline'; "
     return f"default-src 'none'; {runs}{shows}base-uri 'none'; form-action 'none'"
-
-
-def policy_tag(script: str = "") -> str:
-    """Returns the tag with a page's `policy`, which must precede all content."""
-    return f'<meta http-equiv="Content-Security-Policy" content="{policy(script)}">'
 
 
 @functools.cache
@@ -67,29 +53,6 @@ def render(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(values)
 
 
-def page(
-    title: str, sections: Iterable[Section], refresh: int | None = None, script: str = ""
-) -> str:
-    """Returns a page as HTML.
-
-    Args:
-      refresh: seconds after which the page reloads itself; None: never.
-      script: JavaScript that runs at the end of the page.
-    """
-    return render("sections.html", title=title, refresh=refresh, sections=sections, code=script)
-
-
-def write_page(
-    path: Path,
-    title: str,
-    sections: Iterable[Section],
-    refresh: int | None = None,
-    script: str = "",
-) -> Path:
-    """Writes a page, see `page`; returns `path`."""
-    return write_text(path, page(title, sections, refresh, script))
-
-
 def write_text(path: Path, text: str) -> Path:
     """Writes a file atomically, so that no reader receives half of it; returns `path`."""
     # Several processes may write the page of one folder.
@@ -104,12 +67,6 @@ def is_page(path: Path) -> bool:
         return MARK.encode() in file.read(1000)
 
 
-def table(rows: Mapping[str, str], kind: str = "") -> str:
-    """Returns a table with two columns: names and values."""
-    lines = "".join(f"<tr><td>{html.escape(k)}<td>{html.escape(v)}</tr>" for k, v in rows.items())
-    return f'<table class="{kind}">{lines}</table>' if kind else f"<table>{lines}</table>"
-
-
 def breakable(text: str) -> str:
     """Returns text as HTML with optional line breaks after underscores and slashes."""
     from markupsafe import Markup
@@ -117,43 +74,10 @@ def breakable(text: str) -> str:
     return Markup(re.sub("([_/])", r"\1<wbr>", html.escape(text, quote=True)))
 
 
-def bar(name: str, figures: str, share: float | None = None) -> str:
-    """Returns a name and its figures, above a bar of `share` in 0 ... 1 if it is not None."""
-    drawn = "" if share is None else f'<meter min="0" max="1" value="{share:.4f}"></meter>'
-    title = html.escape(name, quote=True)
-    return (
-        f'<div class="bar"><span title="{title}">{breakable(name)}</span>'
-        f"<span>{html.escape(figures)}</span>{drawn}</div>"
-    )
-
-
 def card_width(names: Iterable[str]) -> str:
     """Returns a style for `samples` with cards as wide as the longest word, within bounds."""
     longest = max((len(word) for name in names for word in re.split(r"[\s_/]+", name)), default=0)
     return f"--card: {min(max(5.2, 0.52 * longest + 0.6), 10):.1f}rem"
-
-
-def note(text: str) -> str:
-    """Returns a paragraph of text."""
-    return f'<p class="muted">{html.escape(text)}</p>'
-
-
-def folded(summary: str, content: str) -> str:
-    """Returns HTML that is shown when its summary is clicked."""
-    return f"<details><summary>{html.escape(summary)}</summary>{content}</details>"
-
-
-def picture(caption: str, source: str) -> str:
-    """Returns a figure of the image at `source`, a relative URL or a data URL of `inline`."""
-    caption = html.escape(caption, quote=True)
-    return (
-        f'<figure><img src="{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>\n'
-    )
-
-
-def remark(text: str) -> str:
-    """Returns text in the place of a figure."""
-    return f"<figure><figcaption>{html.escape(text)}</figcaption></figure>\n"
 
 
 def inline(encoded: bytes, kind: str = "png") -> str:

@@ -57,7 +57,9 @@ def report_curation(
         "images of the uncurated set": f"{len(train):,}",
         "of these removed as near-duplicates of test images": f"{excluded:,}",
         "embedded": f"{len(compared):,}",
-        f"removed as near-duplicates of others (similarity {similarity:g} or above)": f"{len(left_out):,}",
+        f"removed as near-duplicates of others (similarity {similarity:g} or above)": (
+            f"{len(left_out):,}"
+        ),
         "curated images": f"{len(np.unique(neighbours['curated'])):,} of {len(curated.source):,}",
         "retrieved": f"{len(neighbours):,} times an image, {len(images):,} different ones",
         "their similarity, at 5, 25, 50, 75 and 95 %": _quantiles(neighbours["similarity"]),

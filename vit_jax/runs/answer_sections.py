@@ -73,12 +73,13 @@ def answer_figures(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
         heading = f"Mistakes: {among}"
     else:
         heading = f"Worst mistakes: the surest of {among}"
+    summary = f"{len(spread)} {found.split} images spread over the split, right and wrong"
     return {
         "card_width": card_width(names),
         "mistakes": heading,
         "no_mistakes": "" if mistakes else f"None in {images:,} {found.split} images.",
         "worst": _cards(found, names, mistakes[:MOST_MISTAKES]),
-        "sample_summary": f"{len(spread)} {found.split} images spread over the split, right and wrong",
+        "sample_summary": summary,
         "sample": _cards(found, names, spread),
         "confusion": _confusion(found, names),
         "classes": _accuracies(found, names),
@@ -154,7 +155,8 @@ def _accuracies(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
     bars = [
         Bar(
             names[label],
-            f"{shares[label]:.1%}, {right[label]:,} of {images[label]:,}{_predicted(counts, label)}",
+            f"{shares[label]:.1%}, {right[label]:,} of {images[label]:,}"
+            + _predicted(counts, label),
             float(shares[label]),
         )
         for label in tested[np.argsort(shares[tested], kind="stable")].tolist()

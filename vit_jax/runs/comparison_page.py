@@ -165,9 +165,10 @@ def _panels(runs: Sequence[RunFiles]) -> Sequence[tuple[str, str, float]]:
 
 
 def _paired(runs: Sequence[RunFiles], names: Sequence[str]) -> list[list[str]]:
-    """Returns rows with counts of images that only one of two runs predicts correctly, with McNemar's test.
+    """Returns rows with counts of images that only one of two runs predicts correctly.
 
-    All pairs of runs with predictions for the same images are compared.
+    They end with the p-value of McNemar's test. All pairs of runs with predictions for the same
+    images are compared.
     """
     rows = []
     for (one, first), (other, second) in itertools.combinations(zip(runs, names, strict=True), 2):
