@@ -260,7 +260,7 @@ def test_page_needs_nothing_from_outside_and_asks_what_the_server_answers(server
     assert status == 200 and headers["Content-Security-Policy"] == "frame-ancestors 'none'"
     assert 'http-equiv="Content-Security-Policy" content="default-src' in text
     assert not re.search(r"""(src|href)=["'](?!data:)|https?://|@import|url\(""", text)
-    (query,) = re.findall(r'const what = "([^"]+)"', text)
+    query = json.loads(re.search(r'const query = ("[^"]+")', text)[1])
     answer = server.predict((folder / "2.png").read_bytes(), f"?{query}")
     for name in ("predictions", "seen", "heat", "neighbours"):
         assert answer[name] and f".{name}" in text

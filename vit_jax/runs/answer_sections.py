@@ -95,7 +95,7 @@ def _cards(found: Predictions, names: Sequence[str], rows: Sequence[int]) -> lis
     for row in rows:
         if (pixels := kept.get(numbers[row])) is None:
             continue
-        labels = [names[label] for label in found.labels[row].tolist() if label >= 0]
+        labels = [names[int(label)] for label in found.labels[row] if label >= 0]
         cards.append(
             Card(
                 label=", ".join(labels) or "without a label",
@@ -159,7 +159,7 @@ def _accuracies(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
             + _predicted(counts, label),
             float(shares[label]),
         )
-        for label in tested[np.argsort(shares[tested], kind="stable")].tolist()
+        for label in map(int, tested[np.argsort(shares[tested], kind="stable")])
     ]
     notes = []
     if not found.one_class_each:
