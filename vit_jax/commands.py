@@ -48,6 +48,7 @@ COMMANDS = {
     "sweep": Command("sweep"),
     "evaluate": Command("evaluate"),
     "predict": Command("predict"),
+    "search": Command("search"),
     "serve": Command("serve"),
     "visualize": Command("visualize"),
     "convert": Command("convert"),

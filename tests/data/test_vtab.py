@@ -200,7 +200,10 @@ def test_unknown_split_lists_the_four(data_dir):
     [
         ("caltech101", "tfds build caltech101 --file_format=array_record --data_dir=[^ ]*$"),
         ("sun397", "tfds build sun397/tfds --file_format"),
-        ("resisc45", "tfds build resisc45 .* --manual_dir=DIR, .*/datasets/catalog/resisc45 downlo"),
+        (
+            "resisc45",
+            "tfds build resisc45 .* --manual_dir=DIR, .*/datasets/catalog/resisc45 downlo",
+        ),
         (
             "retinopathy",
             "tfds build diabetic_retinopathy_detection/btgraham-300 .* --manual_dir=DIR",

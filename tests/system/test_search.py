@@ -1,0 +1,96 @@
+"""Search by text: the images of the named colour come first, and embeddings are computed once."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vit_jax
+from tests.training.objectives.test_contrastive import COLOURS, pairs, small_config
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("search")
+    config = small_config("sigmoid")
+    vit_jax.train(config, folder / "run", train=pairs(96, 0), test=pairs(48, 1))
+    return folder / "run"
+
+
+def write_photos(folder: Path) -> None:
+    folder.mkdir()
+    for name, colour in COLOURS.items():
+        for index in range(3):
+            pixels = np.full((20, 24, 3), colour, np.uint8)
+            Image.fromarray(pixels).save(folder / f"{name} <b>{index}.png")
+    (folder / "notes.txt").write_text("no image")
+    (folder / "broken.png").write_bytes(b"no image")
+
+
+def search(workdir, *arguments, cache: Path) -> subprocess.CompletedProcess:
+    environment = os.environ | {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "vit_jax.search", f"--checkpoint={workdir}", *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        cwd=cache,
+    )
+
+
+def lines_of(done) -> list[tuple[float, str]]:
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"(?m)^ *(-?\d\.\d{3})  (.*)$", done.stdout)
+    return [(float(value), Path(path).name) for value, path in found]
+
+
+def test_images_of_the_named_colour_come_first_and_are_embedded_once(workdir, tmp_path):
+    photos, page = tmp_path / "photos", tmp_path / "found.html"
+    write_photos(photos)
+    first = search(workdir, "a green square", photos, "--top=4", f"--page={page}", cache=tmp_path)
+    found = lines_of(first)
+    assert len(found) == 4
+    assert [name.split()[0] for _, name in found[:3]] == ["green"] * 3
+    assert [value for value, _ in found] == sorted((value for value, _ in found), reverse=True)
+    assert "0 of 10 images are in the cache" in first.stdout
+    assert "green &lt;" in page.read_text().replace("<wbr>", "")
+    assert "<b>" not in page.read_text()
+
+    Image.fromarray(np.full((21, 24, 3), COLOURS["red"], np.uint8)).save(photos / "green <b>0.png")
+    again = search(workdir, "it is red", photos, "--top=5", f"--page={page}", cache=tmp_path)
+    assert "8 of 10 images are in the cache" in again.stdout  # Not the changed and the broken one.
+    assert "green <b>0.png" in [name for _, name in lines_of(again)[:4]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["a cat"], "give --checkpoint=WORKDIR, a text"),
+        (["a cat", "nowhere"], "there is no nowhere"),
+        (["", "photos"], "the text is empty"),
+        (["a cat", "photos", "--page=found.png"], "ends in .html"),
+        (["a cat", "-"], "standard input"),
+    ],
+)
+def test_mistakes_are_one_line(workdir, tmp_path, arguments, words):
+    write_photos(tmp_path / "photos")
+    done = search(workdir, *arguments, cache=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_another_file_is_not_replaced_by_the_page(workdir, tmp_path):
+    write_photos(tmp_path / "photos")
+    (tmp_path / "mine.html").write_text("<p>mine")
+    done = search(workdir, "a cat", tmp_path / "photos", "--page=mine.html", cache=tmp_path)
+    assert done.returncode == 2
+    assert "not a page of vit_jax" in done.stderr
+    assert (tmp_path / "mine.html").read_text() == "<p>mine"

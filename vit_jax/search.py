@@ -1,0 +1,215 @@
+"""Finds images by text: python -m vit_jax.search --checkpoint=WORKDIR "a red car" PHOTOS...
+
+The checkpoint is a model of images and texts: the workdir of a run of configs/siglip.py or
+configs/clip.py, a folder of CLIP or SigLIP in Transformers' format, or hf://owner/name. PHOTOS are
+images, folders, CSVs or patterns. The most similar images are printed with their cosine similarity,
+and --page=FILE.html shows them.
+
+Embeddings are stored in the user's cache folder. A later search with the same parameters computes
+only the text and the images that are new or have changed.
+"""
+
+import hashlib
+import os
+import zipfile
+import zlib
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+from flax import nnx
+
+from vit_jax import command
+from vit_jax.data.decode import Unreadable, decode
+from vit_jax.data.image_files import ImageFiles, find_images
+from vit_jax.data.preprocess import TestCrop
+from vit_jax.errors import UserError, as_text
+from vit_jax.models.image_model import ImageModel
+from vit_jax.models.image_text import ImageTextModel, unit
+
+CHECKPOINT = flags.DEFINE_string(
+    "checkpoint", None, "Model of images and texts: a workdir, a folder or hf://owner/name."
+)
+TOP = flags.DEFINE_integer("top", 20, "Number of images that are shown.", lower_bound=1)
+PAGE = flags.DEFINE_string("page", None, "Also write a page with the images to this .html file.")
+BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size", 32, "Images at once, of all devices.", lower_bound=1
+)
+
+
+def main(arguments: list[str]) -> None:
+    if not CHECKPOINT.value or len(arguments) < 2:
+        raise UserError(
+            'give --checkpoint=WORKDIR, a text such as "a dog on a beach", and a folder'
+        )
+    text, *places = arguments
+    if "-" in places:
+        raise UserError("Unsupported: images from standard input (-). Give files or folders.")
+    if not text.strip():
+        raise UserError('the text is empty: give one, such as "a dog on a beach"')
+    page = page_file(PAGE.value)
+    images = find_images(places)
+    for line in images.note():
+        print(line)
+    command.use_compilation_cache()
+    from vit_jax.checkpoint_crop import checkpoint_crop
+    from vit_jax.image_text import load_image_text
+    from vit_jax.interop.open import open_checkpoint
+
+    model = load_image_text(CHECKPOINT.value)
+    crop = checkpoint_crop(open_checkpoint(CHECKPOINT.value), model.image.image_size)
+    paths, embeddings = embed_images(model, images, crop)
+    found = most_similar(model, text, embeddings, TOP.value)
+    for index, similarity in found:
+        print(f"{similarity:6.3f}  {as_text(paths[index])}")
+    if page:
+        write_page(page, text, [(paths[index], similarity) for index, similarity in found])
+        print(f"page: {page}")
+
+
+def page_file(name: str | None) -> Path | None:
+    """Returns the path of `--page`; None if it is not set.
+
+    Raises:
+      UserError: it is not an .html file, its folder does not exist, or another file has its name.
+    """
+    from vit_jax.inspection.html_page import is_page
+
+    if not name:
+        return None
+    file = Path(name).expanduser()
+    if file.suffix != ".html":
+        raise UserError(f"--page={name}: give a file that ends in .html")
+    if not file.parent.is_dir():
+        raise UserError(f"there is no folder {file.parent} for --page={name}")
+    if file.exists() and not is_page(file):
+        raise UserError(f"{file} exists and is not a page of vit_jax: give another --page")
+    return file
+
+
+def most_similar(
+    model: ImageTextModel, text: str, embeddings: np.ndarray, most: int
+) -> list[tuple[int, float]]:
+    """Returns the indices and the cosine similarities of the images most similar to a text.
+
+    Args:
+      embeddings: of the images, of length 1, float32 `[images, dim]`.
+      most: maximum number of images.
+    """
+    similarities = embeddings @ np.asarray(model.encode_text(text))[0]
+    order = np.argsort(-similarities, kind="stable")[:most]
+    return [(int(index), float(similarities[index])) for index in order]
+
+
+def embed_images(
+    model: ImageTextModel, images: ImageFiles, crop: TestCrop, cache: Path | None = None
+) -> tuple[list[str], np.ndarray]:
+    """Returns the paths and embeddings of all readable images, from the cache if possible.
+
+    Args:
+      model: model of images and texts.
+      images: the images.
+      crop: the evaluation transform.
+      cache: folder of the cache; None: the user's.
+
+    Raises:
+      UserError: none of the images can be read.
+    """
+    from vit_jax.evaluation.features import extractor_of
+    from vit_jax.parallel.mesh import make_mesh
+
+    file = (cache or cache_folder()) / f"{identity(model.image, crop)}.npz"
+    known, keys = read_cache(file), [image_key(images.path(index)) for index in range(len(images))]
+    new = [index for index, key in enumerate(keys) if key not in known]
+    print(f"{len(images) - len(new):,} of {len(images):,} images are in the cache {file.parent}")
+    if new:
+        part = ImageFiles([(images.path(index), None) for index in new])
+        extractor, params = extractor_of(
+            model.image,
+            make_mesh(),
+            crop,
+            compute=image_embedding,
+            batch_size=min(BATCH_SIZE.value, len(part)),
+            max_unreadable=len(part),
+            log=print,
+        )
+        features = extractor(params, part)
+        rows = zip(features.indices.tolist(), features.values, strict=True)
+        known |= {keys[new[row]]: embedding for row, embedding in rows}
+        write_cache(file, known)
+    readable = [index for index, key in enumerate(keys) if key in known]
+    return [images.path(index) for index in readable], np.stack(
+        [known[keys[index]] for index in readable]
+    )
+
+
+def image_embedding(model: ImageModel, images: jax.Array) -> jax.Array:
+    """Returns embeddings of length 1, float32 `[images, dim]`."""
+    return unit(model(images).astype(jnp.float32))
+
+
+def cache_folder() -> Path:
+    """Returns the folder of embeddings in the user's cache folder."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "vit_jax" / "search"
+
+
+def identity(model: ImageModel, crop: TestCrop) -> str:
+    """Returns a hash of an image tower's parameters, its options and the evaluation transform."""
+    total = 0
+    for path, x in sorted(nnx.to_flat_state(nnx.state(model)), key=lambda item: str(item[0])):
+        values = np.ascontiguousarray(x[...]).view(np.uint8)
+        total = zlib.crc32(values, zlib.crc32(str(path).encode(), total))
+    described = f"{total:08x} {model.options} {crop!r}"
+    return hashlib.blake2b(described.encode(), digest_size=12).hexdigest()
+
+
+def image_key(path: str) -> str:
+    """Returns a key of a file that changes with its content: path, size and time of the change."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return f"{os.path.abspath(path)} missing"
+    return f"{os.path.abspath(path)} {status.st_size} {status.st_mtime_ns}"
+
+
+def read_cache(file: Path) -> dict[str, np.ndarray]:
+    """Returns the stored embeddings by key; nothing if the file is missing or damaged."""
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            return dict(zip(arrays["keys"].tolist(), arrays["embeddings"], strict=True))
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error):
+        return {}
+
+
+def write_cache(file: Path, embeddings: dict[str, np.ndarray]) -> None:
+    """Stores embeddings by key atomically; a full disk is no error, as they can be computed."""
+    temporary = file.with_name(f"{file.name}.{os.getpid()}.npz")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(temporary, keys=np.array([*embeddings]), embeddings=[*embeddings.values()])
+        temporary.replace(file)
+    except OSError as error:
+        print(f"note: the embeddings are not stored: {error.strerror or error}")
+        temporary.unlink(missing_ok=True)
+
+
+def write_page(file: Path, text: str, found: list[tuple[str, float]]) -> None:
+    """Writes a page with the images and their similarities."""
+    from vit_jax.inspection.html_page import render, write_text
+    from vit_jax.inspection.page_images import image_address
+
+    shown = {}
+    for path, similarity in found:
+        try:
+            pixels = decode(Path(path).read_bytes())
+        except (OSError, Unreadable):  # It was removed or replaced during the search.
+            continue
+        shown[f"{as_text(path)}: {similarity:.3f}"] = image_address(np.asarray(pixels))
+    write_text(file, render("search.html", title=text, images=shown))
+
+
+if __name__ == "__main__":
+    command.run(main)
