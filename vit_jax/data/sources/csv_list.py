@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.data.fields import TEXT, check_captions
-from vit_jax.data.sources.base import Example, Source
+from vit_jax.data.sources.base import Example
+from vit_jax.data.sources.captioned import Captioned
 from vit_jax.data.sources.folder import file_sizes, read_file
 from vit_jax.data.sources.folder_rules import APPLE_DOUBLE, is_unsupported, split_name, why_left_out
 from vit_jax.data.sources.kind import SourceKind, SourceOptions, last_folder
@@ -38,7 +39,7 @@ LOOKED_AT = 100  # At least one of the first 100 files must exist.
 
 
 @dataclasses.dataclass(frozen=True)
-class CsvList(Source):
+class CsvList(Captioned):
     """Image files with their labels, in the order of the CSV; paths are relative to its folder."""
 
     root: str
@@ -51,10 +52,6 @@ class CsvList(Source):
     captions: tuple[tuple[str, ...], ...] = ()  # Of each file; empty: not read.
 
     @property
-    def fields(self):
-        return (TEXT,) if self.captions else ()
-
-    @property
     def max_labels(self):
         return max(1, self.table.shape[1])
 
@@ -64,9 +61,6 @@ class CsvList(Source):
     def __getitem__(self, index):
         return Example(read_file(self._path(index)), self.labels_of(index))
 
-    def fields_of(self, index):
-        return {TEXT: self.captions[index]} if self.captions else {}
-
     def describe(self, index):
         return as_text(self._path(index))
 
@@ -75,10 +69,6 @@ class CsvList(Source):
 
     def known_labels(self):
         return self.table
-
-    def known_fields(self, indices=None):
-        chosen = range(len(self)) if indices is None else indices
-        return ("\n".join(self.captions[index]).encode() for index in chosen if self.captions)
 
     def stored_files(self, indices=None):
         chosen = range(len(self)) if indices is None else indices

@@ -11,9 +11,10 @@ from PIL import Image, ImageOps
 
 from vit_jax.data.class_names import numbers_by_name
 from vit_jax.data.decode import eight_bits, has_idle_alpha
-from vit_jax.data.fields import TEXT, check_captions
+from vit_jax.data.fields import check_captions
 from vit_jax.data.labels import check_lists, from_one_hot, one_hot_width
 from vit_jax.data.sources.base import Example, Source, renumbered, spread
+from vit_jax.data.sources.captioned import Captioned
 from vit_jax.data.sources.folder import read_file
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
 from vit_jax.data.sources.slices import shuffled, stratified
@@ -29,7 +30,7 @@ PNG_MODES = ("I;16", "P", "L", "LA", "RGB", "RGBA")  # Pillow modes that PNG sto
 
 
 @dataclasses.dataclass(frozen=True)
-class HandedIn(Source):
+class HandedIn(Captioned):
     """The caller's data set; each example must return the same image whenever it is read."""
 
     name: str
@@ -42,17 +43,6 @@ class HandedIn(Source):
     labels: np.ndarray | None = None
     read_label: "LabelReader | None" = None  # Reads the label of an item, if items have one.
     captions: tuple[tuple[str, ...], ...] = ()  # Of each image; empty: not read.
-
-    @property
-    def fields(self):
-        return (TEXT,) if self.captions else ()
-
-    def fields_of(self, index):
-        return {TEXT: self.captions[index]} if self.captions else {}
-
-    def known_fields(self, indices=None):
-        chosen = range(len(self)) if indices is None else indices
-        return ("\n".join(self.captions[index]).encode() for index in chosen if self.captions)
 
     def __len__(self):
         return len(self.data)
