@@ -112,7 +112,7 @@ def text_params(folder: Path) -> ObjectiveParams | None:
         found = {f"text/{path}": read for path, read in _sources(folder, form).items()}
         for name in numbers:
             if name in shapes and name in own:
-                found[name] = partial(np.float32, _number(folder, tensors, name))
+                found[name] = partial(np.asarray, _number(folder, tensors, name), np.float32)
         check_shapes(str(folder), "contrastive", own, shapes)
         return {path: found[path] for path in shapes}
 

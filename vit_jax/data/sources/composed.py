@@ -19,6 +19,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from PIL import Image
@@ -161,15 +162,15 @@ def composed(layout: str, split: str, options: SourceOptions) -> Composed:
 
 def caption_of(scene: Scene, class_names: Sequence[str]) -> str:
     """Returns a text that counts a scene's objects, the main one first."""
-    main = scene.items[scene.main]
-    counts = Counter(
-        item.label for item in scene.items if item.label is not None and item is not main
-    )
+    main = cast("int", scene.items[scene.main].label)
+    counts = Counter(item.label for item in scene.items if item.label is not None)
+    counts[main] -= 1
     others = [
         f"{COUNTS[count]} {class_names[label]}{'s' if count > 1 else ''}"
         for label, count in sorted(counts.items())
+        if count
     ]
-    text = f"a large {class_names[main.label]}"
+    text = f"a large {class_names[main]}"
     if not others:
         return text
     *first, last = others

@@ -89,6 +89,7 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
         end=end,
         head_bias=kind == "siglip",
         gelu=read_gelu(values),
+        dtype="float32",
         norm_epsilon=values["layer_norm_eps"],
     )
     return TextFormat(
