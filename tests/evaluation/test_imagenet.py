@@ -66,7 +66,7 @@ def test_model_with_the_classes_in_another_order_or_by_other_names_is_matched():
     match = match_head(1000, [f"name {k}" for k in range(1000)], "ckpt")
     assert "'name 0' is 'n01440764' here, " in match.note and "and 997 more" in match.note
     with pytest.raises(
-        UserError, match="its class 1 is 'n01484850', of the data 'n01443537'.*fine-tune it"
+        UserError, match="its class 1 is 'n01484850', that of the data 'n01443537'.*fine-tune it"
     ):
         match_head(1000, [*SYNSETS[1:], "cat"], "ckpt")
 
@@ -152,7 +152,7 @@ def test_image_without_a_number_is_named(folder, real):
 
 def test_other_classes_are_named(folder):
     (folder / "val" / SYNSETS[3]).rename(folder / "val" / "n01491362")
-    with pytest.raises(UserError, match="class 3 of .* is 'n01491362', of ImageNet 'n01491361'"):
+    with pytest.raises(UserError, match="class 3 of .* is 'n01491362', in ImageNet 'n01491361'"):
         open_imagenet("folder", str(folder), "val")
 
 
@@ -161,7 +161,7 @@ def test_other_classes_are_named(folder):
     [
         (None, "cannot read .*real.json .*, ReaL's labels, which are at https://"),
         ("[[1]", "real.json is not JSON .*https://"),
-        ('{"1": [2]}', "real.json holds a dict, not a list: .*https://"),
+        ('{"1": [2]}', "real.json contains a dict, not a list: .*https://"),
         ("[[1], [2]]", "real.json has 2 entries, ReaL 50,000"),
         (
             json.dumps([[]] * 49_999 + [[1000]]),

@@ -65,7 +65,7 @@ def test_data_that_cannot_be_read_are_one_line(text):
 
 
 def test_two_data_sets_in_one_place_are_refused():
-    with pytest.raises(UserError, match="names jft twice"):
+    with pytest.raises(UserError, match="has jft twice"):
         read_data(["jft=folder:/a", "jft=folder:/b"])
 
 

@@ -186,7 +186,7 @@ def test_what_cannot_be_recognised_says_what_to_give(tmp_path):
     for path, message in (
         (tmp_path / "nothing", "there is no .*: give a folder"),
         (loose, "has 3 images and no folders of classes: .*; without labels, vit-jax pretrain"),
-        (loose / "000.png", "is no folder and no CSV"),
+        (loose / "000.png", "is neither a folder nor a CSV"),
     ):
         with pytest.raises(UserError, match=message):
             data_at(str(path))
