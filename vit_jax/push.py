@@ -101,7 +101,7 @@ def write(source: str, name: str, licence: str, folder: Path) -> None:
     import jax
 
     from vit_jax.interop.preprocessing import lost
-    from vit_jax.publishing.hub_card import Published, write_card
+    from vit_jax.publishing.hub_card import Published, card_text
     from vit_jax.publishing.run_facts import read_facts, repository
     from vit_jax.runs.workdir import place_of
     from vit_jax.save import write_checkpoint
@@ -120,7 +120,7 @@ def write(source: str, name: str, licence: str, folder: Path) -> None:
     size = checkpoint.options.image_size
     differs = lost(checkpoint.preprocessing, checkpoint.probabilities, size, form)
     about = Published(name, form, licence, base, facts, differs, tried)
-    (folder / "README.md").write_text(write_card(checkpoint, about))
+    (folder / "README.md").write_text(card_text(checkpoint, about))
 
 
 def open_rgb_checkpoint(source: str) -> "Checkpoint":

@@ -97,7 +97,7 @@ def test_distortion_comes_after_the_runs_augmentation_and_draws_after_it():
 
 
 def test_view_with_distortions_for_another_number_of_pictures_is_refused():
-    with pytest.raises(ValueError, match="'image' has 2 pictures"):
+    with pytest.raises(ValueError, match="'image' has 2 crops and 3 distortions"):
         batch_of([View(count=2, distort=(invert, invert, invert))])
 
 

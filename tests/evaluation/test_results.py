@@ -161,7 +161,7 @@ def test_other_checkpoint_is_refused(results):
 )
 def test_results_of_something_else_are_refused(text, tmp_path):
     (tmp_path / "results.json").write_text(text)
-    with pytest.raises(UserError, match="results.json is not of this command"):
+    with pytest.raises(UserError, match="results.json cannot be read as results of an evaluation"):
         Results(tmp_path, "checkpoint", "ViT")
 
 

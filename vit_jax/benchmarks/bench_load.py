@@ -41,7 +41,7 @@ def measure(runs: int = 5) -> None:
 
 
 def _turn(path: Path, is_cold: bool) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Returns (duration, memory) of reading a checkpoint's arrays, and of `load_model`."""
+    """Returns (seconds, bytes) of reading a checkpoint's arrays, and of `load_model`."""
     file = path if path.is_file() else path / "model.safetensors"
     if is_cold:
         _forget(file)
@@ -52,7 +52,13 @@ def _turn(path: Path, is_cold: bool) -> tuple[tuple[float, float], tuple[float, 
 
 
 def _summary(turns: list[tuple[tuple[float, float], tuple[float, float]]], size: int) -> str:
-    """Returns a summary of the turns' medians; `size` is the model's, in bytes."""
+    """Returns medians over repetitions, as a line of text.
+
+    Args:
+      turns: for each repetition (duration in seconds, memory in bytes) of reading the arrays, and
+        of `load_model`.
+      size: the model's size in bytes.
+    """
     plain = statistics.median(arrays[0] for arrays, _ in turns)
     ours = statistics.median(model[0] for _, model in turns)
     ratio = statistics.median(model[0] / arrays[0] for arrays, model in turns)

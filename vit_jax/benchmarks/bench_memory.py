@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing
+import statistics
 from concurrent import futures
 from pathlib import Path
 
@@ -24,10 +25,10 @@ def measure(batches: int = 100_000, picture: str = "input_memory.png") -> None:
         # In a separate process, so that the second starts without the first one's memory.
         with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             steps, megabytes = pool.submit(_watch, batches, workers).result()
-        tenth = len(steps) // 10
-        early, late = (
-            sum(part) / tenth for part in (megabytes[tenth : 2 * tenth], megabytes[-tenth:])
-        )
+        tenth = max(1, len(steps) // 10)
+        # A single measurement is both the first and the last one.
+        early = statistics.mean(megabytes[tenth : 2 * tenth] or megabytes)
+        late = statistics.mean(megabytes[-tenth:])
         print(
             f"{workers} workers, {batches:,} batches of {BATCH}: {early:.1f} MB in the second "
             f"tenth, {late:.1f} MB in the last ({late / early - 1:+.2%})"

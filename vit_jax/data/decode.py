@@ -102,7 +102,10 @@ class Box(NamedTuple):
 
 
 def is_fast() -> bool:
-    """Returns True if JPEGs are decoded by rectangles: `_jpeg` was built at installation."""
+    """Returns True if only the cropped rectangle of a JPEG is decoded.
+
+    This requires `_jpeg`, which is built at installation.
+    """
     return _jpeg is not None
 
 

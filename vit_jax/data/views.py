@@ -13,18 +13,19 @@ Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 class View(NamedTuple):
     """One or several crops of an image, as an objective requests them.
 
-    Values of None are the run's.
-
     Attributes:
       name: its key in a batch, uint8 `[batch, size, size, 3]`; the first view's is `image`.
-      count: number of crops: the entry is `[batch, count, size, size, 3]`.
-      size: height and width in pixels.
+      count: number of crops: the entry is `[batch, count, size, size, 3]`. None: one crop, without
+        this axis.
+      size: height and width in pixels; None: the run's.
       crop: values of `TrainCrop` that differ in this view, such as `dict(area=(0.4, 1.0))`. The
         decoding (`mode`, `background`) is the same for all views, since an image is decoded once.
-      same_rectangle_as: name of an earlier view with the same rectangles, at another size.
-      augment: augmentation of the crop on the host, `(pixels, rng) -> pixels`, or None; "config"
-        takes the config's.
-      distort: augmentations after `augment`, one for each crop of the view, or None; empty: none.
+      same_rectangle_as: name of an earlier view with the same rectangles, at another size; None:
+        the view has rectangles of its own.
+      augment: augmentation of the crop on the host, `(pixels, rng) -> pixels`; "config": the run's;
+        None: no augmentation.
+      distort: augmentations after `augment`, one for each crop of the view; None leaves a crop
+        unchanged; empty: none.
     """
 
     name: str = "image"
@@ -84,7 +85,7 @@ def view_specs(
     Raises:
       ValueError: a view overrides the decoding, or has a wrong number of distortions.
     """
-    made, free = {}, 0
+    made, next_stream = {}, 0
     for view in views:
         if {"mode", "background"} & view.crop.keys():
             raise ValueError(
@@ -92,15 +93,16 @@ def view_specs(
             )
         if view.distort and len(view.distort) != (view.count or 1):
             raise ValueError(
-                f"the view {view.name!r} has {view.count or 1} pictures to {view.distort}"
+                f"the view {view.name!r} has {view.count or 1} crops and {len(view.distort)} "
+                "distortions"
             )
         pixels = view.size or size
         own = augment if view.augment == "config" else view.augment
-        stream = made[view.same_rectangle_as].stream if view.same_rectangle_as else free
+        stream = made[view.same_rectangle_as].stream if view.same_rectangle_as else next_stream
         spec = ViewSpec(
             view.name, pixels, crop(pixels, **view.crop), own, view.count, stream, view.distort
         )
-        made[view.name], free = spec, max(free, spec.streams.stop)
+        made[view.name], next_stream = spec, max(next_stream, spec.streams.stop)
     return tuple(made.values())
 
 

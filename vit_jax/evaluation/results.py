@@ -45,22 +45,17 @@ class Results:
         self.rows: dict[tuple[str, str], Row] = {}
         self.outdated = ""
         if self._file.exists():
-            try:
-                saved = json.loads(read_small(self._file))
-                theirs, settings = saved["checkpoint"], saved["settings"]
-                rows = {(row["suite"], row["name"]): Row(**row) for row in saved["rows"]}
-                known, data = saved.get("version", {}), saved.get("data", {})
-            except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+            about, rows = _load(self._file)
+            if about["checkpoint"] != checkpoint:
                 raise UserError(
-                    f"{self._file} is not of this command; give another --out"
-                ) from error
-            if theirs != checkpoint:
-                raise UserError(f"{folder} has results of {theirs}; give another --out")
-            if known == dict(version):
+                    f"{folder} has results of {about['checkpoint']}; give another --out"
+                )
+            if about["version"] == self._about["version"]:
                 self.rows = rows
-                self._about |= {"settings": settings, "data": data}
+                self._about |= {"settings": about["settings"], "data": about["data"]}
             else:
-                self.outdated = _outdated(folder, rows, known.get("step"), version.get("step"))
+                steps = about["version"].get("step"), version.get("step")
+                self.outdated = _outdated(folder, rows, *steps)
         elif folder.exists() and (not folder.is_dir() or {*folder.iterdir()} - {self._temporary}):
             raise UserError(f"{folder} contains files but no results; give a new or empty --out")
         folder.mkdir(parents=True, exist_ok=True)
@@ -124,6 +119,23 @@ class Results:
         return "\n\n".join(parts) + "\n"
 
 
+def _load(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str], Row]]:
+    """Returns the description of the checkpoint and the evaluation, and the rows.
+
+    Raises:
+      UserError: the file cannot be read, or does not contain results.
+    """
+    try:
+        saved = json.loads(read_small(file))
+        about = {key: saved[key] for key in ("checkpoint", "settings")}
+        about |= {key: saved.get(key, {}) for key in ("version", "data")}
+        return about, {(row["suite"], row["name"]): Row(**row) for row in saved["rows"]}
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"{file} cannot be read as results of an evaluation; give another --out"
+        ) from error
+
+
 def _suite_table(suite: Suite, rows: list[Row]) -> str:
     """Returns a table of the rows of a suite and their means, with the published figures."""
     columns = published_figures(suite)
@@ -153,13 +165,15 @@ def _suite_table(suite: Suite, rows: list[Row]) -> str:
 def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) -> str:
     """Returns a message about metrics of another version of the checkpoint, empty without any."""
     figures = [f"{row.suite} {row.name}" for row in rows.values() if row.accuracy is not None]
-    of = (
+    content = (
         f"step {step:,} of the checkpoint"
         if step not in (None, step_now)
         else "another content of it"
     )
     return (
-        f"{folder} had figures of {of}, which are removed: {'; '.join(figures)}" if figures else ""
+        f"{folder} had figures of {content}, which are removed: {'; '.join(figures)}"
+        if figures
+        else ""
     )
 
 

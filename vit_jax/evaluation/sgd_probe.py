@@ -153,7 +153,7 @@ class SgdProbe:
     def starts(self, features: int, num_classes: int) -> dict[str, np.ndarray]:
         """Returns initial weights (std 0.01) and biases (0) by feature set.
 
-        They are float32 `[features + 1, classes]`.
+        They are float32 `[features + 1, classes]`; the last row is the bias.
         """
         rng, starts = np.random.default_rng((self.seed, 1)), {}
         for name, columns in self.choices.items():

@@ -1,8 +1,8 @@
 """Parameters of a training objective in two files next to a model, which other libraries ignore.
 
 `objective.json` contains the objective's name and the values of `config.objective` that determine
-its parameters. `objective.safetensors` contains the parameters by our paths, and the objective's
-state as `state/...`.
+its parameters. `objective.safetensors` contains the parameters under vit_jax's parameter paths, and
+the objective's state as `state/...`.
 """
 
 import functools

@@ -7,13 +7,19 @@ from a checkpoint to a model, with the input and the output of each step:
     1. open.py: open_checkpoint   source -> Checkpoint; fetches hf://; workdirs have a reader
        reading.py: open_files     file or folder -> Checkpoint
        a. read_files              path -> config.json, Tensors (name, shape, function that reads)
-       b. libraries.py: claims    path, config, tensors -> Library, such as timm
-       c. Library.prepare         tensors, config -> both without other parts of the file
-       d. Library.read_format     config, tensors -> Format of the family, such as timm_vit.py
+       b. Library.claims          path, config, tensors -> True for the library's files; set in each
+                                  library's __init__.py; the first of LIBRARIES wins
+       c. Library.prepare         tensors, config -> both without other parts of the file; timm's
+                                  returns them unchanged, and rejects unsupported names
+       d. Library.read_format     config, tensors -> the first Format whose `claims` returns True,
+                                  such as timm_vit.py; most check tensors, timm_eva.py the
+                                  architecture's name
        e. Format.rename           tensors -> tensors with the names in the format's rules
        f. Format.arguments        tensors, config, image size -> arguments, assumptions
-       g. Format.rules            arguments -> rules; layout.py: entries maps our paths to tensors
-       h. check_tensors           entries, tensors -> error unless all names and shapes agree
+       g. Library.preprocessing   config.json, preprocessor_config.json -> mean, std, preprocessing
+       h. make_options            arguments, mean, std -> options; sketch(options) -> shapes by path
+       i. Format.rules            arguments -> rules; layout.py: entries maps these paths to tensors
+       j. check_tensors           entries, tensors -> error unless all names and shapes agree
     2. load.py: build_model       Checkpoint, changed arguments -> model
        a. adapting.py: fit        Checkpoint, changes -> options, a function per parameter, report
        b. checkpoint.py: build    options, functions -> model; calls the functions in threads:

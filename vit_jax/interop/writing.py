@@ -179,7 +179,7 @@ def _compare_parameters(written: Checkpoint, title: str, read: Callable[[str], A
 
 
 def _compare_objective(written: ObjectiveParams | None, title: str, own: _Objective) -> None:
-    """Raises UserError unless an objective's parameters in the files are bit-exact."""
+    """Raises UserError unless an objective in the files is identical to `own`."""
     if written is None:
         raise UserError(f"{title} cannot store {own.name}'s parameters")
     for name, value in written.values.items():

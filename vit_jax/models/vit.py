@@ -709,6 +709,7 @@ STEM += ("register_tokens", "stem_norm")
 
 
 def _layer(path: str) -> float:
+    """Returns a parameter's encoder layer: -1 before the encoder, infinity behind it."""
     first, *rest = path.split("/")
     if first in ("blocks", "position_embedding") and rest[0].isdigit():
         return int(rest[0])

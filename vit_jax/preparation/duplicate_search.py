@@ -1,8 +1,8 @@
 """Search for near-duplicates in image folders and between splits, in seconds and without a model.
 
 Candidate pairs are found by fingerprint, then compared as thumbnails. Fingerprints distinguish
-photographs, but not drawings, digits or parts from one camera, which share their lowest
-frequencies.
+photographs, but not drawings, digits or industrial parts photographed by one fixed camera, which
+share their lowest frequencies.
 """
 
 import hashlib

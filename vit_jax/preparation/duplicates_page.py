@@ -128,7 +128,11 @@ def _below(folder: str, place: Place) -> Place:
 
 
 def _nearest(pairs: np.ndarray) -> dict[int, tuple[int, float]]:
-    """Returns for each image in a pair its partner in the first such pair, and the similarity."""
+    """Returns for each image in a pair the partner in its most similar pair, and the similarity.
+
+    Args:
+      pairs: from `find_pairs`, the most similar first.
+    """
     nearest = {}
     for first, second, value in pairs.tolist():
         nearest.setdefault(first, (second, value))

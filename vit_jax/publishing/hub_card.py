@@ -36,10 +36,12 @@ class Published(NamedTuple):
     tried: Sequence[Tried]
 
 
-def write_card(checkpoint: Checkpoint, about: Published) -> str:
+def card_text(checkpoint: Checkpoint, about: Published) -> str:
     """Returns the text of a model's card."""
     parts = [_data(checkpoint, about), f"# {about.name.split('/')[1]}", _summary(checkpoint, about)]
-    differs = [f"These files prepare images somewhat otherwise: {line}." for line in about.differs]
+    differs = [
+        f"These files preprocess images slightly differently: {line}." for line in about.differs
+    ]
     if about.tried:
         parts += ["## Use", *_usage(about)]
     if facts := about.facts:
@@ -48,20 +50,23 @@ def write_card(checkpoint: Checkpoint, about: Published) -> str:
             parts.append(_table(("figure", "value"), facts.figures))
             parts += ["vit_jax measured them in the run itself.", _list(facts.protocol), *differs]
         else:
-            parts += ["None was measured of this checkpoint.", *differs]
+            parts += ["No accuracy was measured for this checkpoint.", *differs]
         parts += ["## Data", facts.data, "## Recipe"]
         parts.append(
-            f"What its config has other than vit_jax's defaults. Made with {facts.made_with}."
+            "Values of its config that differ from vit_jax's defaults. "
+            f"Made with {facts.made_with}."
         )
         parts.append(_table(("config", "value"), facts.recipe))
     else:
         origin = (
-            f"[{about.base}](https://huggingface.co/{about.base})" if about.base else "its authors"
+            f"are on the page of the original, [{about.base}](https://huggingface.co/{about.base})"
+            if about.base
+            else "are published by its authors"
         )
         parts += [
             "## Training",
-            "vit_jax has written these files from a checkpoint, and did not train it: its data, "
-            f"its recipe and its figures are where it comes from, at {origin}.",
+            "vit_jax has written these files from a checkpoint, and did not train it. Its data, "
+            f"its recipe and its published accuracies {origin}.",
             *differs,
         ]
     return "\n\n".join(parts) + "\n"

@@ -70,7 +70,7 @@ from PIL import Image
 
 model = timm.create_model("hf-hub:{name}", pretrained=True).eval()
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
-image = Image.open("photo.jpg").convert("RGB")
+image = Image.open("{picture}").convert("RGB")
 with torch.inference_mode():
     {result}
 """
@@ -81,7 +81,7 @@ from transformers import AutoImageProcessor, {model}
 
 processor = AutoImageProcessor.from_pretrained("{name}")
 model = {model}.from_pretrained("{name}").eval()
-image = Image.open("photo.jpg").convert("RGB")
+image = Image.open("{picture}").convert("RGB")
 with torch.inference_mode():
     {result}
 """
@@ -97,11 +97,11 @@ _VIT_JAX = """\
 import vit_jax
 
 model = vit_jax.load_model("hf://{name}")
-(prediction,) = model.predict("photo.jpg")
+(prediction,) = model.predict("{picture}")
 print(prediction)
 """
 _EMBED = (
-    "$ python -m vit_jax.predict --checkpoint=hf://{name} --embed=features.safetensors photo.jpg\n"
+    "$ python -m vit_jax.predict --checkpoint=hf://{name} --embed=features.safetensors {picture}\n"
 )
 
 
@@ -119,17 +119,18 @@ def usages(
     """
     torch = ("torch", "torchvision")
     through_timm = ("timm",) if form == "timm" else ()
+    fixed = dict(name=name, picture=PICTURE)
     if not classes:
         features = 'features = model(**processor(image, return_tensors="pt"))'
         read = [
-            _TRANSFORMERS.format(name=name, model="AutoModel", result=features + part)
+            _TRANSFORMERS.format(**fixed, model="AutoModel", result=features + part)
             for part in (
                 ".pooler_output[0]",
                 ".last_hidden_state[0, 0]",
                 ".last_hidden_state[0].mean(0)",
             )
         ]
-        theirs = _TIMM.format(name=name, result="features = model(transform(image)[None])[0]")
+        theirs = _TIMM.format(**fixed, result="features = model(transform(image)[None])[0]")
         embedded = 'next(iter(safetensors.numpy.load_file("features.safetensors").values()))'
         found = [
             [Usage("timm", ("timm", *torch), theirs, "features")],
@@ -137,7 +138,7 @@ def usages(
                 Usage("Transformers", ("transformers", *through_timm, *torch), x, "features")
                 for x in read
             ],
-            [Usage("vit_jax", ("vit_jax",), _EMBED.format(name=name), embedded)],
+            [Usage("vit_jax", ("vit_jax",), _EMBED.format(**fixed), embedded)],
         ]
     else:
         function = {"softmax": "softmax(-1)", "sigmoid": "sigmoid()"}[probabilities]
@@ -148,17 +149,13 @@ def usages(
             lines["timm"] = (
                 lines["timm"].splitlines()[0] + "\nprint(probabilities.argmax().item())\n"
             )
-        theirs = _TIMM.format(name=name, result=lines["timm"])
+        theirs = _TIMM.format(**fixed, result=lines["timm"])
         head = "AutoModelForImageClassification"
-        read = _TRANSFORMERS.format(name=name, model=head, result=lines["transformers"])
+        read = _TRANSFORMERS.format(**fixed, model=head, result=lines["transformers"])
         found = [
             [Usage("timm", ("timm", *torch), theirs, "probabilities")],
             [Usage("Transformers", ("transformers", *through_timm, *torch), read, "probabilities")],
-            [
-                Usage(
-                    "vit_jax", ("vit_jax",), _VIT_JAX.format(name=name), "prediction.probabilities"
-                )
-            ],
+            [Usage("vit_jax", ("vit_jax",), _VIT_JAX.format(**fixed), "prediction.probabilities")],
         ]
     return found if form == "timm" else found[1:]
 
@@ -205,6 +202,8 @@ def _expected(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
 
     model = build_model(checkpoint, log=lambda line: None, dtype="float32")
     crop = checkpoint_crop(checkpoint, model.image_size)
+    # An image of this size is cropped without a resize. By 1e-6, `int` does not truncate 255.9999999
+    # to 255.
     share = min(model.image_size) / crop.resize
     sides = (int(side / share + 1e-6) for side in model.image_size)
     picture = np.random.default_rng(0).integers(0, 256, (*sides, 3), dtype=np.uint8)
@@ -252,6 +251,6 @@ def _try(usage: Usage, place: Path, expected: np.ndarray) -> Tried | str:
     if found.shape != expected.shape:
         return f"they give {len(found)} numbers where the model gives {len(expected)}"
     distance = float(np.abs(found - expected).max() / np.abs(expected).max())
-    if not distance <= TOLERANCE:
+    if not distance <= TOLERANCE:  # Also if it is NaN.
         return f"they compute something else, {distance:.1e} of the largest number off"
     return Tried(usage, distance)

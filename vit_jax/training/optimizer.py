@@ -173,7 +173,10 @@ def matrices(params: dict) -> dict:
 
 
 def _named(params: dict, decays: Callable[[str], bool]) -> dict:
-    """Returns True for parameters whose own name decays, unless their family excludes them."""
+    """Returns a mask: True where `decays(last part of the path)`.
+
+    It is False where the model's family excludes the path.
+    """
 
     def both(path, _):
         return decays(path[-1].key) and not is_undecayed(path_name(path))
@@ -229,25 +232,26 @@ def clip_by_norm(norm: float, of: str) -> optax.GradientTransformation:
 
 
 def scale_by_layer(
-    decay: float, layer: Callable[[str], float], stem: Sequence[str] = ()
+    decay: float, layer_number: Callable[[str], float], stem: Sequence[str] = ()
 ) -> optax.GradientTransformation:
-    """Multiplies a layer's updates by `decay` for each layer between it and the head.
+    """Multiplies the updates of encoder layer 0, 1, ... by `decay ** (depth - layer)`.
 
-    Parameters before the encoder count as one layer, also a hybrid's ResNet. A row layer and a
-    column layer of axial attention are one layer. Parameters behind the encoder and an objective's
-    decoder keep their learning rate (BEiT, 2106.08254; MAE, 2111.06377, appendix A.2). An
-    objective's mask token belongs to the layer before the encoder (DINOv2's `param_groups.py`).
+    Those of the last encoder layer are multiplied by `decay` once, those before the encoder `depth
+    + 1` times. Parameters before the encoder count as one layer, also a hybrid's ResNet. A row
+    layer and a column layer of axial attention are one layer. Parameters behind the encoder and an
+    objective's decoder keep their learning rate (BEiT, 2106.08254; MAE, 2111.06377, appendix A.2).
+    An objective's mask token belongs to the layer before the encoder (DINOv2's `param_groups.py`).
 
     Args:
       decay: factor per layer.
-      layer: the model family's function from a parameter's path in the model to its layer.
+      layer_number: `Family.layer` of the model: from a parameter's path in it to its layer.
       stem: path prefixes of an objective's parameters that enter before the encoder.
     """
 
     def scale(updates, params=None):
         del params
         layers = jax.tree.map_with_path(
-            lambda path, _: layer_of(layer, path_name(path), stem), updates
+            lambda path, _: layer_of(layer_number, path_name(path), stem), updates
         )
         depth = 1 + max(
             (layer for layer in jax.tree.leaves(layers) if layer < math.inf), default=-1
@@ -259,11 +263,11 @@ def scale_by_layer(
     return optax.stateless(scale)
 
 
-def layer_of(layer: Callable[[str], float], path: str, stem: Sequence[str] = ()) -> float:
+def layer_of(layer_number: Callable[[str], float], path: str, stem: Sequence[str] = ()) -> float:
     """Returns the encoder layer of a weight; -1 before the encoder, infinity behind it.
 
     Args:
-      layer: the model family's function from a parameter's path in the model to its layer.
+      layer_number: `Family.layer` of the model: from a parameter's path in it to its layer.
       path: a path in a run's weights, such as `params/blocks/00/norm1/scale`.
       stem: as in `scale_by_layer`.
     """
@@ -271,5 +275,5 @@ def layer_of(layer: Callable[[str], float], path: str, stem: Sequence[str] = ())
         own = path.removeprefix("extra/objective/")
         return -1 if any(f"{own}/".startswith(f"{start}/") for start in stem) else math.inf
     if path.startswith("extra/lora/"):  # Low-rank changes are named by the kernel that they change.
-        return layer(path.removeprefix("extra/lora/").replace(".", "/"))
-    return layer(path.removeprefix("params/"))
+        return layer_number(path.removeprefix("extra/lora/").replace(".", "/"))
+    return layer_number(path.removeprefix("params/"))

@@ -122,8 +122,8 @@ def test_schedules_are_half_cosines_of_the_update():
 
 def test_the_density_of_pixels_sums_to_one():
     pixels = np.linspace(0, 1, 200_002)[1:-1]
-    said = np.broadcast_to(np.array([0.4, -0.7]), (len(pixels), 2))
-    density = np.exp(-np.asarray(logit_laplace(said, pixels[:, None])))
+    prediction = np.broadcast_to(np.array([0.4, -0.7]), (len(pixels), 2))
+    density = np.exp(-np.asarray(logit_laplace(prediction, pixels[:, None])))
     np.testing.assert_allclose(density.mean(), 1, rtol=1e-3)
 
 

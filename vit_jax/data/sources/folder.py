@@ -293,7 +293,7 @@ def _path_of_split(root: str, split: str) -> str:
 
 
 def _folder_of_split(root: str, split: str) -> str:
-    """Returns the name of the only folder in `root` with another name of a split.
+    """Returns the name of the folder in `root` whose name is a synonym of `split`.
 
     Raises:
       UserError: there is none, or there are several.

@@ -45,10 +45,11 @@ class VtabTask(NamedTuple):
     """One of the 19 tasks.
 
     Attributes:
-      name: the paper's (table 9).
+      name: name in the paper's table 9.
       dataset: TFDS data set, with the version of the benchmark.
       classes: number of classes.
-      label: the feature with the class, or a function from a record's features to the class.
+      label: the feature that contains the label, or a function from a record's features
+        to the class.
       train, val, test: the parts, as slices of TFDS's splits.
       flip, crop: True if training may mirror or crop an image without changing its class (BiT's
         preprocessing, which the paper follows).

@@ -212,7 +212,7 @@ def _timm_arguments(values: dict) -> dict:
 
 
 def _refuse_kernels(shapes: dict, stages: int) -> None:
-    """Raises UserError unless all depthwise kernels have the side `KERNEL`."""
+    """Raises UserError unless all depthwise kernels have size KERNEL x KERNEL."""
     sides = {shapes[f"stages.{stage}.blocks.0.conv_dw.weight"][-1] for stage in range(stages)}
     if sides != {KERNEL}:
         raise UserError(

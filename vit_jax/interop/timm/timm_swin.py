@@ -158,7 +158,11 @@ def _settings(config: dict) -> dict[str, Any]:
 
 
 def _heads(shapes: dict, stages: int, version: int) -> tuple[int, ...]:
-    """Returns the number of heads in each stage; raises KeyError or IndexError without them."""
+    """Returns the number of heads in each stage.
+
+    Raises:
+      KeyError, IndexError: a tensor that determines them is missing, or has too few axes.
+    """
     name, axis = ("logit_scale", 0) if version == 2 else ("relative_position_bias_table", 1)
     return tuple(shapes[f"layers.{stage}.blocks.0.attn.{name}"][axis] for stage in range(stages))
 

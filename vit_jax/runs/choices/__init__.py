@@ -1,7 +1,7 @@
 """Automatic settings: values that a config leaves open, chosen by data, checkpoint and device.
 
 They are printed with their reasons. Each job is a file of this folder with a function
-`choose(config, given)`; `auto` names it.
+`choose(config, given)`; `config.auto` selects the file, by `JOBS`.
 """
 
 import itertools

@@ -51,7 +51,7 @@ class Delivery:
     def __init__(
         self,
         name: str,
-        kind: Callable[[RunFacts, str, int], BaseTracker],
+        kind: type[BaseTracker],
         run: RunFacts,
         rows: Sequence[dict],
         log: Say,
@@ -69,8 +69,8 @@ class Delivery:
         self._tracker: BaseTracker | None = None if self._sent["identity"] else self._open()
         for row in rows:
             self.row(row["step"], {key: value for key, value in row.items() if key != "step"})
-        # Not in the thread: CPython 3.11 may fail to parse code in two threads at once
-        # (python/cpython#106905). A missing library is reported by `_open`.
+        # The library is imported here, not in the thread: CPython 3.11 may fail to parse code in
+        # two threads at once (python/cpython#106905). A missing library is reported by `_open`.
         with contextlib.suppress(Exception):
             import_module(kind.library)
         self._thread = threading.Thread(target=self._deliver, name=f"tracker {name}", daemon=True)
@@ -142,6 +142,7 @@ class Delivery:
                 return
             tracker.row(item.step, new)
             sent["step"], sent["figures"] = item.step, [*known, *new]
+        # A shallow copy suffices: nested values are replaced, never changed in place.
         self._settling.append((time.monotonic() + tracker.settles_after, dict(sent)))
         settled = None
         while self._settling and self._settling[0][0] <= time.monotonic():

@@ -250,24 +250,24 @@ class Decoder(nnx.Module):
         return self.output(nnx.relu(x)).astype(jnp.float32)
 
 
-def logit_laplace(said: jax.Array, pixels: jax.Array) -> jax.Array:
+def logit_laplace(prediction: jax.Array, pixels: jax.Array) -> jax.Array:
     """Returns the negative log density of pixels, of the same shape (2102.12092, appendix A.3).
 
     A pixel's logit has a Laplace distribution.
 
     Args:
-      said: its centres and then the logarithms of its scales, `[..., 2 channels]`.
+      prediction: centres, then log scales, `[..., 2 channels]`.
       pixels: between 0 and 1, `[..., channels]`.
     """
-    centre, scale = jnp.split(said, 2, axis=-1)
+    centre, scale = jnp.split(prediction, 2, axis=-1)
     logit = jnp.log(pixels) - jnp.log1p(-pixels)
     density = math.log(2) + scale + jnp.abs(logit - centre) * jnp.exp(-scale)
     return density + jnp.log(pixels) + jnp.log1p(-pixels)
 
 
-def decoded(said: jax.Array) -> jax.Array:
+def decoded(prediction: jax.Array) -> jax.Array:
     """Returns the decoder's pixels in [0, 255]: the centres of `logit_laplace`."""
-    centre, _ = jnp.split(said, 2, axis=-1)
+    centre, _ = jnp.split(prediction, 2, axis=-1)
     return 255 * jnp.clip((nnx.sigmoid(centre) - EDGE) / (1 - 2 * EDGE), 0, 1)
 
 

@@ -214,7 +214,7 @@ class Objective(nnx.Module):
         """Returns the state before the first update, by name.
 
         Args:
-          params: the model's parameters; this module has the objective's.
+          params: the model's parameters; `self` contains the objective's own.
         """
         return {}
 
@@ -225,7 +225,7 @@ class Objective(nnx.Module):
 
         Args:
           state: the state before the update.
-          params: the model's parameters after the update; this module has the objective's.
+          params: the model's parameters after the update; `self` contains the objective's own.
           aux: `Loss.aux` of the global batch.
           update: number of the update, counted from 1 without skipped ones.
         """
