@@ -79,7 +79,7 @@ def test_what_is_sent_loads_in_each_library_by_the_lines_of_its_card(finished, p
     (tmp_path / "sitecustomize.py").write_text(OPERATORS)
     done = push(finished, "ada/digits", "--licence=mit", path=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == f"sent to {hub.endpoint}/ada/digits (private)"
+    assert done.stdout.splitlines()[-1] == f"uploaded to {hub.endpoint}/ada/digits (private)"
     files = hub.repositories["ada/digits"]
     assert files.keys() == {".gitattributes", "README.md", "config.json", "model.safetensors"}
     lines = blocks(files["README.md"].decode())
@@ -141,7 +141,7 @@ def test_a_model_in_place_of_another_leaves_no_file_of_its(
     (run / "manifest.json").write_text(json.dumps(said | dict(class_names=[])))
     done = push(run, "ada/taken", "--licence=mit", "--replace", path=without_timm)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == f"sent to {hub.endpoint}/ada/taken (public)"
+    assert done.stdout.splitlines()[-1] == f"uploaded to {hub.endpoint}/ada/taken (public)"
     files = hub.repositories["ada/taken"]
     assert files.keys() == {"notes.md", "README.md", "config.json", "model.safetensors"}
     assert json.loads(files["config.json"])["label_names"] == [*"0123456789"]
