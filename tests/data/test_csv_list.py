@@ -72,7 +72,7 @@ def test_several_labels_are_in_columns_or_rows(images):
     )
     source = listed(images, "a.png,dog\na.png,wet\nb.jpg,wet\nsub/c.png,dog\nsub/c.png,dog\n")
     assert rows(source) == expected and source.max_labels == 2
-    assert source.left_out == {"rows of a file listed before with the same labels": 1}
+    assert source.left_out == {"rows of a file listed before with the same labels or captions": 1}
 
 
 def test_numbers_are_classes_in_their_order_and_keep_their_names_in_other_splits(images):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, as_text
 
 TEXT = "text"  # Captions of an image: one or several strings.
 
@@ -40,13 +40,18 @@ def check_captions(captions: Sequence[str], place: str) -> tuple[str, ...]:
       place: description of the image, for errors.
 
     Raises:
-      UserError: there is no caption, one is empty, or one is not a string.
+      UserError: there is no caption, one is empty, or one is not a string of valid UTF-8.
     """
     for caption in captions:
         if not isinstance(caption, str):
             raise UserError(f"a caption of {place} is a {type(caption).__name__}, not a string")
         if not caption.strip():
             raise UserError(f"{place} has an empty caption: write one, or remove the row")
+        if any("\ud800" <= character <= "\udfff" for character in caption):
+            raise UserError(
+                f"{place} has a caption that is not valid UTF-8: {as_text(caption[:60])}; save the "
+                "captions in UTF-8"
+            )
     if not captions:
         raise UserError(f"{place} has no caption: write one, or remove the image")
     return tuple(dict.fromkeys(caption.strip() for caption in captions))

@@ -9,6 +9,7 @@ from absl import flags
 from PIL import Image
 
 import vit_jax
+from configs.siglip import get_config
 from vit_jax.config import base_config
 from vit_jax.data.fields import TEXT, Field
 from vit_jax.data.pipeline import evaluation_batches, training_batches
@@ -16,6 +17,7 @@ from vit_jax.data.preprocess import TestCrop, TrainCrop
 from vit_jax.data.sources import open_handed_in, open_source
 from vit_jax.errors import UserError
 from vit_jax.models.text_tokens import open_tokenizer
+from vit_jax.runs.choices.recognised import recognise
 from vit_jax.training.objectives.contrastive import recalls
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
@@ -70,21 +72,52 @@ def test_the_column_of_captions_is_found_or_named(tmp_path):
     with pytest.raises(UserError, match="no column 'caption'.*caption_key=NAME.*alt, title"):
         open_pairs(tmp_path)
     assert captions(open_pairs(tmp_path, caption_key="Title")) == [("y",)]
+    write_pairs(tmp_path, ROWS)
+    with pytest.raises(UserError, match="no column 'title'.* there are: caption"):
+        open_pairs(tmp_path, caption_key="title")
 
 
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
         ([*ROWS, ("b.png", " ")], "b.png in .* has an empty caption"),
+        (
+            [*ROWS, ("b.png", "two dogs", " running")],
+            "row 6 has 3 cells, .* header has 2: .*quotes",
+        ),
+        ([*ROWS, ("b.png", "caf\udce9")], r"b.png in .* not valid UTF-8: caf.udce9; save"),
         ([*ROWS, ("lost.png", "x"), ("gone.png", "y")], "2 of 5 images do not exist: lost.png"),
     ],
 )
 def test_bad_captions_are_one_line(tmp_path, rows, words):
-    write_pairs(tmp_path, [row for row in rows if row[0] not in ("lost.png", "gone.png")])
-    with open(tmp_path / "train.csv", "w", newline="") as file:
+    write_pairs(tmp_path, [row for row in rows if row in ROWS])
+    with open(tmp_path / "train.csv", "w", newline="", errors="surrogateescape") as file:
         csv.writer(file).writerows([("file", "caption"), *rows])
     with pytest.raises(UserError, match=words):
         open_pairs(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "splits"),
+    [
+        ("train.csv", "", ("train", "test")),
+        ("metadata.jsonl", "", ("all[:80%]", "all[80%:]")),
+        ("metadata.jsonl", "metadata.jsonl", ("all[:80%]", "all[80%:]")),
+    ],
+)
+def test_a_list_of_captions_is_recognised_next_to_a_folder_of_images(tmp_path, name, path, splits):
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "images" / "a.png")
+    rows = "file,caption\nimages/a.png,x\n"
+    if name == "train.csv":
+        (tmp_path / "test.csv").write_text(rows)
+    content = rows if name == "train.csv" else '{"file_name": "images/a.png", "text": "x"}\n'
+    (tmp_path / name).write_text(content)
+    config = get_config()
+    config.data.path = str(tmp_path / path)
+    recognise(config, {"data.path"})
+    assert config.data.source == "csv"
+    assert (config.data.train_split, config.data.test_split) == splits
 
 
 def test_a_line_that_is_not_json_is_named(tmp_path):

@@ -34,7 +34,7 @@ FILE_COLUMNS = {
 }
 CAPTION_COLUMNS = ("caption", "captions", "text")
 LISTS = (".csv", ".jsonl")  # Suffixes of lists.
-AGAIN = "rows of a file listed before with the same labels"
+AGAIN = "rows of a file listed before with the same labels or captions"
 LOOKED_AT = 100  # At least one of the first 100 files must exist.
 
 
@@ -127,6 +127,7 @@ def open_csv(split: str, options: SourceOptions) -> CsvList:
     rows = _read(path)
     columns = _columns(path, rows, options.label_key if options.labels else None)
     columns = columns._replace(caption=_caption_column(path, rows, columns, options))
+    _check_cells(path, rows, columns)
     if not whole and columns.split is None:
         raise UserError(
             f"{path} is one list, without a column split: cut it, as with "
@@ -259,7 +260,7 @@ def _read_json_lines(path: str, content: bytes) -> list[list[str]]:
     Raises:
       UserError: a line is not a JSON object.
     """
-    lines = content.decode("utf-8-sig", "replace").split("\n")
+    lines = content.decode("utf-8-sig", "surrogateescape").split("\n")
     examples = [
         _json_object(line, f"{path}, line {number}")
         for number, line in enumerate(lines, 1)
@@ -301,8 +302,8 @@ def _caption_column(
 ) -> int | None:
     """Returns the position of the column of captions; None if they are not required.
 
-    It is the column named `options.caption_key`, `caption`, `captions` or `text`, or else the only
-    column besides the file and the split.
+    It is the column named `options.caption_key`. If that is the default, it may also be `captions`
+    or `text`, or else the only column besides the file and the split.
 
     Raises:
       UserError: there is no such column.
@@ -310,17 +311,35 @@ def _caption_column(
     if TEXT not in options.fields:
         return None
     header = _header(rows) if columns.rows else []
-    for name in (options.caption_key.lower(), *CAPTION_COLUMNS):
+    is_default = options.caption_key == CAPTION_COLUMNS[0]
+    for name in CAPTION_COLUMNS if is_default else (options.caption_key.lower(),):
         if name in header:
             return header.index(name)
-    others = [n for n in range(max(map(len, rows))) if n not in (columns.file, columns.split)]
-    if len(others) == 1:
+    cells = len(header) or max(map(len, rows))
+    others = [n for n in range(cells) if n not in (columns.file, columns.split)]
+    if len(others) == 1 and is_default:
         return others[0]
     there = ", ".join(as_text(rows[0][place]) for place in others if place < len(rows[0])) or "none"
     raise UserError(
         f"{path} has no column {options.caption_key!r}: name the column of captions with "
         f"--config.data.caption_key=NAME; besides the files there are: {there}"
     )
+
+
+def _check_cells(path: str, rows: list[list[str]], columns: _Columns) -> None:
+    """Raises UserError if a row of captions has more cells than the header.
+
+    A caption with commas and without quotes would lose its end.
+    """
+    if columns.caption is None or not columns.rows:
+        return
+    for number, row in enumerate(rows, 1):
+        if any(cell.strip() for cell in row[len(rows[0]) :]):
+            raise UserError(
+                f"{path}, row {number} has {len(row)} cells, and the header has {len(rows[0])}: "
+                'put captions with separators in quotes, without a space before them, as in a.jpg,"'
+                'a dog, running"'
+            )
 
 
 def _columns(path: str, rows: list[list[str]], label_key: str | None) -> _Columns:

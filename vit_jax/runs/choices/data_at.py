@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from vit_jax.data.sources import SOURCES
 from vit_jax.data.sources.base import Source
-from vit_jax.data.sources.csv_list import lists_files, split_files
+from vit_jax.data.sources.csv_list import LISTS, lists_files, split_files
 from vit_jax.data.sources.folder import folders_in
 from vit_jax.data.sources.folder_rules import is_ignored, split_name, why_left_out
 from vit_jax.data.sources.tfds import tfds_builder
@@ -68,7 +68,7 @@ def data_at(path: str) -> DataAt:
             f"there is no {path}: give a folder with a folder of images for each class, a CSV with "
             "file,label, or tfds:NAME"
         )
-    if path.lower().endswith(".csv"):
+    if path.lower().endswith(LISTS):
         return of_kind("csv", path)
     if not os.path.isdir(path):
         raise UserError(
@@ -119,7 +119,7 @@ def _with_lists(path: str, folders: Sequence[str]) -> DataAt | None:
         return DataAt("csv", path, splits, "CSVs of files and labels")
     if any(map(split_name, folders)):
         return None
-    lists = sorted(name for name in os.listdir(path) if name.lower().endswith(".csv"))
+    lists = sorted(name for name in os.listdir(path) if name.lower().endswith(LISTS))
     listing = [name for name in lists if lists_files(os.path.join(path, name))]
     if len(listing) == 1:
         return of_kind("csv", os.path.join(path, listing[0]))

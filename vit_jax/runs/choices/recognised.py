@@ -48,8 +48,9 @@ def recognise(
 def _data_set(config: ConfigDict) -> DataAt | None:
     """Returns the data set at `data.path`; None if it is not recognized."""
     path = config.data.path
+    has_rows = objective_of(config.objective.name).labels or config.data.source == "csv"
     try:
-        return data_at(path) if objective_of(config.objective.name).labels else _unlabelled(path)
+        return data_at(path) if has_rows else _unlabelled(path)
     except UserError:
         return None
 
