@@ -136,6 +136,12 @@ def test_micro_batches_that_are_advised_have_whole_groups_of_koleo():
             check_fits(memory_check.changed(config, changes), key)
 
 
+def test_micro_batches_are_not_advised_for_contrastive_losses():
+    config = load("siglip")
+    found = [*memory_check.likely_changes(config, 1, 10e9, 10**9, 10**9, 12 * 10**9)]
+    assert found and not any("micro_batches" in one for one in found)
+
+
 @pytest.mark.parametrize(
     "error",
     [

@@ -198,8 +198,7 @@ def likely_changes(
         size for size in (8, devices) if devices % (size * mesh.tensor) == 0 and size > mesh.fsdp
     }
     remats = [name for name in LEFT if LEFT[name] <= LEFT[config.model.remat]]
-    divisor = devices // mesh.tensor * config.micro_batches
-    micros = [micro for micro in (1, 2, 4, 8, 16) if config.batch_size % (divisor * micro) == 0]
+    micros = _micro_batches(config, devices)
     for micro, remat, fsdp in itertools.product(micros, remats, (mesh.fsdp, *sorted(fsdps))):
         left = temporaries * LEFT[remat] / LEFT[config.model.remat] / micro
         extra = parameters if micro > 1 else 0
@@ -207,6 +206,14 @@ def likely_changes(
             continue
         if changes := _changes(config, micro, remat, fsdp):
             yield changes
+
+
+def _micro_batches(config: ConfigDict, devices: int) -> list[int]:
+    """Returns factors of the number of micro-batches with which the objective and batch work."""
+    if config.objective.name == "contrastive":  # It compares all pairs of the batch.
+        return [1]
+    divisor = devices // config.mesh.tensor * config.micro_batches
+    return [micro for micro in (1, 2, 4, 8, 16) if config.batch_size % (divisor * micro) == 0]
 
 
 def _changes(config: ConfigDict, micro: int, remat: str, fsdp: int) -> Changes:
