@@ -126,6 +126,7 @@ def test_a_dry_run_writes_the_folder_and_its_card_and_asks_nobody(
     assert (
         "Test: split `test` of digits, 360 images." in card
         and "digits, split `train`: 1,437" in card
+        and "passed by a program" not in card
     )
     assert "| model.dim | 16 |" in card and "| optimizer.warmup_steps | 5 |" in card
     again = push(finished, "ada/digits", "--licence=mit", f"--dry_run={tmp_path / 'out'}")

@@ -50,7 +50,7 @@ def read_facts(workdir: Path, which: str, checkpoint: Checkpoint) -> RunFacts | 
         return None
     config, manifest = dict(leaves(run.config)), run.manifest
     source = _source(config)
-    handed_in = " It was passed by a program." if "data" in manifest else ""
+    handed_in = " It was passed by a program." if config["data.source"] == "handed_in" else ""
     made_with = "vit_jax" + (f" (commit {manifest['commit']})" if manifest.get("commit") else "")
     versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
     return RunFacts(
