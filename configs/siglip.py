@@ -54,7 +54,7 @@ def get_config(argument=None):
 def _lock_image(config, checkpoint):
     """Sets the values of big_vision's `siglip_lit_coco.py`, which trains a text tower alone."""
     config.model.update(dict(name="", pooling=None, dtype="float32"))
-    config.finetune.checkpoint = checkpoint
+    config.finetune.checkpoint, config.finetune.objective = checkpoint, "new"
     config.contrastive.update(dict(text_length=16, initial_bias=-2.71))
     config.data.flip, config.augment.randaugment = True, (2, 10.0)
     config.batch_size, config.steps = 512, 5000

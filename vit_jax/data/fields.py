@@ -44,7 +44,7 @@ def check_captions(captions: Sequence[str], place: str) -> tuple[str, ...]:
     """
     for caption in captions:
         if not isinstance(caption, str):
-            raise UserError(f"a caption of {place} is a {type(caption).__name__}, not a string")
+            raise UserError(f"a caption of {place} has type {type(caption).__name__}, not str")
         if not caption.strip():
             raise UserError(f"{place} has an empty caption: write one, or remove the row")
         if any("\ud800" <= character <= "\udfff" for character in caption):

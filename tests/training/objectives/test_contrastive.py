@@ -120,6 +120,10 @@ def test_a_list_of_captions_is_recognised_next_to_a_folder_of_images(tmp_path, n
     assert (config.data.train_split, config.data.test_split) == splits
 
 
+def test_locked_image_tuning_starts_a_new_text_tower():
+    assert get_config("tune=text,image=run").finetune.objective == "new"
+
+
 def test_a_line_that_is_not_json_is_named(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"file_name": "a.png", "text": "x"}\n[1]\n')
     with pytest.raises(UserError, match="line 2 is not a JSON object"):
@@ -150,6 +154,12 @@ def test_passed_images_without_captions_are_an_error():
         open_handed_in({"train": IMAGES}, "train", labels=False, fields=(TEXT,))
     with pytest.raises(UserError, match="3 images and 2 captions"):
         open_handed_in({"train": (IMAGES, ["a", "b"])}, "train", labels=False, fields=(TEXT,))
+
+
+@pytest.mark.parametrize(("value", "kind"), [(3, "int"), (None, "NoneType"), (b"x", "bytes")])
+def test_passed_captions_of_another_type_are_an_error(value, kind):
+    with pytest.raises(UserError, match=f"caption of .*example 0 has type {kind}, not str"):
+        open_handed_in({"train": (IMAGES, [value] * 3)}, "train", labels=False, fields=(TEXT,))
 
 
 def text_field(length: int = 8) -> Field:

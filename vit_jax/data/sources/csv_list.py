@@ -315,8 +315,7 @@ def _caption_column(
     for name in CAPTION_COLUMNS if is_default else (options.caption_key.lower(),):
         if name in header:
             return header.index(name)
-    cells = len(header) or max(map(len, rows))
-    others = [n for n in range(cells) if n not in (columns.file, columns.split)]
+    others = _other_columns(rows, columns)
     if len(others) == 1 and is_default:
         return others[0]
     there = ", ".join(as_text(rows[0][place]) for place in others if place < len(rows[0])) or "none"
@@ -324,6 +323,12 @@ def _caption_column(
         f"{path} has no column {options.caption_key!r}: name the column of captions with "
         f"--config.data.caption_key=NAME; besides the files there are: {there}"
     )
+
+
+def _other_columns(rows: list[list[str]], columns: _Columns) -> list[int]:
+    """Returns the positions of the columns besides the file and the split."""
+    cells = len(rows[0]) if columns.rows else max(map(len, rows))
+    return [place for place in range(cells) if place not in (columns.file, columns.split)]
 
 
 def _check_cells(path: str, rows: list[list[str]], columns: _Columns) -> None:

@@ -219,7 +219,10 @@ def _captions(source: HandedIn, column: Any, key: str, name: str) -> tuple[tuple
         items = (source.data[index] for index in range(len(source)))
         column = [_caption_of(item, key, name) for item in items]
     return tuple(
-        check_captions([texts] if isinstance(texts, str) else [*texts], source.describe(index))
+        check_captions(
+            [*texts] if isinstance(texts, list | tuple | np.ndarray) else [texts],
+            source.describe(index),
+        )
         for index, texts in enumerate(column)
     )
 
