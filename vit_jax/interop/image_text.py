@@ -23,7 +23,7 @@ from vit_jax.interop.tensor_files import check_float
 from vit_jax.interop.transformers.transformers_text import TextFormat, read_text_tower
 from vit_jax.models.model_card import abstract
 from vit_jax.models.text import TextTower, text_options, tokenizer_of
-from vit_jax.models.text_tokens import BYTES, Tokenizer, open_tokenizer
+from vit_jax.models.text_tokens import Tokenizer, open_tokenizer
 from vit_jax.options.objective import ContrastiveOptions
 from vit_jax.options.text import TextOptions
 from vit_jax.paths import OBJECTIVE_FILES
@@ -78,9 +78,16 @@ def open_trained_text(checkpoint: Checkpoint, workdir: Path) -> TextPart:
             "config.objective.name='contrastive'"
         )
     options = ContrastiveOptions(**found.values)
-    if options.tokenizer != BYTES:
-        options = dataclasses.replace(options, tokenizer=str(workdir / OBJECTIVE_FILES))
-    shapes = found.shapes()
+    shapes, files = found.shapes(), workdir / OBJECTIVE_FILES
+    if files.is_dir():
+        options = dataclasses.replace(options, tokenizer=str(files))
+    elif (tokens := shapes["text/token_embedding/embedding"][0]) != tokenizer_of(
+        options
+    ).vocabulary:
+        raise UserError(
+            f"{files} does not exist, and the text tower has {tokens:,} tokens: put back the files "
+            "of its tokenizer"
+        )
     sources = found.sources(shapes)
     width = shapes["text/head/kernel"][-1]
     tower = _built(

@@ -481,7 +481,8 @@ class ContrastiveOptions:
         "bytes",
         text(".+", "a folder, or 'bytes'"),
         "Folder with the tokenizer: tokenizer.json, spiece.model, or vocab.json and merges.txt; "
-        "'bytes': the bytes of UTF-8.",
+        "'bytes': the bytes of UTF-8. A run resumes only with the same files.",
+        operational=True,
     )
     text_tower: str = option(
         "siglip",

@@ -18,6 +18,7 @@ from vit_jax.interop.tensor_files import Tensor
 from vit_jax.models import read_options
 from vit_jax.models.model_card import parameter_shapes
 from vit_jax.options.model import ImageOptions
+from vit_jax.options.option import options_of
 from vit_jax.options.run import RunOptions
 from vit_jax.paths import CONFIG, MANIFEST, is_url
 from vit_jax.runs.bucket import checkpoints_of, shown
@@ -119,9 +120,13 @@ def _objective_params(workdir: Path, config: RunOptions, step: int) -> Objective
     if not kind.made_by:
         return None
     averaged = kind.own_eval_params(config)
-    options = dataclasses.asdict(getattr(config, kind.section))
+    section = getattr(config, kind.section)
+    declared = options_of(type(section))
+    # Operational values, such as a tokenizer's folder, are this machine's and not the model's.
     values = {
-        key: value for key, value in options.items() if key in kind.made_by or value is not None
+        key: value
+        for key, value in dataclasses.asdict(section).items()
+        if (key in kind.made_by or value is not None) and not declared[key].operational
     }
 
     folder = checkpoints_of(workdir)

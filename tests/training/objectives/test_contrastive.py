@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ from vit_jax.data.pipeline import evaluation_batches, training_batches
 from vit_jax.data.preprocess import TestCrop, TrainCrop
 from vit_jax.data.sources import open_handed_in, open_source
 from vit_jax.errors import UserError
+from vit_jax.interop.open import open_checkpoint
 from vit_jax.models.text_tokens import open_tokenizer
 from vit_jax.runs.choices.recognised import recognise
+from vit_jax.save import write_checkpoint
 from vit_jax.training.objectives.contrastive import recalls
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
@@ -262,6 +265,47 @@ def test_a_run_learns_pairs_and_classifies_by_names(loss, tmp_path, capsys):
     np.testing.assert_allclose(
         np.linalg.norm(model.encode_text(["a red square"]), axis=1), 1, rtol=1e-5
     )
+
+
+def test_a_saved_run_contains_no_path_of_its_tokenizer(tmp_path, capsys):
+    config = small_config("sigmoid")
+    config.steps = config.evaluate_every = 6
+    folder = tmp_path / "tokenizer"
+    write_tokenizer(folder)
+    config.contrastive.tokenizer = str(folder)
+    vit_jax.train(config, tmp_path / "run", train=pairs(32, 0), test=pairs(16, 1))
+    tokens = vit_jax.load_image_text(tmp_path / "run", log=str).tokenizer(["a red square"])
+    shutil.rmtree(folder)
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    model = vit_jax.load_image_text(moved, log=str)
+    np.testing.assert_array_equal(model.tokenizer(["a red square"]), tokens)
+    write_checkpoint(open_checkpoint(moved), tmp_path / "saved", "timm")
+    written = "".join(file.read_text() for file in (tmp_path / "saved").glob("*.json"))
+    assert "contrastive" in written
+    assert str(tmp_path) not in written
+    shutil.rmtree(moved / "objective")
+    with pytest.raises(UserError, match="objective does not exist.*put back the files"):
+        vit_jax.load_image_text(moved, log=str)
+
+
+def write_tokenizer(folder) -> None:
+    """A byte-pair tokenizer of some words, as Transformers writes it."""
+    import tokenizers
+
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<pad>", "<eos>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )
+    made.train_from_iterator([f"a {name} square, it is {name}" for name in COLOURS], trainer)
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="$A <eos>", special_tokens=[("<eos>", made.token_to_id("<eos>"))]
+    )
+    folder.mkdir()
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"pad_token": "<pad>", "eos_token": "<eos>"}')
 
 
 def test_a_run_of_another_objective_has_no_text_tower(tmp_path, capsys):
