@@ -290,8 +290,7 @@ def test_a_saved_run_contains_no_path_of_its_tokenizer(tmp_path, capsys):
 
 def write_tokenizer(folder) -> None:
     """A byte-pair tokenizer of some words, as Transformers writes it."""
-    import tokenizers
-
+    tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = tokenizers.trainers.BpeTrainer(
