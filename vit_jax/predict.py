@@ -196,7 +196,8 @@ def write_predictions(
     names, probabilities = classifier.class_names, classifier.probabilities
     if not names:
         raise UserError(
-            f"{CHECKPOINT.value} has no head: it has features (--embed), but predicts no classes"
+            f"{CHECKPOINT.value} has no head: it has features (--embed), but predicts no classes; "
+            "with a text tower it takes --names=cat,dog"
         )
     top = top_of(TOP.value, THRESHOLD.value, len(names), DEFAULT_TOP)
     columns = most_named(top, THRESHOLD.value, probabilities)

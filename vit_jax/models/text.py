@@ -1,5 +1,6 @@
 """Text towers of CLIP (Radford et al., 2021) and SigLIP (Zhai et al., 2023)."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.models.layers import named
-from vit_jax.models.text_tokens import Tokenizer, open_tokenizer
+from vit_jax.models.text_tokens import Tokenizer, open_tokenizer, tokenizer_identity
 from vit_jax.models.transformer import EncoderBlock, Stack, make_norm
 from vit_jax.options.objective import ContrastiveOptions
 from vit_jax.options.text import TextOptions
@@ -77,6 +78,11 @@ def tokenizer_of(options: ContrastiveOptions) -> Tokenizer:
     Raises:
       UserError: it does not exist, or is damaged.
     """
+    return _opened(options, tokenizer_identity(Path(options.tokenizer)))
+
+
+@functools.lru_cache(maxsize=2)  # A run requests it several times, and large ones take a second.
+def _opened(options: ContrastiveOptions, identity: str) -> Tokenizer:
     return open_tokenizer(
         Path(options.tokenizer),
         options.text_length,
