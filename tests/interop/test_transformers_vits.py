@@ -264,7 +264,7 @@ def test_a_head_with_biases_is_no_projection(drawn, tmp_path):
             "BEiT",
             dict(use_shared_relative_position_bias=True),
             "with use_relative_position_bias and use_shared_relative_position_bias together is "
-            "not read",
+            "unsupported",
         ),
         (
             "BEiT",

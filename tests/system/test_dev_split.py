@@ -77,5 +77,5 @@ def test_finished_run_that_is_started_again_says_the_same_figures(run, chosen):
     assert again.returncode == 0, again.stderr
     done = r"done after .* \| (test accuracy .*)"
     assert re.search(done, again.stdout)[1] == re.search(done, out)[1]
-    table = r"<table class=.figures.>.*?</table>"
+    table = r"(?s)<table class=.figures.>.*?</table>"
     assert re.search(table, (workdir / "report.html").read_text())[0] == re.search(table, report)[0]

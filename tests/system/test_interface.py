@@ -376,7 +376,7 @@ def test_a_run_of_a_model_that_is_handed_in_goes_on_with_it_and_no_other(tmp_pat
     assert_continues(undisturbed, continued)
     assert vit_jax.load_model(tmp_path / "run", log=str).options.pooling == "gap"
     for model, what in ((model_of(head_bias=-1.0), "parameters"), (model_of(heads=1), "heads")):
-        with pytest.raises(vit_jax.UserError, match=f"a run of other model .*{what}"):
+        with pytest.raises(vit_jax.UserError, match=f"a run with other model .*{what}"):
             vit_jax.train(small(), tmp_path / "run", model=model, **DATA)
     with pytest.raises(vit_jax.UserError, match="the model of this run was passed"):
         config = small(**{"finetune.checkpoint": "handed_in", "model.name": ""})

@@ -186,7 +186,7 @@ REFUSED = {
         encoded(Image.fromarray(NOISE), "JPEG")[:9000],
         {},
         422,
-        "cannot be read whole",
+        "damaged or truncated",
     ),
     "a bomb": ("", encoded(Image.new("L", (20_000, 20_000)), "PNG"), {}, 413, "far more"),
     "a small bomb": ("", encoded(Image.new("L", (2000, 2000)), "PNG"), {}, 413, "has 2000x2000"),
@@ -318,7 +318,7 @@ def test_termination_finishes_what_is_under_way(run, finished, folder, tmp_path)
         ([], "give one checkpoint"),
         (["nowhere"], "nowhere"),
         (["{finished}", "--queue=2"], "--queue=2 is less than a batch: give 16 or more"),
-        (["{finished}", "--neighbours=nowhere"], "--neighbours=nowhere is no folder"),
+        (["{finished}", "--neighbours=nowhere"], "--neighbours=nowhere is not a folder"),
         (["{finished}", "--host=300.1.1.1"], "give another --port, or --host"),
     ],
 )

@@ -64,7 +64,7 @@ def test_run_with_a_teacher_goes_on_to_the_bit_and_with_no_other_teacher(tmp_pat
     shutil.move(tmp_path / "teacher", tmp_path / "moved")
     make_teacher(tmp_path / "teacher", 1)
     with pytest.raises(
-        vit_jax.UserError, match="belongs to a run of other frozen model .*parameters"
+        vit_jax.UserError, match="belongs to a run with other frozen model .*parameters"
     ):
         vit_jax.train(config, tmp_path / "killed")
     vit_jax.train(config_of(tmp_path / "moved"), tmp_path / "killed")

@@ -40,6 +40,6 @@ def test_run_of_another_format_is_rejected_and_left_alone(run, workdir, found, r
 )
 def test_damaged_file_of_a_run_is_named_and_the_run_is_left_alone(workdir, name, damage):
     (workdir / name).write_bytes(damage)
-    with pytest.raises(vit_jax.UserError, match=f"{name} is damaged.*put back a copy of it"):
+    with pytest.raises(vit_jax.UserError, match=f"{name} is damaged.*restore a copy of it"):
         vit_jax.load_model(workdir)
     assert (workdir / name).read_bytes() == damage and (workdir / "checkpoints").is_dir()

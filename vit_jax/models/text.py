@@ -78,17 +78,20 @@ def tokenizer_of(options: ContrastiveOptions) -> Tokenizer:
     Raises:
       UserError: it does not exist, or is damaged.
     """
-    return _opened(options, tokenizer_identity(Path(options.tokenizer)))
+    return _opened(
+        options.tokenizer,
+        options.text_length,
+        options.text_tower == "siglip",
+        options.vocabulary,
+        tokenizer_identity(Path(options.tokenizer)),
+    )
 
 
 @functools.lru_cache(maxsize=2)  # A run requests it several times, and large ones take a second.
-def _opened(options: ContrastiveOptions, identity: str) -> Tokenizer:
-    return open_tokenizer(
-        Path(options.tokenizer),
-        options.text_length,
-        lower_case=options.text_tower == "siglip",
-        vocabulary=options.vocabulary,
-    )
+def _opened(
+    folder: str, length: int, lower_case: bool, vocabulary: int | None, identity: str
+) -> Tokenizer:
+    return open_tokenizer(Path(folder), length, lower_case, vocabulary)
 
 
 def text_options(options: ContrastiveOptions, output_dim: int, dtype: str) -> TextOptions:

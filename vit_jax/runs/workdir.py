@@ -302,7 +302,7 @@ def _check_format(workdir: Path, manifest: dict) -> None:
     found = manifest.get("format", 1)
     if not isinstance(found, int) or not isinstance(manifest.get("model"), dict):
         raise UserError(
-            f"{shown(workdir)}/{MANIFEST} is damaged: it contains no model; put back a copy of it"
+            f"{shown(workdir)}/{MANIFEST} is damaged: it contains no model; restore a copy of it"
         )
     if found != FORMAT:
         remedy = "use a newer vit_jax" if found > FORMAT else "train again in a new workdir"

@@ -73,7 +73,7 @@ def _options_of(manifest: dict, place: str) -> ImageOptions:
     try:
         return read_options(manifest["model"])
     except UserError as error:
-        raise UserError(f"{place} is damaged: {error}; put back a copy of it") from error
+        raise UserError(f"{place} is damaged: {error}; restore a copy of it") from error
 
 
 def _load_params(
