@@ -135,11 +135,15 @@ def embed_images(
             max_unreadable=len(part),
             log=print,
         )
-        features = extractor(params, part)
-        rows = zip(features.indices.tolist(), features.values, strict=True)
-        known |= {keys[new[row]]: embedding for row, embedding in rows}
+        start = 0
+        for batch in extractor.stream(params, part):
+            rows = np.flatnonzero(batch["mask"])
+            known |= {keys[new[start + row]]: batch["values"][row] for row in rows.tolist()}
+            start += len(batch["mask"])
         write_cache(file, known)
     readable = [index for index, key in enumerate(keys) if key in known]
+    if not readable:
+        raise UserError(f"none of the {len(images)} files is an image that can be read")
     return [images.path(index) for index in readable], np.stack(
         [known[keys[index]] for index in readable]
     )

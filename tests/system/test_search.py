@@ -68,6 +68,19 @@ def test_images_of_the_named_colour_come_first_and_are_embedded_once(workdir, tm
     assert "8 of 10 images are in the cache" in again.stdout  # Not the changed and the broken one.
     assert "green <b>0.png" in [name for _, name in lines_of(again)[:4]]
 
+    # The only image that is not in the cache is the broken one.
+    third = search(workdir, "it is red", photos, "--top=5", cache=tmp_path)
+    assert "9 of 10 images are in the cache" in third.stdout
+    assert lines_of(third) == lines_of(again)
+
+
+def test_files_that_are_no_images_are_one_line(workdir, tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "broken.png").write_bytes(b"no image")
+    done = search(workdir, "a cat", tmp_path / "photos", cache=tmp_path)
+    assert done.returncode == 2
+    assert "none of the 1 files is an image that can be read" in done.stderr
+
 
 @pytest.mark.parametrize(
     ("arguments", "words"),

@@ -26,7 +26,7 @@ from vit_jax.models.text import TextTower, text_options, tokenizer_of
 from vit_jax.models.text_tokens import Tokenizer, open_tokenizer
 from vit_jax.options.objective import ContrastiveOptions
 from vit_jax.options.text import TextOptions
-from vit_jax.paths import OBJECTIVE_FILES
+from vit_jax.paths import OBJECTIVE_FILES, is_workdir
 
 
 class TextPart(NamedTuple):
@@ -108,7 +108,7 @@ def text_params(folder: Path) -> ObjectiveParams | None:
     Returns:
       None if the folder has no text tower.
     """
-    if not folder.is_dir():
+    if not folder.is_dir() or is_workdir(folder):
         return None
     config, tensors = read_files(folder)
     if not any(name.startswith("text_model.") for name in tensors):

@@ -508,7 +508,14 @@ class ContrastiveOptions:
         "Size of the text tower's vocabulary; None: the number of the tokenizer's tokens.",
     )
     text_frozen: bool = option(
-        False, flag(), "Trains the image tower only, with the text tower of finetune.checkpoint."
+        False,
+        flag(),
+        "Trains the image tower only, with the text tower of finetune.checkpoint.",
+        requires=only_with("finetune.checkpoint"),
+        validate=lambda value, config: unless(
+            not value or config.finetune.objective == "kept",
+            "False with finetune.objective='new', which draws a random text tower",
+        ),
     )
     embedding_dim: int | None = option(
         None,

@@ -146,9 +146,15 @@ def _take_workdir(
 
 def _copy_files(files: Sequence[Path], workdir: Path) -> None:
     """Copies files of the run's objective, such as a tokenizer, into its workdir."""
+    folder = workdir / OBJECTIVE_FILES
+    if not files or files[0].parent.resolve() == folder.resolve():
+        return
+    folder.mkdir(exist_ok=True)
     for file in files:
-        (workdir / OBJECTIVE_FILES).mkdir(exist_ok=True)
-        shutil.copyfile(file, workdir / OBJECTIVE_FILES / file.name)
+        shutil.copyfile(file, folder / file.name)
+    for file in folder.iterdir():  # Of a tokenizer of another kind, before the data changed.
+        if file.name not in {kept.name for kept in files}:
+            file.unlink()
 
 
 def _identified(parts: Parts, peers: Peers) -> dict:

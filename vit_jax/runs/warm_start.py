@@ -168,6 +168,11 @@ def _checkpoint_origin(
     beside = checkpoint.objective
     if beside is None and config.objective.name == "contrastive":
         beside = text_params(Path(checkpoint.place))
+        if beside is None and config.contrastive.text_frozen:
+            raise UserError(
+                f"{config.finetune.checkpoint} has no text tower, and a random one would be frozen "
+                "(contrastive.text_frozen): give a checkpoint of both towers"
+            )
     return Origin(options, sources, lines, interpolation, beside)
 
 

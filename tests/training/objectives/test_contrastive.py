@@ -329,3 +329,49 @@ def test_parts_of_a_batch_are_rejected(tmp_path):
     config.micro_batches = 2
     with pytest.raises(UserError, match="contrastive.loss.*micro_batches=1"):
         vit_jax.train(config, tmp_path / "run", train=pairs(16, 0), test=pairs(16, 1))
+
+
+def test_a_random_text_tower_is_not_frozen(tmp_path):
+    config = small_config("sigmoid")
+    config.contrastive.text_frozen = True
+    data = dict(train=pairs(16, 0), test=pairs(16, 1))
+    with pytest.raises(UserError, match="contrastive.text_frozen.*finetune.checkpoint"):
+        vit_jax.train(config, tmp_path / "run", **data)
+    model = vit_jax.create_model("ViT-32x1/8", heads=2, pooling="map", image_size=16, num_classes=0)
+    vit_jax.save_model(model, tmp_path / "images", library="timm")
+    config.finetune.checkpoint, config.model.name = str(tmp_path / "images"), ""
+    with pytest.raises(UserError, match="has no text tower, and a random one would be frozen"):
+        vit_jax.train(config, tmp_path / "run", **data)
+    config.finetune.objective = "new"
+    with pytest.raises(UserError, match="contrastive.text_frozen.*must be False"):
+        vit_jax.train(config, tmp_path / "run", **data)
+
+
+def test_a_run_resumes_with_the_tokenizer_of_its_workdir(tmp_path, capsys):
+    config = small_config("sigmoid")
+    config.steps = config.evaluate_every = 6
+    write_tokenizer(tmp_path / "tokenizer")
+    config.contrastive.tokenizer = str(tmp_path / "tokenizer")
+    data = dict(train=pairs(32, 0), test=pairs(16, 1))
+    vit_jax.train(config, tmp_path / "run", **data)
+    shutil.rmtree(tmp_path / "tokenizer")
+    config.contrastive.tokenizer = str(tmp_path / "run" / "objective")
+    vit_jax.train(config, tmp_path / "run", **data)
+    vit_jax.load_image_text(tmp_path / "run", log=str)
+
+
+def test_a_text_tower_is_trained_for_the_frozen_images_of_a_classifier(tmp_path, capsys):
+    classes = small_config("sigmoid")
+    classes.objective.name, classes.steps, classes.evaluate_every = "classification", 6, 6
+    classes.update_from_flattened_dict(
+        {f"contrastive.{name}": value for name, value in base_config().contrastive.items()}
+    )
+    images, texts = pairs(32, 0)
+    labelled = images, [text[0] for text in texts]
+    vit_jax.train(classes, tmp_path / "classes", train=labelled, test=labelled)
+    config = small_config("sigmoid")
+    config.steps, config.evaluate_every, config.model.name = 6, 6, ""
+    config.finetune.checkpoint, config.finetune.train = str(tmp_path / "classes"), "head"
+    vit_jax.train(config, tmp_path / "run", train=pairs(32, 0), test=pairs(16, 1))
+    before, after = (vit_jax.load_model(tmp_path / name) for name in ("classes", "run"))
+    np.testing.assert_array_equal(before.features(images), after.features(images))
