@@ -117,36 +117,49 @@ def embed_images(
     Raises:
       UserError: none of the images can be read.
     """
+    file = (cache or cache_folder()) / f"{identity(model.image, crop)}.npz"
+    paths = [images.path(index) for index in range(len(images))]
+    keys = [image_key(path) for path in paths]
+    known = read_cache(file)
+    new = {key: path for key, path in zip(keys, paths, strict=True) if key not in known}
+    print(f"{len(paths) - len(new):,} of {len(paths):,} images are in the cache {file.parent}")
+    if new:
+        known |= compute_embeddings(model.image, new, crop)
+        write_cache(file, known)
+    readable = [(path, known[key]) for path, key in zip(paths, keys, strict=True) if key in known]
+    if not readable:
+        raise UserError(f"none of the {len(paths)} files is an image that can be read")
+    return [path for path, _ in readable], np.stack([embedding for _, embedding in readable])
+
+
+def compute_embeddings(
+    model: ImageModel, paths: dict[str, str], crop: TestCrop
+) -> dict[str, np.ndarray]:
+    """Returns the embeddings of the readable images, float32 `[dim]` each, by the keys of `paths`.
+
+    Args:
+      model: image tower.
+      paths: paths of images by key.
+      crop: the evaluation transform.
+    """
     from vit_jax.evaluation.features import extractor_of
     from vit_jax.parallel.mesh import make_mesh
 
-    file = (cache or cache_folder()) / f"{identity(model.image, crop)}.npz"
-    known, keys = read_cache(file), [image_key(images.path(index)) for index in range(len(images))]
-    new = [index for index, key in enumerate(keys) if key not in known]
-    print(f"{len(images) - len(new):,} of {len(images):,} images are in the cache {file.parent}")
-    if new:
-        part = ImageFiles([(images.path(index), None) for index in new])
-        extractor, params = extractor_of(
-            model.image,
-            make_mesh(),
-            crop,
-            compute=image_embedding,
-            batch_size=min(BATCH_SIZE.value, len(part)),
-            max_unreadable=len(part),
-            log=print,
-        )
-        start = 0
-        for batch in extractor.stream(params, part):
-            rows = np.flatnonzero(batch["mask"])
-            known |= {keys[new[start + row]]: batch["values"][row] for row in rows.tolist()}
-            start += len(batch["mask"])
-        write_cache(file, known)
-    readable = [index for index, key in enumerate(keys) if key in known]
-    if not readable:
-        raise UserError(f"none of the {len(images)} files is an image that can be read")
-    return [images.path(index) for index in readable], np.stack(
-        [known[keys[index]] for index in readable]
+    extractor, params = extractor_of(
+        model,
+        make_mesh(),
+        crop,
+        compute=image_embedding,
+        batch_size=min(BATCH_SIZE.value, len(paths)),
+        max_unreadable=len(paths),
+        log=print,
     )
+    values, masks = [], []
+    for batch in extractor.stream(params, ImageFiles([(path, None) for path in paths.values()])):
+        values.extend(batch["values"])
+        masks.extend(batch["mask"].tolist())
+    # The last batch is padded to the batch size, with a mask of zeros.
+    return {key: x for key, x, read in zip(paths, values, masks, strict=False) if read}
 
 
 def image_embedding(model: ImageModel, images: jax.Array) -> jax.Array:
