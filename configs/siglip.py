@@ -14,8 +14,9 @@ image tower of any checkpoint is frozen, and a text tower is trained for it with
 big_vision's `siglip_lit_coco.py`.
 """
 
-from vit_jax.config import base_config, choose, named_values
+from vit_jax.config import choose, named_values
 from vit_jax.errors import UserError, nearest
+from vit_jax.recipes import siglip
 
 TUNED = ("both", "image", "text")
 
@@ -29,16 +30,7 @@ def get_config(argument=None):
         raise UserError("from= has both towers and image= one of them: give one of the two")
     if values["tune"] == "image" and not values["from"]:
         raise UserError("tune=image keeps a trained text tower: give it by from=FOLDER")
-    config = base_config()
-    config.model.update(dict(name=values["model"], pooling="map", dtype="bfloat16"))
-    config.data.update(dict(source="csv", crop="none", test_crop="square"))
-    config.data.update(dict(image_size=224, test_resize=224, flip=False))
-    config.objective.name = "contrastive"
-    config.batch_size, config.steps = 32768, 9_000_000_000 // 32768
-    config.optimizer.update(dict(name="adafactor", beta2=0.95, learning_rate=1e-3))
-    config.optimizer.update(dict(weight_decay=1e-4 / 1e-3, clip_norm=1.0, warmup_steps=20_000))
-    config.optimizer.update(dict(schedule="cosine", end_learning_rate=0.0, count_from=0))
-    config.evaluate_every, config.checkpoint.every = 5000, 1000
+    config = siglip(values["model"])
     if values["image"]:
         _lock_image(config, values["image"])
     elif values["from"]:

@@ -85,6 +85,7 @@ OTHER_JOBS = (
 OTHER_JOBS += (
     "clip",
     "siglip",
+    "siglip2",
     "my_images_unlabelled",
     "dino",
     "dino_digits",

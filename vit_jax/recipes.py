@@ -336,6 +336,21 @@ def self_distillation(recipe: TeacherRecipe, batch_size: int, local_size: int = 
     return config
 
 
+def siglip(model: str) -> ConfigDict:
+    """Returns the values of SigLIP's runs on WebLI (2303.15343): images and captions."""
+    config = base_config()
+    config.model.update(dict(name=model, pooling="map", dtype="bfloat16"))
+    config.data.update(dict(source="csv", crop="none", test_crop="square"))
+    config.data.update(dict(image_size=224, test_resize=224, flip=False))
+    config.objective.name = "contrastive"
+    config.batch_size, config.steps = 32768, 9_000_000_000 // 32768
+    config.optimizer.update(dict(name="adafactor", beta2=0.95, learning_rate=1e-3))
+    config.optimizer.update(dict(weight_decay=1e-4 / 1e-3, clip_norm=1.0, warmup_steps=20_000))
+    config.optimizer.update(dict(schedule="cosine", end_learning_rate=0.0, count_from=0))
+    config.evaluate_every, config.checkpoint.every = 5000, 1000
+    return config
+
+
 def deit_like(
     model: str, task: str, skipped: Mapping[str, Mapping[str, float]], size: int
 ) -> ConfigDict:

@@ -80,6 +80,7 @@ MODELS = {
     "BEiT v2": VIT | dict(position="bias", position_at="shared", stochastic_depth=0.2),
     "CLIP": VIT | dict(head_std=0.02),
     "SigLIP": VIT | dict(pooling="map"),
+    "SigLIP 2": VIT | dict(pooling="map"),
 }
 TEXT = dict(text_length=16, text_dim=64, text_depth=2, text_heads=8)
 OBJECTIVES = {
@@ -103,7 +104,15 @@ OBJECTIVES = {
     "BEiT v2": dict(name="beitv2", aggregate_from=1),
     "CLIP": dict(name="contrastive", loss="softmax", text_tower="clip", embedding_dim=32, **TEXT),
     "SigLIP": dict(name="contrastive", **TEXT),
+    "SigLIP 2": dict(
+        **dict(name="contrastive", captioning=1.0, self_distillation=0.5, patch_dropout=0.25),
+        **dict(self_distillation_from=0.1, **TEXT),
+    ),
 }
+SELF_DISTILLATION = dict(
+    **dict(head_hidden=64, prototypes=128, local_crops=2, local_size=8, global_crops=1),
+    **dict(patch_weight=0.25, patch_prototypes=64),
+)
 BATCH, STEPS, CLASSES = 16, 3, 5
 
 
@@ -123,6 +132,8 @@ def train(
     objective = OBJECTIVES.get(model, {})
     if objective:
         set_objective(config, **objective)
+    if model == "SigLIP 2":
+        config.dino.update(SELF_DISTILLATION)
     labels = objective_of(config.objective.name).labels
     if not objective:
         config.augment.update(dict(mixup=0.5, erasing=0.3))

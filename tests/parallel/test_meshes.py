@@ -76,8 +76,9 @@ def test_teachers_of_both_kinds_and_crops_of_two_sizes_say_the_same_on_one_devic
 
 @pytest.mark.slow
 def test_pairs_are_compared_alike_on_one_device_and_on_eight():
-    found = losses(*(f"{name}: {mesh}" for name in ("CLIP", "SigLIP") for mesh in ("one", "all")))
-    for name in ("CLIP", "SigLIP"):
+    names = ("CLIP", "SigLIP", "SigLIP 2")
+    found = losses(*(f"{name}: {mesh}" for name in names for mesh in ("one", "all")))
+    for name in names:
         every, one = found[f"{name}: all"]["losses"], found[f"{name}: one"]["losses"]
         np.testing.assert_allclose(every, one, rtol=1e-5)
 

@@ -26,6 +26,7 @@ class View(NamedTuple):
         None: no augmentation.
       distort: augmentations after `augment`, one for each crop of the view; None leaves a crop
         unchanged; empty: none.
+      training_only: evaluation does not use the view.
     """
 
     name: str = "image"
@@ -35,6 +36,7 @@ class View(NamedTuple):
     same_rectangle_as: str | None = None
     augment: Augmentation | str | None = "config"
     distort: Sequence[Augmentation | None] = ()
+    training_only: bool = False
 
     def shape(self, image_size: int) -> tuple[int, ...]:
         """Returns the shape of one image's entry, in a run of this `image_size`."""

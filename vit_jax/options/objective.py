@@ -150,6 +150,15 @@ class DINOOptions:
     """Self-distillation: DINO, iBOT, DINOv2 and DINOv3"""
 
     # Views.
+    global_crops: int = option(
+        2,
+        whole(1, 2),
+        "Global crops of an image; 1: the student predicts the teacher's output from local crops "
+        "only (SILC).",
+        validate=lambda value, config: unless(
+            value == 2 or config.dino.local_crops > 0, "2 with dino.local_crops=0"
+        ),
+    )
     jitter: tuple[float, ...] = option(
         (0.4, 0.4, 0.2, 0.1),
         Rule(
@@ -180,9 +189,11 @@ class DINOOptions:
     local_crops: int = option(
         8,
         whole(0, 64),
-        "Local crops of an image, inputs of the student in addition to the two global crops.",
+        "Local crops of an image, inputs of the student in addition to the global crops.",
         validate=lambda value, config: unless(
-            not value or config.data.crop in ("inception", "random_resized"),
+            not value
+            or config.objective.name == "contrastive"  # Its crops for this are `random_resized`.
+            or config.data.crop in ("inception", "random_resized"),
             f"0 with data.crop={config.data.crop!r}, which draws no area; 'random_resized' does",
         ),
     )
@@ -522,6 +533,46 @@ class ContrastiveOptions:
         whole(1, 2**20),
         "Width of the embeddings after a linear projection of the image tower's features (CLIP); "
         "None: the features themselves (SigLIP).",
+    )
+    patch_dropout: float = option(
+        0.0,
+        RATE,
+        "Share of the patches that the image tower leaves out in training, at random (FLIP).",
+        validate=lambda value, config: unless(
+            not value or config.finetune.train == "all",
+            "0 with a frozen image tower, finetune.train='head'",
+        ),
+    )
+    captioning: float = option(
+        0.0, number(least=0), "Weight of the loss of a caption decoder (LocCa, SigLIP 2)."
+    )
+    decoder_depth: int | None = option(
+        None,
+        whole(1, 10000),
+        "Layers of the caption decoder; None: half of text_depth.",
+        requires=only_with("contrastive.captioning"),
+    )
+    parallel_captions: float = option(
+        0.5,
+        SHARE,
+        "Share of captions whose tokens the decoder predicts in parallel, and not one by one.",
+        requires=only_with("contrastive.captioning"),
+    )
+    self_distillation: float = option(
+        0.0,
+        number(least=0),
+        "Weight of self-distillation with the options of the section dino (SigLIP 2).",
+        validate=lambda value, config: unless(
+            not value or config.finetune.train == "all",
+            "0 with a frozen image tower, finetune.train='head'",
+        ),
+    )
+    self_distillation_from: float = option(
+        0.8,
+        RATE,
+        "Share of the run after which self-distillation starts.",
+        smoke=0.1,
+        requires=only_with("contrastive.self_distillation"),
     )
     initial_scale: float = option(
         10.0, number(above=0, most=1000), "Initial factor of the cosine similarities."

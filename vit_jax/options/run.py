@@ -65,6 +65,13 @@ def _of_objective(kind: type, name: str) -> Any:
     return section(kind, requires=only_with_objective(name))
 
 
+def _only_with_self_distillation(config: Any) -> str:
+    """Returns the requirement of the section dino, if it is not met."""
+    if config.contrastive.self_distillation:
+        return ""
+    return only_with_objective("dino")(config)
+
+
 @options
 class FinetuneOptions:
     """Warm start and fine-tuning"""
@@ -365,7 +372,7 @@ class RunOptions:
     masked_patch: MaskedPatchOptions = _of_objective(MaskedPatchOptions, "masked_patch")
     mae: MAEOptions = _of_objective(MAEOptions, "mae")
     fcmae: FCMAEOptions = _of_objective(FCMAEOptions, "fcmae")
-    dino: DINOOptions = _of_objective(DINOOptions, "dino")
+    dino: DINOOptions = section(DINOOptions, requires=_only_with_self_distillation)
     distillation: DistillationOptions = _of_objective(DistillationOptions, "distillation")
     eva: EVAOptions = _of_objective(EVAOptions, "eva")
     dvae: DVAEOptions = _of_objective(DVAEOptions, "dvae")

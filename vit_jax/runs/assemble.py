@@ -276,7 +276,8 @@ def evaluation_views(config: RunOptions) -> tuple[ViewSpec, ...]:
     Views of one rectangle are the test crop, each at its size. Others are drawn as in training,
     with random numbers that depend on the image's number.
     """
-    first, *others = objective_of(config.objective.name).views(config)
+    views = objective_of(config.objective.name).views(config)
+    first, *others = (view for view in views if not view.training_only)
     if first.count or any(view.count or view.same_rectangle_as != first.name for view in others):
         return training_views(config)
     crop, size = test_crop(config), config.data.image_size

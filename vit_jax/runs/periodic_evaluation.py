@@ -240,7 +240,8 @@ def in_words(figures: Figures, metrics: dict[str, str], unequal: Collection[str]
     """
     lines = []
     for split, found in figures.items():
-        formats = {name: metrics[name] for name in sorted(metrics)}
+        # Some metrics are of training only.
+        formats = {name: metrics[name] for name in sorted(metrics) if name in found}
         if split in unequal:
             formats |= {name: format for name, format in CLASS_FIGURES.items() if name in found}
         parts = [

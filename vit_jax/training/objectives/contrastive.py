@@ -2,10 +2,15 @@
 
 The model of the run is the image tower. The text tower and the scale of the similarities are the
 objective's parameters.
+
+SigLIP 2 (2502.14786) adds a decoder that captions the image, and in the last fifth of the run
+self-distillation and masked prediction on augmented views, whose teacher is an EMA of the image
+tower.
 """
 
+import math
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +18,18 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.data.fields import TEXT, Field, draw_caption
+from vit_jax.data.views import Augmentation, View
 from vit_jax.errors import UserError
+from vit_jax.models.image_model import TokenModel
 from vit_jax.models.image_text import unit
 from vit_jax.models.text import TextTower, text_options, tokenizer_of
 from vit_jax.models.text_tokens import TOKENIZER_FILES, tokenizer_identity
 from vit_jax.options.objective import ContrastiveOptions
 from vit_jax.options.run import RunOptions
 from vit_jax.options.text import TextOptions
+from vit_jax.training.objectives.captioning import CaptionDecoder
+from vit_jax.training.objectives.dino import DINO
+from vit_jax.training.objectives.masking import shuffled
 from vit_jax.training.objectives.objective import (
     EVALUATION,
     Batch,
@@ -32,21 +42,41 @@ from vit_jax.training.objectives.pair_losses import Pairs, sigmoid_losses, softm
 
 RECALLS = (1, 5, 10)
 MOST_COMPARED = 2**22  # Similarities that are held at once.
+GLOBAL = "global"  # Views for self-distillation.
+GLOBAL_AREA = 0.4, 1.0  # Of a global crop, as in DINO.
+
+
+class Mirrored(NamedTuple):
+    """An augmentation after a horizontal flip of half of the crops."""
+
+    augment: Augmentation
+
+    def __call__(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        flipped = pixels[:, ::-1] if rng.random() < 0.5 else pixels
+        return self.augment(np.ascontiguousarray(flipped), rng)
 
 
 class Contrastive(Objective):
     """Matching of images and captions within a batch, by a sigmoid of each pair or by a softmax.
 
-    Parameters are the text tower's, and the logarithm of the scale and the bias of the logits.
+    Parameters are the text tower's, the logarithm of the scale and the bias of the logits, and
+    those of the caption decoder and of self-distillation, if there are any.
 
     Args:
       text: arguments of the text tower.
       options: the config's section.
+      decoder: the caption decoder; None: there is none.
+      distillation: self-distillation of the image tower; None: there is none.
+      distilled_from: number of updates before self-distillation starts.
       rngs: random keys for initialization.
+
+    Attributes:
+      log_every: steps whose metrics are averaged.
     """
 
+    log_every = 1
+
     section = "contrastive"
-    metrics: ClassVar = {"image_to_text": "share", "scale": "number"}
     split_metrics: ClassVar = {
         f"recall@{k}_{way}": "share" for way in ("image_to_text", "text_to_image") for k in RECALLS
     }
@@ -54,18 +84,59 @@ class Contrastive(Objective):
         *("text_tower", "text_length", "text_dim", "text_depth", "text_heads", "text_mlp_dim"),
         *("text_gelu", "vocabulary"),
     )
+    optional = ("decoder", "distillation")
 
-    def __init__(self, text: TextOptions, options: ContrastiveOptions, *, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        text: TextOptions,
+        options: ContrastiveOptions,
+        decoder: CaptionDecoder | None = None,
+        distillation: DINO | None = None,
+        distilled_from: int = 0,
+        *,
+        rngs: nnx.Rngs,
+    ):
         self.text = TextTower(text, rngs=rngs)
         self.logit_scale = nnx.Param(jnp.log(jnp.float32(options.initial_scale)))
         sigmoid = options.loss == "sigmoid"
         self.logit_bias = nnx.Param(jnp.float32(options.initial_bias)) if sigmoid else None
         self.max_scale = options.max_scale
         self.text_frozen = options.text_frozen
+        self.decoder, self.distillation = decoder, distillation
+        self.weights = options.captioning, options.self_distillation
+        self.parallel, self.distilled_from = options.parallel_captions, distilled_from
+        self.patch_dropout = options.patch_dropout
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """The matches in a batch, the scale, and those of the other losses."""
+        found = {"image_to_text": "share", "scale": "number"}
+        if self.decoder is not None:
+            found["caption_loss"] = "number"
+        if self.distillation is not None:
+            found |= {"distillation_loss": "number"} | self.distillation.metrics
+        return found
 
     @staticmethod
     def sees_length(config: RunOptions) -> bool:
-        return False
+        return config.contrastive.self_distillation > 0
+
+    @staticmethod
+    def views(config: RunOptions) -> tuple[View, ...]:
+        if not config.contrastive.self_distillation:
+            return (View(),)
+
+        def changed(view: View) -> View:
+            area = GLOBAL_AREA if view.name == "image" else view.crop["area"]
+            return view._replace(
+                name=GLOBAL if view.name == "image" else view.name,
+                crop={"kind": "random_resized", "area": area},
+                augment=None,
+                distort=tuple(map(Mirrored, view.distort)),
+                training_only=True,
+            )
+
+        return (View(), *map(changed, DINO.views(config)))
 
     @staticmethod
     def fields(config: RunOptions) -> tuple[Field, ...]:
@@ -98,19 +169,64 @@ class Contrastive(Objective):
                 "zeros: set config.model.head_std, such as 0.02"
             )
         text = text_options(config.contrastive, _width(model), model.options.dtype)
-        return cls(text, config.contrastive, rngs=rngs)
+        options, start = config.contrastive, 0
+        decoder = distillation = None
+        if options.patch_dropout:
+            _check_keeps_any(model)
+        if options.captioning:
+            _check_tokens(model)
+            depth = options.decoder_depth or max(1, options.text_depth // 2)
+            end = tokenizer_of(options).end
+            decoder = CaptionDecoder(text, depth, model.dim, end, rngs=rngs)
+        if options.self_distillation:
+            start = int(options.self_distillation_from * steps)
+            distillation = DINO.make(config, model, steps - start, rngs)
+        made = cls(text, options, decoder, distillation, start, rngs=rngs)
+        made.log_every = config.log_every
+        return made
 
     def frozen_prefixes(self) -> dict[str, int]:
-        return {"text": 2**31 - 1} if self.text_frozen else {}
+        frozen = {"text": 2**31 - 1} if self.text_frozen else {}
+        if self.distillation is None:
+            return frozen
+        later = self.distillation.frozen_prefixes()
+        frozen |= {f"distillation/{path}": self.distilled_from + n for path, n in later.items()}
+        return frozen | ({"distillation": self.distilled_from} if self.distilled_from else {})
+
+    def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
+        """Adds random draws of each image: kept patches, kinds of captioning and masks.
+
+        Returns:
+          The batch with `keep` int32 `[batch, kept]` and `parallel` bool `[batch]`, and the entries
+          of `DINO.prepare`. In evaluation, all patches are kept and captions are predicted token by
+          token.
+        """
+        if "mask" in batch:
+            return batch
+        of_patches, of_captions, of_masks = jax.vmap(
+            lambda key: jax.random.split(key, 3), out_axes=1
+        )(keys)
+        if self.distillation is not None and GLOBAL in batch:
+            batch = self.distillation.prepare(batch, of_masks)
+        if self.decoder is not None:
+            draws = jax.vmap(jax.random.uniform)(of_captions)
+            batch |= {"parallel": draws < self.parallel}
+        if self.patch_dropout:
+            batch |= {"keep": of_patches}
+        return batch
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss of each image with the captions of the batch.
 
-        Metrics are whether the image's own caption is the most similar one of the batch, and the
-        scale of the similarities.
+        - The sigmoid or softmax loss.
+        - Plus `captioning` times the mean cross-entropy of the caption's tokens.
+        - Plus `self_distillation` times DINO's loss, after `self_distillation_from` of the run.
+
+        Metrics are whether the image's own caption is the most similar one of the batch, the scale
+        of the similarities, and the other losses.
         """
-        images = unit(model(batch["image"], context.rngs).astype(jnp.float32))
-        texts = unit(self.text(batch[TEXT]))
+        embeddings, patches = self._embed(model, batch, context.rngs)
+        images, texts = unit(embeddings.astype(jnp.float32)), unit(self.text(batch[TEXT]))
         scale = jnp.exp(self.logit_scale[...])
         if self.max_scale is not None:
             scale = jnp.minimum(scale, self.max_scale)
@@ -121,8 +237,85 @@ class Contrastive(Objective):
         else:
             losses, found = sigmoid_losses(pairs, self.logit_bias[...], context.mesh)
         metrics = {"image_to_text": found, "scale": jnp.full(len(images), scale)}
+        captioning, distillation = self.weights
+        aux = {}
+        if self.decoder is not None:
+            parallel = batch.get("parallel", jnp.zeros(len(images), bool))
+            metrics["caption_loss"] = self.decoder.losses(patches, batch[TEXT], parallel)
+            losses = losses + captioning * metrics["caption_loss"]
+        if self.distillation is not None and GLOBAL in batch:
+            found = self._distil(model, batch, context)
+            metrics |= {"distillation_loss": found.each} | found.metrics
+            losses, aux = losses + distillation * found.each, found.aux
         outputs = {"images": images, "texts": texts, "tokens": batch[TEXT]}
-        return Loss(losses, metrics, outputs={} if context.rngs else outputs)
+        return Loss(losses, metrics, aux, outputs={} if context.rngs else outputs)
+
+    def _embed(
+        self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Returns embeddings `[batch, dim]`, and the patches that the decoder reads, if any."""
+        images = batch["image"]
+        if self.decoder is None and "keep" not in batch:
+            return model(images, rngs), None
+        keep = None
+        if "keep" in batch:
+            count = math.prod(model.grid)
+            kept = max(1, round((1 - self.patch_dropout) * count))
+            keep = shuffled(batch["keep"], count)[:, :kept]
+        x = model.encode(model.assemble(model.patches(images), rngs, keep=keep), rngs)
+        x = x if model.norm is None else model.norm(x)
+        return model.classify(x), x[:, model.patch_tokens]
+
+    def _distil(self, model: nnx.Module, batch: Batch, context: StepContext) -> Loss:
+        """Returns the loss of self-distillation; zeros before it starts."""
+        graphdef, state = nnx.split((model, self.distillation))
+        key = None if context.rngs is None else context.rngs.dropout()
+        views = batch | {"image": batch[GLOBAL]}
+
+        def distil(state):
+            model, distillation = nnx.merge(graphdef, state)
+            rngs = None if key is None else nnx.Rngs(dropout=key)
+            update = context.update - self.distilled_from
+            found = distillation(model, views, context._replace(rngs=rngs, update=update))
+            return found.each, found.metrics, found.aux
+
+        def nothing(state):
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(distil, state))
+
+        each, metrics, aux = jax.lax.cond(
+            context.update > self.distilled_from, distil, nothing, state
+        )
+        return Loss(each, metrics, aux)
+
+    def initial_state(self, params: dict) -> dict[str, Any]:
+        return {} if self.distillation is None else self.distillation.initial_state(params)
+
+    def update_state(self, state: dict, params: dict, aux: dict, update: jax.Array) -> dict:
+        """Returns the state of self-distillation, whose teacher starts as the student."""
+        if self.distillation is None:
+            return state
+        first = self.distillation.initial_state(params)
+        later = self.distillation.update_state(state, params, aux, update - self.distilled_from)
+        return jax.tree.map(
+            lambda x, y: jnp.where(update > self.distilled_from, x, y), later, first
+        )
+
+    def warning(self, means: dict[str, float], update: int) -> str | None:
+        # Means that include earlier steps, without self-distillation, are too small.
+        if self.distillation is None or update - self.log_every < self.distilled_from:
+            return None
+        return self.distillation.warning(means, update - self.distilled_from)
+
+    def multiply_adds(
+        self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
+    ) -> float:
+        """Returns the mean multiply-adds of an image over the run."""
+        if self.distillation is None:
+            return super().multiply_adds(model, batch)
+        alone = {key: x for key, x in batch.items() if key in ("image", TEXT)} if batch else None
+        steps = self.distilled_from + self.distillation.steps
+        share = self.distillation.steps / steps
+        return super().multiply_adds(model, alone) + share * self.distillation.multiply_adds(model)
 
     def over_split(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
         """Returns recall at 1, 5 and 10 of the captions of all images, and of the images.
@@ -157,6 +350,24 @@ def recalls(queries: np.ndarray, keys: np.ndarray, groups: np.ndarray) -> dict[i
         ranks.append(((scores > best) & ~same).sum(axis=1))
     ranked = np.concatenate(ranks) if ranks else np.zeros(0)
     return {k: float((ranked < k).mean()) if count else 0.0 for k in RECALLS}
+
+
+def _check_tokens(model: nnx.Module) -> None:
+    """Raises UserError unless a decoder can read the patches of the model."""
+    if not isinstance(model, TokenModel):
+        raise UserError(
+            "config.contrastive.captioning needs a model with tokens, such as a ViT: set it to 0, "
+            "or choose such a model"
+        )
+
+
+def _check_keeps_any(model: nnx.Module) -> None:
+    """Raises UserError unless patches of the model can be left out."""
+    if not isinstance(model, TokenModel) or not model.keeps_any or model.options.registers:
+        raise UserError(
+            "config.contrastive.patch_dropout leaves patches out: it needs a ViT with full "
+            "attention and position embeddings at the stem, without rope and registers, or 0"
+        )
 
 
 def _width(model: nnx.Module) -> int:

@@ -48,7 +48,6 @@ from vit_jax.training.objectives.prototypes import (
     views_matched,
 )
 
-VIEWS = 2  # Number of large views.
 STUDENT_TEMPERATURE = 0.1
 NEWEST = 0.1  # Share of the newest batch in the centres and the other running means.
 # Thresholds for the warning of a collapse, from a twentieth of the run on.
@@ -141,6 +140,7 @@ class DINO(Objective):
         self.teacher = Momentum(
             cosine_share(options.teacher_momentum, steps, options.teacher_momentum_end)
         )
+        self.global_crops = options.global_crops
         self.local_crops, self.local_size = options.local_crops, options.local_size
         self.frozen_steps = options.frozen_prototype_steps
         self.gram_weight, self.gram_size = options.gram, options.gram_size
@@ -195,7 +195,8 @@ class DINO(Objective):
             "gram": self.gram_weight,
         }
         names += tuple(name for name, weight in parts.items() if weight)
-        return dict.fromkeys(names, "number") | {"views_matched": "share"}
+        matched = {"views_matched": "share"} if self.global_crops > 1 else {}
+        return dict.fromkeys(names, "number") | matched
 
     @staticmethod
     def sees_length(config: RunOptions) -> bool:
@@ -203,8 +204,9 @@ class DINO(Objective):
 
     @staticmethod
     def views(config: RunOptions) -> tuple[View, ...]:
-        options, (first, second, small) = config.dino, distortions(config)
-        views = [View(count=VIEWS, distort=(first, second))]
+        options, (*large, small) = config.dino, distortions(config)
+        crops = options.global_crops
+        views = [View(count=crops, distort=tuple(large[:crops]))]
         if options.local_crops:
             area, count = tuple(options.local_area), options.local_crops
             views.append(
@@ -218,7 +220,7 @@ class DINO(Objective):
             )
         if options.gram and options.gram_size:  # Without the large views' colour distortions.
             views.append(
-                View("gram", VIEWS, options.gram_size, same_rectangle_as="image", augment=None)
+                View("gram", crops, options.gram_size, same_rectangle_as="image", augment=None)
             )
         return tuple(views)
 
@@ -244,7 +246,7 @@ class DINO(Objective):
         image's share is drawn from its key, so that it does not depend on the batch.
 
         Returns:
-          The batch with `masked` bool `[batch, 2, patches]`, and for the masked view: `masked_view`
+          The batch with `masked` bool `[batch, views, patches]`, and for the masked view: `masked_view`
           int32 `[batch]`, `positions` int32 `[batch, most]`, and `chosen` bool `[batch, most]`,
           which is True for the positions that are masked.
         """
@@ -261,9 +263,10 @@ class DINO(Objective):
         counts = jnp.floor(patches * (low + share * (high - low))).astype(jnp.int32)
         counts = jnp.clip(counts, 1, self.most_masked)
         masks = block_masks(block_keys, counts, self.grid)
-        view = jax.vmap(lambda key: jax.random.randint(key, (), 0, VIEWS))(view_keys)
+        view = jax.vmap(lambda key: jax.random.randint(key, (), 0, self.global_crops))(view_keys)
         return batch | {
-            "masked": masks[:, None] & (view[:, None, None] == jnp.arange(VIEWS)[:, None]),
+            "masked": masks[:, None]
+            & (view[:, None, None] == jnp.arange(self.global_crops)[:, None]),
             "masked_view": view,
             "positions": jnp.argsort(~masks, axis=1)[:, : self.most_masked].astype(jnp.int32),
             "chosen": jnp.arange(self.most_masked) < counts[:, None],
@@ -273,7 +276,8 @@ class DINO(Objective):
         """Returns the loss of each image.
 
         - Cross-entropy of the student's distributions under the teacher's, the mean over all pairs
-          of a large view for the teacher and another view for the student.
+          of a large view for the teacher and another view for the student. With one large view the
+          other views are the local crops.
         - Plus `patch_weight` times half the mean cross-entropy over masked patches (DINOv2's scale:
           the unmasked half of the large views counts as 0). With a frozen teacher nothing is
           masked, and the loss is on the same patches.
@@ -289,11 +293,11 @@ class DINO(Objective):
 
         Args:
           model: the student.
-          batch: `image` uint8 `[batch, 2, height, width, channels]`, `local` if there are local
+          batch: `image` uint8 `[batch, views, height, width, channels]`, `local` if there are local
             crops, and the random draws of `prepare`.
           context: per-step context.
         """
-        patches = bool(self.patch_weight)
+        patches, views = bool(self.patch_weight), self.global_crops
         if self.frozen is None:
             teacher, masked = with_weights(model, context.state["teacher"]), batch.get("masked")
             heads = with_weights(self, context.state["teacher_head"])
@@ -302,15 +306,17 @@ class DINO(Objective):
         features, tokens = self.see(model, batch["image"], context.rngs, patches, masked)
         teacher_features, teacher_tokens = self.see(teacher, batch["image"], patches=patches)
         teacher_logits = heads.head(teacher_features)
-        targets = self.targets(teacher_logits, context, "centre", self._weights(batch, VIEWS))
+        targets = self.targets(teacher_logits, context, "centre", self._weights(batch, views))
         log_probs = jax.nn.log_softmax(self.head(features) / STUDENT_TEMPERATURE)
-        of_pairs = -(targets * log_probs[:, ::-1]).sum(-1).mean(axis=1)
-        losses = of_pairs
+        losses = of_pairs = -(targets * log_probs[:, ::-1]).sum(-1).mean(axis=1)
         if self.local_crops:
             small, _ = self.see(model.resized(self.local_size), batch["local"], context.rngs)
             small = jax.nn.log_softmax(self.head(small) / STUDENT_TEMPERATURE)
-            losses = VIEWS * losses - jnp.einsum("btp,blp->b", targets, small)
-            losses = losses / (VIEWS + VIEWS * self.local_crops)
+            of_small = -jnp.einsum("btp,blp->b", targets, small)
+            if views == 1:
+                losses = of_pairs = of_small / self.local_crops
+            else:
+                losses = (views * of_pairs + of_small) / (views + views * self.local_crops)
         # A frozen teacher does not collapse, so the metrics are the student's.
         embedded = unit(teacher_features if self.frozen is None else features)
         teacher_entropy = entropy(targets).mean(axis=1)
@@ -324,7 +330,8 @@ class DINO(Objective):
                 len(losses), jnp.exp(entropy(used / jnp.maximum(used.sum(), 1e-9)))
             ),
         }
-        metrics["views_matched"] = views_matched(embedded, batch.get("mask"))
+        if views > 1:
+            metrics["views_matched"] = views_matched(embedded, batch.get("mask"))
         aux = {
             "centre": teacher_logits.mean(axis=1),
             "mean": embedded.mean(axis=1),
@@ -334,7 +341,7 @@ class DINO(Objective):
             metrics["patch_loss"], aux["patch_centre"] = self.of_patches(
                 heads, tokens, teacher_tokens, batch, context
             )
-            losses = losses + self.patch_weight * metrics["patch_loss"] / VIEWS
+            losses = losses + self.patch_weight * metrics["patch_loss"] / views
         if self.gram_weight:
             metrics["gram"] = self.of_similarities(model, tokens, batch, context)
             started = context.update > self.gram_updates[0]
@@ -342,9 +349,9 @@ class DINO(Objective):
         if self.koleo_weight:
             # In evaluation any batch size is allowed.
             group = None if context.rngs is None else self.koleo_group
-            near = [koleo(features[:, view], group, batch.get("mask")) for view in range(VIEWS)]
-            metrics["koleo"] = sum(near) / VIEWS
-            losses = losses + self.koleo_weight * VIEWS * metrics["koleo"]
+            near = [koleo(features[:, view], group, batch.get("mask")) for view in range(views)]
+            metrics["koleo"] = sum(near) / views
+            losses = losses + self.koleo_weight * views * metrics["koleo"]
         return Loss(losses, metrics, {name: x for name, x in aux.items() if name in context.state})
 
     def see(
@@ -409,7 +416,7 @@ class DINO(Objective):
 
         Args:
           heads: the teacher's.
-          tokens, teacher_tokens: normalized patches, `[batch, 2, patches, dim]`.
+          tokens, teacher_tokens: normalized patches, `[batch, views, patches, dim]`.
           batch: batch with masks.
           context: per-step context.
 
@@ -443,7 +450,7 @@ class DINO(Objective):
 
         Args:
           model: the student.
-          tokens: the student's normalized patches, `[batch, 2, patches, dim]`.
+          tokens: the student's normalized patches, `[batch, views, patches, dim]`.
           batch: batch of images.
           context: per-step context.
         """
@@ -558,11 +565,11 @@ class DINO(Objective):
 
         large, patches = model.image_size, bool(self.patch_weight)
         learnt, taught = (
-            of(VIEWS, large, patches, frozen) for frozen in (False, self.frozen is not None)
+            of(self.global_crops, large, patches, frozen) for frozen in (False, self.frozen is not None)
         )
         small = of(self.local_crops, 2 * (self.local_size,), False) if self.local_crops else 0
         size = 2 * (self.gram_size,) if self.gram_size else large
-        kept = of(VIEWS, size, True) / 3 if self.gram_weight else 0
+        kept = of(self.global_crops, size, True) / 3 if self.gram_weight else 0
         return learnt + taught / 3 + small + kept
 
 
