@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tests.training.big_vision import GOLDEN
+from tests.training import pair_curves
+from tests.training.big_vision import GOLDEN, PAIRS
 from tests.training.curves import CASES, draw, furthest, our_losses
 
 
@@ -17,3 +18,11 @@ def test_losses_of_60_updates_are_big_visions(name):
     values = draw({path: tuple(shape) for path, shape in golden["shapes"].items()})
     # Theirs are of another machine and compiler: both may be as far off as ours is allowed to be.
     assert furthest(our_losses(CASES[name], values), golden["losses"]) < 2 * golden["allowed"]
+
+
+@pytest.mark.slow
+def test_losses_of_60_updates_on_captions_are_big_visions():
+    golden = json.loads(GOLDEN.read_text())["cases"][PAIRS]
+    values = pair_curves.draw({path: tuple(shape) for path, shape in golden["shapes"].items()})
+    found = pair_curves.our_losses(values)
+    assert furthest(found, golden["losses"]) < 2 * golden["allowed"]
