@@ -183,6 +183,7 @@ class FcmaeConfig(Section):
 class DinoConfig(Section):
     """Values of `config.dino`."""
 
+    global_crops: int
     jitter: tuple[Any, ...]
     jitter_probability: float
     grey: float
@@ -283,6 +284,12 @@ class ContrastiveConfig(Section):
     vocabulary: int | None
     text_frozen: bool
     embedding_dim: int | None
+    patch_dropout: float
+    captioning: float
+    decoder_depth: int | None
+    parallel_captions: float
+    self_distillation: float
+    self_distillation_from: float
     initial_scale: float
     max_scale: float | None
     initial_bias: float

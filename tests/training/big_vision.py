@@ -160,9 +160,7 @@ def main() -> None:
             theirs = functools.partial(their_losses, case=case)
             module, ours = curves, functools.partial(curves.our_losses, case)
         losses, shapes = theirs(arguments.big_vision)
-        others = [
-            theirs(arguments.big_vision, perturbed=seed + 1)[0] for seed in range(PERTURBED)
-        ]
+        others = [theirs(arguments.big_vision, perturbed=seed + 1)[0] for seed in range(PERTURBED)]
         allowed = 3 * max(curves.furthest(other, losses) for other in others)
         found = curves.furthest(ours(module.draw(shapes)), losses)
         print(

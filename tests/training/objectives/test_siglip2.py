@@ -184,7 +184,9 @@ def test_the_teacher_starts_as_the_student_and_is_its_average():
     for update, share in ((5, 1.0), (6, 0.5)):
         aux = losses_at(model, objective, batch, state, update).aux
         moved = objective.update_state(state, student, aux, jnp.int32(update))
-        expected = jax.tree.map(lambda x, y: x + share * (y - x), state["teacher"], student)
+        expected = jax.tree.map(
+            lambda x, y, share=share: x + share * (y - x), state["teacher"], student
+        )
         jax.tree.map(np.testing.assert_allclose, moved["teacher"], expected)
     assert moved["centre"].any()
     assert objective.frozen_prefixes()["distillation"] == 5

@@ -130,8 +130,6 @@ class CaptionDecoder(nnx.Module):
 
         size = tokens.shape[1]
         size = CHUNK if size % CHUNK == 0 else size
-        chunks = [
-            y.reshape(len(y), -1, size, *y.shape[2:]).swapaxes(0, 1) for y in (x, tokens)
-        ]
+        chunks = [y.reshape(len(y), -1, size, *y.shape[2:]).swapaxes(0, 1) for y in (x, tokens)]
         each = jax.lax.map(crossed, tuple(chunks)).swapaxes(0, 1).reshape(tokens.shape)
         return (each * weights).sum(axis=1) / weights.sum(axis=1)

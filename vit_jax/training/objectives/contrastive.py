@@ -280,7 +280,8 @@ class Contrastive(Objective):
             return found.each, found.metrics, found.aux
 
         def nothing(state):
-            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(distil, state))
+            found = jax.eval_shape(distil, state)
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), found)
 
         each, metrics, aux = jax.lax.cond(
             context.update > self.distilled_from, distil, nothing, state

@@ -246,9 +246,9 @@ class DINO(Objective):
         image's share is drawn from its key, so that it does not depend on the batch.
 
         Returns:
-          The batch with `masked` bool `[batch, views, patches]`, and for the masked view: `masked_view`
-          int32 `[batch]`, `positions` int32 `[batch, most]`, and `chosen` bool `[batch, most]`,
-          which is True for the positions that are masked.
+          The batch with `masked` bool `[batch, views, patches]`, and for the masked view:
+          `masked_view` int32 `[batch]`, `positions` int32 `[batch, most]`, and `chosen` bool
+          `[batch, most]`, which is True for the positions that are masked.
         """
         if not self.patch_weight:
             return batch
@@ -565,7 +565,8 @@ class DINO(Objective):
 
         large, patches = model.image_size, bool(self.patch_weight)
         learnt, taught = (
-            of(self.global_crops, large, patches, frozen) for frozen in (False, self.frozen is not None)
+            of(self.global_crops, large, patches, frozen)
+            for frozen in (False, self.frozen is not None)
         )
         small = of(self.local_crops, 2 * (self.local_size,), False) if self.local_crops else 0
         size = 2 * (self.gram_size,) if self.gram_size else large
