@@ -2,7 +2,7 @@
 
 `find` recognizes a data set and lists its units (a file, a class's folder, a tar inside a tar);
 `scan` lists a unit's examples without decoding any; `read` reads one by file, offset and size. An
-index row is 44 bytes and a name: 14 million images fit in 1 GB; nothing is stored as an object.
+index row is 48 bytes, a name and captions: 14 million images without captions fit in 1 GB.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import re
 import struct
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,8 @@ import numpy as np
 
 from vit_jax.data.class_names import shortened
 from vit_jax.data.decode import Unreadable
-from vit_jax.data.sources.csv_list import CsvList, open_csv, split_files
+from vit_jax.data.fields import CAPTION_KEYS, TEXT
+from vit_jax.data.sources.csv_list import LISTS, CsvList, open_csv, split_files, value_columns
 from vit_jax.data.sources.folder import folders_in, read_file, walk
 from vit_jax.data.sources.folder_rules import (
     IMAGE_SUFFIXES,
@@ -40,6 +41,8 @@ from vit_jax.data.sources.folder_rules import (
 )
 from vit_jax.data.sources.kind import SourceOptions
 from vit_jax.errors import UserError, as_text, nearest
+from vit_jax.preparation.captions import NO_CAPTIONS
+from vit_jax.preparation.captions import encoded as encode_captions
 
 ENTRY = np.dtype(
     [
@@ -50,9 +53,11 @@ ENTRY = np.dtype(
         ("labels", "u2"),  # Number of labels.
         ("name", "u8"),  # Offset into the names of all examples, as bytes.
         ("name_size", "u2"),
+        ("captions", "u4"),  # Bytes of the captions, which follow the name.
         ("key", "u8"),  # Hash of the seed and the example's name in its data set: its order.
     ]
 )
+WITH_CAPTIONS = ("csv", "webdataset", "parquet", "tfds")
 OF_FILES = ("folder", "csv")  # Kinds whose examples are files, relative to their unit's folder.
 MOST_CLASSES = 2**22  # Class indices are below it: the classes' names are written one by one.
 MOST_NOTE = 2**20  # Bytes of a WebDataset label.
@@ -89,6 +94,8 @@ class RawDataSet:
     units: list[Unit]
     class_names: list[str] | None = None  # None: classes are indices.
     label_key: str | None = None
+    # The column, JSON key, "txt" or feature of a tf.Example with the captions; None: none are read.
+    caption_key: str | None = None
     index_labels: bool = False  # Read the examples of a TFDS data set for their labels.
     # Numbers of files outside the units, by reason.
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -107,9 +114,24 @@ class RawDataSet:
         digest.update(
             repr((self.kind, self.class_names, self.label_key, self.index_labels)).encode()
         )
+        if self.caption_key is not None:
+            digest.update(repr(self.caption_key).encode())
         if self.numbers:
             digest.update(repr(sorted(self.numbers.items())).encode())
         return digest.hexdigest()
+
+
+class Keys(NamedTuple):
+    """Names of the values of an example; None: they are found by the usual names.
+
+    Attributes:
+      label: the Parquet column, JSON key or TFDS feature with the label.
+      caption: the column, JSON key, `txt` of a tar, or TFDS feature with the captions;
+        `NO_CAPTIONS`: they are not read.
+    """
+
+    label: str | None = None
+    caption: str | None = None
 
 
 class Scan(NamedTuple):
@@ -131,7 +153,15 @@ class _Rows:
         self.multiple = False
         self.left_out = Counter()
 
-    def add(self, offset: int, size: int, labels: tuple[int, ...], name: str, key: str) -> None:
+    def add(
+        self,
+        offset: int,
+        size: int,
+        labels: tuple[int, ...],
+        name: str,
+        key: str,
+        captions: Sequence[str] = (),
+    ) -> None:
         if len(labels) > MOST_LABELS:
             raise UserError(f"{name} has {len(labels):,} labels, and may have {MOST_LABELS:,}")
         for label in labels:
@@ -142,11 +172,12 @@ class _Rows:
                 )
         encoded = os.fsencode(name)[:65535]
         digest = hashlib.blake2b(os.fsencode(key), digest_size=8, key=self._secret).digest()
+        texts = encode_captions(captions, name)
         row = (self._unit, offset, size, len(self._labels), len(labels), self._end, len(encoded))
-        self._rows.append((*row, int.from_bytes(digest, "little")))
+        self._rows.append((*row, len(texts), int.from_bytes(digest, "little")))
         self._labels.extend(labels)
-        self._names.append(encoded)
-        self._end += len(encoded)
+        self._names.append(encoded + texts)
+        self._end += len(encoded) + len(texts)
 
     def __len__(self):
         return len(self._rows)
@@ -162,13 +193,18 @@ class _Rows:
         )
 
 
-def find(source: str, kind: str | None = None, label_key: str | None = None) -> RawDataSet:
+def find(
+    source: str,
+    kind: str | None = None,
+    label_key: str | None = None,
+    caption_key: str | None = None,
+) -> RawDataSet:
     """Recognizes a data set.
 
     Args:
       source: a folder, a file, `KIND:PATH`, or `NAME:DATA_DIR` of a TFDS data set.
       kind: one of `KINDS`; None: it is recognized.
-      label_key: the Parquet column, JSON key or TFDS feature that holds the label.
+      label_key, caption_key: see `Keys`.
 
     Raises:
       UserError: it does not exist, is empty, or is of no supported kind.
@@ -177,7 +213,12 @@ def find(source: str, kind: str | None = None, label_key: str | None = None) -> 
         raise UserError(f"unknown --kind={kind}; {nearest(kind, KINDS)}")
     try:
         root, kind = _locate(source, kind)
-        data_set = KINDS[kind].find(root, label_key)
+        if caption_key and kind not in WITH_CAPTIONS:
+            raise UserError(
+                f"--caption_key={caption_key}: data of the kind {kind!r} have no captions; kinds "
+                f"that may have them are {', '.join(WITH_CAPTIONS)}"
+            )
+        data_set = KINDS[kind].find(root, Keys(label_key, caption_key))
     except PermissionError as error:
         raise UserError(f"no permission to read {error.filename}") from error
     if not data_set.units:
@@ -232,9 +273,11 @@ def _recognise_file(file: Path) -> str:
         with file.open("rb") as opened:
             first = next(_members(file, opened, file.stat().st_size), None)
         return "imagenet21k" if first and first.name.endswith(".tar") else "webdataset"
-    if file.suffix.lower() == ".csv":
+    if file.suffix.lower() in LISTS:
         return "csv"
-    raise UserError(f"{file} is not a data set: give a folder, a .csv, a .tar or a .parquet file")
+    raise UserError(
+        f"{file} is not a data set: give a folder, a .csv, a .jsonl, a .tar or a .parquet file"
+    )
 
 
 def _recognise_images(root: Path) -> str:
@@ -300,7 +343,7 @@ def _relative(path: str, root: Path) -> str:
 # A folder for each class.
 
 
-def _find_folder(root: Path, _: str | None) -> RawDataSet:
+def _find_folder(root: Path, _: Keys) -> RawDataSet:
     """Finds `root/<split>/<class>/...` or `root/<class>/...`, as in `folder_rules.layout`.
 
     A split without class folders has images without labels.
@@ -388,42 +431,69 @@ def _scan_folder(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
         rows.add(0, size, (unit.label,), name, name)
 
 
-def _find_images(root: Path, _: str | None) -> RawDataSet:
+def _find_images(root: Path, _: Keys) -> RawDataSet:
     """Finds images without labels, anywhere below a folder."""
     return RawDataSet("folder", root, [Unit("train", str(root))])
 
 
-def _open_lists(root: Path, label_key: str | None) -> dict[str, CsvList]:
+def _options_of_lists(root: Path, keys: Keys) -> SourceOptions:
+    """Returns the options that open the CSV or the CSVs at a path.
+
+    Data with captions need no labels. Captions are found by the header of the first CSV.
+    """
+    names = value_columns(next(iter(split_files(str(root)).values())))
+    found = [name for name in CAPTION_KEYS if name in names]
+    captions = (found or [None])[0] if keys.caption is None else keys.caption or None
+    if captions is None:
+        return SourceOptions(str(root), label_key=keys.label or "label")
+    labels = bool(keys.label) or any(name.startswith("label") for name in names if name != captions)
+    label_key = (keys.label or "label") if labels else None
+    return SourceOptions(
+        str(root), label_key=label_key, labels=labels, fields=(TEXT,), caption_key=captions
+    )
+
+
+def _open_lists(root: Path, keys: Keys) -> dict[str, CsvList]:
     """Opens the CSV at a path, or a folder's CSVs, by split, with the training split's classes."""
-    splits, path = [*split_files(str(root))], str(root)
-    options = SourceOptions(path, label_key=label_key or "label")
+    splits = [*split_files(str(root))]
+    options = _options_of_lists(root, keys)
     first = "train" if "train" in splits else splits[0]
     try:
         opened = {first: open_csv(first, options)}
-        options = options._replace(class_names=opened[first].class_names)
+        options = options._replace(class_names=opened[first].class_names or None)
         return {split: opened.get(split) or open_csv(split, options) for split in splits}
     except UserError as error:
-        raise UserError(str(error).replace("--config.data.label_key", "--label_key")) from error
+        raise UserError(str(error).replace("--config.data.", "--")) from error
 
 
-def _find_lists(root: Path, label_key: str | None) -> RawDataSet:
-    """Finds CSVs with the columns file and label, as in the source `csv`.
+def _find_lists(root: Path, keys: Keys) -> RawDataSet:
+    """Finds CSVs with the columns file, and label or caption or both, as in the source `csv`.
 
     Paths are relative to the CSV's folder.
     """
-    files, opened = split_files(str(root)), _open_lists(root, label_key)
+    files, opened = split_files(str(root)), _open_lists(root, keys)
     left_out = sum((Counter(split.left_out) for split in opened.values()), Counter())
     units = [Unit("train" if split == "all" else split, files[split]) for split in opened]
-    names = next(iter(opened.values())).class_names
-    return RawDataSet("csv", root, units, [*names], label_key, left_out=dict(left_out))
+    first = next(iter(opened.values()))
+    return RawDataSet(
+        "csv",
+        root,
+        units,
+        [*first.class_names] or None,
+        keys.label,
+        _options_of_lists(root, keys).caption_key if first.captions else None,
+        left_out=dict(left_out),
+    )
 
 
 def _scan_list(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
-    opened = _open_lists(source.root, source.label_key)
+    opened = _open_lists(source.root, Keys(source.label_key, source.caption_key or NO_CAPTIONS))
     listed = opened.get("all") or opened[unit.split]
     rows.multiple = listed.max_labels > 1
+    none = () if rows.multiple else (-1,)
     for index, (name, size) in enumerate(listed.stored_files()):
-        rows.add(0, max(0, size), listed.labels_of(index), name, name)
+        captions = listed.captions[index] if listed.captions else ()
+        rows.add(0, max(0, size), listed.labels_of(index) or none, name, name, captions)
 
 
 # Tars.
@@ -474,7 +544,7 @@ def _members(path: Path | str, file, end: int) -> Iterator[tarfile.TarInfo]:
     )
 
 
-def _find_imagenet21k(root: Path, _: str | None) -> RawDataSet:
+def _find_imagenet21k(root: Path, _: Keys) -> RawDataSet:
     """Finds a tar for each class, in a folder or inside one tar; editions have other classes."""
     tars = []  # Split, path, start, end, synset.
     for path in _files(root, ".tar"):
@@ -513,7 +583,7 @@ def _scan_imagenet21k(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> N
             rows.add(member.offset_data, member.size, (unit.label,), name, name)
 
 
-def _find_webdataset(root: Path, label_key: str | None) -> RawDataSet:
+def _find_webdataset(root: Path, keys: Keys) -> RawDataSet:
     """Finds tars with `key.jpg` and `key.cls` or `key.json`, and an optional `classnames.txt`."""
     tars = _files(root, ".tar")
     units = [Unit(_split(tar, root), str(tar), 0, tar.stat().st_size) for tar in tars]
@@ -524,7 +594,7 @@ def _find_webdataset(root: Path, label_key: str | None) -> RawDataSet:
         raise UserError(
             f"{listed} is not in UTF-8: {error.reason} at byte {error.start}"
         ) from error
-    return RawDataSet("webdataset", root, units, names, label_key)
+    return RawDataSet("webdataset", root, units, names, keys.label)
 
 
 class _Sample(NamedTuple):
@@ -692,12 +762,12 @@ def _labels(value, rows: _Rows, where: str) -> tuple[int, ...]:
 # Parquet of the Hugging Face Hub.
 
 
-def _find_parquet(root: Path, label_key: str | None) -> RawDataSet:
+def _find_parquet(root: Path, keys: Keys) -> RawDataSet:
     """Finds Parquet files; classes are matched by the names in each file's schema."""
     units = [Unit(_split(file, root), str(file)) for file in _files(root, ".parquet")]
     if not units:
         return RawDataSet("parquet", root, [])
-    _, label, _ = _columns(units[0].path, label_key)
+    _, label, _ = _columns(units[0].path, keys.label)
     names_of = {unit.path: _columns(unit.path, label)[2] or [] for unit in units}
     names = _leading_names(units, names_of)
     _check_class_names(names_of, names)
@@ -907,7 +977,7 @@ def _tfds_folder(source: str) -> Path:
         raise UserError(f"there is no prepared data set {parts[1]!r} in {parts[2]}") from error
 
 
-def _find_tfds(root: Path, label_key: str | None) -> RawDataSet:
+def _find_tfds(root: Path, keys: Keys) -> RawDataSet:
     import tensorflow_datasets as tfds
 
     try:
@@ -923,7 +993,7 @@ def _find_tfds(root: Path, label_key: str | None) -> RawDataSet:
     if info.file_format.value != "tfrecord":
         remedy = "; train on it as it is" if info.file_format.value == "array_record" else ""
         raise UserError(f"{root} is stored as {info.file_format.value}, not as tfrecord{remedy}")
-    label_key = label_key or "label"
+    label_key = keys.label or "label"
     feature = dict(info.features).get(label_key)
     names = (
         list(feature.names)
@@ -1045,7 +1115,7 @@ def read_image(kind: str, path: str, entry: np.void, name: str) -> bytes:
 
 
 class _Kind(NamedTuple):
-    find: Callable[[Path, str | None], RawDataSet]
+    find: Callable[[Path, Keys], RawDataSet]
     scan: Callable[[RawDataSet, Unit, _Rows, Path], None]
 
 

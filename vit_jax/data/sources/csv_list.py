@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.data.fields import TEXT, check_captions
+from vit_jax.data.fields import CAPTION_KEYS, TEXT, caption_keys, check_captions
 from vit_jax.data.sources.base import Example
 from vit_jax.data.sources.captioned import Captioned
 from vit_jax.data.sources.folder import file_sizes, read_file
@@ -32,7 +32,6 @@ FILE_COLUMNS = {
     "image_path",
     "img",
 }
-CAPTION_COLUMNS = ("caption", "captions", "text")
 LISTS = (".csv", ".jsonl")  # Suffixes of lists.
 AGAIN = "rows of a file listed before with the same labels or captions"
 LOOKED_AT = 100  # At least one of the first 100 files must exist.
@@ -311,8 +310,8 @@ def _caption_column(
     if TEXT not in options.fields:
         return None
     header = _header(rows) if columns.rows else []
-    is_default = options.caption_key == CAPTION_COLUMNS[0]
-    for name in CAPTION_COLUMNS if is_default else (options.caption_key.lower(),):
+    is_default = options.caption_key == CAPTION_KEYS[0]
+    for name in map(str.lower, caption_keys(options.caption_key)):
         if name in header:
             return header.index(name)
     others = _other_columns(rows, columns)
@@ -504,6 +503,23 @@ def lists_files(path: str) -> bool:
     except UserError:
         return False
     return True
+
+
+def value_columns(path: str) -> list[str]:
+    """Returns the names of a CSV's columns besides the file and the split, in lower case.
+
+    Returns:
+      Nothing if the CSV has no header.
+
+    Raises:
+      UserError: the CSV cannot be read, or has no column of files.
+    """
+    rows = _read(path)
+    columns = _columns(path, rows, None)
+    if not columns.rows:
+        return []
+    header = _header(rows)
+    return [header[place] for place in _other_columns(rows, columns)]
 
 
 def split_files(path: str) -> dict[str, str]:
