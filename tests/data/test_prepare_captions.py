@@ -2,13 +2,17 @@
 
 import csv
 import json
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import tensorflow_datasets as tfds
 
-from tests.data.test_prepare import picture, run
+from tests.data.test_prepare import add, picture, run
 from vit_jax.data.fields import TEXT, Field, draw_caption
 from vit_jax.data.pipeline import training_batches
 from vit_jax.data.preprocess import TrainCrop
@@ -36,10 +40,10 @@ def write_images(root: Path) -> None:
 
 def write_csv(root: Path, split: str, rows, labels: bool = False) -> None:
     with (root / f"{split}.csv").open("w", newline="") as file:
-        writer_ = csv.writer(file)
-        writer_.writerow(["file", "caption", *(["label"] if labels else [])])
+        lines = csv.writer(file)
+        lines.writerow(["file", "caption", *(["label"] if labels else [])])
         for name, captions, label in rows:
-            writer_.writerows([name, caption, *([label] if labels else [])] for caption in captions)
+            lines.writerows([name, caption, *([label] if labels else [])] for caption in captions)
 
 
 def make_csv(root: Path, labels: bool = False) -> Path:
@@ -55,6 +59,50 @@ def make_json_lines(root: Path) -> Path:
         lines = (json.dumps({"file_name": name, "text": captions}) for name, captions, _ in rows)
         (root / "pairs" / f"{split}.jsonl").write_text("\n".join(lines))
     return root / "pairs"
+
+
+def one_caption(row) -> dict[str, bytes]:
+    return {"txt": row[1][0].encode()}
+
+
+def all_captions(row) -> dict[str, bytes]:
+    return {"json": json.dumps({"caption": row[1], "width": 6}).encode()}
+
+
+def make_tars(root: Path, notes: Callable[[tuple], dict[str, bytes]] = all_captions) -> Path:
+    """Two tars a split, as img2dataset writes them; `notes` has each image's other files."""
+    (root / "pairs").mkdir()
+    for split, rows in PAIRS.items():
+        for part in range(2):
+            with tarfile.open(root / "pairs" / f"{split}-{part:05d}.tar", "w") as tar:
+                for row in rows[part::2]:
+                    stem = Path(row[0]).stem.zfill(9)
+                    add(tar, f"{stem}.png", picture(int(stem)))
+                    for suffix, content in notes(row).items():
+                        add(tar, f"{stem}.{suffix}", content)
+    return root / "pairs"
+
+
+def write_parquet(root: Path, columns: Callable[[list], dict]) -> Path:
+    (root / "pairs").mkdir()
+    for split, rows in PAIRS.items():
+        for part in range(2):
+            chosen = rows[part::2]
+            image = [picture(int(Path(name).stem)) for name, *_ in chosen]
+            table = pyarrow.table({"image": image, **columns(chosen)})
+            file = root / "pairs" / f"{split}-{part:05d}-of-00002.parquet"
+            pyarrow.parquet.write_table(table, file, row_group_size=2)
+    return root / "pairs"
+
+
+def make_parquet(root: Path) -> Path:
+    def columns(rows) -> dict:
+        image = [
+            {"bytes": picture(int(Path(name).stem)), "path": Path(name).name} for name, *_ in rows
+        ]
+        return {"image": image, "captions": [texts for _, texts, _ in rows]}
+
+    return write_parquet(root, columns)
 
 
 def prepare(source, out: Path, caption_key=None, **options) -> writer.Prepared:
@@ -74,7 +122,7 @@ def expected(split: str) -> dict[bytes, tuple[str, ...]]:
     return {picture(int(Path(name).stem)): tuple(texts) for name, texts, _ in PAIRS[split]}
 
 
-@pytest.mark.parametrize("make", [make_csv, make_json_lines])
+@pytest.mark.parametrize("make", [make_csv, make_json_lines, make_tars, make_parquet])
 def test_each_format_keeps_all_captions_of_every_image(make, tmp_path):
     done = prepare(make(tmp_path), tmp_path / "out", shards=3)
     for split in PAIRS:
@@ -166,3 +214,150 @@ def test_an_empty_caption_of_a_list_is_named(tmp_path):
     write_csv(root, "test", [("images/12.png", ["a", " "], "")])
     with pytest.raises(UserError, match="images/12.png in .*test.csv has an empty caption"):
         prepare(root, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda root: make_tars(root, one_caption),
+        lambda root: write_parquet(root, lambda rows: {"text": [row[1][0] for row in rows]}),
+    ],
+    ids=["tars", "parquet"],
+)
+def test_an_image_may_have_one_caption(make, tmp_path):
+    done = prepare(make(tmp_path), tmp_path / "out")
+    first = {image: texts[:1] for image, texts in expected("train").items()}
+    assert images_and_captions(opened(done, "train")) == first
+
+
+def both(row) -> dict[str, bytes]:
+    return {"cls": str("ab".index(row[2])).encode(), **all_captions(row)}
+
+
+def in_json(row) -> dict[str, bytes]:
+    return {"json": json.dumps({"label": "ab".index(row[2]), "text": row[1]}).encode()}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda root: make_tars(root, both),
+        lambda root: make_tars(root, in_json),
+        lambda root: make_csv(root, labels=True),
+        lambda root: write_parquet(
+            root,
+            lambda rows: {
+                "label": ["ab".index(row[2]) for row in rows],
+                "caption": [row[1] for row in rows],
+            },
+        ),
+    ],
+    ids=["cls", "json", "csv", "parquet"],
+)
+def test_labels_and_captions_are_both_kept(make, tmp_path):
+    done = prepare(make(tmp_path), tmp_path / "out")
+    labelled = open_source("tfds", "train", path=done.path, fields=(TEXT,))
+    assert images_and_captions(labelled) == expected("train")
+    labels = {labelled[i].image: labelled[i].labels for i in range(len(labelled))}
+    assert labels == {
+        picture(int(Path(name).stem)): ("ab".index(label),) for name, _, label in PAIRS["train"]
+    }
+
+
+def test_the_caption_key_chooses_among_several_captions(tmp_path):
+    source = make_tars(tmp_path, lambda row: {**one_caption(row), **in_json(row)})
+    for name, key, count in (("a", None, 1), ("b", "text", 3), ("c", "txt", 1)):
+        done = prepare(source, tmp_path / "out", key, name=name)
+        assert max(map(len, images_and_captions(opened(done, "train")).values())) == count
+    with pytest.raises(UserError, match="16 of 16 images have no caption"):
+        prepare(source, tmp_path / "out", "title", name="d")
+
+
+def make_gaps(make: str, root: Path) -> Path:
+    """Images 3 and 4 have no caption."""
+
+    def texts(row) -> list[str]:
+        return [] if Path(row[0]).stem in "34" else row[1]
+
+    if make == "tars":
+        return make_tars(root, lambda row: {"txt": texts(row)[0].encode()} if texts(row) else {})
+    if make == "json":
+        return make_tars(root, lambda row: {"json": json.dumps({"text": texts(row)}).encode()})
+    return write_parquet(root, lambda rows: {"caption": [(texts(row) or [" "])[0] for row in rows]})
+
+
+@pytest.mark.parametrize(
+    ("make", "first"),
+    [
+        ("tars", "train-00000.tar: 000000004.png, .*train-00001.tar: 000000003.png;"),
+        ("json", "train-00000.tar: 000000004.png, "),
+        ("parquet", "train-00000-of-00002.*:2, .*train-00001-of-00002.*:1;"),
+    ],
+)
+def test_images_without_a_caption_are_counted_and_named_or_skipped(make, first, tmp_path):
+    source = make_gaps(make, tmp_path)
+    with pytest.raises(
+        UserError, match=f"2 of 16 images have no caption or an empty one: .*{first}"
+    ):
+        prepare(source, tmp_path / "out")
+    done = prepare(source, tmp_path / "out", skip_uncaptioned=True)
+    assert done.splits == {"train": 10, "test": 4}
+    assert done.left_out == {"images without a caption": 2}
+    assert len(images_and_captions(opened(done, "train"))) == 10
+
+
+@pytest.mark.parametrize(
+    ("notes", "message"),
+    [
+        ({"txt": b"\xff\xfe"}, "000000012.png has a caption that is not valid UTF-8"),
+        (
+            {"txt": b"a" * (2**20 + 1)},
+            "'000000012': its .txt has no caption that can be read: 1,048",
+        ),
+        ({"txt": "\u00e9".encode() * 2**19 + b"\n"}, "its .txt has no caption that can be read"),
+        ({"json": b'{"caption": "a", "caption": 3}'}, "'000000012': the caption 3 is not a text"),
+        ({"json": b"[" * 9000}, "'000000012': its .json"),
+        ({"json": b'{"caption": [["a"]]}'}, r"'000000012': the caption \[\['a'\]\] is not a text"),
+        (
+            {"json": b'{"caption": "\\ud800"}'},
+            "000000012.png has a caption that is not valid UTF-8",
+        ),
+    ],
+    ids=range(7),
+)
+def test_hostile_captions_of_a_tar_are_one_line(notes, message, tmp_path):
+    """They are in the third tar, so that they are not seen when captions are searched."""
+
+    def of_row(row) -> dict[str, bytes]:
+        return (
+            notes if "12" in row[0] else one_caption(row) if "txt" in notes else all_captions(row)
+        )
+
+    with pytest.raises(UserError, match=message) as error:
+        prepare(make_tars(tmp_path, of_row), tmp_path / "out")
+    assert "\n" not in str(error.value)
+
+
+def test_names_in_a_tar_with_captions_are_never_paths(tmp_path):
+    (tmp_path / "wds").mkdir()
+    with tarfile.open(tmp_path / "wds" / "train-0.tar", "w") as tar:
+        for name in ("../../escaped", f"{tmp_path}/escaped"):
+            add(tar, f"{name}.png", picture(1))
+            add(tar, f"{name}.txt", b"a picture")
+    before = set(tmp_path.rglob("*"))
+    assert prepare(tmp_path / "wds", tmp_path / "out").splits == {"train": 2}
+    new = set(tmp_path.rglob("*")) - before
+    assert all((tmp_path / "out") in (path, *path.parents) for path in new)
+
+
+def test_a_column_of_captions_must_be_in_all_files_and_have_texts(tmp_path):
+    source = make_parquet(tmp_path)
+    with pytest.raises(UserError, match="no column 'title' .*columns of texts are: captions"):
+        prepare(source, tmp_path / "out", "title")
+    with pytest.raises(UserError, match="the column 'image' has struct<.* and no texts"):
+        prepare(source, tmp_path / "out", "image")
+    file = source / "train-00001-of-00002.parquet"
+    table = pyarrow.parquet.read_table(file)
+    pyarrow.parquet.write_table(table.drop_columns("captions"), file)
+    with pytest.raises(UserError, match=f"{file}: there is no column 'captions'"):
+        prepare(source, tmp_path / "out")
