@@ -1,16 +1,21 @@
 """Images with captions in every format become the same data set, and training reads its captions."""
 
 import csv
+import io
 import json
+import pickle
+import struct
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 import tensorflow_datasets as tfds
+from array_record.python.array_record_data_source import ArrayRecordDataSource
 
 from tests.data.test_prepare import add, picture, run
 from vit_jax.data.fields import TEXT, Field, draw_caption
@@ -361,3 +366,81 @@ def test_a_column_of_captions_must_be_in_all_files_and_have_texts(tmp_path):
     pyarrow.parquet.write_table(table.drop_columns("captions"), file)
     with pytest.raises(UserError, match=f"{file}: there is no column 'captions'"):
         prepare(source, tmp_path / "out")
+
+
+class MiniCaptions(tfds.core.GeneratorBasedBuilder):
+    """Captions as in TFDS's coco_captions: a sequence of mappings with `id` and `text`."""
+
+    VERSION = tfds.core.Version("1.1.0")
+
+    def _info(self):
+        caption = {"id": np.int64, "text": tfds.features.Text()}
+        features = {"image": tfds.features.Image(), "captions": tfds.features.Sequence(caption)}
+        return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(features))
+
+    def _split_generators(self, manager):
+        return {split: self._generate_examples(rows) for split, rows in PAIRS.items()}
+
+    def _generate_examples(self, rows):
+        for name, texts, _ in rows:
+            captions = [{"id": i, "text": text} for i, text in enumerate(texts)]
+            image = io.BytesIO(picture(int(Path(name).stem)))
+            yield name, {"image": image, "captions": captions}
+
+
+def make_tfds(data_dir: Path) -> Path:
+    tfds.disable_progress_bar()
+    MiniCaptions(data_dir=data_dir, file_format="array_record").download_and_prepare()
+    return data_dir / "mini_captions" / "1.1.0"
+
+
+def to_tfrecord(folder: Path) -> Path:
+    """Converts a data set in ArrayRecord; TFDS would need TensorFlow for it."""
+
+    def masked(data: bytes) -> bytes:
+        crc = google_crc32c.value(data)
+        return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    for file in folder.glob("*.array_record-*"):
+        records = ArrayRecordDataSource([str(file)])
+        with open(str(file).replace("array_record", "tfrecord"), "wb") as out:
+            for i in range(len(records)):
+                size = struct.pack("<Q", len(records[i]))
+                out.write(size + masked(size) + records[i] + masked(records[i]))
+        file.unlink()
+    info = folder / "dataset_info.json"
+    info.write_text(info.read_text().replace("array_record", "tfrecord"))
+    return folder
+
+
+def test_captions_of_tfds_are_a_field(tmp_path):
+    path = str(make_tfds(tmp_path))
+    source = open_source("tfds", "train", path=path, labels=False, fields=(TEXT,))
+    assert images_and_captions(source) == expected("train")
+    assert images_and_captions(pickle.loads(pickle.dumps(source))) == expected("train")
+    with pytest.raises(UserError, match="no captions 'title'.*caption_key=NAME.*captions/text"):
+        open_source("tfds", "train", path=path, labels=False, fields=(TEXT,), caption_key="title")
+
+
+def test_examples_of_tfds_without_a_caption_are_named(tmp_path, monkeypatch):
+    gaps = [(name, [] if name[7] in "47" else texts, "a") for name, texts, _ in PAIRS["train"]]
+    monkeypatch.setitem(PAIRS, "train", gaps)
+    path = make_tfds(tmp_path)
+    source = open_source("tfds", "train", path=str(path), labels=False, fields=(TEXT,))
+    first, _ = (i for i in range(12) if source[i].image in (picture(4), picture(7)))
+    with pytest.raises(UserError, match=f"1.1.0 train example {first} has no caption"):
+        source.fields_of(first)
+    with pytest.raises(UserError, match=f"2 of 16 images have no caption.*: {path}/.*:{first}, "):
+        prepare(to_tfrecord(path), tmp_path / "out")
+
+
+def test_tfds_in_tfrecord_keeps_its_captions(tmp_path):
+    source = to_tfrecord(make_tfds(tmp_path / "tfds"))
+    done = prepare(source, tmp_path / "out")
+    assert done.caption_key == "captions/text"
+    assert images_and_captions(opened(done, "train")) == expected("train")
+    assert (
+        fingerprint(opened(done, "train"))["fields"] != fingerprint(opened(done, "test"))["fields"]
+    )
+    with pytest.raises(UserError, match="no texts 'objects' .*features of text are: captions/text"):
+        prepare(source, tmp_path / "other", "objects")

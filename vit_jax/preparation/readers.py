@@ -25,6 +25,7 @@ import numpy as np
 from vit_jax.data.class_names import shortened
 from vit_jax.data.decode import Unreadable
 from vit_jax.data.fields import CAPTION_KEYS, TEXT
+from vit_jax.data.sources.array_record import caption_values
 from vit_jax.data.sources.csv_list import LISTS, CsvList, open_csv, split_files, value_columns
 from vit_jax.data.sources.folder import folders_in, read_file, walk
 from vit_jax.data.sources.folder_rules import (
@@ -40,6 +41,7 @@ from vit_jax.data.sources.folder_rules import (
     why_left_out,
 )
 from vit_jax.data.sources.kind import SourceOptions
+from vit_jax.data.sources.tfds import caption_feature, text_features
 from vit_jax.errors import UserError, as_text, nearest
 from vit_jax.preparation.captions import NO_CAPTIONS, captions_in, text_column
 from vit_jax.preparation.captions import encoded as encode_captions
@@ -1142,7 +1144,30 @@ def _find_tfds(root: Path, keys: Keys) -> RawDataSet:
         if isinstance(feature, tfds.features.ClassLabel) and feature.names
         else None
     )
-    return RawDataSet("tfds", root, units, names, label_key)
+    caption_key = _captions_of_tfds(root, info.features, keys.caption)
+    return RawDataSet("tfds", root, units, names, label_key, caption_key)
+
+
+def _captions_of_tfds(root: Path, features, caption_key: str | None) -> str | None:
+    """Returns the feature of the captions in tf.Examples; None if captions are not read.
+
+    Args:
+      root: folder of the data set, for errors.
+      features: its features.
+      caption_key: see `Keys`.
+
+    Raises:
+      UserError: it is not the name of a feature of texts.
+    """
+    if caption_key == NO_CAPTIONS:
+        return None
+    found = caption_feature(features, caption_key or CAPTION_KEYS[0])
+    if found is None and caption_key is not None:
+        there = ", ".join(text_features(features)) or "none"
+        raise UserError(
+            f"{root} has no texts {caption_key!r} (--caption_key); features of text are: {there}"
+        )
+    return found
 
 
 def _masked_crc(data: bytes) -> int:
@@ -1176,23 +1201,41 @@ def _scan_tfds(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
                 raise UserError(f"{unit.path} is damaged at byte {offset}; fetch it again")
             if offset + length + 16 > end:
                 break
-            labels = ()
-            if source.index_labels:
+            labels, captions = (), ()
+            if source.index_labels or source.caption_key is not None:
                 record = os.pread(file.fileno(), length, offset + 12)
-                example = parse_example(record, f"{unit.path}: the record at byte {offset}")
-                labels = tuple(example.features.feature[source.label_key].int64_list.value)
-                if len(labels) != 1:
-                    raise UserError(
-                        f"{unit.path}: the record at byte {offset} has {len(labels)} labels in "
-                        f"{source.label_key!r} (--label_key), and --shots needs one whole number"
-                    )
-            rows.add(offset + 12, length, labels, f"{name}:{len(rows)}", "")
+                labels, captions = _values_of_record(
+                    source, record, f"{unit.path}: the record at byte {offset}"
+                )
+            rows.add(offset + 12, length, labels, f"{name}:{len(rows)}", "", captions)
             offset += length + 16
     if len(rows) != unit.end:
         raise UserError(
             f"{unit.path} is truncated: {len(rows)} of {unit.end} examples are complete; fetch it "
             "again"
         )
+
+
+def _values_of_record(
+    source: RawDataSet, record: bytes, where: str
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Returns the labels and the captions of a serialized tf.Example, as far as they are read.
+
+    Raises:
+      UserError: it is damaged, or has not one label where labels are read.
+    """
+    features = parse_example(record, where).features.feature
+    labels, captions = (), ()
+    if source.index_labels:
+        labels = tuple(features[source.label_key].int64_list.value)
+        if len(labels) != 1:
+            raise UserError(
+                f"{where} has {len(labels)} labels in {source.label_key!r} (--label_key), and "
+                "--shots needs one whole number"
+            )
+    if source.caption_key is not None and source.caption_key in features:
+        captions = captions_in([*caption_values(features, source.caption_key)], where)
+    return labels, captions
 
 
 def scan(source: RawDataSet, number: int, seed: int, spool: Path) -> Scan:

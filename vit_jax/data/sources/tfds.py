@@ -55,7 +55,7 @@ def tfds_records(
         each_labelled=each_labelled and label_key is not None,
         shards=tfds_shards(builder, split),
         caption_key=None if caption_key is None else _captions_of(builder, caption_key),
-        captions_digest="" if caption_key is None else _captions_digest(builder),
+        captions_digest="" if caption_key is None else _captions_digest(builder, split),
     )
 
 
@@ -77,16 +77,21 @@ def _captions_of(builder, caption_key: str) -> str:
     return found
 
 
-def _captions_digest(builder) -> str:
-    """Returns the hash of all captions that `vit_jax.prepare` has stored; empty if unknown."""
+def _captions_digest(builder, split: str) -> str:
+    """Returns the hashes of the captions of all splits that `split` names.
+
+    Returns:
+      Nothing if `vit_jax.prepare` has not stored them.
+    """
     from etils import epath
 
     file = epath.Path(builder.data_path) / PREPARED
     try:
-        return json.dumps(json.loads(file.read_text()).get("captions", ""))
+        digests = json.loads(file.read_text()).get("captions", {})
+        return ",".join(digests[name] for name in digests if re.search(rf"\b{name}\b", split))
     except FileNotFoundError:
         return ""
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, TypeError) as error:
         raise UserError(f"{file} is damaged: {first_line(error)}") from error
 
 
