@@ -1,7 +1,8 @@
 """Prepares any data set for training: python -m vit_jax.prepare SOURCE --out=DIR.
 
-SOURCE is a folder of images, WebDataset tars, ImageNet-21k's tars, Parquet files of the Hugging
-Face Hub, or a TFDS data set in TFRecord (its folder, or `NAME:DATA_DIR`). DIR gets a TFDS data set
+SOURCE is a folder of images, a CSV, WebDataset tars, ImageNet-21k's tars, Parquet files of the
+Hugging Face Hub, or a TFDS data set in TFRecord (its folder, or `NAME:DATA_DIR`). Labels and
+captions of the images are kept. DIR gets a TFDS data set
 in ArrayRecord, in random order, so that `train[:9000000]` is a fair sample. The same command
 continues after an interruption. --retrieve_for=SET --embeddings=CHECKPOINT keeps the images of the
 training split that are similar to the images of SET, without near-duplicates.

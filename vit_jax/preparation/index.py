@@ -192,8 +192,8 @@ def build_index(
         classes = None if source.class_names is None else len(source.class_names)
         multiple, left_out = _merge([task.result for task in tasks], work, classes)
         left_out += Counter(source.left_out)
-        if source.caption_key is not None and skip_uncaptioned:
-            left_out[captions.MISSING] += _remove_uncaptioned(work)
+        if skip_uncaptioned:
+            left_out += _remove_uncaptioned(source, work)
         described = {
             "kind": source.kind,
             "paths": paths,
@@ -206,8 +206,7 @@ def build_index(
     if not len(index.entries):
         there = f"; found instead: {in_words(index.left_out)}" if index.left_out else ""
         raise UserError(f"{source.root} contains no image{there}")
-    if source.caption_key is not None:
-        _check_captioned(index)
+    _check_captioned(source, index)
     if source.class_names is not None:
         wrong = np.flatnonzero(index.labels >= len(source.class_names))[:1]
         for position in wrong:
@@ -221,18 +220,24 @@ def build_index(
     return index
 
 
-def _remove_uncaptioned(work: Path) -> int:
-    """Removes the examples without a caption from a merged index; returns their number."""
+def _remove_uncaptioned(source: readers.RawDataSet, work: Path) -> Counter[str]:
+    """Removes examples without a caption from the index of a data set with captions.
+
+    Returns:
+      Their number, by the reason.
+    """
+    if source.caption_key is None:
+        return Counter()
     entries = mapped(work / "entries.npy")
     captioned = entries[entries["captions"] > 0]
     save(work / "entries.npy", captioned)
-    return len(entries) - len(captioned)
+    return Counter({captions.MISSING: len(entries) - len(captioned)})
 
 
-def _check_captioned(index: Index) -> None:
-    """Raises UserError if an example has no caption."""
+def _check_captioned(source: readers.RawDataSet, index: Index) -> None:
+    """Raises UserError if an example of a data set with captions has none."""
     missing = np.flatnonzero(index.entries["captions"] == 0)
-    if len(missing):
+    if source.caption_key is not None and len(missing):
         first = [index.describe(index.entries[position]) for position in missing[:3]]
         raise captions.missing_error(first, len(missing), len(index.entries))
 

@@ -451,16 +451,19 @@ def _options_of_lists(root: Path, keys: Keys) -> SourceOptions:
 
     Data with captions need no labels. Captions are found by the header of the first CSV.
     """
-    names = value_columns(next(iter(split_files(str(root)).values())))
-    found = [name for name in CAPTION_KEYS if name in names]
-    captions = (found or [None])[0] if keys.caption is None else keys.caption or None
+    names, label = value_columns(next(iter(split_files(str(root)).values()))), keys.label
+    captions = keys.caption
     if captions is None:
-        return SourceOptions(str(root), label_key=keys.label or "label")
-    labels = bool(keys.label) or any(name.startswith("label") for name in names if name != captions)
-    label_key = (keys.label or "label") if labels else None
-    return SourceOptions(
-        str(root), label_key=label_key, labels=labels, fields=(TEXT,), caption_key=captions
-    )
+        captions = next((name for name in CAPTION_KEYS if name in names), NO_CAPTIONS)
+    if captions != NO_CAPTIONS and not label:
+        others = [name for name in names if name != captions]
+        label = "label" if any(name.startswith("label") for name in others) else None
+    elif not label:
+        label = "label"
+    options = SourceOptions(str(root), label_key=label, labels=label is not None)
+    if captions == NO_CAPTIONS:
+        return options
+    return options._replace(fields=(TEXT,), caption_key=captions)
 
 
 def _open_lists(root: Path, keys: Keys) -> dict[str, CsvList]:

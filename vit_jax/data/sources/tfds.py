@@ -54,8 +54,7 @@ def tfds_records(
         max_labels=16 if multiple else 1,
         each_labelled=each_labelled and label_key is not None,
         shards=tfds_shards(builder, split),
-        caption_key=None if caption_key is None else _captions_of(builder, caption_key),
-        captions_digest="" if caption_key is None else _captions_digest(builder, split),
+        **({} if caption_key is None else _captions_of(builder, split, caption_key)),
     )
 
 
@@ -65,8 +64,12 @@ def _is_class(feature) -> bool:
     return isinstance(getattr(feature, "feature", feature), tfds.features.ClassLabel)
 
 
-def _captions_of(builder, caption_key: str) -> str:
-    """Returns the feature of the captions in a data set's tf.Examples."""
+def _captions_of(builder, split: str, caption_key: str) -> dict[str, str]:
+    """Returns the arguments of `Records` for a data set with captions.
+
+    Raises:
+      UserError: there is no feature of this name with captions.
+    """
     found = caption_feature(builder.info.features, caption_key)
     if found is None:
         there = ", ".join(text_features(builder.info.features)) or "none"
@@ -74,7 +77,7 @@ def _captions_of(builder, caption_key: str) -> str:
             f"the data set {builder.info.full_name!r} has no captions {caption_key!r}: name the "
             f"feature with --config.data.caption_key=NAME; features of text are: {there}"
         )
-    return found
+    return dict(caption_key=found, captions_digest=_captions_digest(builder, split))
 
 
 def _captions_digest(builder, split: str) -> str:
