@@ -155,6 +155,8 @@ class Index(NamedTuple):
         """Returns the location of an example, for a person: its file, or its name in one."""
         path = self.paths[entry["unit"]]
         name = self.name(entry)
+        if self.kind == "parquet":  # The path is that of a working file.
+            return as_text(name)
         return as_text(
             str(Path(path).parent / name) if self.kind in readers.OF_FILES else f"{path}: {name}"
         )

@@ -641,7 +641,8 @@ def _scan_webdataset(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> No
                 where = f"{unit.path}: {stem!r}"
                 if labelled and parts.keys().isdisjoint(NOTES):
                     raise UserError(
-                        f"{where} has no .cls and no .json with a label (--label_key); it has "
+                        f"{where} has no .cls and no .json with a label (--label_key), and no "
+                        "captions (.txt, --caption_key); it has "
                         f"{', '.join(sorted(suffix[1:] for suffix in parts))}"
                     )
                 value = _read_label(file, parts, source.label_key, where, labelled)
@@ -960,7 +961,10 @@ def _columns(path: str, keys: Keys) -> _Columns:
     if caption is not None and not labels:
         return _Columns(images[0], None, None, caption)
     if len(labels) != 1 or labels[0] not in columns:
-        raise UserError(f"{path}: choose the label's column with --label_key; {there}")
+        raise UserError(
+            f"{path}: choose the column of captions with --caption_key, or the label's column with "
+            f"--label_key; {there}"
+        )
     return _Columns(images[0], labels[0], _names_of_classes(path, labels[0], classes), caption)
 
 
