@@ -43,15 +43,35 @@ def get_config(argument=None):
 
 
 def _lock_image(config, checkpoint):
-    """Sets the values of big_vision's `siglip_lit_coco.py`, which trains a text tower alone."""
+    """Sets the values of big_vision's `siglip_lit_coco.py`, which trains a text tower alone.
+
+    Images have the checkpoint's size and its evaluation transform, if it has one.
+    """
     config.model.update(dict(name="", pooling=None, dtype="float32"))
     config.finetune.checkpoint, config.finetune.objective = checkpoint, "new"
     config.contrastive.update(dict(text_length=16, initial_bias=-2.71))
+    _show_as(config, checkpoint)
     config.data.flip, config.augment.randaugment = True, (2, 10.0)
     config.batch_size, config.steps = 512, 5000
     config.optimizer.update(dict(name="adam", beta2=0.999))
     config.optimizer.update(dict(weight_decay=0.01 / 1e-3, warmup_steps=150))
     config.evaluate_every = 1000
+
+
+def _show_as(config, checkpoint):
+    """Sets the size of a checkpoint's images, and its evaluation transform if it is known."""
+    from vit_jax.interop.open import open_checkpoint  # It imports JAX.
+
+    try:
+        opened = open_checkpoint(checkpoint)
+    except UserError:  # Raised again, with its context, when the run starts.
+        return
+    size, seen = min(opened.options.image_size), opened.preprocessing
+    config.data.update(dict(image_size=size, test_resize=size))
+    if seen is not None and seen.kind == "short_side":
+        resize = round(seen.resize(opened.options.image_size))
+        config.data.update(dict(crop="short_side", crop_resize=resize))
+        config.data.update(dict(test_crop="short_side", test_resize=resize))
 
 
 def _continue(config, folder):

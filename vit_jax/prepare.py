@@ -1,7 +1,8 @@
 """Prepares any data set for training: python -m vit_jax.prepare SOURCE --out=DIR.
 
-SOURCE is a folder of images, WebDataset tars, ImageNet-21k's tars, Parquet files of the Hugging
-Face Hub, or a TFDS data set in TFRecord (its folder, or `NAME:DATA_DIR`). DIR gets a TFDS data set
+SOURCE is a folder of images, a CSV, WebDataset tars, ImageNet-21k's tars, Parquet files of the
+Hugging Face Hub, or a TFDS data set in TFRecord (its folder, or `NAME:DATA_DIR`). Labels and
+captions of the images are kept. DIR gets a TFDS data set
 in ArrayRecord, in random order, so that `train[:9000000]` is a fair sample. The same command
 continues after an interruption. --retrieve_for=SET --embeddings=CHECKPOINT keeps the images of the
 training split that are similar to the images of SET, without near-duplicates.
@@ -22,6 +23,7 @@ from pathlib import Path
 from absl import flags
 
 from vit_jax import command
+from vit_jax.data.fields import CAPTION_KEYS
 from vit_jax.data.sources.base import Source
 from vit_jax.data.sources.folder_rules import in_words
 from vit_jax.errors import UserError
@@ -39,6 +41,15 @@ flags.DEFINE_string(
     "kind", None, f"kind of the source: {', '.join(readers.KINDS)}; default: as it looks"
 )
 flags.DEFINE_string("label_key", None, "Parquet column, JSON key or TFDS feature with the label")
+flags.DEFINE_string(
+    "caption_key",
+    None,
+    "CSV column, JSON key, Parquet column or TFDS feature with the captions, or txt for the .txt "
+    "files of tars; default: caption, captions or text, if there is one; empty: no captions",
+)
+flags.DEFINE_bool(
+    "skip_uncaptioned", False, "skip images without a caption, which are an error otherwise"
+)
 flags.DEFINE_integer("seed", 0, "seed of the order", lower_bound=0, upper_bound=2**63 - 1)
 flags.DEFINE_integer("limit", None, "prepare only the first N images of each split", lower_bound=1)
 flags.DEFINE_integer(
@@ -86,7 +97,7 @@ def main(arguments: list[str]) -> None:
     embedding = None
     if values.embeddings:
         embedding = make_embedder(values.embeddings, values.image_size), Workers(1)
-    source = readers.find(arguments[0], values.kind, values.label_key)
+    source = readers.find(arguments[0], values.kind, values.label_key, values.caption_key)
     print(f"{arguments[0]}: {source.kind}, {_splits(source)}", flush=True)
     log = functools.partial(print, flush=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -132,6 +143,7 @@ def read_options() -> writer.Options:
         values.similarity,
         tuple(values.retrieve_for),
         values.neighbours,
+        values.skip_uncaptioned,
     )
 
 
@@ -154,6 +166,8 @@ def print_result(done: writer.Prepared, retrieved: bool) -> None:
     if done.left_out:
         print(f"note: skipped: {in_words(done.left_out)}")
     label = f" --config.data.label_key={done.label_key}" if done.label_key != "label" else ""
+    if done.caption_key is not None and done.caption_key.split("/")[0] not in CAPTION_KEYS:
+        label += f" --config.data.caption_key={done.caption_key}"
     print(f"train on it with --config.data.source=tfds --config.data.path={done.path}{label}")
 
 

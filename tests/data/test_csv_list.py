@@ -75,6 +75,28 @@ def test_several_labels_are_in_columns_or_rows(images):
     assert source.left_out == {"rows of a file listed before with the same labels or captions": 1}
 
 
+def test_a_dot_before_a_file_makes_no_other_image(images):
+    text = "file,label,site\n./a.png,dog,x\na.png,pet,x\nsub/./c.png,dog,y\n././sub/c.png,dog,y\n"
+    source = listed(images, text, groups="site")
+    assert rows(source) == {"a.png": ["dog", "pet"], "c.png": ["dog"]}
+    assert source.groups("site") == ["x", "y"]
+
+
+@pytest.mark.parametrize("name", ["label", "Class"])
+def test_labels_alone_are_no_captions(name, images):
+    text = f"file,{name}\na.png,dog\n"
+    options = dict(labels=False, fields=("text",))
+    with pytest.raises(UserError, match=rf"data.caption_key=NAME; .* there are: {name}"):
+        listed(images, text, **options)
+    assert listed(images, text, caption_key=name, **options).captions == (("dog",),)
+
+
+def test_tars_say_how_to_prepare_them(images):
+    (images / "train-0.tar").touch()
+    with pytest.raises(UserError, match=f"tars or Parquet.*vit_jax.prepare {images} --out=DIR"):
+        open_source("csv", "train", path=str(images))
+
+
 def test_numbers_are_classes_in_their_order_and_keep_their_names_in_other_splits(images):
     train = listed(images, "a.png,10\nb.jpg,9\nsub/c.png,2\n")
     assert train.class_names == ("2", "9", "10")

@@ -475,8 +475,8 @@ def test_classes_of_one_name_are_named(tmp_path):
 
 
 def test_sample_without_a_label_is_named(tmp_path):
-    source = make_webdataset(tmp_path, lambda label: {"txt": "a cat"})
-    with pytest.raises(UserError, match="some/test_0' has no .cls and no .json .* it has png, txt"):
+    source = make_webdataset(tmp_path, lambda label: {"npy": "a cat"})
+    with pytest.raises(UserError, match="some/test_0' has no .cls and no .json .* it has npy, png"):
         prepare(source, tmp_path / "out")
 
 

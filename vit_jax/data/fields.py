@@ -8,6 +8,7 @@ import numpy as np
 from vit_jax.errors import UserError, as_text
 
 TEXT = "text"  # Captions of an image: one or several strings.
+CAPTION_KEYS = ("caption", "captions", "text")  # Names of captions; the first is the default.
 
 
 class Field(NamedTuple):
@@ -26,6 +27,11 @@ class Field(NamedTuple):
     dtype: Any
     encode: Callable[[Any, np.random.Generator | None], np.ndarray]
     identity: str = ""
+
+
+def caption_keys(key: str) -> tuple[str, ...]:
+    """Returns the names that captions may have for a value of `data.caption_key`."""
+    return CAPTION_KEYS if key == CAPTION_KEYS[0] else (key,)
 
 
 def draw_caption(captions: Sequence[str], rng: np.random.Generator | None) -> str:

@@ -23,7 +23,7 @@ from vit_jax.data.labels import check_lists, from_one_hot, one_hot_width
 from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.folder_rules import in_words
 from vit_jax.errors import UserError, as_text
-from vit_jax.preparation import readers
+from vit_jax.preparation import captions, readers
 
 CHUNK = 1024  # Images of a task that reads each image.
 
@@ -142,20 +142,45 @@ class Index(NamedTuple):
         start, size = int(entry["name"]), int(entry["name_size"])
         return os.fsdecode(self.names[start : start + size].tobytes())
 
+    def captions(self, entry: np.void) -> list[str]:
+        """Returns the captions of an example; nothing if they are not read."""
+        return captions.decoded(self.stored_captions(entry))
+
+    def stored_captions(self, entry: np.void) -> bytes:
+        """Returns the captions of an example as they are stored in the index."""
+        start = int(entry["name"]) + int(entry["name_size"])
+        return self.names[start : start + int(entry["captions"])].tobytes()
+
     def describe(self, entry: np.void) -> str:
         """Returns the location of an example, for a person: its file, or its name in one."""
         path = self.paths[entry["unit"]]
         name = self.name(entry)
+        if self.kind == "parquet":  # The path is that of a working file.
+            return as_text(name)
         return as_text(
             str(Path(path).parent / name) if self.kind in readers.OF_FILES else f"{path}: {name}"
         )
 
 
-def build_index(source: readers.RawDataSet, seed: int, work: Path, run: Run) -> Index:
+def build_index(
+    source: readers.RawDataSet,
+    seed: int,
+    work: Path,
+    run: Run,
+    skip_uncaptioned: bool = False,
+) -> Index:
     """Indexes a data set in the folder `work`, or maps an existing index.
 
+    Args:
+      source: the data set.
+      seed: the seed of the order.
+      work: folder of the index.
+      run: runs the tasks.
+      skip_uncaptioned: images without a caption are not indexed; otherwise they are an error.
+
     Raises:
-      UserError: it holds no image, or an image's label is outside its classes.
+      UserError: it holds no image, an image's label is outside its classes, or images of a data set
+        with captions have none.
     """
     if not (work / "index.json").exists():
         (work / "spool").mkdir(exist_ok=True)
@@ -169,6 +194,8 @@ def build_index(source: readers.RawDataSet, seed: int, work: Path, run: Run) -> 
         classes = None if source.class_names is None else len(source.class_names)
         multiple, left_out = _merge([task.result for task in tasks], work, classes)
         left_out += Counter(source.left_out)
+        if skip_uncaptioned:
+            left_out += _remove_uncaptioned(source, work)
         described = {
             "kind": source.kind,
             "paths": paths,
@@ -181,6 +208,7 @@ def build_index(source: readers.RawDataSet, seed: int, work: Path, run: Run) -> 
     if not len(index.entries):
         there = f"; found instead: {in_words(index.left_out)}" if index.left_out else ""
         raise UserError(f"{source.root} contains no image{there}")
+    _check_captioned(source, index)
     if source.class_names is not None:
         wrong = np.flatnonzero(index.labels >= len(source.class_names))[:1]
         for position in wrong:
@@ -192,6 +220,28 @@ def build_index(source: readers.RawDataSet, seed: int, work: Path, run: Run) -> 
                 f"but there are {len(source.class_names)} classes, from 0"
             )
     return index
+
+
+def _remove_uncaptioned(source: readers.RawDataSet, work: Path) -> Counter[str]:
+    """Removes examples without a caption from the index of a data set with captions.
+
+    Returns:
+      Their number, by the reason.
+    """
+    if source.caption_key is None:
+        return Counter()
+    entries = mapped(work / "entries.npy")
+    captioned = entries[entries["captions"] > 0]
+    save(work / "entries.npy", captioned)
+    return Counter({captions.MISSING: len(entries) - len(captioned)})
+
+
+def _check_captioned(source: readers.RawDataSet, index: Index) -> None:
+    """Raises UserError if an example of a data set with captions has none."""
+    missing = np.flatnonzero(index.entries["captions"] == 0)
+    if source.caption_key is not None and len(missing):
+        first = [index.describe(index.entries[position]) for position in missing[:3]]
+        raise captions.missing_error(first, len(missing), len(index.entries))
 
 
 def _scan(source: readers.RawDataSet, number: int, seed: int, spool: Path, result: Path) -> None:
@@ -328,6 +378,8 @@ def description(source: readers.RawDataSet, index: Index) -> list[str]:
     for unit, count in zip(source.units, images.tolist(), strict=True):
         counts[unit.split] += count
     lines.append(", ".join(f"{split} {count:,} images" for split, count in counts.items()))
+    if source.caption_key is not None:
+        lines.append(f"captions from {source.caption_key!r}")
     if index.left_out:
         lines.append(f"note: skipped: {in_words(index.left_out)}")
     return lines

@@ -2,7 +2,7 @@
 
 `find` recognizes a data set and lists its units (a file, a class's folder, a tar inside a tar);
 `scan` lists a unit's examples without decoding any; `read` reads one by file, offset and size. An
-index row is 44 bytes and a name: 14 million images fit in 1 GB; nothing is stored as an object.
+index row is 48 bytes, a name and captions: 14 million images without captions fit in 1 GB.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import re
 import struct
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,9 @@ import numpy as np
 
 from vit_jax.data.class_names import shortened
 from vit_jax.data.decode import Unreadable
-from vit_jax.data.sources.csv_list import CsvList, open_csv, split_files
+from vit_jax.data.fields import CAPTION_KEYS, TEXT
+from vit_jax.data.sources.array_record import caption_values
+from vit_jax.data.sources.csv_list import LISTS, CsvList, open_csv, split_files, value_columns
 from vit_jax.data.sources.folder import folders_in, read_file, walk
 from vit_jax.data.sources.folder_rules import (
     IMAGE_SUFFIXES,
@@ -39,7 +41,10 @@ from vit_jax.data.sources.folder_rules import (
     why_left_out,
 )
 from vit_jax.data.sources.kind import SourceOptions
+from vit_jax.data.sources.tfds import caption_feature, text_features
 from vit_jax.errors import UserError, as_text, nearest
+from vit_jax.preparation.captions import NO_CAPTIONS, captions_in, text_column
+from vit_jax.preparation.captions import encoded as encode_captions
 
 ENTRY = np.dtype(
     [
@@ -50,9 +55,11 @@ ENTRY = np.dtype(
         ("labels", "u2"),  # Number of labels.
         ("name", "u8"),  # Offset into the names of all examples, as bytes.
         ("name_size", "u2"),
+        ("captions", "u4"),  # Bytes of the captions, which follow the name.
         ("key", "u8"),  # Hash of the seed and the example's name in its data set: its order.
     ]
 )
+WITH_CAPTIONS = ("csv", "webdataset", "parquet", "tfds")
 OF_FILES = ("folder", "csv")  # Kinds whose examples are files, relative to their unit's folder.
 MOST_CLASSES = 2**22  # Class indices are below it: the classes' names are written one by one.
 MOST_NOTE = 2**20  # Bytes of a WebDataset label.
@@ -61,6 +68,9 @@ MOST_LABELS = 2**16 - 1  # Of an image.
 # malicious.
 MOST_EXPANSION, MIN_BYTES, ROW_BYTES = 1000, 2**28, 2**10
 PARQUET_ROWS = 16  # In memory at once.
+LOOKED_AT = 100  # Samples of a tar in which captions are searched.
+NOTES = (".cls", ".json")  # Suffixes of WebDataset's labels.
+LABEL_KEYS = ("label", "labels", "cls")  # Of a label in JSON.
 FURTHER = "further images of a sample"
 WITHOUT_IMAGE = "samples without an image"
 BESIDE_SPLITS = "images in folders next to the splits"
@@ -89,6 +99,8 @@ class RawDataSet:
     units: list[Unit]
     class_names: list[str] | None = None  # None: classes are indices.
     label_key: str | None = None
+    # The column, JSON key, "txt" or feature of a tf.Example with the captions; None: none are read.
+    caption_key: str | None = None
     index_labels: bool = False  # Read the examples of a TFDS data set for their labels.
     # Numbers of files outside the units, by reason.
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -107,9 +119,24 @@ class RawDataSet:
         digest.update(
             repr((self.kind, self.class_names, self.label_key, self.index_labels)).encode()
         )
+        if self.caption_key is not None:
+            digest.update(repr(self.caption_key).encode())
         if self.numbers:
             digest.update(repr(sorted(self.numbers.items())).encode())
         return digest.hexdigest()
+
+
+class Keys(NamedTuple):
+    """Names of the values of an example; None: they are found by the usual names.
+
+    Attributes:
+      label: the Parquet column, JSON key or TFDS feature with the label.
+      caption: the column, JSON key, `txt` of a tar, or TFDS feature with the captions;
+        `NO_CAPTIONS`: they are not read.
+    """
+
+    label: str | None = None
+    caption: str | None = None
 
 
 class Scan(NamedTuple):
@@ -131,7 +158,15 @@ class _Rows:
         self.multiple = False
         self.left_out = Counter()
 
-    def add(self, offset: int, size: int, labels: tuple[int, ...], name: str, key: str) -> None:
+    def add(
+        self,
+        offset: int,
+        size: int,
+        labels: tuple[int, ...],
+        name: str,
+        key: str,
+        captions: Sequence[str] = (),
+    ) -> None:
         if len(labels) > MOST_LABELS:
             raise UserError(f"{name} has {len(labels):,} labels, and may have {MOST_LABELS:,}")
         for label in labels:
@@ -142,14 +177,20 @@ class _Rows:
                 )
         encoded = os.fsencode(name)[:65535]
         digest = hashlib.blake2b(os.fsencode(key), digest_size=8, key=self._secret).digest()
+        texts = encode_captions(captions, name)
         row = (self._unit, offset, size, len(self._labels), len(labels), self._end, len(encoded))
-        self._rows.append((*row, int.from_bytes(digest, "little")))
+        self._rows.append((*row, len(texts), int.from_bytes(digest, "little")))
         self._labels.extend(labels)
-        self._names.append(encoded)
-        self._end += len(encoded)
+        self._names.append(encoded + texts)
+        self._end += len(encoded) + len(texts)
 
     def __len__(self):
         return len(self._rows)
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of all names and captions."""
+        return self._end
 
     def collected(self) -> Scan:
         names = np.frombuffer(b"".join(self._names), np.uint8)
@@ -162,13 +203,18 @@ class _Rows:
         )
 
 
-def find(source: str, kind: str | None = None, label_key: str | None = None) -> RawDataSet:
+def find(
+    source: str,
+    kind: str | None = None,
+    label_key: str | None = None,
+    caption_key: str | None = None,
+) -> RawDataSet:
     """Recognizes a data set.
 
     Args:
       source: a folder, a file, `KIND:PATH`, or `NAME:DATA_DIR` of a TFDS data set.
       kind: one of `KINDS`; None: it is recognized.
-      label_key: the Parquet column, JSON key or TFDS feature that holds the label.
+      label_key, caption_key: see `Keys`.
 
     Raises:
       UserError: it does not exist, is empty, or is of no supported kind.
@@ -177,7 +223,12 @@ def find(source: str, kind: str | None = None, label_key: str | None = None) -> 
         raise UserError(f"unknown --kind={kind}; {nearest(kind, KINDS)}")
     try:
         root, kind = _locate(source, kind)
-        data_set = KINDS[kind].find(root, label_key)
+        if caption_key and kind not in WITH_CAPTIONS:
+            raise UserError(
+                f"--caption_key={caption_key}: data of the kind {kind!r} have no captions; kinds "
+                f"that may have them are {', '.join(WITH_CAPTIONS)}"
+            )
+        data_set = KINDS[kind].find(root, Keys(label_key, caption_key))
     except PermissionError as error:
         raise UserError(f"no permission to read {error.filename}") from error
     if not data_set.units:
@@ -232,9 +283,11 @@ def _recognise_file(file: Path) -> str:
         with file.open("rb") as opened:
             first = next(_members(file, opened, file.stat().st_size), None)
         return "imagenet21k" if first and first.name.endswith(".tar") else "webdataset"
-    if file.suffix.lower() == ".csv":
+    if file.suffix.lower() in LISTS:
         return "csv"
-    raise UserError(f"{file} is not a data set: give a folder, a .csv, a .tar or a .parquet file")
+    raise UserError(
+        f"{file} is not a data set: give a folder, a .csv, a .jsonl, a .tar or a .parquet file"
+    )
 
 
 def _recognise_images(root: Path) -> str:
@@ -300,7 +353,7 @@ def _relative(path: str, root: Path) -> str:
 # A folder for each class.
 
 
-def _find_folder(root: Path, _: str | None) -> RawDataSet:
+def _find_folder(root: Path, _: Keys) -> RawDataSet:
     """Finds `root/<split>/<class>/...` or `root/<class>/...`, as in `folder_rules.layout`.
 
     A split without class folders has images without labels.
@@ -388,42 +441,72 @@ def _scan_folder(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
         rows.add(0, size, (unit.label,), name, name)
 
 
-def _find_images(root: Path, _: str | None) -> RawDataSet:
+def _find_images(root: Path, _: Keys) -> RawDataSet:
     """Finds images without labels, anywhere below a folder."""
     return RawDataSet("folder", root, [Unit("train", str(root))])
 
 
-def _open_lists(root: Path, label_key: str | None) -> dict[str, CsvList]:
+def _options_of_lists(root: Path, keys: Keys) -> SourceOptions:
+    """Returns the options that open the CSV or the CSVs at a path.
+
+    Data with captions need no labels. Captions are found by the header of the first CSV.
+    """
+    names, label = value_columns(next(iter(split_files(str(root)).values()))), keys.label
+    captions = keys.caption
+    if captions is None:
+        captions = next((name for name in CAPTION_KEYS if name in names), NO_CAPTIONS)
+    if captions != NO_CAPTIONS and not label:
+        others = [name for name in names if name != captions]
+        label = "label" if any(name.startswith("label") for name in others) else None
+    elif not label:
+        label = "label"
+    options = SourceOptions(str(root), label_key=label, labels=label is not None)
+    if captions == NO_CAPTIONS:
+        return options
+    return options._replace(fields=(TEXT,), caption_key=captions)
+
+
+def _open_lists(root: Path, keys: Keys) -> dict[str, CsvList]:
     """Opens the CSV at a path, or a folder's CSVs, by split, with the training split's classes."""
-    splits, path = [*split_files(str(root))], str(root)
-    options = SourceOptions(path, label_key=label_key or "label")
+    splits = [*split_files(str(root))]
+    options = _options_of_lists(root, keys)
     first = "train" if "train" in splits else splits[0]
     try:
         opened = {first: open_csv(first, options)}
-        options = options._replace(class_names=opened[first].class_names)
+        options = options._replace(class_names=opened[first].class_names or None)
         return {split: opened.get(split) or open_csv(split, options) for split in splits}
     except UserError as error:
-        raise UserError(str(error).replace("--config.data.label_key", "--label_key")) from error
+        raise UserError(str(error).replace("--config.data.", "--")) from error
 
 
-def _find_lists(root: Path, label_key: str | None) -> RawDataSet:
-    """Finds CSVs with the columns file and label, as in the source `csv`.
+def _find_lists(root: Path, keys: Keys) -> RawDataSet:
+    """Finds CSVs with the columns file, and label or caption or both, as in the source `csv`.
 
     Paths are relative to the CSV's folder.
     """
-    files, opened = split_files(str(root)), _open_lists(root, label_key)
+    files, opened = split_files(str(root)), _open_lists(root, keys)
     left_out = sum((Counter(split.left_out) for split in opened.values()), Counter())
     units = [Unit("train" if split == "all" else split, files[split]) for split in opened]
-    names = next(iter(opened.values())).class_names
-    return RawDataSet("csv", root, units, [*names], label_key, left_out=dict(left_out))
+    first = next(iter(opened.values()))
+    return RawDataSet(
+        "csv",
+        root,
+        units,
+        [*first.class_names] or None,
+        keys.label,
+        _options_of_lists(root, keys).caption_key if first.captions else None,
+        left_out=dict(left_out),
+    )
 
 
 def _scan_list(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
-    opened = _open_lists(source.root, source.label_key)
+    opened = _open_lists(source.root, Keys(source.label_key, source.caption_key or NO_CAPTIONS))
     listed = opened.get("all") or opened[unit.split]
     rows.multiple = listed.max_labels > 1
+    none = () if rows.multiple else (-1,)
     for index, (name, size) in enumerate(listed.stored_files()):
-        rows.add(0, max(0, size), listed.labels_of(index), name, name)
+        captions = listed.captions[index] if listed.captions else ()
+        rows.add(0, max(0, size), listed.labels_of(index) or none, name, name, captions)
 
 
 # Tars.
@@ -474,7 +557,7 @@ def _members(path: Path | str, file, end: int) -> Iterator[tarfile.TarInfo]:
     )
 
 
-def _find_imagenet21k(root: Path, _: str | None) -> RawDataSet:
+def _find_imagenet21k(root: Path, _: Keys) -> RawDataSet:
     """Finds a tar for each class, in a folder or inside one tar; editions have other classes."""
     tars = []  # Split, path, start, end, synset.
     for path in _files(root, ".tar"):
@@ -513,8 +596,8 @@ def _scan_imagenet21k(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> N
             rows.add(member.offset_data, member.size, (unit.label,), name, name)
 
 
-def _find_webdataset(root: Path, label_key: str | None) -> RawDataSet:
-    """Finds tars with `key.jpg` and `key.cls` or `key.json`, and an optional `classnames.txt`."""
+def _find_webdataset(root: Path, keys: Keys) -> RawDataSet:
+    """Finds tars with `key.jpg` and `key.cls`, `key.json` or `key.txt`, and `classnames.txt`."""
     tars = _files(root, ".tar")
     units = [Unit(_split(tar, root), str(tar), 0, tar.stat().st_size) for tar in tars]
     listed = (root if root.is_dir() else root.parent) / "classnames.txt"
@@ -524,7 +607,10 @@ def _find_webdataset(root: Path, label_key: str | None) -> RawDataSet:
         raise UserError(
             f"{listed} is not in UTF-8: {error.reason} at byte {error.start}"
         ) from error
-    return RawDataSet("webdataset", root, units, names, label_key)
+    captions = keys.caption or None
+    if keys.caption is None and units:
+        captions = _captions_of_tar(units[0].path, units[0].end)
+    return RawDataSet("webdataset", root, units, names, keys.label, captions)
 
 
 class _Sample(NamedTuple):
@@ -538,21 +624,32 @@ class _Sample(NamedTuple):
         """Images in supported formats."""
         return [self.parts[suffix] for suffix in IMAGE_SUFFIXES if suffix in self.parts]
 
-    @property
-    def note(self) -> tarfile.TarInfo | None:
-        """File with the label."""
-        return self.parts.get(".cls") or self.parts.get(".json")
+    def has_note(self, suffixes: Sequence[str]) -> bool:
+        """Returns True if a file with a label or a caption is among the parts."""
+        return not self.parts.keys().isdisjoint(suffixes)
 
 
 def _scan_webdataset(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
     tar = _relative(unit.path, source.root)
+    notes = NOTES if source.caption_key is None else (*NOTES, ".txt")
+    # Images with captions need no label.
+    labelled = source.caption_key is None or source.label_key is not None
     with open(unit.path, "rb") as file:
         members = _without_system_files(_members(unit.path, file, unit.end), rows.left_out)
         for _, group in itertools.groupby(members, _key):
-            for stem, image, note in _labelled(_samples(group), rows.left_out, unit.path):
+            for stem, image, parts in _described(_samples(group), notes, rows.left_out):
                 where = f"{unit.path}: {stem!r}"
-                labels = _labels(_read_label(file, note, source.label_key, where), rows, where)
-                rows.add(image.offset_data, image.size, labels, image.name, f"{tar}/{stem}")
+                if labelled and parts.keys().isdisjoint(NOTES):
+                    raise UserError(
+                        f"{where} has no .cls and no .json with a label (--label_key), and no "
+                        "captions (.txt, --caption_key); it has "
+                        f"{', '.join(sorted(suffix[1:] for suffix in parts))}"
+                    )
+                value = _read_label(file, parts, source.label_key, where, labelled)
+                labels = _labels(value, rows, where)
+                captions = _read_captions(file, parts, source.caption_key, where)
+                key = f"{tar}/{stem}"
+                rows.add(image.offset_data, image.size, labels, image.name, key, captions)
 
 
 def _without_system_files(
@@ -588,63 +685,52 @@ def _samples(group: Iterator[tarfile.TarInfo]) -> list[_Sample]:
     return samples
 
 
-def _labelled(
-    samples: list[_Sample], left_out: Counter[str], path: str
-) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarInfo]]:
-    """Yields name, image and label file of each example of one key, and counts skipped members.
+def _described(
+    samples: list[_Sample], notes: Sequence[str], left_out: Counter[str]
+) -> Iterator[tuple[str, tarfile.TarInfo, dict[str, tarfile.TarInfo]]]:
+    """Yields name, image and other parts of each example of one key, and counts skipped members.
 
     A key has several examples if names have dots (`im.v2.000.jpg`), or if samples with the same key
     are adjacent. An image has its label's name up to the last dot; or both are alone
-    (`000.photo.jpg`, `000.cls`).
-    """
-    if pair := _only_pair(samples):
-        image, note = pair
-        yield note.stem, image.images[0], note.note
-        samples = [sample for sample in samples if not (sample.images or sample.note)]
-    labelled = {sample.stem for sample in samples if sample.note}
-    for sample in samples:
-        left_out[FURTHER] += max(0, len(sample.images) - 1)
-        if sample.images and sample.note:
-            yield sample.stem, sample.images[0], sample.note
-        elif sample.images:
-            _check_label(sample, labelled, path)
-            left_out[FURTHER] += 1
-        else:
-            left_out.update(_reasons(sample))
-
-
-def _only_pair(samples: list[_Sample]) -> tuple[_Sample, _Sample] | None:
-    """Returns the only sample with an image and the only one with a label, if these are two."""
-    images = [sample for sample in samples if sample.images]
-    notes = [sample for sample in samples if sample.note]
-    if len(images) != 1 or len(notes) != 1 or images[0] is notes[0]:
-        return None
-    return images[0], notes[0]
-
-
-def _check_label(sample: _Sample, labelled: set[str], path: str) -> None:
-    """Raises UserError for an image without a label, unless it belongs to another sample.
+    (`000.photo.jpg`, `000.cls`). An image without any label or caption is an example, unless it
+    belongs to another sample.
 
     Args:
-      sample: the image.
-      labelled: names of the samples with a label.
-      path: the tar.
+      samples: the samples of the key.
+      notes: suffixes of files with labels and captions.
+      left_out: counts of skipped members by reason, which are increased.
     """
-    if labelled.isdisjoint(_prefixes(sample.stem)):
-        suffixes = ", ".join(sorted(suffix[1:] for suffix in sample.parts))
-        raise UserError(
-            f"{path}: {sample.stem!r} has no .cls and no .json with a label (--label_key); "
-            f"it has {suffixes}"
-        )
+    if pair := _only_pair(samples, notes):
+        image, note = pair
+        yield note.stem, image.images[0], note.parts
+        samples = [s for s in samples if not (s.images or s.has_note(notes))]
+    described = {sample.stem for sample in samples if sample.has_note(notes)}
+    for sample in samples:
+        left_out[FURTHER] += max(0, len(sample.images) - 1)
+        if not sample.images:
+            left_out.update(_reasons(sample, notes))
+        elif sample.has_note(notes) or described.isdisjoint(_prefixes(sample.stem)):
+            yield sample.stem, sample.images[0], sample.parts
+        else:
+            left_out[FURTHER] += 1
 
 
-def _reasons(sample: _Sample) -> list[str]:
+def _only_pair(samples: list[_Sample], notes: Sequence[str]) -> tuple[_Sample, _Sample] | None:
+    """Returns the only sample with an image and the only one with notes, if these are two."""
+    images = [sample for sample in samples if sample.images]
+    noted = [sample for sample in samples if sample.has_note(notes)]
+    if len(images) != 1 or len(noted) != 1 or images[0] is noted[0]:
+        return None
+    return images[0], noted[0]
+
+
+def _reasons(sample: _Sample, notes: Sequence[str]) -> list[str]:
     """Returns why a sample without an image is skipped.
 
-    It is one reason if the sample has a label, else the reasons of all members.
+    It is one reason if the sample has a label or a caption, else the reasons of all members.
     """
     reasons = [why_left_out(member.name) for member in sample.parts.values()]
-    if not sample.note:
+    if not sample.has_note(notes):
         return reasons
     unsupported = (reason for reason in reasons if is_unsupported(reason))
     return [next(unsupported, WITHOUT_IMAGE)]
@@ -656,13 +742,63 @@ def _prefixes(stem: str) -> Iterator[str]:
         yield stem
 
 
-def _read_label(file, note: tarfile.TarInfo, label_key: str | None, where: str):
-    """Returns the value of a `.cls` or `.json` as it is stored."""
-    is_json = note.name.lower().endswith(".json")
+def _captions_of_tar(path: str, end: int) -> str | None:
+    """Returns `txt`, or the JSON key of the captions, of the first sample with captions.
+
+    Returns:
+      None if none of the first `LOOKED_AT` samples with an image has captions.
+    """
+    with open(path, "rb") as file:
+        members = _without_system_files(_members(path, file, end), Counter())
+        groups = (_samples(group) for _, group in itertools.groupby(members, _key))
+        described = (_parts(group) for group in groups if any(sample.images for sample in group))
+        for parts in itertools.islice(described, LOOKED_AT):
+            if ".txt" in parts:
+                return "txt"
+            if ".json" in parts and (key := _caption_key(file, parts[".json"])):
+                return key
+    return None
+
+
+def _parts(samples: list[_Sample]) -> dict[str, tarfile.TarInfo]:
+    """Returns the members of several samples by suffix."""
+    return dict(itertools.chain(*(sample.parts.items() for sample in samples)))
+
+
+def _caption_key(file, note: tarfile.TarInfo) -> str | None:
+    """Returns the key of the captions in a JSON file; None if it has none or is damaged."""
     try:
-        if note.size > MOST_NOTE:
-            raise ValueError
-        value = json.loads(os.pread(file.fileno(), note.size, note.offset_data))
+        values = _read_json(file, note)
+    except (ValueError, RecursionError):
+        return None
+    values = values if isinstance(values, dict) else {}
+    return next((key for key in CAPTION_KEYS if _is_caption(values.get(key))), None)
+
+
+def _is_caption(value) -> bool:
+    """Returns True for a text or a list of texts of a JSON file."""
+    values = value if isinstance(value, list) else [value]
+    return all(isinstance(one, str) for one in values) and bool(values)
+
+
+def _read_label(
+    file, parts: Mapping[str, tarfile.TarInfo], label_key: str | None, where: str, required: bool
+):
+    """Returns the value of a `.cls` or `.json` as it is stored.
+
+    Args:
+      file: the tar.
+      parts: the members of the sample by suffix.
+      label_key: key of the label in JSON.
+      where: description of the sample, for errors.
+      required: without a label it is an error; otherwise the value is -1.
+    """
+    is_json = ".cls" not in parts
+    try:
+        if is_json and not required:
+            values = _read_json(file, parts[".json"]) if ".json" in parts else {}
+            return _json_label(values, None) if _has_label(values) else -1
+        value = _read_json(file, parts[".json" if is_json else ".cls"])
         return _json_label(value, label_key) if is_json else value
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         kind = (
@@ -673,8 +809,54 @@ def _read_label(file, note: tarfile.TarInfo, label_key: str | None, where: str):
         raise UserError(f"{where}: its {kind}") from error
 
 
+def _read_json(file, note: tarfile.TarInfo):
+    """Returns the content of a member; raises ValueError or RecursionError if it is no JSON."""
+    return json.loads(_read_note(file, note))
+
+
+def _read_note(file, note: tarfile.TarInfo) -> bytes:
+    """Returns the bytes of a member; raises ValueError if they are too many."""
+    if note.size > MOST_NOTE:
+        raise ValueError(f"{note.size:,} bytes; the limit is {MOST_NOTE:,}")
+    return os.pread(file.fileno(), note.size, note.offset_data)
+
+
+def _read_captions(
+    file, parts: Mapping[str, tarfile.TarInfo], caption_key: str | None, where: str
+) -> tuple[str, ...]:
+    """Returns the captions of a sample; nothing if it has none.
+
+    Args:
+      file: the tar.
+      parts: the members of the sample by suffix.
+      caption_key: `txt`, or the key of the captions in JSON; None: they are not read.
+      where: description of the sample, for errors.
+
+    Raises:
+      UserError: its `.txt` or `.json` is damaged, too large or has something else.
+    """
+    note = parts.get(".txt" if caption_key == "txt" else ".json")
+    if caption_key is None or note is None:
+        return ()
+    try:
+        if caption_key == "txt":
+            value = _read_note(file, note).decode("utf-8-sig", "surrogateescape")
+        else:
+            value = _read_json(file, note).get(caption_key)
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"{where}: its {os.path.splitext(note.name)[1]} has no caption that can be read: "
+            f"{error}"
+        ) from error
+    return captions_in(value, where)
+
+
+def _has_label(values) -> bool:
+    return isinstance(values, dict) and not values.keys().isdisjoint(LABEL_KEYS)
+
+
 def _json_label(values: dict, label_key: str | None):
-    for key in (label_key,) if label_key else ("label", "labels", "cls"):
+    for key in (label_key,) if label_key else LABEL_KEYS:
         if key in values:
             return values[key]
     raise KeyError
@@ -692,13 +874,25 @@ def _labels(value, rows: _Rows, where: str) -> tuple[int, ...]:
 # Parquet of the Hugging Face Hub.
 
 
-def _find_parquet(root: Path, label_key: str | None) -> RawDataSet:
+class _Columns(NamedTuple):
+    """Columns of a Parquet file, and its class names; None: there are none."""
+
+    image: str
+    label: str | None
+    class_names: list[str] | None
+    caption: str | None
+
+
+def _find_parquet(root: Path, keys: Keys) -> RawDataSet:
     """Finds Parquet files; classes are matched by the names in each file's schema."""
     units = [Unit(_split(file, root), str(file)) for file in _files(root, ".parquet")]
     if not units:
         return RawDataSet("parquet", root, [])
-    _, label, _ = _columns(units[0].path, label_key)
-    names_of = {unit.path: _columns(unit.path, label)[2] or [] for unit in units}
+    first = _columns(units[0].path, keys)
+    same = Keys(first.label, first.caption or keys.caption)
+    columns = {unit.path: _columns(unit.path, same) for unit in units}
+    _check_same_columns(columns, first)
+    names_of = {path: found.class_names or [] for path, found in columns.items()}
     names = _leading_names(units, names_of)
     _check_class_names(names_of, names)
     number = {name: label for label, name in enumerate(names)}
@@ -707,7 +901,20 @@ def _find_parquet(root: Path, label_key: str | None) -> RawDataSet:
         for path, file_names in names_of.items()
         if file_names != names
     }
-    return RawDataSet("parquet", root, units, names or None, label, numbers=numbers)
+    return RawDataSet(
+        "parquet", root, units, names or None, first.label, first.caption, numbers=numbers
+    )
+
+
+def _check_same_columns(columns: Mapping[str, _Columns], first: _Columns) -> None:
+    """Raises UserError if a file has captions or labels that the first file lacks."""
+    for path, found in columns.items():
+        if found.caption != first.caption or found.label != first.label:
+            raise UserError(
+                f"{path} has the columns {found.label!r} and {found.caption!r} of labels and "
+                f"captions, and {next(iter(columns))} has {first.label!r} and {first.caption!r}; "
+                "choose them with --label_key and --caption_key"
+            )
 
 
 def _leading_names(units: list[Unit], names_of: Mapping[str, list[str]]) -> list[str]:
@@ -738,8 +945,8 @@ def _check_class_names(names_of: Mapping[str, list[str]], names: list[str]) -> N
             raise UserError(f"{path} has two classes of one name: TFDS requires distinct names")
 
 
-def _columns(path: Path | str, label_key: str | None) -> tuple[str, str, list[str] | None]:
-    """Returns the columns of image and label, and the class names or None."""
+def _columns(path: str, keys: Keys) -> _Columns:
+    """Returns the columns of a Parquet file; files with captions need no labels."""
     with _reading(path):
         schema = _parquet(path).schema_arrow
         columns = schema.names
@@ -749,10 +956,16 @@ def _columns(path: Path | str, label_key: str | None) -> tuple[str, str, list[st
     images = images or _present(columns, "image", "img", "jpg")
     if len(images) != 1 or images[0] not in columns:
         raise UserError(f"{path} has no one column of images; {there}")
-    labels = [label_key] if label_key else _present(columns, "label", "labels") or [*classes]
+    caption = text_column(path, schema, keys.caption)
+    labels = [keys.label] if keys.label else _present(columns, "label", "labels") or [*classes]
+    if caption is not None and not labels:
+        return _Columns(images[0], None, None, caption)
     if len(labels) != 1 or labels[0] not in columns:
-        raise UserError(f"{path}: choose the label's column with --label_key; {there}")
-    return images[0], labels[0], _names_of_classes(path, labels[0], classes)
+        raise UserError(
+            f"{path}: choose the column of captions with --caption_key, or the label's column with "
+            f"--label_key; {there}"
+        )
+    return _Columns(images[0], labels[0], _names_of_classes(path, labels[0], classes), caption)
 
 
 def _present(columns: list[str], *names: str) -> list[str]:
@@ -828,14 +1041,14 @@ def _reading(path: Path | str) -> Iterator[None]:
 
 def _scan_parquet(source: RawDataSet, unit: Unit, rows: _Rows, spool: Path) -> None:
     """Lists the rows and copies the images into `spool`: Parquet has no access by row."""
-    image, label, _ = _columns(unit.path, source.label_key)
+    columns = _columns(unit.path, Keys(source.label_key, source.caption_key or NO_CAPTIONS))
     name, numbers = _relative(unit.path, source.root), source.numbers.get(unit.path)
     limit = max(MIN_BYTES, MOST_EXPANSION * os.path.getsize(unit.path))
     with (
         spool.open("wb") as out,
-        contextlib.closing(_rows_of(unit.path, image, label, limit)) as values,
+        contextlib.closing(_rows_of(unit.path, columns, limit)) as values,
     ):
-        for value, classes in values:
+        for value, classes, texts in values:
             key = f"{name}:{len(rows)}"
             where = f"{unit.path}: row {len(rows)}"
             if not isinstance(value, dict):
@@ -853,22 +1066,30 @@ def _scan_parquet(source: RawDataSet, unit: Unit, rows: _Rows, spool: Path) -> N
                 labels,
                 file if isinstance(file, str) and file else key,
                 key,
+                captions_in(texts, where),
             )
             out.write(content)
-            if out.tell() + ROW_BYTES * len(rows) > limit:
+            if out.tell() + rows.text_bytes + ROW_BYTES * len(rows) > limit:
                 raise UserError(_too_large(unit.path, limit))
 
 
-def _rows_of(path: str, image: str, label: str, limit: int) -> Iterator[tuple[Any, Any]]:
-    """Yields the image and the label of each row, with few rows in memory at once."""
+def _rows_of(path: str, columns: _Columns, limit: int) -> Iterator[tuple[Any, Any, Any]]:
+    """Yields image, label and captions of each row; None if there is no such column.
+
+    Few rows are in memory at once.
+    """
     with _reading(path):
         parquet = _parquet(path)
         # Do not read the columns' metadata: if it is damaged, the process crashes.
         groups = [parquet.metadata.row_group(group) for group in range(parquet.num_row_groups)]
         if max((group.total_byte_size for group in groups), default=0) > limit:
             raise UserError(_too_large(path, limit))
-        for batch in parquet.iter_batches(PARQUET_ROWS, columns=[image, label]):
-            yield from zip(batch[image].to_pylist(), batch[label].to_pylist(), strict=True)
+        names = (columns.image, columns.label, columns.caption)
+        read = list(dict.fromkeys(name for name in names if name is not None))
+        for batch in parquet.iter_batches(PARQUET_ROWS, columns=read):
+            none = [None] * batch.num_rows
+            cells = (none if name is None else batch[name].to_pylist() for name in names)
+            yield from zip(*cells, strict=True)
 
 
 def _too_large(path: str, limit: int) -> str:
@@ -907,7 +1128,7 @@ def _tfds_folder(source: str) -> Path:
         raise UserError(f"there is no prepared data set {parts[1]!r} in {parts[2]}") from error
 
 
-def _find_tfds(root: Path, label_key: str | None) -> RawDataSet:
+def _find_tfds(root: Path, keys: Keys) -> RawDataSet:
     import tensorflow_datasets as tfds
 
     try:
@@ -923,14 +1144,37 @@ def _find_tfds(root: Path, label_key: str | None) -> RawDataSet:
     if info.file_format.value != "tfrecord":
         remedy = "; train on it as it is" if info.file_format.value == "array_record" else ""
         raise UserError(f"{root} is stored as {info.file_format.value}, not as tfrecord{remedy}")
-    label_key = label_key or "label"
+    label_key = keys.label or "label"
     feature = dict(info.features).get(label_key)
     names = (
         list(feature.names)
         if isinstance(feature, tfds.features.ClassLabel) and feature.names
         else None
     )
-    return RawDataSet("tfds", root, units, names, label_key)
+    caption_key = _captions_of_tfds(root, info.features, keys.caption)
+    return RawDataSet("tfds", root, units, names, label_key, caption_key)
+
+
+def _captions_of_tfds(root: Path, features, caption_key: str | None) -> str | None:
+    """Returns the feature of the captions in tf.Examples; None if captions are not read.
+
+    Args:
+      root: folder of the data set, for errors.
+      features: its features.
+      caption_key: see `Keys`.
+
+    Raises:
+      UserError: it is not the name of a feature of texts.
+    """
+    if caption_key == NO_CAPTIONS:
+        return None
+    found = caption_feature(features, caption_key or CAPTION_KEYS[0])
+    if found is None and caption_key is not None:
+        there = ", ".join(text_features(features)) or "none"
+        raise UserError(
+            f"{root} has no texts {caption_key!r} (--caption_key); features of text are: {there}"
+        )
+    return found
 
 
 def _masked_crc(data: bytes) -> int:
@@ -964,23 +1208,41 @@ def _scan_tfds(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
                 raise UserError(f"{unit.path} is damaged at byte {offset}; fetch it again")
             if offset + length + 16 > end:
                 break
-            labels = ()
-            if source.index_labels:
+            labels, captions = (), ()
+            if source.index_labels or source.caption_key is not None:
                 record = os.pread(file.fileno(), length, offset + 12)
-                example = parse_example(record, f"{unit.path}: the record at byte {offset}")
-                labels = tuple(example.features.feature[source.label_key].int64_list.value)
-                if len(labels) != 1:
-                    raise UserError(
-                        f"{unit.path}: the record at byte {offset} has {len(labels)} labels in "
-                        f"{source.label_key!r} (--label_key), and --shots needs one whole number"
-                    )
-            rows.add(offset + 12, length, labels, f"{name}:{len(rows)}", "")
+                labels, captions = _values_of_record(
+                    source, record, f"{unit.path}: the record at byte {offset}"
+                )
+            rows.add(offset + 12, length, labels, f"{name}:{len(rows)}", "", captions)
             offset += length + 16
     if len(rows) != unit.end:
         raise UserError(
             f"{unit.path} is truncated: {len(rows)} of {unit.end} examples are complete; fetch it "
             "again"
         )
+
+
+def _values_of_record(
+    source: RawDataSet, record: bytes, where: str
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Returns the labels and the captions of a serialized tf.Example, as far as they are read.
+
+    Raises:
+      UserError: it is damaged, or has not one label where labels are read.
+    """
+    features = parse_example(record, where).features.feature
+    labels, captions = (), ()
+    if source.index_labels:
+        labels = tuple(features[source.label_key].int64_list.value)
+        if len(labels) != 1:
+            raise UserError(
+                f"{where} has {len(labels)} labels in {source.label_key!r} (--label_key), and "
+                "--shots needs one whole number"
+            )
+    if source.caption_key is not None and source.caption_key in features:
+        captions = captions_in([*caption_values(features, source.caption_key)], where)
+    return labels, captions
 
 
 def scan(source: RawDataSet, number: int, seed: int, spool: Path) -> Scan:
@@ -1045,7 +1307,7 @@ def read_image(kind: str, path: str, entry: np.void, name: str) -> bytes:
 
 
 class _Kind(NamedTuple):
-    find: Callable[[Path, str | None], RawDataSet]
+    find: Callable[[Path, Keys], RawDataSet]
     scan: Callable[[RawDataSet, Unit, _Rows, Path], None]
 
 

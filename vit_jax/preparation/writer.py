@@ -7,18 +7,20 @@ that TFDS does not find an unfinished data set.
 import contextlib
 import dataclasses
 import errno
+import hashlib
 import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax.data.decode import Box, Unreadable, open_image, why_unreadable
 from vit_jax.data.sources.base import fingerprint
+from vit_jax.data.sources.tfds import PREPARED as SUMMARY
 from vit_jax.errors import UserError, as_text
 from vit_jax.preparation import readers
 from vit_jax.preparation.curation import Pool, curate, open_curated
@@ -44,8 +46,8 @@ from vit_jax.preparation.kept_embeddings import Embedder, Embeddings
 from vit_jax.preparation.similarity_index import check_memory
 
 WORK = ".prepare"
+CAPTIONS = "captions"  # The feature with the captions of an image.
 EMBEDDINGS = ".embeddings"  # Next to the data sets, which share embeddings of the same source.
-SUMMARY = "prepared.json"  # The settings and sizes of a finished data set.
 
 # Descriptions of changed settings whose values are not readable.
 OTHER = {
@@ -72,6 +74,8 @@ class Options:
       retrieve_for: curated sets, as in `open_curated`: the training split consists of their images'
         nearest neighbours.
       neighbours: number of images retrieved for each curated image.
+      skip_uncaptioned: images without a caption are skipped in data with captions; otherwise they
+        are an error.
     """
 
     name: str | None = None
@@ -84,6 +88,7 @@ class Options:
     similarity: float = 0.95
     retrieve_for: tuple[str, ...] = ()
     neighbours: int = 4
+    skip_uncaptioned: bool = False
 
 
 class Split(NamedTuple):
@@ -93,6 +98,7 @@ class Split(NamedTuple):
     lengths: list[int]  # Examples of each shard.
     bytes: int
     skipped: list[tuple[int, str, str]]  # Position in the order, name, reason.
+    captions: list[str]  # Hash of the captions in each shard.
 
 
 class Prepared(NamedTuple):
@@ -100,6 +106,7 @@ class Prepared(NamedTuple):
 
     path: str  # The value for `data.path`.
     label_key: str
+    caption_key: str | None  # The value for `data.caption_key`; None: there are no captions.
     splits: dict[str, int]
     skipped: int  # Unreadable images.
     removed: int  # Near-duplicates of test images.
@@ -146,7 +153,7 @@ def prepare(
         for leftover in folder.glob("*.tmp"):  # From killed processes.
             leftover.unlink(missing_ok=True)
         _claim(work, settings)
-        index = build_index(source, options.seed, work, run)
+        index = build_index(source, options.seed, work, run, options.skip_uncaptioned)
         for line in description(source, index):
             log(line)
         features = _features(source, index)
@@ -157,8 +164,12 @@ def prepare(
         names = order_splits(source, index, chosen.left_out, options.limit, work)
         splits = _write_splits(folder, identity[0], names, source, index, options, write)
         info = _info(source, identity, folder, features)
-        label_key = _label_key(source, index)
-        summary = {"settings": settings, "label_key": label_key, "left_out": index.left_out}
+        summary = {
+            "settings": settings,
+            "label_key": _label_key(source, index),
+            "left_out": index.left_out,
+            **_about_captions(source, splits),
+        }
         _finish(folder, info, splits, chosen, summary)
     shutil.rmtree(work)
     return _prepared(out, identity)
@@ -217,6 +228,19 @@ def _label_key(source: readers.RawDataSet, index: Index) -> str:
     if source.kind == "tfds":
         return source.label_key
     return "labels" if index.multiple else "label"
+
+
+def _about_captions(source: readers.RawDataSet, splits: list[Split]) -> dict:
+    """Returns the captions' feature, and a hash of the captions of each split."""
+    if source.caption_key is None:
+        return {}
+    digests = {split.name: _digest("".join(split.captions).encode()) for split in splits}
+    caption_key = source.caption_key if source.kind == "tfds" else CAPTIONS
+    return {"caption_key": caption_key, "captions": digests}
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
 
 
 class Choice(NamedTuple):
@@ -371,6 +395,7 @@ def _write(folder: Path, name: str, split: str, shards: int | None, run: Run) ->
         [shard["examples"] for shard in done],
         sum(shard["bytes"] for shard in done),
         [tuple(skipped) for shard in done for skipped in shard["skipped"]],
+        [shard["captions"] for shard in done],
     )
 
 
@@ -381,7 +406,8 @@ def write_shard(work: Path, split: str, start: int, stop: int, shard: Path, resu
     """
     index, order = load_index(work), mapped(work / f"order-{split}.npy")
     serialize = _serializer(work, index)
-    report = {"examples": 0, "bytes": 0, "skipped": []}
+    report: dict[str, Any] = {"examples": 0, "bytes": 0, "skipped": []}
+    digest = hashlib.blake2b(digest_size=16)
     with replacing(shard) as path, _writer(path) as write:
         for place in range(start, stop):
             entry = index.entries[order[place]]
@@ -391,9 +417,10 @@ def write_shard(work: Path, split: str, start: int, stop: int, shard: Path, resu
                 report["skipped"].append((place, index.describe(entry), why_unreadable(error)))
                 continue
             write(record)
+            digest.update(index.stored_captions(entry) + b"\n")
             report["examples"] += 1
             report["bytes"] += len(record)
-    write_json(result, report)
+    write_json(result, report | {"captions": digest.hexdigest()})
 
 
 @contextlib.contextmanager
@@ -443,6 +470,8 @@ def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
         labels = index.labels[entry["first_label"] :][: entry["labels"]].tolist()
         label = {"labels": labels} if index.multiple else {"label": labels[0]}
         example = {"image": image, "file_name": as_text(index.name(entry)), **label}
+        if entry["captions"]:
+            example[CAPTIONS] = index.captions(entry)
         # Without `deterministic` the order of the features would differ between processes.
         return serializer.get_tf_example(features.encode_example(example)).SerializeToString(
             deterministic=True
@@ -471,12 +500,16 @@ def _features(source: readers.RawDataSet, index: Index):
 
     if source.kind == "tfds":
         return _tfds_info(source).features
-    label = tfds.features.ClassLabel(names=class_names(source, index))
+    label, captioned = (
+        tfds.features.ClassLabel(names=class_names(source, index)),
+        source.caption_key is not None,
+    )
     return tfds.features.FeaturesDict(
         {
             "image": tfds.features.Image(shape=(None, None, 3)),
             **({"labels": tfds.features.Sequence(label)} if index.multiple else {"label": label}),
             "file_name": tfds.features.Text(),
+            **({CAPTIONS: tfds.features.Sequence(tfds.features.Text())} if captioned else {}),
         }
     )
 
@@ -547,6 +580,7 @@ def _prepared(out: Path, identity: tuple[str, ...]) -> Prepared:
     return Prepared(
         path,
         summary["label_key"],
+        summary.get("caption_key"),
         summary["splits"],
         summary["skipped"],
         summary["removed"],

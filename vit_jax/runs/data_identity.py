@@ -16,6 +16,7 @@ VALUES = {
     "files": "other names or sizes of files",
     "labels": "other labels",
     "chosen images": "other images chosen",
+    "fields": "other captions",
     "examples": "other content of images",
 }
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
+from vit_jax.config import run_options
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import params_of
 from vit_jax.options.run import parse_profile
@@ -79,6 +80,7 @@ def train(
         if overrides is None:
             share_interpreter()
             keep_freed_memory()
+        _check_files(config, workdir)
         parts = assemble(config, peers, watchdog.set_phase, overrides, steps_of(workdir, config))
         flops = parts.program.flops()
         lock, console = _take_workdir(config, parts, workdir, peers, watchdog, held, flops)
@@ -142,6 +144,19 @@ def _take_workdir(
             "once"
         )
     return lock, console
+
+
+def _check_files(config: ConfigDict, workdir: Path) -> None:
+    """Raises UserError if a resumed run lacks files of its objective of which it has a copy."""
+    objective, copies = objective_of(config.objective.name), workdir / OBJECTIVE_FILES
+    if not objective.files_option or not copies.is_dir():
+        return
+    if not objective.files(run_options(config)):
+        section, key = objective.files_option.split(".")
+        raise UserError(
+            f"config.{objective.files_option}={config[section][key]!r} has no files any more; the "
+            f"run has a copy of them: --config.{objective.files_option}={copies}"
+        )
 
 
 def _copy_files(files: Sequence[Path], workdir: Path) -> None:

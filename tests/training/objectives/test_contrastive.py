@@ -355,9 +355,29 @@ def test_a_run_resumes_with_the_tokenizer_of_its_workdir(tmp_path, capsys):
     data = dict(train=pairs(32, 0), test=pairs(16, 1))
     vit_jax.train(config, tmp_path / "run", **data)
     shutil.rmtree(tmp_path / "tokenizer")
+    copy = f"--config.contrastive.tokenizer={tmp_path}/run/objective"
+    with pytest.raises(UserError, match=f"no files any more; the run has a copy of them: {copy}"):
+        vit_jax.train(config, tmp_path / "run", **data)
     config.contrastive.tokenizer = str(tmp_path / "run" / "objective")
     vit_jax.train(config, tmp_path / "run", **data)
     vit_jax.load_image_text(tmp_path / "run", log=str)
+
+
+def test_images_for_a_text_tower_are_as_the_checkpoint_sees_them(tmp_path, capsys):
+    model = vit_jax.create_model("ViT-32x1/8", heads=2, image_size=32, num_classes=3)
+    vit_jax.save_model(model, tmp_path / "images", library="timm")
+    file = tmp_path / "images" / "config.json"
+    content = json.loads(file.read_text())
+    for mode, crop, test_crop, resize in (
+        ("center", "short_side", "short_side", 40),
+        ("squash", "none", "square", 32),
+    ):
+        content["pretrained_cfg"] |= dict(crop_pct=0.8, crop_mode=mode)
+        file.write_text(json.dumps(content))
+        data = get_config(f"image={tmp_path}/images,tune=text").data
+        assert (data.image_size, data.crop, data.test_crop) == (32, crop, test_crop)
+        assert data.test_resize == resize
+    assert get_config(f"image={tmp_path}/none,tune=text").data.image_size == 224
 
 
 def test_a_text_tower_is_trained_for_the_frozen_images_of_a_classifier(tmp_path, capsys):

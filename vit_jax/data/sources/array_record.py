@@ -1,11 +1,14 @@
 """ArrayRecord files of tf.Examples, read without TensorFlow."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
 
+from vit_jax.data.fields import TEXT, caption_keys, check_captions
 from vit_jax.data.labels import check_lists, not_indices, one_hot_width
 from vit_jax.data.sources.base import Example, Source, spread
 from vit_jax.data.sources.folder_rules import of_system
@@ -26,6 +29,8 @@ class Records(Source):
       max_labels: the most labels of an example.
       each_labelled: an example without a label is an error.
       one_hot: labels are one-hot or multi-hot rows, not lists of class indices.
+      caption_key: the feature with the captions; None: they are not read.
+      captions_digest: hash of all captions, if it is known.
     """
 
     name: str
@@ -38,6 +43,11 @@ class Records(Source):
     numbered: bool = False
     distinct: bool = True  # Repeated labels of an example are merged.
     shards: tuple[tuple[str, int], ...] = ()  # Names of the files, and the size of each.
+    caption_key: str | None = None
+    captions_digest: str = ""
+    _last: threading.local = dataclasses.field(
+        init=False, repr=False, compare=False, default_factory=threading.local
+    )
     _parse: Callable = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
@@ -75,15 +85,40 @@ class Records(Source):
             )
         return example._replace(labels=labels)
 
-    def _example(self, index: int) -> Example:
+    @property
+    def fields(self):
+        return (TEXT,) if self.caption_key else ()
+
+    def fields_of(self, index):
+        if not self.caption_key:
+            return {}
+        features = self._features(index)
+        with _named(self.describe(index)):
+            captions = caption_values(features, self.caption_key)
+        return {TEXT: check_captions(captions, self.describe(index))}
+
+    def known_fields(self, indices=None):
+        return (self.captions_digest.encode(),)
+
+    def _features(self, index: int) -> Mapping:
+        """Returns the features of an example.
+
+        Each thread keeps its last example, because captions are read after their image.
+        """
+        if getattr(self._last, "index", None) == index:
+            return self._last.features
         try:
             features = self._parse(self.records[index]).features.feature
         except Exception as error:  # From the C++ reader, the protocol buffer or the file system.
             raise UserError(f"cannot read {self.describe(index)}: {first_line(error)}") from error
-        try:
+        if self.caption_key:
+            self._last.index, self._last.features = index, features
+        return features
+
+    def _example(self, index: int) -> Example:
+        features = self._features(index)
+        with _named(self.describe(index)):
             return self.read(features)
-        except UserError as error:
-            raise UserError(f"{self.describe(index)}: {error}") from error
 
     def _indices(self, index: int, row: tuple[int, ...]) -> tuple[int, ...]:
         classes = len(self.class_names)
@@ -98,7 +133,8 @@ class Records(Source):
         """Returns the source with `one_hot` set according to a few examples spread over it.
 
         Raises:
-          UserError: one of these examples has no image, or a label of an unsupported kind, or none.
+          UserError: one of these examples has no image, or a label of an unsupported kind, or none,
+            or no caption.
         """
         labels = [self._example(index).labels for index in spread(len(self), samples)]
         labels = [label for label in labels if label]
@@ -112,6 +148,7 @@ class Records(Source):
         source = dataclasses.replace(self, one_hot=one_hot)
         for index in spread(len(self), samples):
             source[index]
+            source.fields_of(index)
         return source
 
     def describe(self, index):
@@ -122,6 +159,15 @@ class Records(Source):
 
     def fair_order(self):
         return shuffled(len(self))  # Files may be sorted by class.
+
+
+@contextlib.contextmanager
+def _named(example: str) -> Iterator[None]:
+    """Puts the name of an example before the message of a UserError."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{example}: {error}") from error
 
 
 def image_and_labels(features: Mapping, label_key: str | None) -> Example:
@@ -138,19 +184,32 @@ def image_and_labels(features: Mapping, label_key: str | None) -> Example:
     return Example(image[0], feature_values(features, label_key, "int64_list") if label_key else ())
 
 
+def caption_values(features: Mapping, key: str) -> tuple[str, ...]:
+    """Returns the captions of a tf.Example, in which `key` is a feature of text.
+
+    Invalid UTF-8 becomes surrogates, which `check_captions` rejects.
+
+    Raises:
+      UserError: the feature does not exist, or is of another type.
+    """
+    values = feature_values(features, key, "bytes_list", "data.caption_key")
+    return tuple(value.decode(errors="surrogateescape") for value in values)
+
+
 KINDS = {"bytes_list": "text or bytes", "float_list": "floats", "int64_list": "integers"}
 
 
-def feature_values(features: Mapping, key: str, kind: str) -> tuple:
+def feature_values(features: Mapping, key: str, kind: str, option: str = "data.label_key") -> tuple:
     """Returns the values of a feature of a tf.Example; an empty tuple if the feature is empty.
 
     Args:
       kind: `bytes_list`, `float_list` or `int64_list`.
+      option: the option that names the feature, for errors.
 
     Raises:
       UserError: there is no such feature, or it is of another kind.
     """
-    option = " (data.label_key)" if key != "image" else ""
+    option = f" ({option})" if key != "image" else ""
     if key not in features:
         there = ", ".join(
             f"{name} ({KINDS[features[name].WhichOneof('kind') or kind]})"
@@ -166,13 +225,18 @@ def feature_values(features: Mapping, key: str, kind: str) -> tuple:
 
 
 def array_records(
-    path: str, label_key: str | None, num_classes: int | None, each_labelled: bool = False
+    path: str,
+    label_key: str | None,
+    num_classes: int | None,
+    each_labelled: bool = False,
+    caption_key: str | None = None,
 ) -> Records:
     """Opens ArrayRecord files without TFDS's description.
 
     Args:
       path: a pattern of files, `/data/train-*.array_record`, local or `gs://`.
       each_labelled: an example without a label is an error.
+      caption_key: the feature with the captions; None: they are not read.
     """
     from array_record.python.array_record_data_source import ArrayRecordDataSource
     from etils import epath
@@ -195,7 +259,17 @@ def array_records(
     read = partial(image_and_labels, label_key=label_key)
     names, labelled = tuple(map(str, range(num_classes))), each_labelled and num_classes > 0
     shards = tuple((file.name, file.stat().length) for file in map(epath.Path, files))
-    return Records(path, records, read, names, 16, labelled, numbered=True, shards=shards).checked()
+    source = Records(path, records, read, names, 16, labelled, numbered=True, shards=shards)
+    if caption_key is not None:
+        source = dataclasses.replace(source, caption_key=_caption_feature(source, caption_key))
+    return source.checked()
+
+
+def _caption_feature(source: Records, caption_key: str) -> str:
+    """Returns the feature of the captions in the first example."""
+    features = source._features(0)
+    names = [name for key in caption_keys(caption_key) for name in (key, f"{key}/text")]
+    return next((name for name in names if name in features), caption_key)
 
 
 def refuse_s3(path: str) -> None:
@@ -216,7 +290,11 @@ ARRAY_RECORD = SourceKind(
     "array_record",
     "ArrayRecord files of tf.Examples",
     lambda split, options: array_records(
-        options.path, options.label_key, options.num_classes, options.each_labelled
+        options.path,
+        options.label_key,
+        options.num_classes,
+        options.each_labelled,
+        options.caption_key if TEXT in options.fields else None,
     ),
     path="a pattern of files, /data/train-*.array_record, local or gs://",
     stands_alone=False,  # The files do not contain the number of classes.

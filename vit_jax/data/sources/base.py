@@ -351,7 +351,8 @@ def check_fields(source: Source, names: Sequence[str], split: str) -> None:
         if name not in source.fields:
             raise UserError(
                 f"the {split} data have no captions: give a CSV or JSON lines with a column of "
-                "captions (data.source=csv), or pass pairs of images and captions"
+                "captions (data.source=csv), prepared pairs (data.source=tfds), or pass pairs of "
+                "images and captions"
             )
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.data.fields import TEXT, check_captions
+from vit_jax.data.fields import CAPTION_KEYS, TEXT, caption_keys, check_captions
 from vit_jax.data.sources.base import Example
 from vit_jax.data.sources.captioned import Captioned
 from vit_jax.data.sources.folder import file_sizes, read_file
@@ -32,7 +32,10 @@ FILE_COLUMNS = {
     "image_path",
     "img",
 }
-CAPTION_COLUMNS = ("caption", "captions", "text")
+LABEL_COLUMNS = {  # Never captions, unless `data.caption_key` names them.
+    *("label", "labels", "class", "classes"),
+    *("category", "categories", "target", "targets"),
+}
 LISTS = (".csv", ".jsonl")  # Suffixes of lists.
 AGAIN = "rows of a file listed before with the same labels or captions"
 LOOKED_AT = 100  # At least one of the first 100 files must exist.
@@ -173,7 +176,7 @@ def _listed(
     for number, row in enumerate(rows[columns.rows :], columns.rows + 1):
         if not row or not _is_of_split(row, columns.split, split):
             continue
-        if not (file := _cell(row, columns.file)):
+        if not (file := _file(row, columns)):
             raise UserError(f"{path}, row {number} names no file")
         reason = why_left_out(os.path.basename(file))
         if reason == APPLE_DOUBLE or (reason and is_unsupported(reason)):
@@ -229,10 +232,20 @@ def _file_of(path: str, split: str) -> tuple[str, bool]:
     there = sorted(name for name in os.listdir(path) if name.lower().endswith(LISTS))
     named = [name for name in there if split_name(os.path.splitext(name)[0]) == split]
     if len(named) != 1:
+        _refuse_archives(path)
         raise UserError(
             f"no file {exact} (data.path and the split's name); there are: {', '.join(there[:20])}"
         )
     return os.path.join(path, named[0]), True
+
+
+def _refuse_archives(folder: str) -> None:
+    """Raises UserError for a folder of tars or Parquet files."""
+    if any(name.endswith((".tar", ".parquet")) for name in os.listdir(folder)):
+        raise UserError(
+            f"{folder} contains tars or Parquet files (data.path): convert them first with "
+            f"python -m vit_jax.prepare {folder} --out=DIR, which prints the flags for training"
+        )
 
 
 def _read(path: str) -> list[list[str]]:
@@ -306,17 +319,17 @@ def _caption_column(
     or `text`, or else the only column besides the file and the split.
 
     Raises:
-      UserError: there is no such column.
+      UserError: there is no such column, or the only one is named like labels.
     """
     if TEXT not in options.fields:
         return None
     header = _header(rows) if columns.rows else []
-    is_default = options.caption_key == CAPTION_COLUMNS[0]
-    for name in CAPTION_COLUMNS if is_default else (options.caption_key.lower(),):
+    for name in map(str.lower, caption_keys(options.caption_key)):
         if name in header:
             return header.index(name)
     others = _other_columns(rows, columns)
-    if len(others) == 1 and is_default:
+    is_only = len(others) == 1 and options.caption_key == CAPTION_KEYS[0]
+    if is_only and (not header or header[others[0]] not in LABEL_COLUMNS):
         return others[0]
     there = ", ".join(as_text(rows[0][place]) for place in others if place < len(rows[0])) or "none"
     raise UserError(
@@ -419,10 +432,16 @@ def _group_columns(
         return {}
     place, cells = header.index(key), {}
     for row in rows[1:]:
-        file = _cell(row, columns.file)
+        file = _file(row, columns)
         if file in listed and cells.setdefault(file, _cell(row, place)) != _cell(row, place):
             raise UserError(f"{path} has {as_text(file)} in two groups (data.groups={groups!r})")
     return {key: cells}
+
+
+def _file(row: list[str], columns: _Columns) -> str:
+    """Returns the file of a row; `./a.png` and `a.png` are one file."""
+    file = _cell(row, columns.file)
+    return re.sub(r"(^|(?<=/))(\./+)+", "", file)
 
 
 def _cell(row: list[str], place: int) -> str:
@@ -504,6 +523,23 @@ def lists_files(path: str) -> bool:
     except UserError:
         return False
     return True
+
+
+def value_columns(path: str) -> list[str]:
+    """Returns the names of a CSV's columns besides the file and the split, in lower case.
+
+    Returns:
+      Nothing if the CSV has no header.
+
+    Raises:
+      UserError: the CSV cannot be read, or has no column of files.
+    """
+    rows = _read(path)
+    columns = _columns(path, rows, None)
+    if not columns.rows:
+        return []
+    header = _header(rows)
+    return [header[place] for place in _other_columns(rows, columns)]
 
 
 def split_files(path: str) -> dict[str, str]:

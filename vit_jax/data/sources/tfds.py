@@ -1,18 +1,27 @@
 """TensorFlow Datasets prepared as ArrayRecord; TensorFlow is not needed."""
 
+import json
 import os
 import re
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
+from vit_jax.data.fields import TEXT, caption_keys
 from vit_jax.data.sources.array_record import Records, first_line, image_and_labels, refuse_s3
 from vit_jax.data.sources.kind import SourceKind, last_folder
 from vit_jax.data.sources.slices import absolute
 from vit_jax.errors import UserError, nearest
 
+PREPARED = "prepared.json"  # Settings, sizes and hashes that `vit_jax.prepare` writes.
+
 
 def tfds_records(
-    path: str, split: str, label_key: str | None, each_labelled: bool = False
+    path: str,
+    split: str,
+    label_key: str | None,
+    each_labelled: bool = False,
+    caption_key: str | None = None,
 ) -> Records:
     """Opens a TFDS data set prepared as ArrayRecord, without TensorFlow.
 
@@ -20,6 +29,8 @@ def tfds_records(
       path: `name`, `name:data_dir`, or the folder with its files.
       split: may be sliced and joined as in TFDS, and slices may be nested.
       each_labelled: an example without a label is an error.
+      caption_key: name of the feature with the captions, as in `caption_feature`; None: they are
+        not read.
     """
     import tensorflow_datasets as tfds
 
@@ -43,6 +54,7 @@ def tfds_records(
         max_labels=16 if multiple else 1,
         each_labelled=each_labelled and label_key is not None,
         shards=tfds_shards(builder, split),
+        **({} if caption_key is None else _captions_of(builder, split, caption_key)),
     )
 
 
@@ -50,6 +62,78 @@ def _is_class(feature) -> bool:
     import tensorflow_datasets as tfds
 
     return isinstance(getattr(feature, "feature", feature), tfds.features.ClassLabel)
+
+
+def _captions_of(builder, split: str, caption_key: str) -> dict[str, str]:
+    """Returns the arguments of `Records` for a data set with captions.
+
+    Raises:
+      UserError: there is no feature of this name with captions.
+    """
+    found = caption_feature(builder.info.features, caption_key)
+    if found is None:
+        there = ", ".join(text_features(builder.info.features)) or "none"
+        raise UserError(
+            f"the data set {builder.info.full_name!r} has no captions {caption_key!r}: name the "
+            f"feature with --config.data.caption_key=NAME; features of text are: {there}"
+        )
+    return dict(caption_key=found, captions_digest=_captions_digest(builder, split))
+
+
+def _captions_digest(builder, split: str) -> str:
+    """Returns the hashes of the captions of all splits that `split` names.
+
+    Returns:
+      Nothing if `vit_jax.prepare` has not stored them.
+    """
+    from etils import epath
+
+    file = epath.Path(builder.data_path) / PREPARED
+    try:
+        digests = json.loads(file.read_text()).get("captions", {})
+        return ",".join(digests[name] for name in digests if re.search(rf"\b{name}\b", split))
+    except FileNotFoundError:
+        return ""
+    except (ValueError, AttributeError, TypeError) as error:
+        raise UserError(f"{file} is damaged: {first_line(error)}") from error
+
+
+def caption_feature(features: Mapping, caption_key: str) -> str | None:
+    """Returns the feature with the captions by its name in a tf.Example, such as `captions/text`.
+
+    Args:
+      features: the features of a TFDS data set.
+      caption_key: name of a text, of a sequence of texts or of a sequence of mappings with `text`;
+        the default stands for all `CAPTION_KEYS`.
+
+    Returns:
+      None if there is no such feature.
+    """
+    there = set(text_features(features))
+    names = [name for key in caption_keys(caption_key) for name in (key, f"{key}/text")]
+    return next((name for name in names if name in there), None)
+
+
+def text_features(features: Mapping, above: str = "", nested: int = 0) -> Iterator[str]:
+    """Yields the names in a tf.Example of features that are a text or a sequence of texts.
+
+    Args:
+      features: a mapping of names to features of TFDS.
+      above: prefix of the names.
+      nested: number of sequences that contain the mapping.
+    """
+    from tensorflow_datasets.core import features as kinds
+    from tensorflow_datasets.core.utils import dtype_utils
+
+    for name, feature in features.items():
+        depth = nested
+        while isinstance(feature, kinds.Sequence):
+            feature, depth = feature.feature, depth + 1
+        if isinstance(feature, kinds.FeaturesDict):
+            yield from text_features(feature, f"{above}{name}/", depth)
+        is_scalar = isinstance(feature, kinds.Tensor) and feature.shape == ()
+        if is_scalar and depth < 2 and dtype_utils.is_string(feature.np_dtype):
+            yield above + name
 
 
 def tfds_builder(path: str):
@@ -164,7 +248,11 @@ TFDS = SourceKind(
     "tfds",
     "a data set of TensorFlow Datasets, prepared as ArrayRecord",
     lambda split, options: tfds_records(
-        options.path, split, options.label_key, options.each_labelled
+        options.path,
+        split,
+        options.label_key,
+        options.each_labelled,
+        options.caption_key if TEXT in options.fields else None,
     ),
     path="NAME or NAME:DATA_DIR of a prepared data set, or the folder that holds its files",
     reads_slices=True,

@@ -80,6 +80,7 @@ class Contrastive(Objective):
     split_metrics: ClassVar = {
         f"recall@{k}_{way}": "share" for way in ("image_to_text", "text_to_image") for k in RECALLS
     }
+    files_option = "contrastive.tokenizer"
     made_by = (
         *("text_tower", "text_length", "text_dim", "text_depth", "text_heads", "text_mlp_dim"),
         *("text_gelu", "vocabulary"),

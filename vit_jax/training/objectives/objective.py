@@ -84,6 +84,7 @@ class Objective(nnx.Module):
       made_by: options that determine the shapes of the objective's parameters. A run starts from a
         checkpoint's parameters only if these options are the same; empty: never.
       optional: prefixes of paths of parameters that either the run or its checkpoint may lack.
+      files_option: the option that contains the folder of `files`.
       carried: names of states that are read from a checkpoint with the parameters.
       stem: prefixes of paths of parameters before the encoder, such as the mask token: layer-wise
         decay treats them as the patch embedding.
@@ -98,6 +99,7 @@ class Objective(nnx.Module):
     split_metrics: ClassVar[dict[str, str]] = {}
     made_by: ClassVar[tuple[str, ...]] = ()
     optional: ClassVar[tuple[str, ...]] = ()
+    files_option: ClassVar[str] = ""
     carried: ClassVar[tuple[str, ...]] = ()
     stem: ClassVar[tuple[str, ...]] = ()
     frozen: nnx.Module | None = None
