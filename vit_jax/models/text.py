@@ -81,7 +81,7 @@ def tokenizer_of(options: ContrastiveOptions) -> Tokenizer:
     return _opened(
         options.tokenizer,
         options.text_length,
-        options.text_tower == "siglip",
+        options.text_tower,
         options.vocabulary,
         tokenizer_identity(Path(options.tokenizer)),
     )
@@ -89,9 +89,9 @@ def tokenizer_of(options: ContrastiveOptions) -> Tokenizer:
 
 @functools.lru_cache(maxsize=2)  # A run requests it several times, and large ones take a second.
 def _opened(
-    folder: str, length: int, lower_case: bool, vocabulary: int | None, identity: str
+    folder: str, length: int, cleaning: str, vocabulary: int | None, identity: str
 ) -> Tokenizer:
-    return open_tokenizer(Path(folder), length, lower_case, vocabulary)
+    return open_tokenizer(Path(folder), length, cleaning, vocabulary)
 
 
 def text_options(options: ContrastiveOptions, output_dim: int, dtype: str) -> TextOptions:

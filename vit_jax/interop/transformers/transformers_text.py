@@ -1,11 +1,12 @@
 """Text towers of CLIP and SigLIP in Hugging Face Transformers."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from vit_jax.errors import UserError
 from vit_jax.interop.layout import BLOCK, LINEAR_OUT, Rule, torch_dense, torch_norm
 from vit_jax.interop.library import Tensors
+from vit_jax.interop.text_format import TextFormat
 from vit_jax.interop.transformers.transformers_config import projections, read_gelu
 from vit_jax.options.text import TextOptions
 
@@ -36,24 +37,6 @@ _DEFAULTS = {
 _TOWER = "text_model."
 _LAYER = _TOWER + "encoder.layers.{0}."
 _OLD_END = 2  # `eos_token_id` of early CLIPs, with which Transformers reads the highest token.
-
-
-class TextFormat(NamedTuple):
-    """A text tower in a file of images and texts.
-
-    Attributes:
-      options: arguments of the tower.
-      rules: names of its parameters.
-      tensors: tensors of the tower.
-      probabilities: a key of `PROBABILITIES`.
-      lower_case: texts are lower-cased.
-    """
-
-    options: TextOptions
-    rules: tuple[Rule, ...]
-    tensors: Tensors
-    probabilities: str
-    lower_case: bool
 
 
 def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
@@ -93,6 +76,7 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
         norm_epsilon=values["layer_norm_eps"],
     )
     return TextFormat(
+        "Transformers",
         options,
         _rules(projection),
         {
@@ -101,7 +85,8 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
             if name.startswith((_TOWER, projection)) and not name.endswith("position_ids")
         },
         "softmax" if kind == "clip" else "sigmoid",
-        kind == "siglip",
+        kind,
+        logit_bias=None if kind == "clip" else "logit_bias",
     )
 
 
