@@ -8,10 +8,10 @@ r"""SigLIP: images and captions, by a sigmoid of each pair (2303.15343).
 
 PAIRS is a folder with `train.csv` and `test.csv`, whose columns are `file` and `caption`. The first
 command trains from scratch with the batch size and the optimizer of the authors' WebLI runs. The
-second continues a SigLIP, SigLIP 2 or CLIP of Transformers or open_clip on your pairs, with its loss
-and its tokenizer; `tune=image` keeps its text tower. The third is locked-image tuning (2111.07991): the
-image tower of any checkpoint is frozen, and a text tower is trained for it with the values of
-big_vision's `siglip_lit_coco.py`.
+second continues a SigLIP, SigLIP 2 or CLIP of Transformers, open_clip or big_vision on your pairs,
+with its loss and its tokenizer; `tune=image` keeps its text tower. The third is locked-image tuning
+(2111.07991): the image tower of any checkpoint is frozen, and a text tower is trained for it with
+the values of big_vision's `siglip_lit_coco.py`.
 """
 
 from pathlib import Path

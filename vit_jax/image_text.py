@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import UserError
-from vit_jax.interop.image_text import download_towers, open_text, open_trained_text, towers_at
+from vit_jax.interop.checkpoint import Checkpoint
+from vit_jax.interop.image_text import (
+    TextPart,
+    download_towers,
+    open_text,
+    open_trained_text,
+    towers_at,
+)
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.load import build_model
 from vit_jax.models.image_text import TEMPLATES, ImageTextModel
@@ -42,15 +49,8 @@ def load_image_text(
       UserError: the checkpoint does not exist or is damaged, or has no text tower or no tokenizer.
     """
     changes: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
-    place = towers_place(source)
-    checkpoint = open_checkpoint(place, image_size)
-    workdir, _ = split_checkpoint(place)
-    if is_workdir(workdir):
-        part = open_trained_text(checkpoint, Path(workdir))
-    else:
-        part = open_text(Path(place))
-    assumed = re.sub(_ONE_TOWER, "", checkpoint.assumed)
-    image = build_model(checkpoint._replace(assumed=assumed, objective=None), log=log, **changes)
+    checkpoint, part = open_towers(source, image_size)
+    image = build_model(checkpoint, log=log, **changes)
     width = image.num_classes or image.options.dim
     options = part.tower.options
     if width != options.output_dim:
@@ -58,10 +58,7 @@ def load_image_text(
             f"{source} has image embeddings of {width} values and text embeddings of "
             f"{options.output_dim}: they cannot be compared"
         )
-    log(
-        f"text tower: {options.depth} layers of width {options.dim}, {options.vocabulary:,} tokens "
-        f"in the vocabulary, {options.length} in a text; {part.probabilities} of the similarities"
-    )
+    log(part.describe())
     return ImageTextModel(
         image,
         part.tower,
@@ -70,6 +67,29 @@ def load_image_text(
         part.probabilities,
         part.tokenizer,
     )
+
+
+def open_towers(
+    source: str | Path, image_size: int | tuple[int, int] | None = None
+) -> tuple[Checkpoint, TextPart]:
+    """Opens the image tower of a model of images and texts, and reads the other parts.
+
+    Args:
+      source: as in `load_image_text`.
+      image_size: size of the images in pixels; None: the checkpoint's.
+
+    Raises:
+      UserError: the checkpoint does not exist or is damaged, or has no text tower or no tokenizer.
+    """
+    place = towers_place(source)
+    checkpoint = open_checkpoint(place, image_size)
+    workdir, _ = split_checkpoint(place)
+    if is_workdir(workdir):
+        part = open_trained_text(checkpoint, Path(workdir))
+    else:
+        part = open_text(Path(place))
+    assumed = re.sub(_ONE_TOWER, "", checkpoint.assumed)
+    return checkpoint._replace(assumed=assumed, objective=None), part
 
 
 def towers_place(source: str | Path) -> str | Path:

@@ -53,6 +53,21 @@ class TextPart(NamedTuple):
     logit_bias: float | None
     probabilities: str
 
+    def describe(self) -> str:
+        """Returns a one-line description."""
+        options = self.tower.options
+        return (
+            f"text tower: {options.depth} layers of width {options.dim}, {options.vocabulary:,} "
+            f"tokens in the vocabulary, {options.length} in a text; {self.probabilities} of the "
+            "similarities"
+        )
+
+    def tower_in(self, dtype: str) -> TextTower:
+        """Returns the text tower, computing in another dtype."""
+        options = dataclasses.replace(self.tower.options, dtype=dtype)
+        graphdef, _ = nnx.split(abstract(partial(TextTower, options)))
+        return nnx.merge(graphdef, nnx.state(self.tower))
+
 
 def towers_at(path: Path) -> Path:
     """Returns the file or folder with both towers of a model of images and texts.

@@ -48,7 +48,14 @@ class Tokenizer:
       length: number of tokens of a text.
       padding: token behind the end.
       vocabulary: number of tokens that exist.
+
+    Attributes:
+      files: the files that it was read from.
+      cleaning: how it cleans texts: `open_clip`, or as in `open_tokenizer`.
     """
+
+    files: tuple[Path, ...] = ()
+    cleaning: str = ""
 
     def __init__(
         self,
@@ -111,13 +118,17 @@ def open_tokenizer(
     if str(folder) == BYTES:
         return _of_bytes(length)
     if (config := open_clip_config(folder)) is not None:
-        return _of_open_clip(folder, length, config, vocabulary)
-    if (folder / "spiece.model").is_file():
+        cleaning = "open_clip"
+        made = _of_open_clip(folder, length, config, vocabulary)
+    elif (folder / "spiece.model").is_file():
         clean = canonical if cleaning == "siglip" else _CLEANINGS[cleaning]
-        return _of_sentencepiece(folder / "spiece.model", length, clean, vocabulary)
-    if (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file():
-        return _of_tokenizers(folder, length, _CLEANINGS[cleaning], vocabulary)
-    raise _no_tokenizer(folder)
+        made = _of_sentencepiece(folder / "spiece.model", length, clean, vocabulary)
+    elif (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file():
+        made = _of_tokenizers(folder, length, _CLEANINGS[cleaning], vocabulary)
+    else:
+        raise _no_tokenizer(folder)
+    made.files, made.cleaning = tokenizer_files(folder), cleaning
+    return made
 
 
 def _no_tokenizer(folder: Path) -> UserError:

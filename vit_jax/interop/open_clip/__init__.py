@@ -1,7 +1,7 @@
 """Image towers of open_clip: `open_clip_model.safetensors` and `open_clip_config.json`.
 
-A tower is open_clip's own ViT or a timm model. `open_clip_text.py` reads the text towers. These files
-are read, but not written.
+A tower is open_clip's own ViT or a timm model. `open_clip_text.py` reads the text towers. These
+files are read, but not written.
 """
 
 from pathlib import Path
