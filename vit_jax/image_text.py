@@ -19,6 +19,7 @@ from vit_jax.load import build_model
 from vit_jax.models.image_text import TEMPLATES, ImageTextModel
 from vit_jax.models.prediction import Prediction
 from vit_jax.paths import is_workdir, split_checkpoint
+from vit_jax.published.towers import all_towers, find_towers
 
 # Assumptions of readers of image towers that do not apply to both towers.
 _ONE_TOWER = (
@@ -29,6 +30,7 @@ _ONE_TOWER = (
 def load_image_text(
     source: str | Path,
     *,
+    pretrained: str | None = None,
     image_size: int | tuple[int, int] | None = None,
     log: Callable[[str], None] = print,
 ) -> ImageTextModel:
@@ -41,7 +43,10 @@ def load_image_text(
       source: the workdir of a contrastive run; a folder of Transformers (`config.json`,
         `model.safetensors`, `preprocessor_config.json`) or open_clip (`open_clip_config.json`,
         `open_clip_model.safetensors`) with the tokenizer's files; an npz file of big_vision's next
-        to `spiece.model` or `tokenizer.json`; or `hf://owner/name`.
+        to `spiece.model` or `tokenizer.json`; `hf://owner/name`; or, with `pretrained`, the name of
+        a model.
+      pretrained: tag of published weights, or the name of their repository. Of weights for several
+        sizes of images, those for `image_size` are loaded, else those for the smallest.
       image_size: size of the images in pixels; None: the checkpoint's.
       log: callback for each line of the log.
 
@@ -49,6 +54,8 @@ def load_image_text(
       UserError: the checkpoint does not exist or is damaged, or has no text tower or no tokenizer.
     """
     changes: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
+    if pretrained is not None:
+        source = _published(str(source), pretrained, image_size, log)
     checkpoint, part = open_towers(source, image_size)
     image = build_model(checkpoint, log=log, **changes)
     width = image.num_classes or image.options.dim
@@ -67,6 +74,19 @@ def load_image_text(
         part.probabilities,
         part.tokenizer,
     )
+
+
+def _published(
+    model: str,
+    pretrained: str,
+    image_size: int | tuple[int, int] | None,
+    log: Callable[[str], None],
+) -> str:
+    """Returns the address of published weights on the Hub."""
+    towers = find_towers(model, pretrained, image_size if isinstance(image_size, int) else None)
+    address = f"hf://{towers.repository}"
+    log(f"{model}, {towers.tag}, {towers.pixels} pixels: {address}")
+    return address
 
 
 def open_towers(
@@ -105,6 +125,12 @@ def towers_place(source: str | Path) -> str | Path:
     if is_workdir(split_checkpoint(source)[0]):
         return source
     if not Path(source).exists():
+        if found := [towers for towers in all_towers() if towers.model == source]:
+            raise UserError(
+                f"there is no {source}, which is the name of a model: "
+                f"load_image_text({str(source)!r}, pretrained={found[0].tag!r}) loads published "
+                f"weights, and commands take hf://{found[0].repository}"
+            )
         raise UserError(
             f"{source} has no text tower: a model of images and texts is the workdir of a run with "
             "config.objective.name='contrastive', a folder of Transformers or open_clip, an "

@@ -7,20 +7,15 @@ import sys
 
 import numpy as np
 import pytest
+import test_image_text
 from PIL import Image
 from safetensors.numpy import load_file
-from test_image_text import (  # noqa: F401  (Fixtures.)
-    KINDS,
-    TEXTS,
-    config_from,
-    models,
-    photograph,
-    their_tokens,
-)
+from test_image_text import KINDS, TEXTS, config_from, their_tokens
 
 import vit_jax
 from vit_jax.errors import UserError
 
+models, photograph = test_image_text.models, test_image_text.photograph
 # Values of configs that do not change the embeddings.
 UNREAD = ("bos_token_id", "pad_token_id", "projection_dim", "dtype", "_name_or_path")
 
@@ -77,7 +72,7 @@ def test_a_model_of_transformers_is_written_as_it_was_and_read_by_the_library(
     np.testing.assert_array_equal(logits, expected)
 
 
-def test_the_command_writes_a_run_with_its_tokenizer(torch, transformers, models, tmp_path):  # noqa: F811
+def test_the_command_writes_a_run_with_its_tokenizer(torch, transformers, models, tmp_path):
     """A run that has changed a CLIP has a bias of the projection, which CLIP lacks."""
     config = config_from("clip", models["clip"][0])
     config.optimizer.learning_rate, config.steps = 0.05, 2
@@ -105,7 +100,7 @@ def test_the_command_writes_a_run_with_its_tokenizer(torch, transformers, models
     np.testing.assert_allclose(trained.encode_image(images), out.image_embeds, atol=1e-5)
 
 
-def test_models_that_transformers_lacks_are_rejected(models, tmp_path):  # noqa: F811
+def test_models_that_transformers_lacks_are_rejected(models, tmp_path):
     model = vit_jax.load_image_text(models["siglip"][0], log=str)
     model.probabilities = "softmax"
     with pytest.raises(UserError, match="has no probabilities='softmax'"):
@@ -125,7 +120,7 @@ def test_models_that_transformers_lacks_are_rejected(models, tmp_path):  # noqa:
     assert not list(tmp_path.iterdir())
 
 
-def test_names_of_the_files_are_completed(models, tmp_path):  # noqa: F811
+def test_names_of_the_files_are_completed(models, tmp_path):
     """Only `spiece.model` next to a SigLIP is a tokenizer without a configuration."""
     folder = shutil.copytree(models["siglip"][0], tmp_path / "bare")
     for name in ("tokenizer_config.json", "special_tokens_map.json", "tokenizer.json"):
@@ -138,7 +133,7 @@ def test_names_of_the_files_are_completed(models, tmp_path):  # noqa: F811
 
 @pytest.mark.parametrize("suffix", ["onnx", "stablehlo"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_exported_towers_give_the_embeddings(kind, suffix, models, photograph, tmp_path):  # noqa: F811
+def test_exported_towers_give_the_embeddings(kind, suffix, models, photograph, tmp_path):
     """Each is a program for tokens or for images."""
     folder, *_ = models[kind]
     model = vit_jax.load_image_text(folder, log=str)

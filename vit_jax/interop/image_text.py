@@ -32,6 +32,7 @@ from vit_jax.models.text_tokens import (
     OPEN_CLIP,
     TOKENIZER_FILES,
     Tokenizer,
+    is_of_transformers,
     open_clip_config,
     open_tokenizer,
 )
@@ -91,8 +92,10 @@ def download_towers(address: str) -> Path:
     """
     described = (*TOKENIZER_FILES, OPEN_CLIP)
     folder = download(address, described, weights=False)
+    if is_of_transformers(folder) or not (folder / OPEN_CLIP).is_file():
+        folder = download(address, described)
     if open_clip_config(folder) is None:
-        return download(address, described)
+        return folder
     return download(address, (*described, OPEN_CLIP_MODEL), weights=False)
 
 

@@ -164,9 +164,15 @@ def open_clip_config(folder: Path) -> dict[str, Any] | None:
     """
     if not (folder / OPEN_CLIP).is_file():
         return None
-    if _read_json(folder / "config.json").get("model_type") in ("clip", "siglip"):
+    weights = ("model.safetensors", "model.safetensors.index.json")
+    if is_of_transformers(folder) and any((folder / name).is_file() for name in weights):
         return None
     return _read_json(folder / OPEN_CLIP)
+
+
+def is_of_transformers(folder: Path) -> bool:
+    """Returns True if a `config.json` describes a model of images and texts of Transformers."""
+    return _read_json(folder / "config.json").get("model_type") in ("clip", "siglip")
 
 
 def _read_json(file: Path) -> dict[str, Any]:
