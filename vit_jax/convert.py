@@ -3,7 +3,8 @@
 SOURCE is a workdir, a `.npz` file of Google's, a `.safetensors` file or folder of timm or
 Transformers, `hf://owner/name`, or a file of PyTorch's: `.pth`, `.pt`, `.ckpt`, `.pth.tar` or
 `.bin`. PyTorch files, which are read by PyTorch, may come from timm, from Transformers
-(`pytorch_model.bin` next to its config.json), from the authors of DINO, DINOv2, DINOv3, MAE, DeiT,
+(`pytorch_model.bin` next to its config.json), from open_clip (`open_clip_pytorch_model.bin` next to
+its open_clip_config.json), from the authors of DINO, DINOv2, DINOv3, MAE, DeiT,
 BEiT, EVA, EVA-02, ConvNeXt or Swin, or from DALL-E's encoder (`FILE.pth@teacher`: one of several
 dicts of tensors).
 

@@ -2,11 +2,14 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from helpers import randomise
 from PIL import Image
+from safetensors.numpy import load_file
 
 import vit_jax
 from vit_jax.classifier import open_classifier
@@ -67,6 +70,7 @@ TEXTS = (
     "a very long text about cats and dogs " * 12,
 )
 NAMES = ("cat", "dog", "a red car")
+WEIGHTS = "open_clip_model.safetensors"
 
 
 def clip_tokenizer(open_clip, transformers):
@@ -242,3 +246,35 @@ def test_a_folder_without_tokenizer_or_with_another_is_rejected(models, tmp_path
     (other / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="is not CLIP's, .* it lacks <|endoftext|>"):
         vit_jax.load_image_text(other, log=str)
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_a_pickle_is_written_for_transformers_with_both_towers(
+    kind, torch, transformers, models, tmp_path
+):
+    source = models[kind][0]
+    ignored = shutil.ignore_patterns("*.safetensors")
+    folder = shutil.copytree(source, tmp_path / "pickled", ignore=ignored)
+    tensors = {name: torch.from_numpy(x) for name, x in load_file(source / WEIGHTS).items()}
+    torch.save(tensors, folder / "open_clip_pytorch_model.bin")
+    done = subprocess.run(
+        [sys.executable, "-m", "vit_jax.convert", folder / "open_clip_pytorch_model.bin"]
+        + [tmp_path / "out", "--tower=both"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "note: not written: open_clip's cleaning of texts" in done.stdout
+    expected = vit_jax.load_image_text(source, log=str)
+    found = vit_jax.load_image_text(tmp_path / "out", log=str)
+    texts = ["a photo of a cat", "two dogs"]
+    np.testing.assert_array_equal(found.encode_text(texts), expected.encode_text(texts))
+    images = np.random.default_rng(0).integers(256, size=(2, *expected.image.image_size, 3))
+    images = images.astype(np.uint8)
+    np.testing.assert_array_equal(found.encode_image(images), expected.encode_image(images))
+    read = transformers.AutoModel.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        theirs = read.get_text_features(input_ids=torch.from_numpy(found.tokenizer(texts)))
+    theirs = getattr(theirs, "pooler_output", theirs).numpy()
+    theirs /= np.linalg.norm(theirs, axis=-1, keepdims=True)
+    np.testing.assert_allclose(found.encode_text(texts), theirs, atol=1e-5)

@@ -15,7 +15,7 @@ from vit_jax.interop.image_text import TextPart, open_text
 from vit_jax.interop.layout import entries
 from vit_jax.interop.libraries import LIBRARIES
 from vit_jax.interop.library import Arrays, Values
-from vit_jax.interop.preprocessing import Preprocessing
+from vit_jax.interop.preprocessing import Preprocessing, lost
 from vit_jax.interop.reading import open_files
 from vit_jax.interop.tensor_files import whole
 from vit_jax.interop.transformers.transformers_text import describe_text_tower, text_rules
@@ -89,9 +89,10 @@ def save_towers(
         compare_arguments(written, _TITLE, family_of(options).model, values)
         compare_parameters(written, _TITLE, read)
         _compare_text(open_text(temporary), part)
-    if lost := _CLEANINGS.get(part.tokenizer.cleaning):
-        notes.append(f"not written: {lost}")
-    return notes
+    unwritten = lost(preprocessing, part.probabilities, values["image_size"], "transformers")
+    if cleaning := _CLEANINGS.get(part.tokenizer.cleaning):
+        unwritten.append(cleaning)
+    return [*notes, *(f"not written: {line}" for line in unwritten)]
 
 
 def _config(kind: str, vision: dict, text: dict) -> dict:

@@ -33,7 +33,9 @@ class Towers(NamedTuple):
 def all_towers() -> tuple[Towers, ...]:
     """Returns all published models of images and texts, each model's by their size of images."""
     rows = (line.split("\t") for line in FILE.read_text().splitlines()[1:])
-    return tuple(Towers(*names, int(pixels)) for *names, pixels in rows)
+    return tuple(
+        Towers(model, tag, repository, int(pixels)) for model, tag, repository, pixels in rows
+    )
 
 
 def find_towers(model: str, pretrained: str, pixels: int | None = None) -> Towers:

@@ -33,28 +33,7 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
     Raises:
       UserError: the model has no text tower, or an unsupported one.
     """
-    start = next(
-        (start for start in _STARTS if any(name.startswith(start + _TOWER) for name in tensors)),
-        None,
-    )
-    if start is None:
-        raise UserError("the checkpoint has no text tower: there are no arrays called txt/...")
-    tower = {
-        name.removeprefix(start + _TOWER): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(start + _TOWER)
-    }
-    for name, words in {
-        "Embed_0/embedding": "of another kind, such as the BERT of LiT",
-        "head/kernel": "without a projection to the embeddings",
-    }.items():
-        if name not in tower:
-            raise UserError(
-                f"Unsupported: a text tower {words} (there is no txt/{name}). Supported: "
-                "big_vision's text_transformer, as in SigLIP."
-            )
-    if any(name.startswith("MAPHead_0/") for name in tower):
-        raise UserError("Unsupported: a text tower of big_vision with pool_type='map'")
+    start, tower = _tower(tensors)
     tower = google_vit.rename(_as_image_model(tower), {})
     vocabulary, dim = tower["Embed_0/embedding"].shape
     options = TextOptions(
@@ -65,6 +44,13 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
         heads=tower[_LAYER + "MultiHeadDotProductAttention_1/query/kernel"].shape[1],
         mlp_dim=tower[_LAYER + "MlpBlock_3/Dense_0/bias"].shape[0],
         output_dim=tower["head/kernel"].shape[1],
+        causal=False,
+        pooling="last",
+        end=0,
+        head_bias=True,
+        gelu="tanh",
+        dtype="float32",
+        norm_epsilon=1e-6,
     )
     bias = f"{start}b" if f"{start}b" in tensors else None
     return TextFormat(
@@ -77,6 +63,35 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
         logit_scale=f"{start}t",
         logit_bias=bias,
     )
+
+
+def _tower(tensors: Tensors) -> tuple[str, Tensors]:
+    """Returns the prefix of both towers, and the text tower's tensors without prefix.
+
+    Raises:
+      UserError: the model has no text tower, or an unsupported one.
+    """
+    starts = [s for s in _STARTS if any(name.startswith(s + _TOWER) for name in tensors)]
+    if not starts:
+        raise UserError("the checkpoint has no text tower: there are no arrays called txt/...")
+    prefix = starts[0] + _TOWER
+    tower = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
+    for name, words in {
+        "Embed_0/embedding": "of another kind, such as the BERT of LiT",
+        "head/kernel": "without a projection to the embeddings",
+    }.items():
+        if name not in tower:
+            raise UserError(
+                f"Unsupported: a text tower {words} (there is no txt/{name}). Supported: "
+                "big_vision's text_transformer, as in SigLIP."
+            )
+    if any(name.startswith("MAPHead_0/") for name in tower):
+        raise UserError("Unsupported: a text tower of big_vision with pool_type='map'")
+    return starts[0], tower
 
 
 def _as_image_model(tower: Tensors) -> Tensors:

@@ -56,16 +56,7 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
     """
     model = config["model_cfg"]
     text: dict[str, Any] = _DEFAULTS | model["text_cfg"]
-    if "multimodal_cfg" in model:
-        raise UserError("Unsupported: an open_clip model that generates texts (CoCa)")
-    for name, value in text.items():
-        if name not in _READ and value not in (None, False, _DEFAULTS.get(name)):
-            raise UserError(f"Unsupported: an open_clip text tower with {name}={value!r}")
-    if text["pool_type"] not in _POOLINGS:
-        raise UserError(
-            f"Unsupported: an open_clip text tower with pool_type={text['pool_type']!r}. "
-            f"Supported: {', '.join(_POOLINGS)}."
-        )
+    _check(model, text)
     kept = _tower(tensors)
     biased = "text_projection.bias" in kept
     projection = kept.get("text_projection.weight" if biased else "text_projection")
@@ -97,6 +88,20 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
         "clip",  # The folder's configuration determines the cleaning.
         logit_bias="logit_bias" if sigmoid else None,
     )
+
+
+def _check(model: Mapping, text: Mapping) -> None:
+    """Raises UserError for the settings of an unsupported text tower."""
+    if "multimodal_cfg" in model:
+        raise UserError("Unsupported: an open_clip model that generates texts (CoCa)")
+    for name, value in text.items():
+        if name not in _READ and value not in (None, False, _DEFAULTS.get(name)):
+            raise UserError(f"Unsupported: an open_clip text tower with {name}={value!r}")
+    if text["pool_type"] not in _POOLINGS:
+        raise UserError(
+            f"Unsupported: an open_clip text tower with pool_type={text['pool_type']!r}. "
+            f"Supported: {', '.join(_POOLINGS)}."
+        )
 
 
 def _tower(tensors: Tensors) -> Tensors:

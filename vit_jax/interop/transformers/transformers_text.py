@@ -57,9 +57,7 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
     if (kernel := tensors.get(f"{projection}.weight")) is None:
         raise UserError(f"the checkpoint has no text tower: there is no {projection}.weight")
     end: int = values["eos_token_id"] if kind == "clip" else 0
-    pooling = "last"
-    if kind == "clip":
-        pooling = "highest" if end == _OLD_END else "end"
+    pooling = {"clip": "highest" if end == _OLD_END else "end", "siglip": "last"}[kind]
     options = TextOptions(
         vocabulary=values["vocab_size"],
         length=values["max_position_embeddings"],
@@ -80,15 +78,20 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
         "Transformers",
         options,
         _rules(projection),
-        {
-            name: tensor
-            for name, tensor in tensors.items()
-            if name.startswith((_TOWER, projection)) and not name.endswith("position_ids")
-        },
+        _tower(tensors, projection),
         "softmax" if kind == "clip" else "sigmoid",
         kind,
         logit_bias=None if kind == "clip" else "logit_bias",
     )
+
+
+def _tower(tensors: Tensors, projection: str) -> Tensors:
+    """Returns the text tower's tensors."""
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name.startswith((_TOWER, projection)) and not name.endswith("position_ids")
+    }
 
 
 def describe_text_tower(options: TextOptions, probabilities: str) -> tuple[str, dict[str, Any]]:
