@@ -50,7 +50,7 @@ serve = ["starlette>=1,<2", "uvicorn>=0.50,<1", "prometheus_client>=0.22,<1"]
 
 # 66 MB.
 curate = ["faiss-cpu>=1.15,<2"]
-text = ["tokenizers>=0.22,<1", "sentencepiece>=0.2,<1"]
+text = ["tokenizers>=0.22,<1", "sentencepiece>=0.2,<1", "ftfy>=6.2,<7"]
 cloud = ["gcsfs>=2025.5", "s3fs>=2025.5", "google-cloud-storage>=3,<4"]
 
 setup(
@@ -144,9 +144,10 @@ setup(
         # without.
         "parity": [
             *("torch>=2.13,<3", "torchvision", "timm>=1.0.31,<2", "transformers>=5.23,<6"),
+            "open_clip_torch>=3.2,<5",
             *text,
         ],
-        # Tokenizers of CLIP and SigLIP.
+        # Tokenizers of CLIP and SigLIP; ftfy cleans texts as open_clip does.
         "text": text,
         # For the documentation site.
         "docs": [

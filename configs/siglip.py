@@ -8,11 +8,13 @@ r"""SigLIP: images and captions, by a sigmoid of each pair (2303.15343).
 
 PAIRS is a folder with `train.csv` and `test.csv`, whose columns are `file` and `caption`. The first
 command trains from scratch with the batch size and the optimizer of the authors' WebLI runs. The
-second continues a SigLIP, SigLIP 2 or CLIP in Transformers' format on your pairs, with its loss and
-its tokenizer; `tune=image` keeps its text tower. The third is locked-image tuning (2111.07991): the
-image tower of any checkpoint is frozen, and a text tower is trained for it with the values of
-big_vision's `siglip_lit_coco.py`.
+second continues a SigLIP, SigLIP 2 or CLIP of Transformers, open_clip or big_vision on your pairs,
+with its loss and its tokenizer; `tune=image` keeps its text tower. The third is locked-image tuning
+(2111.07991): the image tower of any checkpoint is frozen, and a text tower is trained for it with
+the values of big_vision's `siglip_lit_coco.py`.
 """
+
+from pathlib import Path
 
 from vit_jax.config import choose, named_values
 from vit_jax.errors import UserError, nearest
@@ -76,14 +78,15 @@ def _show_as(config, checkpoint):
 
 def _continue(config, folder):
     """Sets values for a few epochs on a user's pairs, from both towers of a checkpoint."""
-    from vit_jax.interop.image_text import values_of_folder  # They import JAX.
+    from vit_jax.interop.image_text import towers_at, values_of_towers  # They import JAX.
     from vit_jax.interop.open import open_checkpoint
 
+    folder = str(towers_at(Path(folder)))
     size = open_checkpoint(folder).options.image_size[0]
     config.model.update(dict(name="", pooling=None, dtype="float32"))
     config.data.update(dict(image_size=size, test_resize=size))
     config.finetune.checkpoint = folder
-    config.contrastive.update(values_of_folder(folder))
+    config.contrastive.update(values_of_towers(folder))
     if config.contrastive.loss == "softmax":  # CLIP keeps the aspect ratio, and has a projection.
         config.data.update(dict(crop="short_side", crop_resize=size, test_crop="short_side"))
         config.finetune.head = "kept"

@@ -147,3 +147,9 @@ def transformers(torch):
     library.logging.set_verbosity_error()
     library.logging.disable_progress_bar()
     return library
+
+
+@pytest.fixture(scope="session")
+def open_clip(torch, timm, transformers):
+    """open_clip; the test is skipped where it is not installed."""
+    return pytest.importorskip("open_clip")

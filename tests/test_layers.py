@@ -80,7 +80,7 @@ ALLOWED = {
     "config_page": {"config", "options"},
     "command": {"config", "config_page", "config_types", "shipped"},
     "commands": {"shipped"},
-    "image_text": {"interop", "load", "models"},
+    "image_text": {"interop", "load", "models", "published"},
     "classifier": {"checkpoint_crop", "data", "image_text", "interop", "load", "models"},
     "serving": {"classifier", "data", "evaluation", "inspection", "models", "parallel"},
     "planning": {"config", "models", "options", "data", "parallel", "training", "runs", "libtpu"},

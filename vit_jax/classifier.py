@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from vit_jax.checkpoint_crop import checkpoint_crop
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError
-from vit_jax.image_text import load_image_text
+from vit_jax.image_text import load_image_text, towers_place
 from vit_jax.interop.checkpoint import Checkpoint
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.load import build_model
@@ -61,13 +61,14 @@ def open_classifier(
         do not match the model.
     """
     changes: dict[str, Any] = {"image_size": image_size} if image_size else {}
-    checkpoint = open_checkpoint(source, image_size)
+    place = source if names is None else towers_place(source)
+    checkpoint = open_checkpoint(place, image_size)
     if names is None:
         if templates:
             raise UserError("--template is for zero-shot classification: give --names, too")
         model = build_model(checkpoint, log=log, **changes)
     else:
-        model = _zero_shot(source, names, templates, classes, log, image_size)
+        model = _zero_shot(place, names, templates, classes, log, image_size)
     if model.channels not in (1, 3):
         raise UserError(
             f"the model takes images of {model.channels} channels, and files are read as RGB: "
@@ -87,7 +88,7 @@ def open_classifier(
 
 
 def _zero_shot(
-    source: str,
+    source: str | Path,
     names: str,
     templates: Sequence[str],
     classes: str | None,

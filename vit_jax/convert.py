@@ -3,9 +3,13 @@
 SOURCE is a workdir, a `.npz` file of Google's, a `.safetensors` file or folder of timm or
 Transformers, `hf://owner/name`, or a file of PyTorch's: `.pth`, `.pt`, `.ckpt`, `.pth.tar` or
 `.bin`. PyTorch files, which are read by PyTorch, may come from timm, from Transformers
-(`pytorch_model.bin` next to its config.json), from the authors of DINO, DINOv2, DINOv3, MAE, DeiT,
+(`pytorch_model.bin` next to its config.json), from open_clip (`open_clip_pytorch_model.bin` next to
+its open_clip_config.json), from the authors of DINO, DINOv2, DINOv3, MAE, DeiT,
 BEiT, EVA, EVA-02, ConvNeXt or Swin, or from DALL-E's encoder (`FILE.pth@teacher`: one of several
 dicts of tensors).
+
+With `--tower=both` a model of images and texts is written for Transformers with both towers, its
+preprocessing and its tokenizer; SOURCE is then as in `load_image_text`.
 
 DESTINATION is `FILE.npz` for Google's format. A new folder is for Transformers, for timm if
 Transformers does not have the model, or for DALL-E's own code if it is its encoder; `--to` chooses.
@@ -34,6 +38,12 @@ from vit_jax.progress import phase
 from vit_jax.save import check_destination, left_out, library_of, objective_beside
 
 flags.DEFINE_enum("to", None, sorted(WRITTEN), "format to write")
+flags.DEFINE_enum(
+    "tower",
+    "image",
+    ["image", "both"],
+    "what is written of a model of images and texts: the image tower, or both",
+)
 flags.DEFINE_integer("num_classes", None, "width of the head: another one starts at zero; 0: none")
 flags.DEFINE_string(
     "image_size", None, "pixels, 384 or HEIGHTxWIDTH: position embeddings are resized"
@@ -83,7 +93,41 @@ def main(arguments: list[str]) -> None:
             raise UserError(
                 "--pixels is for .pth files, which do not say how their models see pixels"
             )
-        convert(source, destination, changes)
+        if flags.FLAGS.tower == "both":
+            convert_towers(source, destination, changes)
+        else:
+            convert(source, destination, changes)
+
+
+def convert_towers(source: str, destination: Path, changes: dict[str, Any]) -> None:
+    """Converts both towers of a model of images and texts, and prints their descriptions.
+
+    Raises:
+      UserError: Transformers has no such model, or flags do not apply to it.
+    """
+    from vit_jax.image_text import open_towers
+    from vit_jax.interop.towers_writing import save_towers
+
+    if flags.FLAGS.to not in (None, "transformers"):
+        raise UserError(
+            f"Unsupported: --tower=both with --to={flags.FLAGS.to}. Supported: --to=transformers."
+        )
+    if others := changes.keys() - {"image_size"}:
+        raise UserError(f"--{min(others)} does not apply with --tower=both: leave it out")
+    with phase(f"reading {source}"):
+        checkpoint, part = open_towers(source, changes.get("image_size"))
+    print(checkpoint.describe())
+    print(part.describe())
+    options, sources, done = fit(checkpoint, changes)
+    for line in done.describe():
+        print(line)
+    with phase(f"writing {destination}"):
+        notes = save_towers(
+            destination, options, lambda path: sources[path](), checkpoint.preprocessing, part
+        )
+    for line in notes:
+        print(f"note: {line}")
+    print(f"wrote {destination} for Transformers; read back, it is the same bit for bit")
 
 
 def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:

@@ -8,6 +8,10 @@ model was trained in, or in --dtype. The program is run at two batch sizes on th
 with the model in float32. Class names and preprocessing are stored in the metadata of an ONNX file,
 or in FILE.stablehlo.json.
 
+With --tower=image or --tower=text, CHECKPOINT is a model of images and texts as in load_image_text.
+The program returns embeddings of length 1, float32 `[batch, dim]`. That of the text tower takes
+tokens, int32 `[batch, length]`. The metadata contain the scale and the bias of the similarities.
+
     program = jax.export.deserialize(open("model.stablehlo", "rb").read())
     logits = program.call(images)       # Needs JAX alone; on a CPU, a GPU or a TPU.
 
@@ -15,7 +19,10 @@ or in FILE.stablehlo.json.
     (logits,) = session.run(None, {"images": images})
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from absl import flags
@@ -36,6 +43,9 @@ IMAGE_SIZE = flags.DEFINE_string(
 NUM_CLASSES = flags.DEFINE_integer(
     "num_classes", None, "0: without the head, for features.", lower_bound=0
 )
+TOWER = flags.DEFINE_enum(
+    "tower", None, ["image", "text"], "The tower of a model of images and texts to export."
+)
 
 BATCHES = (1, 3)  # Batch sizes at which program and model are compared.
 
@@ -48,14 +58,17 @@ def main(arguments: list[str]) -> None:
 
     import jax
 
+    jax.config.update("jax_platforms", "cpu")  # The file does not depend on the machine.
+    if TOWER.value:
+        _export_tower(source, file)
+        return
     from vit_jax.interop.open import open_checkpoint
-    from vit_jax.interop.programs import as_served
+    from vit_jax.interop.programs import as_served, metadata_of
     from vit_jax.load import build_model
 
-    jax.config.update("jax_platforms", "cpu")  # The file does not depend on the machine.
     changes = {} if NUM_CLASSES.value is None else {"num_classes": NUM_CLASSES.value}
-    if IMAGE_SIZE.value:
-        changes["image_size"] = command.parse_image_size(IMAGE_SIZE.value)
+    if (size := _image_size()) is not None:
+        changes["image_size"] = size
     with phase(f"reading {source}"):
         checkpoint = open_checkpoint(source, changes.get("image_size"))
         exact = model = as_served(
@@ -63,20 +76,104 @@ def main(arguments: list[str]) -> None:
         )
         if DTYPE.value != "float32":
             exact = build_model(checkpoint, log=str, dtype="float32", **changes)
-    images = (*model.image_size, model.channels)
-    dtype = np.dtype(np.uint8 if UINT8.value else np.float32)
-    worst = write(file, model, exact, dtype, checkpoint.preprocessing)
-    shape = "x".join(map(str, images))
-    print(
-        f"{file}: {file.stat().st_size / 1e6:,.1f} MB, images [batch, {shape}] {dtype} to logits, "
-        f"in {DTYPE.value}; differs from the model in float32 by {worst:.1e} of the largest "
-        f"logit, at batches of {' and '.join(map(str, BATCHES))}"
+    program = _of_images(
+        model, exact, metadata_of(model, _pixel_dtype(), checkpoint.preprocessing), "logits"
     )
+    _write_and_describe(file, program)
     print(f"preprocessing of each image: {wanted(checkpoint, model.image_size)}")
     if model.num_classes:
         print(f"probabilities of the classes: the logits' {model.about.probabilities}")
         if not checkpoint.class_names:
             print("the checkpoint has no class names: none are written")
+
+
+def _image_size() -> int | tuple[int, int] | None:
+    return command.parse_image_size(IMAGE_SIZE.value) if IMAGE_SIZE.value else None
+
+
+def _pixel_dtype() -> np.dtype:
+    return np.dtype(np.uint8 if UINT8.value else np.float32)
+
+
+def _export_tower(source: str, file: Path) -> None:
+    """Exports one tower of a model of images and texts."""
+    from vit_jax.image_text import open_towers
+    from vit_jax.interop import programs
+    from vit_jax.load import build_model
+
+    if NUM_CLASSES.value is not None:
+        raise UserError("--num_classes does not apply to a --tower, which has no classes")
+    if TOWER.value == "text" and (UINT8.value or IMAGE_SIZE.value):
+        raise UserError("--uint8 and --image_size are of images: leave them out of --tower=text")
+    size = _image_size()
+    with phase(f"reading {source}"):
+        checkpoint, part = open_towers(source, size)
+        print_line(part.describe())
+    if TOWER.value == "text":
+        options = part.tower.options
+        program = Program(
+            programs.Embedder(part.tower_in(DTYPE.value)),
+            programs.Embedder(part.tower_in("float32")),
+            ("tokens", "embeddings"),
+            (options.length,),
+            np.dtype(np.int32),
+            programs.text_metadata_of(part),
+            partial(programs.random_tokens, options),
+        )
+        _write_and_describe(file, program)
+        return
+    changes = {} if size is None else {"image_size": size}
+    model, exact = (
+        programs.as_served(build_model(checkpoint, log=log, dtype=dtype, **changes))
+        for dtype, log in ((DTYPE.value, print_line), ("float32", str))
+    )
+    metadata = programs.metadata_of(model, _pixel_dtype(), checkpoint.preprocessing)
+    metadata.pop("class_names", None)
+    program = _of_images(model, exact, metadata | programs.similarity_of(part), "embeddings")
+    embedders = dict(model=programs.Embedder(model), exact=programs.Embedder(exact))
+    _write_and_describe(file, program._replace(**embedders))
+    print(f"preprocessing of each image: {wanted(checkpoint, model.image_size)}")
+
+
+class Program(NamedTuple):
+    """A program to write.
+
+    Attributes:
+      model: the model in the program's dtype.
+      exact: the model in float32.
+      names: names of the input and the output.
+      shape: shape of an input, without the batch.
+      dtype: dtype of the inputs.
+      metadata: facts for a server.
+      draw: returns random inputs of a batch size.
+    """
+
+    model: Any
+    exact: Any
+    names: tuple[str, str]
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    metadata: dict[str, Any]
+    draw: Callable[[int], np.ndarray]
+
+
+def _of_images(model, exact, metadata: dict[str, Any], output: str) -> Program:
+    """Returns the program of a model of images."""
+    from vit_jax.interop.programs import random_images
+
+    shape, dtype = (*model.image_size, model.channels), _pixel_dtype()
+    draw = partial(random_images, shape, dtype)
+    return Program(model, exact, ("images", output), shape, dtype, metadata, draw)
+
+
+def _write_and_describe(file: Path, program: Program) -> None:
+    worst = write(file, program)
+    shape, (inputs, outputs) = "x".join(map(str, program.shape)), program.names
+    print(
+        f"{file}: {file.stat().st_size / 1e6:,.1f} MB, {inputs} [batch, {shape}] {program.dtype} "
+        f"to {outputs}, in {DTYPE.value}; differs from the model in float32 by {worst:.1e} of the "
+        f"largest {outputs.removesuffix('s')}, at batches of {' and '.join(map(str, BATCHES))}"
+    )
 
 
 def check_file(file: Path) -> None:
@@ -96,43 +193,35 @@ def check_file(file: Path) -> None:
         raise UserError(f"there is no folder {file.parent} for {file.name}")
 
 
-def write(file: Path, model, exact, dtype: np.dtype, preprocessing) -> float:
-    """Writes a model's program, unless it differs too much from the model.
+def write(file: Path, program: Program) -> float:
+    """Writes a program to a new file, unless it differs too much from the model.
 
-    Args:
-      file: the new file, whose suffix determines the format.
-      model: the model in the program's dtype.
-      exact: the model in float32.
-      dtype: dtype of the images.
-      preprocessing: the checkpoint's preprocessing, for the metadata.
+    The file's suffix determines the format.
 
     Returns:
-      The largest difference between the logits of program and model, relative to the largest logit.
+      The largest difference between the outputs of program and model, relative to the largest
+      output.
 
     Raises:
       UserError: the difference exceeds the tolerance of the program's dtype.
     """
-    from vit_jax.interop.programs import (
-        difference,
-        metadata_file,
-        metadata_of,
-        write_onnx,
-        write_stablehlo,
-    )
+    from vit_jax.interop.programs import difference, metadata_file, write_onnx, write_stablehlo
 
-    images = (*model.image_size, model.channels)
     temporary = file.with_name(f".{file.name}.tmp")
-    write_program = write_onnx if file.suffix == ".onnx" else write_stablehlo
+    write_program = write_stablehlo
+    if file.suffix == ".onnx":
+        write_program = partial(write_onnx, names=program.names)
     try:
         with phase(f"writing {file}"):
-            metadata = metadata_of(model, dtype, preprocessing)
-            run = write_program(model, temporary, images, dtype, metadata)
+            run = write_program(
+                program.model, temporary, program.shape, program.dtype, program.metadata
+            )
         with phase("comparing the program with the model"):
-            worst = max(difference(exact, run, images, dtype, batch) for batch in BATCHES)
+            worst = max(difference(program.exact, run, program.draw(n)) for n in BATCHES)
         if not worst <= TOLERANCES[DTYPE.value]:
             raise UserError(
-                f"the program's logits differ from the model's by {worst:.1e} of the largest, "
-                f"more than {DTYPE.value} explains; nothing is written"
+                f"the program's {program.names[1]} differ from the model's by {worst:.1e} of the "
+                f"largest, more than {DTYPE.value} explains; nothing is written"
             )
         if file.suffix == ".stablehlo":
             metadata_file(temporary).replace(metadata_file(file))

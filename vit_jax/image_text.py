@@ -1,24 +1,36 @@
 """Models of images and texts: loading and zero-shot classification."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import UserError
-from vit_jax.interop.hub import download
-from vit_jax.interop.image_text import open_text, open_trained_text
+from vit_jax.interop.checkpoint import Checkpoint
+from vit_jax.interop.image_text import (
+    TextPart,
+    download_towers,
+    open_text,
+    open_trained_text,
+    towers_at,
+)
 from vit_jax.interop.open import open_checkpoint
-from vit_jax.interop.transformers.transformers_clip import IMAGES_ALONE
 from vit_jax.load import build_model
 from vit_jax.models.image_text import TEMPLATES, ImageTextModel
 from vit_jax.models.prediction import Prediction
-from vit_jax.models.text_tokens import TOKENIZER_FILES
 from vit_jax.paths import is_workdir, split_checkpoint
+from vit_jax.published.towers import all_towers, find_towers
+
+# Assumptions of readers of image towers that do not apply to both towers.
+_ONE_TOWER = (
+    r"(, )?the (model|tower) of images alone, of two(, and its projection as the head)?( and )?"
+)
 
 
 def load_image_text(
     source: str | Path,
     *,
+    pretrained: str | None = None,
     image_size: int | tuple[int, int] | None = None,
     log: Callable[[str], None] = print,
 ) -> ImageTextModel:
@@ -28,9 +40,13 @@ def load_image_text(
     `model.classifier(names)` is an image classifier for any class names.
 
     Args:
-      source: the workdir of a contrastive run; a folder of Transformers with `config.json`,
-        `model.safetensors`, `preprocessor_config.json` and the tokenizer's files; or
-        `hf://owner/name`.
+      source: the workdir of a contrastive run; a folder of Transformers (`config.json`,
+        `model.safetensors`, `preprocessor_config.json`) or open_clip (`open_clip_config.json`,
+        `open_clip_model.safetensors`) with the tokenizer's files; an npz file of big_vision's next
+        to `spiece.model` or `tokenizer.json`; `hf://owner/name`; or, with `pretrained`, the name of
+        a model.
+      pretrained: tag of published weights, or the name of their repository. Of weights for several
+        sizes of images, those for `image_size` are loaded, else those for the smallest.
       image_size: size of the images in pixels; None: the checkpoint's.
       log: callback for each line of the log.
 
@@ -38,15 +54,10 @@ def load_image_text(
       UserError: the checkpoint does not exist or is damaged, or has no text tower or no tokenizer.
     """
     changes: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
-    workdir, _ = split_checkpoint(source)
-    if is_workdir(workdir):
-        checkpoint = open_checkpoint(source, image_size)
-        part = open_trained_text(checkpoint, Path(workdir))
-    else:
-        folder = _folder_of(source)
-        part, checkpoint = open_text(folder), open_checkpoint(folder, image_size)
-    assumed = checkpoint.assumed.removeprefix(IMAGES_ALONE).removeprefix(" and ")
-    image = build_model(checkpoint._replace(assumed=assumed, objective=None), log=log, **changes)
+    if pretrained is not None:
+        source = _published(str(source), pretrained, image_size, log)
+    checkpoint, part = open_towers(source, image_size)
+    image = build_model(checkpoint, log=log, **changes)
     width = image.num_classes or image.options.dim
     options = part.tower.options
     if width != options.output_dim:
@@ -54,10 +65,7 @@ def load_image_text(
             f"{source} has image embeddings of {width} values and text embeddings of "
             f"{options.output_dim}: they cannot be compared"
         )
-    log(
-        f"text tower: {options.depth} layers of width {options.dim}, {options.vocabulary:,} tokens "
-        f"in the vocabulary, {options.length} in a text; {part.probabilities} of the similarities"
-    )
+    log(part.describe())
     return ImageTextModel(
         image,
         part.tower,
@@ -68,16 +76,67 @@ def load_image_text(
     )
 
 
-def _folder_of(source: str | Path) -> Path:
-    """Returns the folder of a model of images and texts, downloaded if it is `hf://...`."""
+def _published(
+    model: str,
+    pretrained: str,
+    image_size: int | tuple[int, int] | None,
+    log: Callable[[str], None],
+) -> str:
+    """Returns the address of published weights on the Hub."""
+    towers = find_towers(model, pretrained, image_size if isinstance(image_size, int) else None)
+    address = f"hf://{towers.repository}"
+    log(f"{model}, {towers.tag}, {towers.pixels} pixels: {address}")
+    return address
+
+
+def open_towers(
+    source: str | Path, image_size: int | tuple[int, int] | None = None
+) -> tuple[Checkpoint, TextPart]:
+    """Opens the image tower of a model of images and texts, and reads the other parts.
+
+    Args:
+      source: as in `load_image_text`.
+      image_size: size of the images in pixels; None: the checkpoint's.
+
+    Raises:
+      UserError: the checkpoint does not exist or is damaged, or has no text tower or no tokenizer.
+    """
+    place = towers_place(source)
+    checkpoint = open_checkpoint(place, image_size)
+    workdir, _ = split_checkpoint(place)
+    if is_workdir(workdir):
+        part = open_trained_text(checkpoint, Path(workdir))
+    else:
+        part = open_text(Path(place))
+    assumed = re.sub(_ONE_TOWER, "", checkpoint.assumed)
+    return checkpoint._replace(assumed=assumed, objective=None), part
+
+
+def towers_place(source: str | Path) -> str | Path:
+    """Returns the workdir, folder or file of a model of images and texts, downloaded if necessary.
+
+    `open_checkpoint` of it opens the image tower.
+
+    Raises:
+      UserError: it does not exist.
+    """
     if str(source).startswith("hf://"):
-        return download(str(source), TOKENIZER_FILES)
-    if not Path(source).is_dir():
+        return towers_at(download_towers(str(source)))
+    if is_workdir(split_checkpoint(source)[0]):
+        return source
+    if not Path(source).exists():
+        if found := [towers for towers in all_towers() if towers.model == source]:
+            raise UserError(
+                f"there is no {source}, which is the name of a model: "
+                f"load_image_text({str(source)!r}, pretrained={found[0].tag!r}) loads published "
+                f"weights, and commands take hf://{found[0].repository}"
+            )
         raise UserError(
             f"{source} has no text tower: a model of images and texts is the workdir of a run with "
-            "config.objective.name='contrastive', a folder of Transformers, or hf://owner/name"
+            "config.objective.name='contrastive', a folder of Transformers or open_clip, an "
+            "npz file of big_vision's, or hf://owner/name"
         )
-    return Path(source)
+    return towers_at(Path(source))
 
 
 def zero_shot(

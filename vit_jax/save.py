@@ -17,12 +17,13 @@ from vit_jax.interop.preprocessing import Preprocessing, lost
 from vit_jax.interop.writing import save
 from vit_jax.models import family_of
 from vit_jax.models.image_model import ImageModel, height_and_width
+from vit_jax.models.image_text import ImageTextModel
 from vit_jax.options.model import ImageOptions
 from vit_jax.paths import absolute
 
 
 def save_model(
-    model: ImageModel | str | Path,
+    model: ImageModel | ImageTextModel | str | Path,
     path: str | Path,
     *,
     library: str | None = None,
@@ -36,7 +37,8 @@ def save_model(
     library's format where it has one, else in additional files next to the model.
 
     Args:
-      model: a model of `load_model` or `create_model`, saved with its current parameters; or a
+      model: a model of `load_model` or `create_model`, saved with its current parameters; a model
+        of `load_image_text`, saved with both towers and its tokenizer for Transformers; or a
         checkpoint, as in `load_model`.
       path: a new `FILE.npz` for Google's format; else a new folder: for Transformers, for timm if
         Transformers has no such model, or for OpenAI's code if the model is a `DVAE`.
@@ -52,6 +54,9 @@ def save_model(
         read.
     """
     destination = absolute(path)
+    if isinstance(model, ImageTextModel):
+        _save_image_text(model, destination, library, log, changes)
+        return destination
     if not isinstance(model, ImageModel):
         checkpoint = open_checkpoint(model, changes.get("image_size"))
         write_checkpoint(checkpoint, destination, library, log, **changes)
@@ -84,6 +89,35 @@ def save_model(
         log(f"not saved: {about.objective.words}; save_model(CHECKPOINT, path) saves them")
     _say_lost(about.preprocessing, about.probabilities, options, library, log)
     return destination
+
+
+def _save_image_text(
+    model: ImageTextModel,
+    destination: Path,
+    library: str | None,
+    log: Callable[[str], None],
+    changes: dict[str, Any],
+) -> None:
+    """Saves both towers of a model, as `save_model` does."""
+    from vit_jax.interop.image_text import TextPart
+    from vit_jax.interop.towers_writing import save_towers
+
+    if library not in (None, "transformers"):
+        raise UserError(
+            f"Unsupported: both towers for library={library!r}. Supported: 'transformers'; "
+            "save_model(model.image, path) saves the image tower."
+        )
+    if changes:
+        raise UserError(
+            f"{', '.join(changes)}: arguments are changed only where a checkpoint is saved"
+        )
+    bias = None if model.logit_bias is None else float(model.logit_bias[...])
+    scale = float(model.logit_scale[...])
+    part = TextPart(model.text, model.tokenizer, scale, bias, model.probabilities)
+    image, params = model.image, params_of(model.image)
+    preprocessing = image.about.preprocessing if image.about else None
+    for line in save_towers(destination, image.options, params.__getitem__, preprocessing, part):
+        log(f"note: {line}")
 
 
 def write_checkpoint(

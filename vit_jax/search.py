@@ -55,11 +55,12 @@ def main(arguments: list[str]) -> None:
         print(line)
     command.use_compilation_cache()
     from vit_jax.checkpoint_crop import checkpoint_crop
-    from vit_jax.image_text import load_image_text
+    from vit_jax.image_text import load_image_text, towers_place
     from vit_jax.interop.open import open_checkpoint
 
-    model = load_image_text(CHECKPOINT.value)
-    crop = checkpoint_crop(open_checkpoint(CHECKPOINT.value), model.image.image_size)
+    place = towers_place(CHECKPOINT.value)
+    model = load_image_text(place)
+    crop = checkpoint_crop(open_checkpoint(place), model.image.image_size)
     paths, embeddings = embed_images(model, images, crop)
     found = most_similar(model, text, embeddings, TOP.value)
     for index, similarity in found:

@@ -86,6 +86,25 @@ def main(checkout: Path):
         (FOLDER / name).mkdir(exist_ok=True)
         np.savez(FOLDER / name / "model.npz", **arrays)
         np.save(FOLDER / name / "logits.npy", np.asarray(logits))
+    write_text_tower(two_towers, utils)
+
+
+def write_text_tower(two_towers, utils):
+    """A model with a text tower of several layers, and its embeddings of images and tokens."""
+    folder = FOLDER / "big_vision_siglip"
+    folder.mkdir(exist_ok=True)
+    text = dict(width=16, depth=3, mlp_dim=24, num_heads=2, vocab_size=90)
+    image = SIZE | dict(pool_type="map")
+    image.pop("num_classes")
+    model = two_towers.Model(image=image, text=text, out_dim=(None, 16), bias_init=-10.0)
+    inputs = np.load(FOLDER / "images.npy"), np.arange(18, dtype=np.int32).reshape(3, 6) ** 2 % 90
+    params = drawn(model.init(jax.random.key(1), *inputs)["params"])
+    images, texts, out = model.apply({"params": params}, *inputs)
+    arrays = dict(utils.tree_flatten_with_names({"params": params})[0])
+    np.savez(folder / "model.npz", **arrays)
+    scores = images @ texts.T * out["t"] + out["b"]
+    results = dict(images=images, texts=texts, scores=scores, tokens=inputs[1])
+    np.savez(folder / "results.npz", **{name: np.asarray(x) for name, x in results.items()})
 
 
 if __name__ == "__main__":

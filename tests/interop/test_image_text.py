@@ -353,11 +353,11 @@ def test_a_run_starts_from_both_towers_and_keeps_its_tokenizer(kind, models, tmp
 def config_from(kind: str, folder):
     """A run of one step with the learning rate 0 that continues a folder."""
     from vit_jax.config import base_config
-    from vit_jax.interop.image_text import values_of_folder
+    from vit_jax.interop.image_text import values_of_towers
 
     config = base_config()
     config.objective.name, config.finetune.checkpoint = "contrastive", str(folder)
-    config.contrastive.update(values_of_folder(folder))
+    config.contrastive.update(values_of_towers(folder))
     config.finetune.head, config.model.name = "kept", ""
     config.data.update(dict(source="handed_in", image_size=32, test_resize=32, crop="none"))
     config.batch_size, config.steps, config.evaluate_every = 4, 1, 1

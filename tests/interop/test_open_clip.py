@@ -96,6 +96,29 @@ def test_a_tower_of_timms_is_read_as_timms(torch, timm, tmp_path):
     assert np.abs(logits_of(ours, images) - expected).max() < 5e-6 * np.abs(expected).max()
 
 
+def test_the_tower_of_an_eva02_clip_is_read_with_its_arguments(torch, timm, tmp_path):
+    """`timm_model_kwargs` are arguments of timm's model; its head is the projection."""
+    name, sizes = "eva02_base_patch16_clip_224", dict(depth=2, embed_dim=48, num_heads=3)
+    theirs = randomise(torch, timm.create_model(name, num_classes=7, img_size=32, **sizes))
+    tensors = {f"visual.trunk.{name}": x.numpy() for name, x in theirs.state_dict().items()}
+    vision = dict(timm_model_name=name, timm_pool="token", timm_proj=None, image_size=32)
+    write(tmp_path, tensors, vision | dict(timm_model_kwargs=sizes | dict(img_size=32)))
+    ours = vit_jax.load_model(tmp_path, log=str)
+    images = random_images(ours, 1)
+    expected = torch_logits(torch, theirs.double(), np.float64(ours.normalize(images)))
+    assert np.abs(logits_of(ours, images) - expected).max() < 5e-6 * np.abs(expected).max()
+
+
+def test_missing_preprocessing_is_open_clips_default(tmp_path):
+    write(tmp_path, own_tower(), SIZES)
+    config = json.loads((tmp_path / "open_clip_config.json").read_text())
+    config["preprocess_cfg"] = dict(mean=None)
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    ours = vit_jax.load_model(tmp_path, log=str)
+    np.testing.assert_allclose(ours.mean, (0.48145466, 0.4578275, 0.40821073))
+    np.testing.assert_allclose(ours.std, (0.26862954, 0.26130258, 0.27577711))
+
+
 @pytest.mark.parametrize(
     ("vision", "words"),
     [

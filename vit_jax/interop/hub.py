@@ -8,13 +8,9 @@ from pathlib import Path
 
 from vit_jax.errors import UserError
 
-_FILES = [
-    "config.json",
-    "preprocessor_config.json",
-    "model*.safetensors",
-    "model.safetensors.index.json",
-]
-_FILES += ["objective.json", "objective.safetensors"]
+_CONFIGS = ["config.json", "preprocessor_config.json"]
+_WEIGHTS = ["model*.safetensors", "model.safetensors.index.json"]
+_WEIGHTS += ["objective.json", "objective.safetensors"]
 
 # Errors that huggingface_hub raises for malformed responses, such as an HTML page or a truncated
 # answer.
@@ -22,12 +18,13 @@ _OTHERS = (LookupError, TypeError, AttributeError, AssertionError)
 _MALFORMED = (ValueError, *_OTHERS)
 
 
-def download(address: str, more: Sequence[str] = ()) -> Path:
+def download(address: str, more: Sequence[str] = (), *, weights: bool = True) -> Path:
     """Returns the folder with a model's files, downloaded from the Hub or from the local cache.
 
     Args:
       address: `hf://owner/name`, with `@revision` for another revision than the newest.
       more: names of other files to download, if the repository has them.
+      weights: download the weights of the formats that `load_model` reads.
 
     Raises:
       UserError: the model is not on the Hub, or the Hub cannot be reached.
@@ -51,7 +48,8 @@ def download(address: str, more: Sequence[str] = ()) -> Path:
     name, revision = match.groups()
     page = f"{constants.ENDPOINT}/{name}"
     try:
-        folder = snapshot_download(name, revision=revision, allow_patterns=[*_FILES, *more])
+        files = [*_CONFIGS, *(_WEIGHTS if weights else ()), *more]
+        folder = snapshot_download(name, revision=revision, allow_patterns=files)
     except GatedRepoError as error:
         raise UserError(
             f"cannot fetch {address}: its owner requires consent; give it at {page}, "
@@ -135,7 +133,7 @@ def upload(folder: Path, name: str, public: bool, replace: bool) -> str:
             repo_id=name,
             folder_path=folder,
             commit_message="Add the model",
-            delete_patterns=_FILES if replace else None,
+            delete_patterns=[*_CONFIGS, *_WEIGHTS] if replace else None,
         )
         seen = "private" if api.model_info(name).private else "public"
     return f"{address} ({seen})"

@@ -1,8 +1,9 @@
-"""Reads text towers from the folders of Transformers and from runs."""
+"""Reads text towers from the files of other libraries and from runs."""
 
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,17 +17,32 @@ from flax import nnx
 from vit_jax.errors import UserError
 from vit_jax.interop.beside import ObjectiveParams, Shapes, check_shapes
 from vit_jax.interop.checkpoint import Checkpoint, check_finite
+from vit_jax.interop.google import google_text
+from vit_jax.interop.hub import download
 from vit_jax.interop.layout import Entry, entries
 from vit_jax.interop.library import Tensors
+from vit_jax.interop.open_clip import open_clip_text
 from vit_jax.interop.reading import MALFORMED, check_tensors, read_files
 from vit_jax.interop.tensor_files import check_float
-from vit_jax.interop.transformers.transformers_text import TextFormat, read_text_tower
+from vit_jax.interop.text_format import TextFormat
+from vit_jax.interop.transformers import transformers_text
 from vit_jax.models.model_card import abstract
 from vit_jax.models.text import TextTower, text_options, tokenizer_of
-from vit_jax.models.text_tokens import Tokenizer, open_tokenizer
+from vit_jax.models.text_tokens import (
+    OPEN_CLIP,
+    TOKENIZER_FILES,
+    Tokenizer,
+    is_of_transformers,
+    open_clip_config,
+    open_tokenizer,
+)
 from vit_jax.options.objective import ContrastiveOptions
 from vit_jax.options.text import TextOptions
 from vit_jax.paths import OBJECTIVE_FILES, is_workdir
+
+OPEN_CLIP_MODEL = "open_clip_model.safetensors"
+# Starts of the names of text towers' tensors, in Transformers, open_clip and big_vision.
+_TEXT_TENSORS = r"text_model\.|(text\.)?token_embedding\.|(params/|opt/target/)?txt/"
 
 
 class TextPart(NamedTuple):
@@ -38,27 +54,83 @@ class TextPart(NamedTuple):
     logit_bias: float | None
     probabilities: str
 
+    def describe(self) -> str:
+        """Returns a one-line description."""
+        options = self.tower.options
+        return (
+            f"text tower: {options.depth} layers of width {options.dim}, {options.vocabulary:,} "
+            f"tokens in the vocabulary, {options.length} in a text; {self.probabilities} of the "
+            "similarities"
+        )
 
-def open_text(folder: Path) -> TextPart:
-    """Reads all of a model of images and texts in Transformers' format except its image tower.
+    def tower_in(self, dtype: str) -> TextTower:
+        """Returns the text tower, computing in another dtype."""
+        options = dataclasses.replace(self.tower.options, dtype=dtype)
+        graphdef, _ = nnx.split(abstract(partial(TextTower, options)))
+        return nnx.merge(graphdef, nnx.state(self.tower))
+
+
+def towers_at(path: Path) -> Path:
+    """Returns the file or folder with both towers of a model of images and texts.
+
+    It is a file in the folder if the folder has open_clip's files, next to which a `config.json`
+    may describe the image tower alone.
+    """
+    weights = path / OPEN_CLIP_MODEL
+    if path.is_dir() and open_clip_config(path) is not None and weights.is_file():
+        return weights
+    return path
+
+
+def download_towers(address: str) -> Path:
+    """Returns the folder of a model of images and texts, downloaded as `hub.download` does.
+
+    A repository can have a model in several libraries' formats; the weights of one are downloaded.
 
     Raises:
-      UserError: the folder has no text tower or no tokenizer, or is damaged.
+      UserError: the model is not on the Hub, or the Hub cannot be reached.
     """
-    config, tensors = read_files(folder)
-    form = _read_form(folder, config, tensors)
+    described = (*TOKENIZER_FILES, OPEN_CLIP)
+    folder = download(address, described, weights=False)
+    if is_of_transformers(folder) or not (folder / OPEN_CLIP).is_file():
+        folder = download(address, described)
+    if open_clip_config(folder) is None:
+        return folder
+    return download(address, (*described, OPEN_CLIP_MODEL), weights=False)
+
+
+def open_text(path: Path) -> TextPart:
+    """Reads all of another library's model of images and texts except its image tower.
+
+    Args:
+      path: as `towers_at` returns it.
+
+    Raises:
+      UserError: the checkpoint has no text tower or no tokenizer, or is damaged.
+    """
+    form, tensors = _read_form(path)
+    options = form.options
     tokenizer = open_tokenizer(
-        folder, form.options.length, form.lower_case, form.options.vocabulary
+        _tokenizer_folder(path), options.length, form.cleaning, options.vocabulary
     )
-    if form.options.pooling == "end" and form.options.end not in tokenizer([""]):
-        raise UserError(
-            f"the tokenizer in {folder} does not end texts with the token {form.options.end}, "
-            "which the text tower reads (eos_token_id in config.json): it is of another model"
-        )
-    tower = _built(form.options, _sources(folder, form))
-    scale = _number(folder, tensors, "logit_scale")
-    bias = _number(folder, tensors, "logit_bias") if form.probabilities == "sigmoid" else None
+    _check_end(path, options, tokenizer)
+    tower = _built(options, _sources(path, form))
+    scale = _number(path, tensors, form.logit_scale)
+    bias = None if form.logit_bias is None else _number(path, tensors, form.logit_bias)
     return TextPart(tower, tokenizer, scale, bias, form.probabilities)
+
+
+def _tokenizer_folder(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
+
+
+def _check_end(path: Path, options: TextOptions, tokenizer: Tokenizer) -> None:
+    """Raises UserError unless texts end with the token that the text tower reads."""
+    if options.pooling == "end" and options.end not in tokenizer([""]):
+        raise UserError(
+            f"the tokenizer of {path} does not end texts with the token {options.end}, which the "
+            "text tower reads (eos_token_id in config.json): it is of another model"
+        )
 
 
 def open_trained_text(checkpoint: Checkpoint, workdir: Path) -> TextPart:
@@ -102,34 +174,39 @@ def open_trained_text(checkpoint: Checkpoint, workdir: Path) -> TextPart:
     return TextPart(tower, tokenizer_of(options), scale, bias, probabilities)
 
 
-def text_params(folder: Path) -> ObjectiveParams | None:
-    """Returns the text tower of a folder of Transformers as parameters of a contrastive run.
+def text_params(place: Path) -> ObjectiveParams | None:
+    """Returns the text tower of another library's files as parameters of a contrastive run.
+
+    Args:
+      place: file or folder of the checkpoint.
 
     Returns:
-      None if the folder has no text tower.
+      None if the checkpoint has no text tower.
     """
-    if not folder.is_dir() or is_workdir(folder):
+    if not place.exists() or is_workdir(place):
         return None
-    config, tensors = read_files(folder)
-    if not any(name.startswith("text_model.") for name in tensors):
+    path = towers_at(place)
+    config, tensors = read_files(path)
+    if not any(re.match(_TEXT_TENSORS, name) for name in tensors):
         return None
-    form = _read_form(folder, config, tensors)
+    form = _form(path, config, tensors)
+    names = {"logit_scale": form.logit_scale, "logit_bias": form.logit_bias}
+    numbers = {ours: name for ours, name in names.items() if name in tensors}
 
     def sources(shapes: Shapes) -> dict[str, Callable[[], np.ndarray]]:
-        found = {f"text/{path}": read for path, read in _sources(folder, form).items()}
-        for name in numbers:
-            if name in shapes and name in own:
-                found[name] = partial(np.asarray, _number(folder, tensors, name), np.float32)
-        check_shapes(str(folder), "contrastive", own, shapes)
+        found = {f"text/{path}": read for path, read in _sources(place, form).items()}
+        for ours, name in numbers.items():
+            if ours in shapes:
+                found[ours] = partial(np.asarray, _number(place, tensors, name), np.float32)
+        check_shapes(str(place), "contrastive", own, shapes)
         return {path: found[path] for path in shapes}
 
-    numbers = ("logit_scale", "logit_bias")
-    own: Shapes = _text_shapes(form) | {name: () for name in numbers if name in tensors}
+    own: Shapes = _text_shapes(form) | dict.fromkeys(numbers, ())
     return ObjectiveParams("contrastive", contrastive_values(form), sources, lambda: own)
 
 
 def contrastive_values(form: TextFormat) -> dict[str, Any]:
-    """Returns the values of `config.contrastive` that describe a text tower of Transformers.
+    """Returns the values of `config.contrastive` that describe another library's text tower.
 
     Raises:
       UserError: no such tower can be trained.
@@ -139,6 +216,12 @@ def contrastive_values(form: TextFormat) -> dict[str, Any]:
         raise UserError(
             f"Unsupported: training a text tower with layer_norm_eps={options.norm_epsilon:g}. "
             "Supported: 1e-05 (CLIP), 1e-06 (SigLIP)."
+        )
+    if not options.causal == (not options.head_bias) == (options.pooling != "last"):
+        raise UserError(
+            f"Unsupported: training a text tower with causal={options.causal}, "
+            f"head_bias={options.head_bias} and pooling={options.pooling!r}. Supported: CLIP's and "
+            "SigLIP's."
         )
     return dict(
         loss="sigmoid" if form.probabilities == "sigmoid" else "softmax",
@@ -153,15 +236,18 @@ def contrastive_values(form: TextFormat) -> dict[str, Any]:
     )
 
 
-def values_of_folder(folder: str | Path) -> dict[str, Any]:
-    """Returns the values of `config.contrastive` that continue a model of Transformers' format.
+def values_of_towers(source: str | Path) -> dict[str, Any]:
+    """Returns the values of `config.contrastive` that continue a model of another library.
+
+    Args:
+      source: its folder, or its file, next to the tokenizer's.
 
     Raises:
-      UserError: the folder has no text tower, or is damaged.
+      UserError: there is no text tower, or it is damaged.
     """
-    config, tensors = read_files(Path(folder))
-    form = _read_form(Path(folder), config, tensors)
-    values = contrastive_values(form) | dict(tokenizer=str(folder))
+    path = towers_at(Path(source))
+    form, _ = _read_form(path)
+    values = contrastive_values(form) | dict(tokenizer=str(_tokenizer_folder(path)))
     if form.probabilities == "softmax":
         values["embedding_dim"] = form.options.output_dim
     return values
@@ -172,40 +258,48 @@ def _text_shapes(form: TextFormat) -> Shapes:
     return {"text/" + "/".join(map(str, path)): x.shape for path, x in nnx.to_flat_state(state)}
 
 
-def _read_form(folder: Path, config: dict, tensors: Tensors) -> TextFormat:
-    """Returns the text tower that a folder of Transformers describes.
+def _read_form(path: Path) -> tuple[TextFormat, Tensors]:
+    """Returns the text tower of another library's file or folder, and all tensors.
 
     Raises:
       UserError: there is none, or it is damaged.
     """
+    config, tensors = read_files(path)
+    return _form(path, config, tensors), tensors
+
+
+def _form(path: Path, config: dict, tensors: Tensors) -> TextFormat:
+    library = open_clip_text if "model_cfg" in config else transformers_text
+    if path.suffix == ".npz":
+        library = google_text
     try:
-        form = read_text_tower(config, tensors)
+        form = library.read_text_tower(config, tensors)
     except UserError:
         raise
     except MALFORMED as error:
         raise UserError(
-            f"{folder} does not describe a supported text tower ({type(error).__name__}: {error})"
+            f"{path} does not describe a supported text tower ({type(error).__name__}: {error})"
         ) from error
     if form.options.depth > len(form.tensors):
-        raise UserError(f"{folder} describes {form.options.depth:,} layers and lacks tensors")
+        raise UserError(f"{path} describes {form.options.depth:,} layers and lacks tensors")
     return form
 
 
-def _sources(folder: Path, form: TextFormat) -> dict[str, Callable[[], np.ndarray]]:
+def _sources(place: Path, form: TextFormat) -> dict[str, Callable[[], np.ndarray]]:
     """Returns functions that read the parameters of a text tower, by path.
 
     Raises:
       UserError: tensors are missing, or have other names or shapes.
     """
     shapes = {path.removeprefix("text/"): shape for path, shape in _text_shapes(form).items()}
-    mapped = entries(form.rules, shapes, "Transformers")
-    check_tensors(folder, mapped, form.tensors)
+    mapped = entries(form.rules, shapes, form.title)
+    check_tensors(place, mapped, form.tensors)
     for name, tensor in form.tensors.items():
-        check_float(folder, name, tensor.dtype)
+        check_float(place, name, tensor.dtype)
 
     def read(entry: Entry) -> np.ndarray:
         array = entry.join([form.tensors[name].read() for name in entry.names])
-        return check_finite(array, f"{folder}: {entry.path}")
+        return check_finite(array, f"{place}: {entry.path}")
 
     return {entry.path: partial(read, entry) for entry in mapped}
 
@@ -219,12 +313,12 @@ def _built(options: TextOptions, sources: dict[str, Callable[[], np.ndarray]]) -
     return nnx.merge(graphdef, nnx.traversals.unflatten_mapping(flat))
 
 
-def _number(folder: Path, tensors: Tensors, name: str) -> float:
+def _number(place: Path, tensors: Tensors, name: str) -> float:
     """Reads a tensor of one number."""
     if name not in tensors:
-        raise UserError(f"{folder} lacks {name}")
+        raise UserError(f"{place} lacks {name}")
     array = np.asarray(tensors[name].read(), np.float32)
-    values = check_finite(array, f"{folder}: {name}").reshape(-1)
+    values = check_finite(array, f"{place}: {name}").reshape(-1)
     if len(values) != 1:
-        raise UserError(f"{folder}: {name} has {len(values)} values, and must have one")
+        raise UserError(f"{place}: {name} has {len(values)} values, and must have one")
     return float(values[0])

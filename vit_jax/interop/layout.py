@@ -51,6 +51,8 @@ DENSE_CONV = _layout(lambda x: x[None, None], lambda y, shape: y[0, 0])
 TABLE = _layout(lambda x: x.reshape(-1, x.shape[-1]), lambda y, shape: y.reshape(shape))
 # One vector with two leading axes of length one, where the library has one axis.
 MATRIX = _layout(lambda x: x[0], lambda y, shape: y[None])
+# A leading axis of length one in the library's array.
+LEADING = _layout(lambda x: x[None], lambda y, shape: y[0])
 # One number for each head, before the axes of its scores.
 HEADS = _layout(lambda x: x[:, None, None], lambda y, shape: y.reshape(shape))
 # Google's group norms.

@@ -129,6 +129,12 @@ class _Value(NamedTuple):
         return isinstance(self.held, np.ndarray)
 
 
+def _looks_up_rows(value: _Value, dimensions, slice_sizes: Axes) -> bool:
+    """Returns True if a gather returns whole rows of a constant table, at any indices."""
+    places = dimensions.collapsed_slice_dims, dimensions.start_index_map
+    return value.known and places == ((0,), (0,)) and [*slice_sizes] == [1, *value.shape[1:]]
+
+
 def _is_constant(equation, inputs: list[_Value]) -> bool:
     """Returns True if an equation's outputs depend on parameters only, not on the batch."""
     return all(value.known for value in inputs) and all(
@@ -146,8 +152,8 @@ def _computed(equation, inputs: list[_Value]) -> list[_Value]:
 class _Graph:
     """Nodes and constants, in the order in which they were added."""
 
-    def __init__(self, images: str, argument: jax.ShapeDtypeStruct, most_bytes: int):
-        self.images, self.batch = images, argument.shape[0]
+    def __init__(self, inputs: str, argument: jax.ShapeDtypeStruct, most_bytes: int):
+        self.inputs, self.batch = inputs, argument.shape[0]
         self.nodes: list[onnx.NodeProto] = []
         self.tensors: dict[str, TensorProto] = {}
         # The array is stored, too, so that its id stays unique.
@@ -244,8 +250,8 @@ class _Graph:
         return self.add("Expand", [self.held(value), self.add("Concat", parts, axis=0)])
 
     def size(self, dimension) -> str:
-        """Returns the name of a node that computes a multiple of the images' batch size."""
-        batch = self.add("Shape", [self.images], start=0, end=1)
+        """Returns the name of a node that computes a multiple of the batch size."""
+        batch = self.add("Shape", [self.inputs], start=0, end=1)
         times = dimension // self.batch
         if not isinstance(times, int) or times * self.batch != dimension:
             raise UserError(
@@ -370,8 +376,11 @@ class _Graph:
         return self.add("Slice", [self.whole(value), *bounds, self.integers(axes), steps])
 
     def _gather(self, inputs, out, dimension_numbers, slice_sizes, **_) -> _Value:
-        """Converts a slice at one constant place: `x[:, 0]`, `x[..., :2]`."""
+        """Converts a lookup of rows in a table, or a slice at one constant place: `x[:, 0]`."""
         value, place = inputs
+        if _looks_up_rows(value, dimension_numbers, slice_sizes):
+            rows = self.add("Squeeze", [self.whole(place), self.integers([-1])])
+            return self.full(self.add("Gather", [self.whole(value), rows], axis=0), out)
         if not place.known or place.narrow != (len(dimension_numbers.start_index_map),):
             raise UserError("the model looks up computed indices, unsupported by the ONNX export")
         starts = [0] * len(value.shape)
@@ -391,6 +400,11 @@ class _Graph:
             raise UserError("the model pads within an array, unsupported by the ONNX export")
         pads = self.integers(lows + highs)
         return self.full(self.add("Pad", [self.whole(value), pads, self.held(filling)]), out)
+
+    def _argmax(self, inputs, out, axes, index_dtype, **_) -> _Value:
+        (axis,) = axes
+        name = self.add("ArgMax", [self.whole(inputs[0])], axis=axis, keepdims=0)
+        return self.full(self.cast(name, np.dtype(np.int64), index_dtype), out)
 
     def _reduce_sum(self, inputs, out, axes, **_) -> _Value:
         """Sums over one axis at a time: ONNX Runtime is less exact for several axes at once.

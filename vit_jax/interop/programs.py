@@ -10,8 +10,11 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.errors import UserError
+from vit_jax.interop.image_text import TextPart
 from vit_jax.interop.preprocessing import UNSAID, Preprocessing, per_channel
+from vit_jax.models.image_text import unit
 from vit_jax.models.layers import placing
+from vit_jax.options.text import TextOptions
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 # Maximum size of parameters in a file: protocol buffers and flatbuffers are limited to 2 GiB.
@@ -27,25 +30,36 @@ def as_served(model):
     return model
 
 
+class Embedder(nnx.Module):
+    """A tower of a model of images and texts, with embeddings of length 1."""
+
+    def __init__(self, tower: nnx.Module):
+        self.tower = tower
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns the embeddings, float32 `[batch, dim]`, of images or tokens."""
+        return unit(self.tower(inputs).astype(np.float32))
+
+
 def function_of(model) -> Callable:
-    """Returns the model as a function of images with a float32 output.
+    """Returns the model as a function of images, or of tokens, with a float32 output.
 
     It is traced for a CPU, whose operations every platform supports; cuDNN's attention would run on
     a GPU only.
     """
     graphdef, params = nnx.split(model)
 
-    def call(images: jax.Array) -> jax.Array:
+    def call(inputs: jax.Array) -> jax.Array:
         with placing(lambda _, x: x, platform="cpu"):
-            return nnx.merge(graphdef, params)(images).astype(np.float32)
+            return nnx.merge(graphdef, params)(inputs).astype(np.float32)
 
     return call
 
 
-def any_batch(images: tuple[int, ...], dtype: np.dtype):
-    """Returns the shape of a batch of images with a symbolic batch size."""
+def any_batch(shape: tuple[int, ...], dtype: np.dtype):
+    """Returns the shape of a batch of inputs of a shape, with a symbolic batch size."""
     (batch,) = jax.export.symbolic_shape("batch")
-    return jax.ShapeDtypeStruct((batch, *images), dtype)
+    return jax.ShapeDtypeStruct((batch, *shape), dtype)
 
 
 def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> dict[str, Any]:
@@ -84,10 +98,36 @@ def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> 
     return facts
 
 
+def text_metadata_of(part: TextPart) -> dict[str, Any]:
+    """Returns the facts that a server needs to prepare tokens and to compare embeddings."""
+    options = part.tower.options
+    return {
+        "input_dtype": "int32",
+        "input_layout": "NL",
+        "length": options.length,
+        "vocabulary": options.vocabulary,
+        "padding_token": part.tokenizer.padding,
+        "end_token": part.tokenizer.end,
+        "tokenizer_files": [file.name for file in part.tokenizer.files],
+        "text_cleaning": part.tokenizer.cleaning or "none: the tokens are bytes of UTF-8",
+    } | similarity_of(part)
+
+
+def similarity_of(part: TextPart) -> dict[str, Any]:
+    """Returns how the embeddings of both towers are compared."""
+    return {
+        "output": "embeddings of length 1",
+        "logits": "exp(logit_scale) * images @ texts.T + logit_bias",
+        "logit_scale": part.logit_scale,
+        "logit_bias": part.logit_bias or 0.0,
+        "probabilities": part.probabilities,
+    }
+
+
 def write_stablehlo(
     model,
     file: Path,
-    images: tuple[int, ...],
+    shape: tuple[int, ...],
     dtype: np.dtype,
     metadata: Mapping[str, Any] | None = None,
 ) -> Callable:
@@ -103,7 +143,7 @@ def write_stablehlo(
             "--dtype=float16 and a file called .onnx take half"
         )
     exported = jax.export.export(jax.jit(function_of(model)), platforms=PLATFORMS)(
-        any_batch(images, dtype)
+        any_batch(shape, dtype)
     )
     file.write_bytes(exported.serialize())
     if metadata:
@@ -120,14 +160,20 @@ def metadata_file(file: Path) -> Path:
 def write_onnx(
     model,
     file: Path,
-    images: tuple[int, ...],
+    shape: tuple[int, ...],
     dtype: np.dtype,
     metadata: Mapping[str, Any] | None = None,
+    names: tuple[str, str] = ("images", "logits"),
 ) -> Callable:
     """Writes a model with `vit_jax.interop.onnx`, and returns a function that runs the file.
 
     Metadata are written to its `metadata_props`, strings unchanged and other values as JSON. ONNX's
     standard metadata of image pixels are added.
+
+    Args:
+      shape: shape of an input, without the batch.
+      dtype: dtype of the inputs.
+      names: names of the program's input and output.
     """
     try:
         import onnx
@@ -138,19 +184,18 @@ def write_onnx(
         ) from error
     from vit_jax.interop.onnx import convert
 
-    written = convert(
-        function_of(model), any_batch(images, dtype), ("images", "logits"), MOST_BYTES
-    )
+    written = convert(function_of(model), any_batch(shape, dtype), names, MOST_BYTES)
     if metadata:
         texts = {
             name: value if isinstance(value, str) else json.dumps(value)
             for name, value in metadata.items()
         }
-        onnx.helper.set_model_props(written, texts | _onnx_pixels(model.channels, dtype))
+        pixels = _onnx_pixels(shape[-1], dtype) if names[0] == "images" else {}
+        onnx.helper.set_model_props(written, texts | pixels)
     onnx.checker.check_model(written, full_check=True)
     file.write_bytes(written.SerializeToString())
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    return lambda batch: session.run(None, {"images": batch})[0]
+    return lambda batch: session.run(None, {names[0]: batch})[0]
 
 
 def _onnx_pixels(channels: int, dtype: np.dtype) -> dict[str, str]:
@@ -165,18 +210,26 @@ def _onnx_pixels(channels: int, dtype: np.dtype) -> dict[str, str]:
     }
 
 
-def difference(model, run: Callable, images: tuple[int, ...], dtype: np.dtype, batch: int) -> float:
-    """Returns the largest difference between the logits of model and program on random images.
-
-    The difference is relative to the largest logit.
-    """
+def random_images(shape: tuple[int, ...], dtype: np.dtype, batch: int) -> np.ndarray:
+    """Returns random images `[batch, *shape]` of uint8, or of floats in [-1, 1]."""
     rng = np.random.default_rng(batch)
-    shape = (batch, *images)
-    drawn = (
-        rng.integers(256, size=shape, dtype=np.uint8)
-        if dtype == np.uint8
-        else rng.uniform(-1, 1, shape)
-    )
-    drawn = drawn.astype(dtype)
-    wanted = np.asarray(jax.jit(function_of(model))(drawn))
-    return float(np.abs(np.asarray(run(drawn)) - wanted).max() / (np.abs(wanted).max() or 1))
+    if dtype == np.uint8:
+        return rng.integers(256, size=(batch, *shape), dtype=np.uint8)
+    return rng.uniform(-1, 1, (batch, *shape)).astype(dtype)
+
+
+def random_tokens(options: TextOptions, batch: int) -> np.ndarray:
+    """Returns random tokens, int32 `[batch, length]`, with an end at a random place."""
+    rng = np.random.default_rng(batch)
+    tokens = rng.integers(options.vocabulary, size=(batch, options.length), dtype=np.int32)
+    tokens[range(batch), rng.integers(options.length, size=batch)] = options.end
+    return tokens
+
+
+def difference(model, run: Callable, inputs: np.ndarray) -> float:
+    """Returns the largest difference between the outputs of model and program.
+
+    The difference is relative to the largest output.
+    """
+    wanted = np.asarray(jax.jit(function_of(model))(inputs))
+    return float(np.abs(np.asarray(run(inputs)) - wanted).max() / (np.abs(wanted).max() or 1))

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,21 @@ from vit_jax.interop.projection_heads import OWNS, read_heads
 from vit_jax.interop.tensor_files import TORCH_MODEL
 from vit_jax.interop.tensor_files import TORCH_SUFFIXES as SUFFIXES
 from vit_jax.interop.timm.authors import PIXELS, as_timm
+from vit_jax.models.text_tokens import OPEN_CLIP, TOKENIZER_FILES
 
+
+class _Names(NamedTuple):
+    """Names of the files next to a library's pickle, and of its safetensors file."""
+
+    config: str
+    weights: str
+
+
+# Pickles with a description in the same folder.
+_DESCRIBED = {
+    TORCH_MODEL: _Names("config.json", "model.safetensors"),
+    "open_clip_pytorch_model.bin": _Names(OPEN_CLIP, "open_clip_model.safetensors"),
+}
 OLDEST_TORCH = (2, 6)  # Older versions run code in spite of weights_only=True (CVE-2025-32434).
 
 # Finds the tensors, by the given key or the only key that contains tensors, and saves them together
@@ -129,10 +143,11 @@ def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, 
     read = folder / "read.safetensors"
     _read(path, key, read)
     loaded, notes = _load(read)
-    described = Path(path).with_name("config.json")
-    if Path(path).name == TORCH_MODEL and described.is_file():
-        read.unlink()
-        return _with_files_beside(loaded, folder, described, pixels), notes
+    for name, written in _DESCRIBED.items():
+        described = Path(path).with_name(written.config)
+        if Path(path).name == name and described.is_file():
+            read.unlink()
+            return _with_files_beside(loaded, folder, described, written.weights, pixels), notes
     named = [(_short(name), array) for name, array in loaded.items()]
     if openai.LIBRARY.claims(read, {}, dict(named)):
         place, more = _of_openai(dict(named), read, pixels)
@@ -263,9 +278,17 @@ def _load(file: Path) -> tuple[dict[str, np.ndarray], list[str]]:
 
 
 def _with_files_beside(
-    tensors: dict[str, np.ndarray], folder: Path, described: Path, pixels: str | None
+    tensors: dict[str, np.ndarray],
+    folder: Path,
+    described: Path,
+    weights: str,
+    pixels: str | None,
 ) -> Path:
-    """Writes tensors under their own names to a folder, with the original `config.json`.
+    """Writes tensors under their own names to a folder, with the original files next to them.
+
+    Args:
+      described: the JSON file that describes the model.
+      weights: name of the new file.
 
     Raises:
       UserError: `pixels` is given, but the folder's files define the normalization.
@@ -274,12 +297,11 @@ def _with_files_beside(
 
     if pixels is not None:
         raise UserError(
-            f"--pixels={pixels} is not for {TORCH_MODEL}: {described} defines the normalization "
-            "of pixels"
+            f"--pixels={pixels} does not apply: {described} defines the normalization of pixels"
         )
-    save_file(tensors, folder / "model.safetensors")
-    for file in (described, described.with_name("preprocessor_config.json")):
-        if file.is_file():
+    save_file(tensors, folder / weights)
+    for name in (described.name, "preprocessor_config.json", *TOKENIZER_FILES):
+        if (file := described.with_name(name)).is_file():
             shutil.copy(file, folder)
     return folder
 

@@ -26,7 +26,7 @@ from vit_jax.options.model import ImageOptions
 _FLAGS = {"gelu", "norm_epsilon", "resnet_epsilons", "image_size"}
 
 
-class _Content(NamedTuple):
+class Content(NamedTuple):
     """The content of a library's files: the model's entries, the description, and tensors."""
 
     mapped: list[Entry]
@@ -75,7 +75,7 @@ def save(
     """
     target, model, values = LIBRARIES[library], family_of(options).model, asdict(options)
     form = target.format_of(model, values)
-    content = _content(form, target.title, options, read)
+    content = content_of(form, target.title, options, read)
     own = _read_objective(objective, objective_shapes) if objective else None
     inside = own is not None and target.writes_objective(model, values, own.name, own.values)
     if own and inside:
@@ -85,20 +85,20 @@ def save(
         if files is None:
             write_npz(temporary, content.arrays)
         else:
-            _write_folder(temporary, content.arrays, files)
+            write_folder(temporary, content.arrays, files)
             if own and not inside:
                 write_beside(temporary, own.name, own.values, own.params, own.state)
         written = open_files(temporary, values["image_size"])
-        _compare_arguments(written, target.title, model, values)
-        _compare_parameters(written, target.title, read)
+        compare_arguments(written, target.title, model, values)
+        compare_parameters(written, target.title, read)
         if own:
             _compare_objective(written.objective, target.title, own)
     return content.mapped
 
 
-def _content(
+def content_of(
     form: Format, title: str, options: ImageOptions, read: Callable[[str], Any]
-) -> _Content:
+) -> Content:
     """Returns the content of the files of a model without an objective."""
     shapes, values = parameter_shapes(sketch(options)), asdict(options)
     described = form.describe(values)
@@ -106,7 +106,7 @@ def _content(
     arrays = {}
     for entry in mapped:
         arrays |= entry.split(np.asarray(read(entry.path)))
-    return _Content(mapped, described, form.finish(arrays, values))
+    return Content(mapped, described, form.finish(arrays, values))
 
 
 def _read_objective(objective: ObjectiveParams, shapes: Shapes | None) -> _Objective:
@@ -116,8 +116,8 @@ def _read_objective(objective: ObjectiveParams, shapes: Shapes | None) -> _Objec
 
 
 def _with_objective(
-    content: _Content, form: Format, title: str, values: Values, own: _Objective, shapes: Shapes
-) -> _Content:
+    content: Content, form: Format, title: str, values: Values, own: _Objective, shapes: Shapes
+) -> Content:
     """Adds an objective's parameters in the library's own format."""
     known = form.objective
     # `Library.writes_objective` checks this.
@@ -130,17 +130,18 @@ def _with_objective(
     for entry in entries(known.rules(values), shapes, title):
         arrays |= entry.split(np.asarray(own.params[entry.path]))
     arrays |= known.finish(values, own.values)
-    return _Content(mapped, content.described | known.describe(values, own.values), arrays)
+    return Content(mapped, content.described | known.describe(values, own.values), arrays)
 
 
-def _write_folder(folder: Path, arrays: Arrays, files: dict[str, dict]) -> None:
+def write_folder(folder: Path, arrays: Arrays, files: dict[str, dict]) -> None:
+    """Writes a new folder with tensors and JSON files."""
     folder.mkdir()
     write_safetensors(folder / "model.safetensors", arrays)
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
 
 
-def _compare_arguments(
+def compare_arguments(
     written: Checkpoint, title: str, model: type[ImageModel], values: Values
 ) -> None:
     """Raises UserError unless the files describe the model."""
@@ -171,7 +172,7 @@ def _without_effect(model: type[ImageModel], values: Values) -> set[str]:
     return names
 
 
-def _compare_parameters(written: Checkpoint, title: str, read: Callable[[str], Any]) -> None:
+def compare_parameters(written: Checkpoint, title: str, read: Callable[[str], Any]) -> None:
     """Raises UserError unless the parameters in the files are bit-exact."""
     for path in written.shapes:
         if not np.array_equal(written.read(path), np.asarray(read(path)), equal_nan=True):

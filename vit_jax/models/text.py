@@ -67,9 +67,12 @@ class TextTower(nnx.Module):
     def _pooled(self, x: jax.Array, tokens: jax.Array) -> jax.Array:
         """Returns the token that is read, `[texts, dim]`."""
         if self.options.pooling == "last":
-            return x[:, -1]
+            return jax.lax.index_in_dim(x, -1, axis=1, keepdims=False)
         ends = tokens if self.options.pooling == "highest" else tokens == self.options.end
-        return jnp.take_along_axis(x, ends.argmax(axis=1)[:, None, None], axis=1)[:, 0]
+        place = ends.astype(jnp.int32).argmax(axis=1)
+        # A sum of one token and zeros, as ONNX has no lookup at computed places of a batch.
+        read = jnp.arange(tokens.shape[1]) == place[:, None]
+        return jnp.where(read[:, :, None], x, 0).sum(axis=1)
 
 
 def tokenizer_of(options: ContrastiveOptions) -> Tokenizer:
@@ -81,7 +84,7 @@ def tokenizer_of(options: ContrastiveOptions) -> Tokenizer:
     return _opened(
         options.tokenizer,
         options.text_length,
-        options.text_tower == "siglip",
+        options.text_tower,
         options.vocabulary,
         tokenizer_identity(Path(options.tokenizer)),
     )
@@ -89,9 +92,9 @@ def tokenizer_of(options: ContrastiveOptions) -> Tokenizer:
 
 @functools.lru_cache(maxsize=2)  # A run requests it several times, and large ones take a second.
 def _opened(
-    folder: str, length: int, lower_case: bool, vocabulary: int | None, identity: str
+    folder: str, length: int, cleaning: str, vocabulary: int | None, identity: str
 ) -> Tokenizer:
-    return open_tokenizer(Path(folder), length, lower_case, vocabulary)
+    return open_tokenizer(Path(folder), length, cleaning, vocabulary)
 
 
 def text_options(options: ContrastiveOptions, output_dim: int, dtype: str) -> TextOptions:

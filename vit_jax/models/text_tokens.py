@@ -1,10 +1,12 @@
 """Tokenizers of text towers: the bytes of UTF-8, or a folder's files, read by their own libraries.
 
 CLIP and SigLIP 2 have a `tokenizer.json` of Hugging Face's tokenizers (CLIP also `vocab.json` and
-`merges.txt`); SigLIP has a `spiece.model` of SentencePiece.
+`merges.txt`); SigLIP has a `spiece.model` of SentencePiece. Transformers, big_vision and open_clip
+clean texts differently before they use the same files.
 """
 
 import hashlib
+import html
 import json
 import re
 import string
@@ -23,12 +25,18 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "spiece.model", "vocab.json", "merges.txt"),
     *("tokenizer_config.json", "special_tokens_map.json"),
 )
+OPEN_CLIP = "open_clip_config.json"  # It describes open_clip's model and its tokenizer.
 BYTES = "bytes"  # The tokenizer without files.
 _FILES = "tokenizer.json, spiece.model, or vocab.json and merges.txt"
+_START, _END = "<|startoftext|>", "<|endoftext|>"
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_OPEN_CLIP_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 _CLIP_WORDS = (
     r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 )
+_ASCII_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+
+Clean = Callable[[str], str]  # Cleans a text before it is split into tokens.
 
 
 class Tokenizer:
@@ -40,7 +48,14 @@ class Tokenizer:
       length: number of tokens of a text.
       padding: token behind the end.
       vocabulary: number of tokens that exist.
+
+    Attributes:
+      files: the files that it was read from.
+      cleaning: how it cleans texts: `open_clip`, or as in `open_tokenizer`.
     """
+
+    files: tuple[Path, ...] = ()
+    cleaning: str = ""
 
     def __init__(
         self,
@@ -83,15 +98,18 @@ class Tokenizer:
 
 
 def open_tokenizer(
-    folder: Path, length: int, lower_case: bool, vocabulary: int | None = None
+    folder: Path, length: int, cleaning: str, vocabulary: int | None = None
 ) -> Tokenizer:
     """Opens the tokenizer in a checkpoint's folder.
 
     Args:
-      folder: the folder with its files; `bytes`: the bytes of UTF-8.
+      folder: the folder with its files; `bytes`: the bytes of UTF-8. The configuration of open_clip
+        in the folder determines how texts are cleaned.
       length: number of tokens of a text.
+      cleaning: how other libraries clean texts: `clip` (as in tokenizer.json), `siglip`
+        (Transformers: in lower case, and without punctuation for spiece.model) or `big_vision` (in
+        lower case, ASCII only).
       vocabulary: number of tokens of the text tower; None: the tokenizer's.
-      lower_case: the tower was trained on lower-cased texts (SigLIP).
 
     Raises:
       UserError: there is no tokenizer, it is damaged, its library is not installed, or it has more
@@ -99,22 +117,77 @@ def open_tokenizer(
     """
     if str(folder) == BYTES:
         return _of_bytes(length)
-    if (folder / "spiece.model").is_file():
-        return _of_sentencepiece(folder / "spiece.model", length, vocabulary)
-    if (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file():
-        return _of_tokenizers(folder, length, lower_case, vocabulary)
-    raise UserError(
+    if (config := open_clip_config(folder)) is not None:
+        cleaning = "open_clip"
+        made = _of_open_clip(folder, length, config, vocabulary)
+    elif (folder / "spiece.model").is_file():
+        clean = canonical if cleaning == "siglip" else _CLEANINGS[cleaning]
+        made = _of_sentencepiece(folder / "spiece.model", length, clean, vocabulary)
+    elif (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file():
+        made = _of_tokenizers(folder, length, _CLEANINGS[cleaning], vocabulary)
+    else:
+        raise _no_tokenizer(folder)
+    made.files, made.cleaning = tokenizer_files(folder), cleaning
+    return made
+
+
+def _no_tokenizer(folder: Path) -> UserError:
+    return UserError(
         f"there is no tokenizer in {folder} ({_FILES}): copy it from the checkpoint's page"
     )
 
 
+def tokenizer_files(folder: Path) -> tuple[Path, ...]:
+    """Returns the files of a folder on which the tokens of a text depend; `bytes` has none."""
+    names = TOKENIZER_FILES + (() if open_clip_config(folder) is None else (OPEN_CLIP,))
+    return tuple(folder / name for name in names if (folder / name).is_file())
+
+
 def tokenizer_identity(folder: Path) -> str:
     """Returns a hash of a tokenizer's files; `bytes` has none."""
-    files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    files = tokenizer_files(folder)
     made_of = hashlib.blake2b(digest_size=8)
     for file in files:
         made_of.update(file.name.encode() + b"\0" + file.read_bytes())
     return made_of.hexdigest() if files else str(folder)
+
+
+def open_clip_config(folder: Path) -> dict[str, Any] | None:
+    """Returns the content of a folder's `open_clip_config.json`.
+
+    Returns:
+      None if there is none, or if the folder has the same model in Transformers' format, which is
+      read instead.
+
+    Raises:
+      UserError: the file is damaged.
+    """
+    if not (folder / OPEN_CLIP).is_file():
+        return None
+    weights = ("model.safetensors", "model.safetensors.index.json")
+    if is_of_transformers(folder) and any((folder / name).is_file() for name in weights):
+        return None
+    return _read_json(folder / OPEN_CLIP)
+
+
+def is_of_transformers(folder: Path) -> bool:
+    """Returns True if a `config.json` describes a model of images and texts of Transformers."""
+    return _read_json(folder / "config.json").get("model_type") in ("clip", "siglip")
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """Returns the content of a JSON file; {} if there is none, or if it contains no object.
+
+    Raises:
+      UserError: the file is not valid JSON.
+    """
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(read_small(file))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} cannot be read: {error}") from error
+    return content if isinstance(content, dict) else {}
 
 
 def _of_bytes(length: int) -> Tokenizer:
@@ -139,39 +212,18 @@ def _special_tokens(folder: Path) -> dict[str, str]:
     """Returns the special tokens that the JSON files of a tokenizer name, such as `pad_token`."""
     found: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if not (folder / name).is_file():
-            continue
-        try:
-            content = json.loads(read_small(folder / name))
-        except (OSError, ValueError, RecursionError) as error:
-            raise UserError(f"{folder / name} cannot be read: {error}") from error
-        for key, value in content.items() if isinstance(content, dict) else ():
+        for key, value in _read_json(folder / name).items():
             text = value.get("content") if isinstance(value, dict) else value
             if key.endswith("_token") and isinstance(text, str):
                 found[key] = text
     return found
 
 
-def _of_tokenizers(
-    folder: Path, length: int, lower_case: bool, vocabulary: int | None
-) -> Tokenizer:
+def _of_tokenizers(folder: Path, length: int, clean: Clean, vocabulary: int | None) -> Tokenizer:
     """Opens the files of Hugging Face's tokenizers."""
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise UserError("tokenizers is not installed: pip install tokenizers") from error
-    file = folder / "tokenizer.json"
-    try:
-        if file.is_file():
-            made = tokenizers.Tokenizer.from_file(str(file))
-        else:
-            file = folder / "vocab.json"
-            made = _clip_tokenizer(tokenizers, folder)
-    except Exception as error:  # The library raises plain exceptions.
-        raise UserError(f"{file} is damaged: {error}") from error
-    # Numbers of tokens may have gaps.
-    tokens = 1 + max(made.get_vocab().values(), default=-1)
-    _check_size(file, tokens, vocabulary)
+    with_json = (folder / "tokenizer.json").is_file()
+    file = folder / ("tokenizer.json" if with_json else "vocab.json")
+    made = _opened(file, _from_json if with_json else _clip_tokenizer)
     special = _special_tokens(folder)
     padding = special.get("pad_token") or special.get("eos_token") or ""
     if (pad := made.token_to_id(padding)) is None:
@@ -179,33 +231,71 @@ def _of_tokenizers(
             f"the padding token {padding!r} of {folder} is not in its vocabulary: add pad_token to "
             "tokenizer_config.json"
         )
+    return _with_tokenizers(made, file, length, pad, clean, vocabulary)
+
+
+def _from_json(tokenizers: Any, folder: Path) -> Any:
+    return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def _opened(file: Path, make: Callable[[Any, Path], Any]) -> Any:
+    """Returns the library's tokenizer that `make` returns for the library and the file's folder.
+
+    Raises:
+      UserError: the file is damaged, or the library is not installed.
+    """
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise UserError("tokenizers is not installed: pip install tokenizers") from error
+    try:
+        return make(tokenizers, file.parent)
+    except UserError:
+        raise
+    except Exception as error:  # The library raises plain exceptions.
+        raise UserError(f"{file} is damaged: {error}") from error
+
+
+def _with_tokenizers(
+    made: Any, file: Path, length: int, padding: int, clean: Clean, vocabulary: int | None
+) -> Tokenizer:
+    """Returns a tokenizer that uses one of Hugging Face's library."""
+    # Numbers of tokens may have gaps.
+    tokens = 1 + max(made.get_vocab().values(), default=-1)
+    _check_size(file, tokens, vocabulary)
     made.no_padding()
     made.enable_truncation(length)
 
     def encode(texts: list[str]) -> list[tuple[list[int], bool]]:
-        texts = [text.lower() for text in texts] if lower_case else texts
-        return [(one.ids, bool(one.overflowing)) for one in made.encode_batch(texts)]
+        found = made.encode_batch([clean(text) for text in texts])
+        return [(one.ids, bool(one.overflowing)) for one in found]
 
-    return Tokenizer(encode, length, pad, tokens)
+    return Tokenizer(encode, length, padding, tokens)
 
 
 def _clip_tokenizer(tokenizers: Any, folder: Path) -> Any:
     """Returns CLIP's byte-pair tokenizer from its vocabulary and merges."""
-    start, end = "<|startoftext|>", "<|endoftext|>"
+    normalizers = tokenizers.normalizers
+    spaces = normalizers.Replace(tokenizers.Regex(r"\s+"), " ")
     model = tokenizers.models.BPE.from_file(
         str(folder / "vocab.json"),
         str(folder / "merges.txt"),
         continuing_subword_prefix="",
         end_of_word_suffix="</w>",
-        unk_token=end,
+        unk_token=_END,
     )
-    made = tokenizers.Tokenizer(model)
-    normalizers, pre_tokenizers = tokenizers.normalizers, tokenizers.pre_tokenizers
-    spaces = normalizers.Replace(tokenizers.Regex(r"\s+"), " ")
+    made = _byte_pairs(tokenizers, model, _CLIP_WORDS, _START, _END)
     made.normalizer = normalizers.Sequence([normalizers.NFC(), spaces, normalizers.Lowercase()])
-    words = pre_tokenizers.Split(tokenizers.Regex(_CLIP_WORDS), behavior="removed", invert=True)
+    return made
+
+
+def _byte_pairs(tokenizers: Any, model: Any, words: str, start: str, end: str) -> Any:
+    """Returns a tokenizer of words and their byte pairs, with a start and an end."""
+    made = tokenizers.Tokenizer(model)
+    pre_tokenizers = tokenizers.pre_tokenizers
+    split = pre_tokenizers.Split(tokenizers.Regex(words), behavior="removed", invert=True)
     made.pre_tokenizer = pre_tokenizers.Sequence(
-        [words, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     made.add_special_tokens([start, end])
     ids = [(name, made.token_to_id(name)) for name in (start, end)]
@@ -215,8 +305,97 @@ def _clip_tokenizer(tokenizers: Any, folder: Path) -> Any:
     return made
 
 
-def _of_sentencepiece(file: Path, length: int, vocabulary: int | None) -> Tokenizer:
-    """Opens SigLIP's tokenizer, whose texts are canonicalized; texts end with `</s>`."""
+def _of_open_clip(
+    folder: Path, length: int, config: dict[str, Any], vocabulary: int | None
+) -> Tokenizer:
+    """Opens the files as open_clip does: CLIP's byte pairs, or a named tokenizer of the Hub.
+
+    Raises:
+      UserError: the tokenizer is unsupported, missing or damaged.
+    """
+    text = (config.get("model_cfg") or {}).get("text_cfg") or {}
+    named = bool(text.get("hf_tokenizer_name"))
+    clean = _open_clip_cleaning(text, "whitespace" if named else "lower")
+    files = [folder / name for name in ("tokenizer.json", "vocab.json", "spiece.model")]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        raise _no_tokenizer(folder)
+    if file.name == "spiece.model":
+        return _of_sentencepiece(file, length, clean, vocabulary)
+    if named:
+        return _of_tokenizers(folder, length, clean, vocabulary)
+    made = _opened(file, _open_clip_tokenizer)
+    return _with_tokenizers(made, file, length, 0, clean, vocabulary)
+
+
+def _open_clip_cleaning(text: dict[str, Any], default: str) -> Clean:
+    """Returns the function that cleans texts as a `text_cfg` describes.
+
+    Raises:
+      UserError: it is unsupported, or ftfy is not installed.
+    """
+    try:
+        import ftfy
+    except ImportError as error:
+        raise UserError(
+            "ftfy is not installed, with which open_clip cleans texts: pip install ftfy"
+        ) from error
+    arguments = dict(text.get("tokenizer_kwargs") or {})
+    name = arguments.pop("clean", None) or default
+    others = {key: text.get(key) for key in ("tokenizer_mode", "tokenizer_type")} | arguments
+    for key, value in others.items():
+        if value:
+            raise UserError(f"Unsupported: a tokenizer of open_clip with {key}={value!r}")
+    if name not in _OPEN_CLIP_CLEANINGS:
+        raise UserError(
+            f"Unsupported: a tokenizer of open_clip with clean={name!r}. Supported: "
+            f"{', '.join(_OPEN_CLIP_CLEANINGS)}."
+        )
+    finish = _OPEN_CLIP_CLEANINGS[name]
+
+    def clean(text: str) -> str:
+        return finish(" ".join(html.unescape(html.unescape(ftfy.fix_text(text))).split()))
+
+    return clean
+
+
+# Steps of open_clip's cleaning after encodings, HTML entities and spaces.
+_OPEN_CLIP_CLEANINGS: dict[str, Clean] = {
+    "lower": str.lower,
+    "whitespace": str,
+    "whitespace_underscore": lambda text: " ".join(text.replace("_", " ").split()),
+    "canonicalize": lambda text: canonical(text.replace("_", " ")),
+}
+
+
+def _open_clip_tokenizer(tokenizers: Any, folder: Path) -> Any:
+    """Returns open_clip's byte-pair tokenizer from the vocabulary and merges of CLIP's files.
+
+    Its special tokens have other names than in Transformers: `<start_of_text>` in a text is one.
+    """
+    model = _read_json(folder / "tokenizer.json").get("model")
+    if model is None:
+        vocabulary, merges = tokenizers.models.BPE.read_file(
+            str(folder / "vocab.json"), str(folder / "merges.txt")
+        )
+    else:
+        merges = [tuple(x.split(" ") if isinstance(x, str) else x) for x in model["merges"]]
+        vocabulary = model["vocab"]
+    start, end = "<start_of_text>", "<end_of_text>"
+    if missing := {_START, _END} - vocabulary.keys():
+        raise UserError(
+            f"the tokenizer in {folder} is not CLIP's, which open_clip_config.json requires: it "
+            f"lacks {min(missing)}"
+        )
+    renamed = {{_START: start, _END: end}.get(name, name): id for name, id in vocabulary.items()}
+    pairs = tokenizers.models.BPE(
+        renamed, merges, continuing_subword_prefix="", end_of_word_suffix="</w>", unk_token=end
+    )
+    return _byte_pairs(tokenizers, pairs, _OPEN_CLIP_WORDS, start, end)
+
+
+def _of_sentencepiece(file: Path, length: int, clean: Clean, vocabulary: int | None) -> Tokenizer:
+    """Opens SigLIP's tokenizer; texts end with `</s>`."""
     try:
         import sentencepiece
     except ImportError as error:
@@ -227,14 +406,23 @@ def _of_sentencepiece(file: Path, length: int, vocabulary: int | None) -> Tokeni
         raise UserError(f"{file} is damaged: {error}") from error
     _check_size(file, made.get_piece_size(), vocabulary)
     end = made.eos_id()
+    # SigLIP pads with the end, and SigLIP 2, whose tokenizer is Gemma's, with a token of its own.
+    padding = end if made.bos_id() < 0 else made.pad_id()
 
     def encode(texts: list[str]) -> list[tuple[list[int], bool]]:
-        found = made.encode([canonical(text) for text in texts])
+        found = made.encode([clean(text) for text in texts])
         return [([*tokens[: length - 1], end], len(tokens) >= length) for tokens in found]
 
-    return Tokenizer(encode, length, end, made.get_piece_size())
+    return Tokenizer(encode, length, padding, made.get_piece_size())
 
 
 def canonical(text: str) -> str:
     """Returns a text in lower case, without punctuation, with single spaces (SigLIP)."""
     return re.sub(r"\s+", " ", text.lower().translate(_NO_PUNCTUATION)).strip()
+
+
+_CLEANINGS: dict[str, Clean] = {
+    "clip": str,
+    "siglip": str.lower,
+    "big_vision": lambda text: text.translate(_ASCII_LOWER),
+}

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -166,7 +167,7 @@ def test_passed_captions_of_another_type_are_an_error(value, kind):
 
 
 def text_field(length: int = 8) -> Field:
-    tokenizer = open_tokenizer("bytes", length, lower_case=False)
+    tokenizer = open_tokenizer(Path("bytes"), length, "clip")
 
     def encode(captions, rng):
         choice = 0 if rng is None else int(rng.integers(len(captions)))

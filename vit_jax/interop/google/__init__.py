@@ -1,13 +1,15 @@
 """Google's npz files: ViT and hybrids (vision_transformer), BiT (big_transfer), big_vision.
 
 A training file contains the optimizer's state in addition to the parameters. A file with two towers
-contains a text model in addition to the image model.
+contains a text model in addition to the image model; `google_text.py` reads it.
 """
 
 import re
+from fractions import Fraction
 from pathlib import Path
 
 from vit_jax.interop.library import Library, load_formats
+from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.tensor_files import Tensor
 
 
@@ -34,6 +36,17 @@ def _prepare(
     return own, dict(prefix=prefix, by_kind=by_kind)
 
 
+def _preprocessing(
+    config: dict, said: dict, channels: int
+) -> tuple[dict, Preprocessing | None, str]:
+    """Returns no mean and std, as images are in [-1, 1], and the preprocessing of two towers.
+
+    The files contain neither the crop nor class names. SigLIP's images are resized to a square.
+    """
+    towers = config["prefix"].endswith("img/")
+    return {}, Preprocessing("square", Fraction(1), "bilinear") if towers else None, ""
+
+
 LIBRARY = Library(
     title="Google's npz",
     formats=load_formats(
@@ -48,8 +61,7 @@ LIBRARY = Library(
         "these are not the arrays of a ViT, hybrid or BiT of Google's: 'embedding/kernel' is "
         f"missing among {len(tensors)} arrays such as {min(tensors, default='none')!r}"
     ),
-    # The images of an npz file are in [-1, 1]; it contains neither the crop nor class names.
-    preprocessing=lambda config, said, channels: ({}, None, ""),
+    preprocessing=_preprocessing,
     class_names=lambda config: [],
     files=lambda described, values, seen, names, probabilities: None,
 )

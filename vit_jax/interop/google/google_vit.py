@@ -23,7 +23,7 @@ from vit_jax.models.vit import ViT
 _THEIRS = "Transformer/encoderblock_{0}/"
 _ATTENTION = _THEIRS + "MultiHeadDotProductAttention_1/"
 _QKV = ("query", "key", "value")
-_POSITIONS = "Transformer/posembed_input/pos_embedding"
+POSITIONS = "Transformer/posembed_input/pos_embedding"
 _NUMBERED_BY_KIND = {
     "LayerNorm_1": "LayerNorm_2",
     "MlpBlock_0": "MlpBlock_3",
@@ -33,10 +33,10 @@ _POOLING = "MAPHead_0/"
 _POOLING_ATTENTION = _POOLING + "MultiHeadDotProductAttention_0/"
 _POOLING_PARTS = ("probe", "LayerNorm_0", "MlpBlock_0", "MultiHeadDotProductAttention_0")
 
-_RULES = (
+RULES = (
     Rule("patch_embedding/(kernel|bias)", "embedding/{0}"),
     Rule("cls", "cls"),
-    Rule("position_embedding/table", _POSITIONS),
+    Rule("position_embedding/table", POSITIONS),
     Rule(BLOCK + "norm1/(scale|bias)", _THEIRS + "LayerNorm_0/{1}"),
     Rule(
         BLOCK + "attention/qkv/kernel", tuple(f"{_ATTENTION}{part}/kernel" for part in _QKV), axis=1
@@ -67,7 +67,7 @@ _RULES = (
 )
 
 
-def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
+def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
     """Renames the model's own parameters as in the first files, whichever code wrote them.
 
     Raises:
@@ -83,7 +83,7 @@ def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
             for new, old in _NUMBERED_BY_KIND.items():
                 name = name.replace(f"/{new}/", f"/{old}/")
         if name in ("pos_embedding", "Transformer/pos_embedding"):
-            name, tensor = _POSITIONS, _with_class_token(tensor) if "cls" in tensors else tensor
+            name, tensor = POSITIONS, _with_class_token(tensor) if "cls" in tensors else tensor
         if name in renamed:
             raise UserError(f"two arrays are {name} under different names")
         renamed[name] = tensor
@@ -132,7 +132,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             f"of an unknown shape among {len(shapes)} arrays such as "
             f"{min(shapes, default='none')!r}"
         ) from error
-    rows = shapes[_POSITIONS][1] if _POSITIONS in shapes else None
+    rows = shapes[POSITIONS][1] if POSITIONS in shapes else None
     assumed = ["groups of two channels"] if values.get("resnet_width", 1) < 1 else []
     if rows is None:
         assumed.append(f"position={values['position']}, as there is no table of positions")
@@ -181,7 +181,7 @@ def _position(shapes: dict, by_kind: bool) -> str:
     big_vision has no model without positions. The older code has such a model, but no fixed
     positions.
     """
-    if _POSITIONS in shapes:
+    if POSITIONS in shapes:
         return "1d"
     return "sincos2d" if by_kind else "none"
 
@@ -208,7 +208,7 @@ def _number(mapped: list[Entry], values: dict) -> list[Entry]:
         if name.startswith("Transformer/encoderblock"):
             for new, old in _NUMBERED_BY_KIND.items():
                 name = name.replace(f"/{old}/", f"/{new}/")
-        return "pos_embedding" if name == _POSITIONS else name
+        return "pos_embedding" if name == POSITIONS else name
 
     return [entry._replace(names=tuple(map(renamed, entry.names))) for entry in mapped]
 
@@ -223,8 +223,8 @@ FORMAT = Format(
         name.startswith(("embedding/", "Transformer/")) for name in tensors
     ),
     arguments=_arguments,
-    rules=lambda values: _RULES,
+    rules=lambda values: RULES,
     describe=_describe,
-    rename=_rename,
+    rename=rename,
     number=_number,
 )

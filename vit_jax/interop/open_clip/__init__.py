@@ -1,7 +1,7 @@
 """Image towers of open_clip: `open_clip_model.safetensors` and `open_clip_config.json`.
 
-A tower is open_clip's own ViT or a timm model. These files are read, but not written, because they
-contain both towers.
+A tower is open_clip's own ViT or a timm model. `open_clip_text.py` reads the text towers. These
+files are read, but not written.
 """
 
 from pathlib import Path
@@ -11,6 +11,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.interop import timm
 from vit_jax.interop.library import Library, load_formats
+from vit_jax.interop.preprocessing import CLIP
 from vit_jax.interop.tensor_files import Tensor
 
 _TOWER, _TIMM = "visual.", "visual.trunk."
@@ -49,7 +50,8 @@ def _pretrained_config(tensors: dict[str, Tensor], config: dict) -> dict:
     Raises:
       UserError: the way to resize images is unsupported.
     """
-    preprocessing = config.get("preprocess_cfg") or {}
+    given = config.get("preprocess_cfg") or {}
+    preprocessing = CLIP | {key: value for key, value in given.items() if value is not None}
     crop = preprocessing.get("resize_mode", "shortest")
     if crop not in _CROPS:
         raise UserError(
@@ -59,13 +61,14 @@ def _pretrained_config(tensors: dict[str, Tensor], config: dict) -> dict:
     size = config["model_cfg"]["vision_cfg"].get("image_size", 224)
     height, width = (size, size) if isinstance(size, int) else size
     channels = next(x.shape[1] for x in tensors.values() if len(x.shape) == 4)
-    pretrained = dict(
+    return dict(
         crop_pct=1.0,
         crop_mode=_CROPS[crop],
         interpolation=preprocessing.get("interpolation", "bicubic"),
         input_size=[channels, height, width],
+        mean=preprocessing["mean"],
+        std=preprocessing["std"],
     )
-    return pretrained | {key: preprocessing[key] for key in ("mean", "std") if key in preprocessing}
 
 
 def _prepare_timm(
@@ -83,6 +86,7 @@ def _prepare_timm(
     # The trunk contains the head, except with attention pooling, whose output is the embedding.
     pooling = tower.get("timm_pool")
     arguments = dict(global_pool=pooling) if pooling in ("map", "token", "avg") else {}
+    arguments |= tower.get("timm_model_kwargs") or {}
     config = config | dict(architecture=architecture, model_args=arguments)
     return timm.LIBRARY.prepare(path, kept, config)
 

@@ -108,8 +108,13 @@ def write_sizes(values: dict) -> dict:
         intermediate_size=values["mlp_dim"],
         num_attention_heads=values["heads"],
         layer_norm_eps=values["norm_epsilon"],
-        hidden_act=dict(erf="gelu", tanh="gelu_pytorch_tanh", quick="quick_gelu")[values["gelu"]],
+        hidden_act=write_gelu(values["gelu"]),
     )
+
+
+def write_gelu(gelu: str) -> str:
+    """Returns the `hidden_act` for a kind of GELU."""
+    return dict(erf="gelu", tanh="gelu_pytorch_tanh", quick="quick_gelu")[gelu]
 
 
 def require_square(title: str, values: dict) -> None:

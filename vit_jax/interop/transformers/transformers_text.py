@@ -1,12 +1,13 @@
 """Text towers of CLIP and SigLIP in Hugging Face Transformers."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from vit_jax.errors import UserError
 from vit_jax.interop.layout import BLOCK, LINEAR_OUT, Rule, torch_dense, torch_norm
 from vit_jax.interop.library import Tensors
-from vit_jax.interop.transformers.transformers_config import projections, read_gelu
+from vit_jax.interop.text_format import TextFormat
+from vit_jax.interop.transformers.transformers_config import projections, read_gelu, write_gelu
 from vit_jax.options.text import TextOptions
 
 # Defaults of a `text_config`.
@@ -33,27 +34,10 @@ _DEFAULTS = {
         layer_norm_eps=1e-6,
     ),
 }
+_TITLES = {"clip": "CLIP", "siglip": "SigLIP"}
 _TOWER = "text_model."
 _LAYER = _TOWER + "encoder.layers.{0}."
 _OLD_END = 2  # `eos_token_id` of early CLIPs, with which Transformers reads the highest token.
-
-
-class TextFormat(NamedTuple):
-    """A text tower in a file of images and texts.
-
-    Attributes:
-      options: arguments of the tower.
-      rules: names of its parameters.
-      tensors: tensors of the tower.
-      probabilities: a key of `PROBABILITIES`.
-      lower_case: texts are lower-cased.
-    """
-
-    options: TextOptions
-    rules: tuple[Rule, ...]
-    tensors: Tensors
-    probabilities: str
-    lower_case: bool
 
 
 def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
@@ -73,9 +57,7 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
     if (kernel := tensors.get(f"{projection}.weight")) is None:
         raise UserError(f"the checkpoint has no text tower: there is no {projection}.weight")
     end: int = values["eos_token_id"] if kind == "clip" else 0
-    pooling = "last"
-    if kind == "clip":
-        pooling = "highest" if end == _OLD_END else "end"
+    pooling = {"clip": "highest" if end == _OLD_END else "end", "siglip": "last"}[kind]
     options = TextOptions(
         vocabulary=values["vocab_size"],
         length=values["max_position_embeddings"],
@@ -93,16 +75,63 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
         norm_epsilon=values["layer_norm_eps"],
     )
     return TextFormat(
+        "Transformers",
         options,
         _rules(projection),
-        {
-            name: tensor
-            for name, tensor in tensors.items()
-            if name.startswith((_TOWER, projection)) and not name.endswith("position_ids")
-        },
+        _tower(tensors, projection),
         "softmax" if kind == "clip" else "sigmoid",
-        kind == "siglip",
+        kind,
+        logit_bias=None if kind == "clip" else "logit_bias",
     )
+
+
+def _tower(tensors: Tensors, projection: str) -> Tensors:
+    """Returns the text tower's tensors."""
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name.startswith((_TOWER, projection)) and not name.endswith("position_ids")
+    }
+
+
+def describe_text_tower(options: TextOptions, probabilities: str) -> tuple[str, dict[str, Any]]:
+    """Returns the type of a model with a text tower, and its `text_config`.
+
+    Raises:
+      UserError: Transformers has no such text tower.
+    """
+    kind = "clip" if options.causal else "siglip"
+    fixed = {
+        "clip": dict(probabilities="softmax", head_bias=False, pooling=("end", "highest")),
+        "siglip": dict(probabilities="sigmoid", head_bias=True, pooling=("last",)),
+    }[kind]
+    own = dict(probabilities=probabilities, head_bias=options.head_bias, pooling=options.pooling)
+    for name, value in own.items():
+        if value != fixed[name] and value not in (fixed["pooling"] if name == "pooling" else ()):
+            raise UserError(
+                f"Transformers' {_TITLES[kind]}, whose text tower has causal={options.causal}, has "
+                f"no {name}={value!r}"
+            )
+    config: dict[str, Any] = dict(
+        model_type=f"{kind}_text_model",
+        vocab_size=options.vocabulary,
+        hidden_size=options.dim,
+        intermediate_size=options.mlp_dim,
+        num_hidden_layers=options.depth,
+        num_attention_heads=options.heads,
+        max_position_embeddings=options.length,
+        hidden_act=write_gelu(options.gelu),
+        layer_norm_eps=options.norm_epsilon,
+    )
+    if kind == "clip":
+        end = _OLD_END if options.pooling == "highest" else options.end
+        return kind, config | dict(projection_dim=options.output_dim, eos_token_id=end)
+    return kind, config | dict(projection_size=options.output_dim)
+
+
+def text_rules(kind: str) -> tuple[Rule, ...]:
+    """Returns the names of a text tower's parameters in a model of a type."""
+    return _rules("text_projection" if kind == "clip" else _TOWER + "head")
 
 
 def _rules(projection: str) -> tuple[Rule, ...]:

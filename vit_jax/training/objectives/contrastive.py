@@ -23,7 +23,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.image_model import TokenModel
 from vit_jax.models.image_text import unit
 from vit_jax.models.text import TextTower, text_options, tokenizer_of
-from vit_jax.models.text_tokens import TOKENIZER_FILES, tokenizer_identity
+from vit_jax.models.text_tokens import tokenizer_files, tokenizer_identity
 from vit_jax.options.objective import ContrastiveOptions
 from vit_jax.options.run import RunOptions
 from vit_jax.options.text import TextOptions
@@ -152,8 +152,7 @@ class Contrastive(Objective):
 
     @staticmethod
     def files(config: RunOptions) -> tuple[Path, ...]:
-        folder = Path(config.contrastive.tokenizer)
-        return tuple(folder / name for name in TOKENIZER_FILES if (folder / name).is_file())
+        return tokenizer_files(Path(config.contrastive.tokenizer))
 
     @staticmethod
     def outputs(config: RunOptions) -> int:

@@ -1,0 +1,112 @@
+"""Text towers of SigLIP and SigLIP 2 in big_vision's npz files with two towers.
+
+Their encoder has the names of the image model's. The files contain neither the tokenizer nor the
+token that is read, which is the last one in all of SigLIP's models.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop.google import google_vit
+from vit_jax.interop.layout import BLOCK, LEADING, Rule
+from vit_jax.interop.library import Tensors
+from vit_jax.interop.tensor_files import Tensor
+from vit_jax.interop.text_format import TextFormat
+from vit_jax.options.text import TextOptions
+
+_STARTS = ("params/", "opt/target/", "")
+_TOWER, _ENCODER = "txt/", "Encoder_0/"
+_OWN = (BLOCK, "norm/", "head/")  # Parts with the names of the image model.
+_RULES = (
+    Rule("token_embedding/embedding", "Embed_0/embedding"),
+    Rule("position_embedding/embedding", google_vit.POSITIONS, LEADING),
+    *(rule for rule in google_vit.RULES if rule.path.startswith(_OWN)),
+)
+_LAYER = "Transformer/encoderblock_0/"
+
+
+def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
+    """Returns the text tower of an npz file's tensors.
+
+    Raises:
+      UserError: the model has no text tower, or an unsupported one.
+    """
+    start, tower = _tower(tensors)
+    tower = google_vit.rename(_as_image_model(tower), {})
+    vocabulary, dim = tower["Embed_0/embedding"].shape
+    options = TextOptions(
+        vocabulary=vocabulary,
+        length=tower[google_vit.POSITIONS].shape[1],
+        dim=dim,
+        depth=sum(name.endswith("/MlpBlock_3/Dense_0/bias") for name in tower),
+        heads=tower[_LAYER + "MultiHeadDotProductAttention_1/query/kernel"].shape[1],
+        mlp_dim=tower[_LAYER + "MlpBlock_3/Dense_0/bias"].shape[0],
+        output_dim=tower["head/kernel"].shape[1],
+        causal=False,
+        pooling="last",
+        end=0,
+        head_bias=True,
+        gelu="tanh",
+        dtype="float32",
+        norm_epsilon=1e-6,
+    )
+    bias = f"{start}b" if f"{start}b" in tensors else None
+    return TextFormat(
+        "big_vision",
+        options,
+        _RULES,
+        tower,
+        "sigmoid" if bias else "softmax",
+        "big_vision",
+        logit_scale=f"{start}t",
+        logit_bias=bias,
+    )
+
+
+def _tower(tensors: Tensors) -> tuple[str, Tensors]:
+    """Returns the prefix of both towers, and the text tower's tensors without prefix.
+
+    Raises:
+      UserError: the model has no text tower, or an unsupported one.
+    """
+    starts = [s for s in _STARTS if any(name.startswith(s + _TOWER) for name in tensors)]
+    if not starts:
+        raise UserError("the checkpoint has no text tower: there are no arrays called txt/...")
+    prefix = starts[0] + _TOWER
+    tower = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
+    for name, words in {
+        "Embed_0/embedding": "of another kind, such as the BERT of LiT",
+        "head/kernel": "without a projection to the embeddings",
+    }.items():
+        if name not in tower:
+            raise UserError(
+                f"Unsupported: a text tower {words} (there is no txt/{name}). Supported: "
+                "big_vision's text_transformer, as in SigLIP."
+            )
+    if any(name.startswith("MAPHead_0/") for name in tower):
+        raise UserError("Unsupported: a text tower of big_vision with pool_type='map'")
+    return starts[0], tower
+
+
+def _as_image_model(tower: Tensors) -> Tensors:
+    """Returns the tensors with the image model's names of the encoder.
+
+    Early text towers add two tables of positions, which are joined.
+    """
+    tower = dict(tower)
+    positions = tower.get("pos_embedding")
+    more = tower.pop(_ENCODER + "pos_embedding", None)
+    if positions is not None and more is not None:
+        tower["pos_embedding"] = Tensor(
+            positions.shape, "float32", lambda: np.add(positions.read(), more.read())
+        )
+    return {
+        "Transformer/" + name.removeprefix(_ENCODER) if name.startswith(_ENCODER) else name: tensor
+        for name, tensor in tower.items()
+    }

@@ -1,0 +1,144 @@
+"""Text towers of open_clip: CLIP's, SigLIP's and EVA-CLIP's."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax.errors import UserError
+from vit_jax.interop.layout import (
+    BLOCK,
+    FLAT,
+    LINEAR,
+    LINEAR_OUT,
+    SAME,
+    Rule,
+    torch_dense,
+    torch_norm,
+)
+from vit_jax.interop.library import Tensors
+from vit_jax.interop.text_format import TextFormat
+from vit_jax.options.text import TextOptions
+
+# Defaults of a `text_cfg`.
+_DEFAULTS: dict[str, Any] = dict(
+    context_length=77,
+    vocab_size=49408,
+    width=512,
+    heads=8,
+    layers=12,
+    no_causal_mask=False,
+    pool_type="argmax",
+    proj_bias=False,
+    proj_type="linear",
+    text_arch="clip",
+)
+# Settings that are read here or by the tokenizer, or that do not change the embeddings.
+_READ = {"context_length", "vocab_size", "width", "heads", "layers", "no_causal_mask", "pool_type"}
+_READ |= {"proj_bias", "mlp_ratio", "norm_kwargs", "act_kwargs", "eos_id", "bos_id", "pad_id"}
+_READ |= {"hf_tokenizer_name", "tokenizer_kwargs", "tokenizer_mode", "tokenizer_type"}
+_READ |= {"output_tokens", "tiktoken_name"}
+_POOLINGS = {"argmax": "highest", "last": "last", "eos": "end"}
+_TOWER = "text."  # Prefix of models with `custom_text`; others have no prefix.
+_PARTS = (
+    "token_embedding.",
+    "positional_embedding",
+    "transformer.",
+    "ln_final.",
+    "text_projection",
+)
+_THEIRS = "transformer.resblocks.{0}."
+
+
+def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
+    """Returns the text tower of an `open_clip_config.json` and its tensors.
+
+    Raises:
+      UserError: the model has no text tower, or an unsupported one.
+    """
+    model = config["model_cfg"]
+    text: dict[str, Any] = _DEFAULTS | model["text_cfg"]
+    _check(model, text)
+    kept = _tower(tensors)
+    biased = "text_projection.bias" in kept
+    projection = kept.get("text_projection.weight" if biased else "text_projection")
+    if projection is None:
+        raise UserError("the checkpoint has no text tower: there is no text_projection")
+    options = TextOptions(
+        vocabulary=text["vocab_size"],
+        length=text["context_length"],
+        dim=text["width"],
+        depth=text["layers"],
+        heads=text["heads"],
+        mlp_dim=kept[_THEIRS.format(0) + "mlp.c_fc.weight"].shape[0],
+        output_dim=projection.shape[0] if biased else projection.shape[1],
+        causal=not text["no_causal_mask"],
+        pooling=_POOLINGS[text["pool_type"]],
+        end=text.get("eos_id") or 0,
+        head_bias=biased,
+        gelu=_gelu(model, text),
+        dtype="float32",
+        norm_epsilon=(text.get("norm_kwargs") or {}).get("eps", 1e-5),
+    )
+    sigmoid = "logit_bias" in tensors
+    return TextFormat(
+        "open_clip",
+        options,
+        _rules(biased),
+        kept,
+        "sigmoid" if sigmoid else "softmax",
+        "clip",  # The folder's configuration determines the cleaning.
+        logit_bias="logit_bias" if sigmoid else None,
+    )
+
+
+def _check(model: Mapping, text: Mapping) -> None:
+    """Raises UserError for the settings of an unsupported text tower."""
+    if "multimodal_cfg" in model:
+        raise UserError("Unsupported: an open_clip model that generates texts (CoCa)")
+    for name, value in text.items():
+        if name not in _READ and value not in (None, False, _DEFAULTS.get(name)):
+            raise UserError(f"Unsupported: an open_clip text tower with {name}={value!r}")
+    if text["pool_type"] not in _POOLINGS:
+        raise UserError(
+            f"Unsupported: an open_clip text tower with pool_type={text['pool_type']!r}. "
+            f"Supported: {', '.join(_POOLINGS)}."
+        )
+
+
+def _tower(tensors: Tensors) -> Tensors:
+    """Returns the text tower's tensors without prefix."""
+    prefix = _TOWER if any(name.startswith(_TOWER) for name in tensors) else ""
+    names = {name: name.removeprefix(prefix) for name in tensors if name.startswith(prefix)}
+    return {ours: tensors[name] for name, ours in names.items() if ours.startswith(_PARTS)}
+
+
+def _gelu(model: Mapping, text: Mapping) -> str:
+    """Returns the kind of GELU.
+
+    Raises:
+      UserError: it is unsupported.
+    """
+    arguments = text.get("act_kwargs") or {}
+    if model.get("quick_gelu"):
+        return "quick"
+    kinds = {"none": "erf", "tanh": "tanh"}
+    kind = kinds.get(arguments.get("approximate", "none"))
+    if kind is None or arguments.keys() - {"approximate"}:
+        raise UserError(f"Unsupported: an open_clip text tower with act_kwargs={arguments!r}")
+    return kind
+
+
+def _rules(biased: bool) -> tuple[Rule, ...]:
+    """Returns the names of the parameters; a projection without bias has the layout of ours."""
+    head = (Rule("head/kernel", "text_projection", SAME),)
+    return (
+        Rule("token_embedding/embedding", "token_embedding.weight"),
+        Rule("position_embedding/embedding", "positional_embedding"),
+        *torch_norm(BLOCK + r"norm(\d)", _THEIRS + "ln_{1}"),
+        Rule(BLOCK + "attention/qkv/kernel", _THEIRS + "attn.in_proj_weight", LINEAR),
+        Rule(BLOCK + "attention/qkv/bias", _THEIRS + "attn.in_proj_bias", FLAT),
+        *torch_dense(BLOCK + "attention/out", _THEIRS + "attn.out_proj", LINEAR_OUT),
+        *torch_dense(BLOCK + "mlp/fc1", _THEIRS + "mlp.c_fc"),
+        *torch_dense(BLOCK + "mlp/fc2", _THEIRS + "mlp.c_proj"),
+        *torch_norm("norm", "ln_final"),
+        *(torch_dense("head", "text_projection") if biased else head),
+    )

@@ -1,0 +1,31 @@
+"""A text tower in another library's files."""
+
+from typing import NamedTuple
+
+from vit_jax.interop.layout import Rule
+from vit_jax.interop.library import Tensors
+from vit_jax.options.text import TextOptions
+
+
+class TextFormat(NamedTuple):
+    """A text tower in a file of images and texts.
+
+    Attributes:
+      title: the library's name in messages.
+      options: arguments of the tower.
+      rules: names of its parameters.
+      tensors: tensors of the tower, with the names in `rules`.
+      probabilities: a key of `PROBABILITIES`.
+      cleaning: how texts are cleaned, as in `open_tokenizer`.
+      logit_scale: name of the tensor with the logarithm of the factor of similarities.
+      logit_bias: name of the tensor with the offset of the logits; None: there is none.
+    """
+
+    title: str
+    options: TextOptions
+    rules: tuple[Rule, ...]
+    tensors: Tensors
+    probabilities: str
+    cleaning: str
+    logit_scale: str = "logit_scale"
+    logit_bias: str | None = None
