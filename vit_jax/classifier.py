@@ -2,10 +2,10 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from vit_jax.checkpoint_crop import checkpoint_crop
+from vit_jax.data.class_names import parse_names
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError
 from vit_jax.image_text import load_image_text
@@ -14,7 +14,7 @@ from vit_jax.interop.open import open_checkpoint
 from vit_jax.load import build_model
 from vit_jax.models.image_model import ImageModel
 from vit_jax.models.image_text import TEMPLATES
-from vit_jax.small_files import read_small
+from vit_jax.small_files import read_lines
 
 
 class Classifier(NamedTuple):
@@ -97,13 +97,8 @@ def _zero_shot(
     """Returns the zero-shot classifier of a model of images and texts."""
     if classes:
         raise UserError("--names and --classes exclude each other: give the names in one of them")
-    found = names.split(",")
-    if len(found) == 1 and Path(names).suffix in (".txt", ".csv") and not Path(names).is_file():
-        raise UserError(f"there is no file --names={names}: give names as 'cat,dog', or a file")
-    if Path(names).is_file():
-        found = [line for line in _lines("names", names) if line.strip()]
     model = load_image_text(source, image_size=image_size, log=log)
-    return model.classifier(found, templates or TEMPLATES)
+    return model.classifier(parse_names(names), templates or TEMPLATES)
 
 
 def _crop(
@@ -117,18 +112,8 @@ def _crop(
     return dataclasses.replace(crop, kind="short_side", resize=resize) if resize else crop
 
 
-def _lines(flag: str, file: str) -> list[str]:
-    """Returns the lines of a flag's file, without a byte order mark."""
-    try:
-        return read_small(file).removeprefix("\ufeff").splitlines()
-    except OSError as error:
-        raise UserError(f"cannot read --{flag}={file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"--{flag}={file} is not UTF-8 text: {error}") from error
-
-
 def _names(file: str, count: int) -> list[str]:
-    names = _lines("classes", file)
+    names = read_lines(file, "classes")
     if len(names) != count:
         raise UserError(f"{file} has {len(names):,} names, and the model {count:,} classes")
     return names

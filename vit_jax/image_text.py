@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import UserError
+from vit_jax.interop.checkpoint import Checkpoint
 from vit_jax.interop.hub import download
-from vit_jax.interop.image_text import open_text, open_trained_text
+from vit_jax.interop.image_text import TextPart, open_text, open_trained_text
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.transformers.transformers_clip import IMAGES_ALONE
 from vit_jax.load import build_model
@@ -38,22 +39,12 @@ def load_image_text(
       UserError: the checkpoint does not exist or is damaged, or has no text tower or no tokenizer.
     """
     changes: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
-    workdir, _ = split_checkpoint(source)
-    if is_workdir(workdir):
-        checkpoint = open_checkpoint(source, image_size)
-        part = open_trained_text(checkpoint, Path(workdir))
-    else:
-        folder = _folder_of(source)
-        part, checkpoint = open_text(folder), open_checkpoint(folder, image_size)
+    place = source if _is_run(source) else _folder_of(source)
+    checkpoint = open_checkpoint(place, image_size)
+    part = open_text_part(place, checkpoint)
     assumed = checkpoint.assumed.removeprefix(IMAGES_ALONE).removeprefix(" and ")
     image = build_model(checkpoint._replace(assumed=assumed, objective=None), log=log, **changes)
-    width = image.num_classes or image.options.dim
     options = part.tower.options
-    if width != options.output_dim:
-        raise UserError(
-            f"{source} has image embeddings of {width} values and text embeddings of "
-            f"{options.output_dim}: they cannot be compared"
-        )
     log(
         f"text tower: {options.depth} layers of width {options.dim}, {options.vocabulary:,} tokens "
         f"in the vocabulary, {options.length} in a text; {part.probabilities} of the similarities"
@@ -66,6 +57,33 @@ def load_image_text(
         part.probabilities,
         part.tokenizer,
     )
+
+
+def open_text_part(source: str | Path, checkpoint: Checkpoint) -> TextPart:
+    """Reads all of a model of images and texts except its image tower.
+
+    Args:
+      source: as in `load_image_text`.
+      checkpoint: the source, opened.
+
+    Raises:
+      UserError: the source has no text tower or no tokenizer, or is damaged.
+    """
+    if _is_run(source):
+        part = open_trained_text(checkpoint, Path(split_checkpoint(source)[0]))
+    else:
+        part = open_text(_folder_of(source))
+    width = checkpoint.options.num_classes or checkpoint.options.dim
+    if width != part.tower.options.output_dim:
+        raise UserError(
+            f"{source} has image embeddings of {width} values and text embeddings of "
+            f"{part.tower.options.output_dim}: they cannot be compared"
+        )
+    return part
+
+
+def _is_run(source: str | Path) -> bool:
+    return is_workdir(split_checkpoint(source)[0])
 
 
 def _folder_of(source: str | Path) -> Path:

@@ -22,6 +22,7 @@ from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 from vit_jax.evaluation.features import Extractor, Features, representation
+from vit_jax.evaluation.text_encoder import TextEncoder
 from vit_jax.models.image_model import ImageModel
 
 Compute = Callable[[nnx.Module, jax.Array], jax.Array]
@@ -80,6 +81,8 @@ class Subject:
       transfer_crop, test_crop: return the evaluation transform for frozen features and for
         predictions. They may raise UserError, and are only called by suites that read images.
       log: logs messages.
+      texts: opens the text tower of a model of images and texts, and compiles nothing. It may raise
+        UserError, and is only called by suites that read texts.
       finetune: trains this checkpoint by a config into a workdir and returns the metrics of the
         last evaluation; None during training.
       num_classes: width of the model's head; 0: it has none.
@@ -97,6 +100,7 @@ class Subject:
         load: Callable[[], tuple[nnx.GraphDef, dict, dict]],
         transfer_crop: Callable[[], TestCrop],
         test_crop: Callable[[], TestCrop],
+        texts: Callable[[], TextEncoder],
         *,
         log: Callable[[str], None] = print,
         finetune: Callable | None = None,
@@ -108,7 +112,7 @@ class Subject:
         self.num_classes, self.class_names = num_classes, tuple(class_names)
         self.go_on: Callable[[], bool] = lambda: True
         self._load, self._options, self._extractors = load, options, {}
-        self._transfer_crop, self._test_crop = transfer_crop, test_crop
+        self._transfer_crop, self._test_crop, self._texts = transfer_crop, test_crop, texts
         self._params = None
 
     @functools.cached_property
@@ -120,6 +124,15 @@ class Subject:
     def test_crop(self) -> TestCrop:
         """Evaluation transform for predictions."""
         return self._test_crop()
+
+    @functools.cached_property
+    def texts(self) -> TextEncoder:
+        """The text tower of a model of images and texts.
+
+        Raises:
+          UserError: there is none.
+        """
+        return self._texts()
 
     @functools.cached_property
     def _loaded(self) -> tuple[nnx.GraphDef, dict, dict]:

@@ -50,7 +50,7 @@ class PeriodicEvaluation:
         self._evaluate = Evaluator(
             program, parts.splits.named, config, warn, evaluation_views(config)
         )
-        shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
+        places = program.evaluated_places()
         # For balanced splits, balanced accuracy is nearly accuracy, and the lines stay short.
         self._unequal = {
             name
@@ -58,7 +58,9 @@ class PeriodicEvaluation:
             if inequality(known_counts(source)) >= UNEQUAL
         }
         self._suites = parts.suites
-        self._suites.attach(program.graphdef, shardings, warn)
+        self._suites.attach(
+            (program.graphdef, places.params), (program.objective, places.own), warn
+        )
 
     @property
     def chosen_by(self) -> str:
@@ -91,7 +93,7 @@ class PeriodicEvaluation:
         figures = self._figures(splits, evaluated, go_on)
         if figures is None:
             return None
-        row = self._suites(evaluated.params, step, last, go_on)
+        row = self._suites(evaluated.params, evaluated.own, step, last, go_on)
         if row is None:
             return None
         for line in (*self.in_words(figures), *in_lines(row)):

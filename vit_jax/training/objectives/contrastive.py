@@ -15,6 +15,7 @@ from flax import nnx
 from vit_jax.data.fields import TEXT, Field, draw_caption
 from vit_jax.errors import UserError
 from vit_jax.models.image_text import unit
+from vit_jax.models.retrieval import RECALLS, recalls
 from vit_jax.models.text import TextTower, text_options, tokenizer_of
 from vit_jax.models.text_tokens import TOKENIZER_FILES, tokenizer_identity
 from vit_jax.options.objective import ContrastiveOptions
@@ -29,9 +30,6 @@ from vit_jax.training.objectives.objective import (
     check_self_supervised,
 )
 from vit_jax.training.objectives.pair_losses import Pairs, sigmoid_losses, softmax_losses
-
-RECALLS = (1, 5, 10)
-MOST_COMPARED = 2**22  # Similarities that are held at once.
 
 
 class Contrastive(Objective):
@@ -103,6 +101,12 @@ class Contrastive(Objective):
     def frozen_prefixes(self) -> dict[str, int]:
         return {"text": 2**31 - 1} if self.text_frozen else {}
 
+    @property
+    def scale(self) -> jax.Array:
+        """Factor of the cosine similarities."""
+        scale = jnp.exp(self.logit_scale[...])
+        return scale if self.max_scale is None else jnp.minimum(scale, self.max_scale)
+
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss of each image with the captions of the batch.
 
@@ -111,9 +115,7 @@ class Contrastive(Objective):
         """
         images = unit(model(batch["image"], context.rngs).astype(jnp.float32))
         texts = unit(self.text(batch[TEXT]))
-        scale = jnp.exp(self.logit_scale[...])
-        if self.max_scale is not None:
-            scale = jnp.minimum(scale, self.max_scale)
+        scale = self.scale
         keep = batch.get("mask", jnp.ones(len(images), bool))
         pairs = Pairs(images, texts, scale, keep)
         if self.logit_bias is None:
@@ -129,34 +131,11 @@ class Contrastive(Objective):
 
         The retrieved caption is right if its tokens are those of the image's first caption.
         """
-        _, texts = np.unique(outputs["tokens"], axis=0, return_inverse=True)
-        ways = {
-            "image_to_text": (outputs["images"], outputs["texts"]),
-            "text_to_image": (outputs["texts"], outputs["images"]),
-        }
-        return {
-            f"recall@{k}_{way}": share
-            for way, (queries, keys) in ways.items()
-            for k, share in recalls(queries, keys, texts.reshape(-1)).items()
-        }
-
-
-def recalls(queries: np.ndarray, keys: np.ndarray, groups: np.ndarray) -> dict[int, float]:
-    """Returns by k the share of queries with one of their group among the k most similar keys.
-
-    Args:
-      queries, keys: embeddings of length 1, float32 `[count, dim]`, in the same order.
-      groups: the group of each query and of its key, `[count]`.
-    """
-    count, ranks = len(queries), []
-    rows = max(1, MOST_COMPARED // max(count, 1))
-    for start in range(0, count, rows):
-        scores = queries[start : start + rows] @ keys.T
-        same = groups[start : start + rows, None] == groups[None]
-        best = np.where(same, scores, -np.inf).max(axis=1, keepdims=True)
-        ranks.append(((scores > best) & ~same).sum(axis=1))
-    ranked = np.concatenate(ranks) if ranks else np.zeros(0)
-    return {k: float((ranked < k).mean()) if count else 0.0 for k in RECALLS}
+        _, first, texts = np.unique(
+            outputs["tokens"], axis=0, return_index=True, return_inverse=True
+        )
+        pairs = np.stack([np.arange(len(outputs["images"])), texts.reshape(-1)], axis=1)
+        return recalls(outputs["images"], outputs["texts"][first], pairs)
 
 
 def _width(model: nnx.Module) -> int:
