@@ -36,6 +36,7 @@ from vit_jax.parallel.mesh import make_mesh, place
 from vit_jax.parallel.sharding import parameter_shardings
 from vit_jax.paths import absolute, is_url
 from vit_jax.runs.loop import train
+from vit_jax.runs.suite_pages import write_suite_page
 from vit_jax.runs.warm_start import fingerprint_of
 
 
@@ -104,6 +105,7 @@ def run_suites(
         batch_size=batch_size,
         workers=workers,
     )
+    subject.on_outputs = lambda outputs: log(f"page: {write_suite_page(results.folder, outputs)}")
     given = {"image_size": image_size} | dict(options or {})
     values = {suite.name: {"image_size": None} | suite.defaults() | given for suite in chosen}
     for suite in chosen:

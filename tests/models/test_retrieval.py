@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vit_jax.models import retrieval
-from vit_jax.models.retrieval import recalls
+from vit_jax.models.retrieval import Paired, recalls
 
 
 def unit(x: np.ndarray) -> np.ndarray:
@@ -30,7 +30,7 @@ def by_sorting(scores: np.ndarray, right: np.ndarray, k: int) -> float:
 def test_recall_of_several_captions_is_that_of_sorting(at_once, monkeypatch):
     monkeypatch.setattr(retrieval, "MOST_COMPARED", 130 * at_once)
     images, texts, owners = drawn()
-    found = recalls(images, texts, np.stack([owners, np.arange(len(owners))], axis=1))
+    found = recalls(Paired(images, texts, np.stack([owners, np.arange(len(owners))], axis=1)))
     scores, right = images @ texts.T, owners == np.arange(40)[:, None]
     for k in (1, 5, 10):
         assert found[f"recall@{k}_image_to_text"] == pytest.approx(by_sorting(scores, right, k))
@@ -43,7 +43,7 @@ def test_a_caption_of_several_images_is_right_for_each_and_counts_as_often():
     images, texts, owners = drawn(1)
     distinct = np.arange(len(owners)) % 60  # The first captions are those of two images.
     texts = texts[:60]
-    found = recalls(images, texts, np.stack([owners, distinct], axis=1))
+    found = recalls(Paired(images, texts, np.stack([owners, distinct], axis=1)))
     listed = texts[distinct]  # Each occurrence is a caption of its own.
     right = np.array([[t in distinct[owners == image] for t in distinct] for image in range(40)])
     for k in (1, 5, 10):
@@ -57,4 +57,4 @@ def test_a_caption_of_several_images_is_right_for_each_and_counts_as_often():
 def test_embeddings_that_are_all_the_same_or_no_numbers_retrieve_nothing(value):
     images = np.full((20, 4), value / 2, np.float32)
     pairs = np.stack([np.arange(20)] * 2, axis=1)
-    assert set(recalls(images, images, pairs).values()) == {0.0}
+    assert set(recalls(Paired(images, images, pairs)).values()) == {0.0}

@@ -10,7 +10,15 @@ from jax.sharding import Mesh
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.features import transfer_crop
-from vit_jax.evaluation.suite import Impossible, Measurement, Stopped, Subject, Suite
+from vit_jax.evaluation.suite import (
+    Classified,
+    Impossible,
+    Matched,
+    Measurement,
+    Stopped,
+    Subject,
+    Suite,
+)
 from vit_jax.evaluation.suites import SUITES
 from vit_jax.evaluation.text_encoder import TextEncoder
 from vit_jax.models.text import tokenizer_of
@@ -168,14 +176,16 @@ class TrainingSuites:
         model: tuple[nnx.GraphDef, dict],
         objective: tuple[nnx.GraphDef, dict],
         log: Callable[[str], None],
+        on_outputs: Callable[[Classified | Matched], None],
     ) -> None:
-        """Sets the model and the objective in training, and the callback for messages.
+        """Sets the model and the objective in training, and the callbacks.
 
         Args:
           model, objective: the graph and the shardings of the parameters of each.
           log: logs unreadable images.
+          on_outputs: writes the outputs that a page can show.
         """
-        self._subject.log = log
+        self._subject.log, self._subject.on_outputs = log, on_outputs
         self._model, self._objective = ((graph, {}, places) for graph, places in (model, objective))
 
     def __call__(

@@ -13,6 +13,7 @@ from vit_jax.errors import UserError
 from vit_jax.evaluation.features import image_embedding
 from vit_jax.evaluation.suite import (
     DATA_DIR,
+    Matched,
     Measurement,
     Options,
     Row,
@@ -22,7 +23,7 @@ from vit_jax.evaluation.suite import (
 )
 from vit_jax.evaluation.suite_fewshot import SETS
 from vit_jax.evaluation.suite_zero_shot import tested_sets
-from vit_jax.models.retrieval import RECALLS, recalls
+from vit_jax.models.retrieval import RECALLS, Paired, distinct, recalls
 
 # Names of rows by direction.
 WAYS = {"image_to_text": "image to text", "text_to_image": "text to image"}
@@ -55,52 +56,37 @@ def open_captioned(described: DataSet, options: Options, subject: Subject) -> Op
     return Opened(source, [source.fields_of(index)[TEXT] for index in range(len(source))])
 
 
-class Paired(NamedTuple):
-    """Embeddings of images and of distinct captions, and the pairs of both.
-
-    Attributes:
-      images, texts: embeddings of length 1, float32 `[count, dim]`.
-      pairs: each image with each of its captions, int `[pairs, 2]`.
-      indices: index of each image in the source, `[images]`.
-      captions: the distinct captions; those with the same tokens are one.
-    """
-
-    images: np.ndarray
-    texts: np.ndarray
-    pairs: np.ndarray
-    indices: np.ndarray
-    captions: list[str]
-
-
-def embedded(subject: Subject, opened: Opened) -> Paired:
+def embedded(described: DataSet, subject: Subject, opened: Opened) -> Matched:
     """Returns the embeddings of all readable images and of their captions."""
     seen = subject.see(opened.source, image_embedding, subject.test_crop)
     of_images = [opened.captions[index] for index in seen.indices.tolist()]
     captions = [caption for each in of_images for caption in each]
-    tokens = subject.texts.tokenizer(captions)
-    _, first, texts = np.unique(tokens, axis=0, return_index=True, return_inverse=True)
+    first, texts = distinct(subject.texts.tokenizer(captions))
+    captions = [captions[index] for index in first.tolist()]
     owners = np.repeat(np.arange(len(of_images)), [len(each) for each in of_images])
-    distinct = [captions[index] for index in first.tolist()]
-    pairs = np.stack([owners, texts.reshape(-1)], axis=1)
-    return Paired(seen.values, subject.texts(distinct), pairs, seen.indices, distinct)
+    paired = Paired(seen.values, subject.texts(captions), np.stack([owners, texts], axis=1))
+    about = "retrieval", described.name, opened.source, subject.test_crop
+    return Matched(*about, paired, captions, seen.indices)
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """Returns a measurement for each data set, for both directions."""
 
     def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:
-        found = embedded(subject, opened)
-        shares = recalls(found.images, found.texts, found.pairs)
-        note = f"{len(found.pairs):,} captions"
-        if len(found.texts) < len(found.pairs):
-            note += f", {len(found.texts):,} of them distinct"
+        found = embedded(described, subject, opened)
+        subject.on_outputs(found)
+        images, texts, pairs = found.paired
+        shares = recalls(found.paired)
+        note = f"{len(pairs):,} captions"
+        if len(texts) < len(pairs):
+            note += f", {len(texts):,} of them distinct"
         return [
             Row(
                 "retrieval",
                 name_of(described, way, k),
                 shares[f"recall@{k}_{way}"],
                 None,
-                len(found.images),
+                len(images),
                 f"{note}; {subject.test_crop}",
             )
             for way in WAYS

@@ -16,6 +16,7 @@ from vit_jax.evaluation.fewshot import DATA_SETS, read_single_labels
 from vit_jax.evaluation.imagenet import accuracy, synsets
 from vit_jax.evaluation.suite import (
     DATA_DIR,
+    Classified,
     Measurement,
     Options,
     Row,
@@ -26,6 +27,8 @@ from vit_jax.evaluation.suite import (
     in_data_dir,
 )
 from vit_jax.evaluation.suite_fewshot import SETS
+from vit_jax.evaluation.text_encoder import TextEncoder
+from vit_jax.models.image_model import PROBABILITIES
 from vit_jax.models.image_text import (
     TEMPLATES,
     checked_names,
@@ -142,21 +145,28 @@ def open_labelled(described: DataSet, options: Options, subject: Subject) -> Ope
     return Opened(source, tuple(names), note)
 
 
-def ranked_classes(images: np.ndarray, classes: np.ndarray, most: int = TOP) -> np.ndarray:
-    """Returns the most similar classes of each image, the most similar first, int `[images, most]`.
+def likeliest_classes(
+    images: np.ndarray, classes: np.ndarray, texts: TextEncoder
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the five most probable classes of each image, and the probability of the first.
 
-    Equal similarities are in the order of the classes. With fewer classes, the rest is -1.
+    Equal probabilities are in the order of the classes. With fewer classes, the rest is -1.
 
     Args:
       images, classes: embeddings of length 1, float32 `[count, dim]`.
-      most: number of classes.
+      texts: the model's text tower.
+
+    Returns:
+      int `[images, 5]` and float32 `[images]`.
     """
-    rows, found = max(1, MOST_COMPARED // len(classes)), []
+    rows, ranked, chances = max(1, MOST_COMPARED // len(classes)), [], []
     for start in range(0, len(images), rows):
-        scores = images[start : start + rows] @ classes.T
-        found.append(np.argsort(-scores, axis=1, kind="stable")[:, :most])
-    ranked = np.concatenate(found)
-    return np.pad(ranked, ((0, 0), (0, most - ranked.shape[1])), constant_values=-1)
+        logits = texts.logits(images[start : start + rows], classes)
+        ranked.append(np.argsort(-logits, axis=1, kind="stable")[:, :TOP])
+        chances.append(np.asarray(PROBABILITIES[texts.probabilities](logits)).max(axis=1))
+    found = np.concatenate(ranked)
+    found = np.pad(found, ((0, 0), (0, TOP - found.shape[1])), constant_values=-1)
+    return found, np.concatenate(chances)
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
@@ -166,8 +176,12 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
     def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:
         classes = np.asarray(class_embeddings(subject.texts, opened.names, templates))
         seen = subject.see(opened.source, image_embedding, subject.test_crop)
-        labels = single_labels(seen.labels, described.name)
-        scored = accuracy(ranked_classes(seen.values, classes), labels[:, None])
+        labels = single_labels(seen.labels, described.name)[:, None]
+        ranked, probability = likeliest_classes(seen.values, classes, subject.texts)
+        answers = dict(numbers=seen.indices, labels=labels, answer=ranked[:, 0])
+        about = "zero_shot", described.name, opened.source, subject.test_crop, opened.names
+        subject.on_outputs(Classified(*about, answers | {"probability": probability}))
+        scored = accuracy(ranked, labels)
         prompts = templates[0] if len(templates) == 1 else f"{len(templates)} templates"
         note = "; ".join(filter(None, (prompts, opened.note, str(subject.test_crop))))
         return [

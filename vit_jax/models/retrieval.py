@@ -1,9 +1,45 @@
 """Retrieval between images and texts: ranks of the right results, and recall."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 RECALLS = (1, 5, 10)
 MOST_COMPARED = 2**22  # Similarities that are held at once.
+
+
+class Paired(NamedTuple):
+    """Embeddings of images and of distinct texts, and the pairs of both.
+
+    Attributes:
+      images: embeddings of length 1, float32 `[images, dim]`.
+      texts: embeddings of length 1 of distinct texts, float32 `[texts, dim]`.
+      pairs: each image with each of its texts, int `[pairs, 2]`.
+    """
+
+    images: np.ndarray
+    texts: np.ndarray
+    pairs: np.ndarray
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Number of images of each text, int `[texts]`."""
+        return np.bincount(self.pairs[:, 1], minlength=len(self.texts))
+
+    def ranks_of_texts(self) -> np.ndarray:
+        """Returns the rank of the best right image of each text, from 0, int `[texts]`."""
+        ones = np.ones(len(self.images), np.int64)
+        return ranks(self.texts, self.images, self.pairs[:, ::-1], ones)
+
+
+def distinct(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the place of the first of each distinct text, and the distinct text of each.
+
+    Args:
+      tokens: int `[texts, length]`; texts with the same tokens are one.
+    """
+    _, first, each = np.unique(tokens, axis=0, return_index=True, return_inverse=True)
+    return first, each.reshape(-1)
 
 
 def ranks(
@@ -34,24 +70,18 @@ def ranks(
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
-def recalls(images: np.ndarray, texts: np.ndarray, pairs: np.ndarray) -> dict[str, float]:
+def recalls(paired: Paired) -> dict[str, float]:
     """Returns recall at 1, 5 and 10 in both directions, such as `recall@1_image_to_text`.
 
     An image is right if one of its texts is among the k most similar ones. Each pair is a query of
     the other direction, which is right if one of the images of its text is among the k most similar
     ones. A text of several images is as many texts, which are all right for each of them.
-
-    Args:
-      images: embeddings of length 1, float32 `[images, dim]`.
-      texts: embeddings of distinct texts, float32 `[texts, dim]`.
-      pairs: each image with each of its texts, int `[pairs, 2]`.
     """
-    counts = np.bincount(pairs[:, 1], minlength=len(texts))
-    of_images = ranks(images, texts, pairs, counts)
-    of_texts = ranks(texts, images, pairs[:, ::-1], np.ones(len(images), np.int64))
+    images, texts, pairs = paired
+    counts = paired.counts
     ways = {
-        "image_to_text": (of_images, np.ones(len(images))),
-        "text_to_image": (of_texts, counts),
+        "image_to_text": (ranks(images, texts, pairs, counts), np.ones(len(images))),
+        "text_to_image": (paired.ranks_of_texts(), counts),
     }
     return {
         f"recall@{k}_{way}": float(weights @ (found < k) / max(weights.sum(), 1))

@@ -15,7 +15,7 @@ from flax import nnx
 from vit_jax.data.fields import TEXT, Field, draw_caption
 from vit_jax.errors import UserError
 from vit_jax.models.image_text import unit
-from vit_jax.models.retrieval import RECALLS, recalls
+from vit_jax.models.retrieval import RECALLS, Paired, distinct, recalls
 from vit_jax.models.text import TextTower, text_options, tokenizer_of
 from vit_jax.models.text_tokens import TOKENIZER_FILES, tokenizer_identity
 from vit_jax.options.objective import ContrastiveOptions
@@ -131,11 +131,13 @@ class Contrastive(Objective):
 
         The retrieved caption is right if its tokens are those of the image's first caption.
         """
-        _, first, texts = np.unique(
-            outputs["tokens"], axis=0, return_index=True, return_inverse=True
-        )
-        pairs = np.stack([np.arange(len(outputs["images"])), texts.reshape(-1)], axis=1)
-        return recalls(outputs["images"], outputs["texts"][first], pairs)
+        return recalls(self.paired(outputs)[0])
+
+    @staticmethod
+    def paired(outputs: dict[str, np.ndarray]) -> tuple[Paired, np.ndarray]:
+        first, texts = distinct(outputs["tokens"])
+        pairs = np.stack([np.arange(len(outputs["images"])), texts], axis=1)
+        return Paired(outputs["images"], outputs["texts"][first], pairs), first
 
 
 def _width(model: nnx.Module) -> int:
