@@ -153,9 +153,8 @@ def read_run(workdir: Path) -> RunFiles:
     saved = saved_run(workdir)
     if saved is None:
         raise UserError(f"no run in {shown(workdir)}: it has no {CONFIG}")
-    return RunFiles(
-        workdir, saved, read_rows(workdir / METRICS), kept(workdir), kept_retrievals(workdir)
-    )
+    rows = read_rows(workdir / METRICS)
+    return RunFiles(workdir, saved, rows, kept(workdir), kept_retrievals(workdir))
 
 
 def write_report(workdir: Path) -> Path:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax.data.decode import Unreadable
+from vit_jax.data.preprocess import sides
 from vit_jax.evaluation.suite import Classified, Matched
 from vit_jax.inspection.html_page import render, write_text
 from vit_jax.runs.answer_sections import answer_figures
@@ -51,15 +52,7 @@ def suite_pages(folder: Path) -> dict[str, str]:
 
 def _pixels(outputs: Classified | Matched, numbers: np.ndarray) -> np.ndarray:
     """Returns images after the evaluation transform; black ones where a file is gone."""
-    height, width = (
-        outputs.crop.size
-        if isinstance(outputs.crop.size, tuple)
-        else (
-            outputs.crop.size,
-            outputs.crop.size,
-        )
-    )
-    pixels = np.zeros((len(numbers), height, width, 3), np.uint8)
+    pixels = np.zeros((len(numbers), *sides(outputs.crop.size), 3), np.uint8)
     for row, number in zip(pixels, numbers.tolist(), strict=True):
         try:
             row[:] = outputs.crop(outputs.source[number].image)
