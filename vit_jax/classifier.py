@@ -13,7 +13,7 @@ from vit_jax.interop.checkpoint import Checkpoint
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.load import build_model
 from vit_jax.models.image_model import ImageModel
-from vit_jax.models.image_text import TEMPLATES
+from vit_jax.models.image_text import TEMPLATES, ImageTextModel
 from vit_jax.small_files import read_lines
 
 
@@ -24,12 +24,14 @@ class Classifier(NamedTuple):
       class_names: the names of the classes; empty if the model has no head.
       crop: the evaluation transform.
       probabilities: a key of `PROBABILITIES`.
+      image_text: the model of images and texts of a zero-shot classifier; None: of others.
     """
 
     model: ImageModel
     class_names: list[str]
     crop: TestCrop
     probabilities: str
+    image_text: ImageTextModel | None = None
 
 
 def open_classifier(
@@ -65,9 +67,9 @@ def open_classifier(
     if names is None:
         if templates:
             raise UserError("--template is for zero-shot classification: give --names, too")
-        model = build_model(checkpoint, log=log, **changes)
+        model, image_text = build_model(checkpoint, log=log, **changes), None
     else:
-        model = _zero_shot(source, names, templates, classes, log, image_size)
+        model, image_text = _zero_shot(source, names, templates, classes, log, image_size)
     if model.channels not in (1, 3):
         raise UserError(
             f"the model takes images of {model.channels} channels, and files are read as RGB: "
@@ -83,7 +85,8 @@ def open_classifier(
         )
     crop = _crop(checkpoint, model.image_size, resize, decode)
     log(f"of each image: {crop}")
-    return Classifier(model, [*(given or map(str, range(count)))], crop, about.probabilities)
+    shown = [*(given or map(str, range(count)))]
+    return Classifier(model, shown, crop, about.probabilities, image_text)
 
 
 def _zero_shot(
@@ -93,12 +96,12 @@ def _zero_shot(
     classes: str | None,
     log: Callable[[str], None],
     image_size: int | tuple[int, int] | None,
-) -> ImageModel:
-    """Returns the zero-shot classifier of a model of images and texts."""
+) -> tuple[ImageModel, ImageTextModel]:
+    """Returns the zero-shot classifier of a model of images and texts, and the model."""
     if classes:
         raise UserError("--names and --classes exclude each other: give the names in one of them")
     model = load_image_text(source, image_size=image_size, log=log)
-    return model.classifier(parse_names(names), templates or TEMPLATES)
+    return model.classifier(parse_names(names), templates or TEMPLATES), model
 
 
 def _crop(

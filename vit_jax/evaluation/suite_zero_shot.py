@@ -174,7 +174,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
     templates = options["templates"]
 
     def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:
-        classes = np.asarray(class_embeddings(subject.texts, opened.names, templates))
+        classes = class_embeddings(subject.texts, opened.names, templates)
         seen = subject.see(opened.source, image_embedding, subject.test_crop)
         labels = single_labels(seen.labels, described.name)[:, None]
         ranked, probability = likeliest_classes(seen.values, classes, subject.texts)

@@ -122,12 +122,12 @@ class ImageTextModel(nnx.Module):
         """
         names = checked_names(names, self.tokenizer, self.probabilities)
         embeddings = class_embeddings(self.encode_text, names, checked_templates(templates))
-        return ZeroShotClassifier(self, embeddings, names)
+        return ZeroShotClassifier(self, jnp.asarray(embeddings), names)
 
 
 def class_embeddings(
-    encode: Callable[[list[str]], jax.Array], names: Sequence[str], templates: Sequence[str]
-) -> jax.Array:
+    encode: Callable[[list[str]], Any], names: Sequence[str], templates: Sequence[str]
+) -> np.ndarray:
     """Returns the embedding of each class, float32 `[classes, dim]`.
 
     It is the mean of the embeddings of its texts, one for each template, scaled to length 1.
@@ -141,8 +141,10 @@ def class_embeddings(
     for start in range(0, len(names), at_once):
         part = names[start : start + at_once]
         texts = [template.replace("{}", name) for name in part for template in templates]
-        means.append(encode(texts).reshape(len(part), len(templates), -1).mean(axis=1))
-    return unit(jnp.concatenate(means))
+        embeddings = np.asarray(encode(texts)).reshape(len(part), len(templates), -1)
+        means.append(embeddings.mean(axis=1))
+    classes = np.concatenate(means)
+    return classes / np.linalg.norm(classes, axis=-1, keepdims=True)
 
 
 def checked_names(
