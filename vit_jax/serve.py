@@ -168,7 +168,8 @@ def make_service(checkpoint: str):
     )
     if not classifier.class_names:
         raise UserError(
-            f"{checkpoint} has no head, and predicts no classes; fine-tune it, which makes one"
+            f"{checkpoint} has no head, and predicts no classes; fine-tune it, which makes one, or "
+            "with a text tower give --names=cat,dog"
         )
 
     from vit_jax.data.class_names import shortened

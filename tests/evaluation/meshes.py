@@ -28,6 +28,7 @@ from vit_jax.options.text import TextOptions
 from vit_jax.parallel.mesh import AXES, make_mesh, place
 from vit_jax.parallel.sharding import parameter_shardings
 
+TEXT = dict(dim=32, depth=1, heads=2, mlp_dim=64, output_dim=16)
 # Neither count divides by the devices.
 TRAIN = Subset(open_source("digits", "train"), range(307))
 TEST = Subset(open_source("digits", "test"), range(101))
@@ -47,7 +48,7 @@ def evaluate(shape: list[int]) -> dict:
     train, test = extractor(params, TRAIN), extractor(params, TEST)
     (classifier,) = fit(FEATURES, train.labels[:, 0], 10, [1.0], mesh)
     columns = {"all": slice(0, None), "some": slice(0, 60)}
-    text = TextTower(TextOptions(258, 16, 32, 1, 2, 64, 16), rngs=nnx.Rngs(0))
+    text = TextTower(TextOptions(vocabulary=258, length=16, **TEXT), rngs=nnx.Rngs(0))
     graphdef, state = nnx.split(text)
     text_params = nnx.to_pure_dict(state)
     places = parameter_shardings(mesh, text_params)

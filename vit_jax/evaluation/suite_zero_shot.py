@@ -39,6 +39,7 @@ from vit_jax.published.prompts import imagenet_prompts
 from vit_jax.small_files import read_lines
 
 IMAGENET = "imagenet"  # CLIP's prompts, as the value of an option.
+CLIP_NAMES = "CLIP's class names"  # Note of a row.
 TOP = 5
 MOST_COMPARED = 2**22  # Similarities that are held at once.
 
@@ -91,13 +92,7 @@ def class_names_of(source: Source, given: Sequence[str] | str, name: str) -> tup
     """
     classes = source.class_names
     if given == IMAGENET or (not given and _are_synsets(classes)):
-        by_synset = dict(zip(synsets(), imagenet_prompts().class_names, strict=True))
-        if unknown := [one for one in classes if one not in by_synset]:
-            raise UserError(
-                f"{name} has a class {unknown[0]!r}, which is no synset of ImageNet, such as "
-                "n01440764: remove --names=imagenet, or give --names=FILE"
-            )
-        return [by_synset[one] for one in classes], "CLIP's class names"
+        return _names_of_synsets(classes, name), CLIP_NAMES
     if given:
         if len(given) != len(classes):
             raise UserError(
@@ -112,6 +107,17 @@ def class_names_of(source: Source, given: Sequence[str] | str, name: str) -> tup
         )
     note = "" if has_names(classes) else "classes are named by their numbers"
     return [one.replace("_", " ") for one in classes], note
+
+
+def _names_of_synsets(classes: Sequence[str], name: str) -> list[str]:
+    """Returns CLIP's names of some of ImageNet's synsets."""
+    by_synset = dict(zip(synsets(), imagenet_prompts().class_names, strict=True))
+    if unknown := [one for one in classes if one not in by_synset]:
+        raise UserError(
+            f"{name} has a class {unknown[0]!r}, which is no synset of ImageNet, such as "
+            "n01440764: remove --names=imagenet, or give --names=FILE"
+        )
+    return [by_synset[one] for one in classes]
 
 
 def _are_synsets(classes: Sequence[str]) -> bool:
@@ -140,7 +146,7 @@ def open_labelled(described: DataSet, options: Options, subject: Subject) -> Ope
         read_single_labels(described.name, source, subject.log)
     names, note = class_names_of(source, options["names"], described.name)
     # CLIP's names for ImageNet have two pairs of equal ones.
-    if note != "CLIP's class names":
+    if note != CLIP_NAMES:
         names = checked_names(names, texts.tokenizer, texts.probabilities)
     return Opened(source, tuple(names), note)
 
