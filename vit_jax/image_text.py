@@ -73,7 +73,8 @@ def open_text_part(source: str | Path, checkpoint: Checkpoint) -> TextPart:
         part = open_trained_text(checkpoint, Path(split_checkpoint(source)[0]))
     else:
         part = open_text(_folder_of(source))
-    width = checkpoint.options.num_classes or checkpoint.options.dim
+    options: Any = checkpoint.options  # A family without a width has a head.
+    width = options.num_classes or options.dim
     if width != part.tower.options.output_dim:
         raise UserError(
             f"{source} has image embeddings of {width} values and text embeddings of "

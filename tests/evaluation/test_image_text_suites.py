@@ -15,6 +15,7 @@ from vit_jax.evaluation.suite_zero_shot import class_names_of, parse_templates
 from vit_jax.evaluation.suites import SUITES
 from vit_jax.published.prompts import imagenet_prompts
 from vit_jax.run_suites import run_suites
+from vit_jax.runs.retrievals import kept_retrievals
 
 TEMPLATES = ("a {} square", "it is {}")
 
@@ -94,6 +95,36 @@ def test_training_evaluates_as_the_command(run, data, tmp_path):
     rows = evaluated(run, "zero_shot", f"folder:{data}/colours", tmp_path, templates=TEMPLATES)
     assert f'"zero_shot/colours/top-1": {rows["colours, top-1"].accuracy}' in last
     assert "zero-shot accuracy on colours | top-1: " in (run / "log.txt").read_text()
+
+
+def test_the_report_shows_the_captions_with_the_highest_ranks_first(run):
+    text = (run / "report.html").read_text()
+    assert "Captions and their most similar images" in text
+    assert 'href="zero_shot_colours.html"' in text
+    assert "Accuracy by class" in (run / "zero_shot_colours.html").read_text()
+    found = kept_retrievals(run)
+    images, texts = pairs(32, 1)
+    model = vit_jax.load_image_text(run, log=str)
+    first = [each[0] for each in texts]
+    scores = np.asarray(model.encode_text(list(found.captions))) @ model.encode_image(images).T
+    for caption, rank, row, own, best in zip(
+        found.captions, found.ranks, scores, found.right, found.found, strict=True
+    ):
+        right = np.array([text == caption for text in first])
+        assert rank == 1 + (row[~right] > row[right].max()).sum()
+        assert row[own] == row[right].max()
+        assert row[best].tolist() == sorted(row.tolist(), reverse=True)[: len(best)]
+        assert caption in text
+    mistakes = found.ranks[: found.mistakes].tolist()
+    assert mistakes == sorted(mistakes, reverse=True)
+    assert found.wrong == len([rank for rank in mistakes if rank > 1]) == found.mistakes
+
+
+def test_retrieval_writes_a_page(run, data, tmp_path):
+    evaluated(run, "retrieval", f"csv:{data}/pairs.csv", tmp_path)
+    text = (tmp_path / "retrieval_pairs.html").read_text()
+    assert "Captions and their most similar images" in text
+    assert "of 27" in text
 
 
 def test_retrieval_is_that_of_all_captions(run, data, tmp_path):

@@ -65,7 +65,9 @@ class TrainingSuites:
         class_names: Sequence[str] = (),
     ):
         data = config.data
-        self._model = self._objective = self._texts = None
+        self._model: Any = None  # Set by `attach`.
+        self._objective: Any = None
+        self._texts: TextEncoder | None = None
         self._subject = Subject(
             "the model in training",
             mesh,
@@ -167,7 +169,7 @@ class TrainingSuites:
 
     def _similarity(self, params: dict) -> tuple[float, float | None]:
         """Returns the factor of cosine similarities, and the offset of the logits or None."""
-        objective = nnx.merge(self._objective[0], params)
+        objective: Any = nnx.merge(self._objective[0], params)
         bias = objective.logit_bias
         return float(objective.scale), None if bias is None else float(bias[...])
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -114,7 +114,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 def _without_data() -> Measurement:
     """Returns a measurement that requests data sets."""
 
-    def rejected(names: Sequence[str] | str) -> None:
+    def rejected(names: Sequence[str] | str) -> Any:
         raise UserError("give pairs of images and captions, such as --set=csv:/data/pairs")
 
     return Measurement(("recall",), rejected, lambda subject, opened: [], identify=rejected)

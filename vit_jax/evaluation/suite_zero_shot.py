@@ -191,7 +191,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         prompts = templates[0] if len(templates) == 1 else f"{len(templates)} templates"
         note = "; ".join(filter(None, (prompts, opened.note, str(subject.test_crop))))
         return [
-            Row("zero_shot", name, scored[kind], None, scored["images"], note)
+            Row("zero_shot", name, scored[kind], None, len(labels), note)
             for name, kind in zip(names_of(described), ("top1", "top5"), strict=True)
         ]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -39,7 +40,7 @@ class TextEncoder:
         probabilities: str,
         mesh: Mesh,
         load: Callable[[], tuple[nnx.GraphDef, dict, dict]],
-        tower: Callable[[nnx.Module], TextTower],
+        tower: Callable[[Any], TextTower],
         similarity: Callable[[dict], tuple[float, float | None]],
     ):
         self.tokenizer, self.probabilities = tokenizer, probabilities

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ TITLES = {"zero_shot": "Zero-shot classification of {}", "retrieval": "Retrieval
 
 def write_suite_page(folder: Path, outputs: Classified | Matched) -> Path:
     """Writes the page of a data set into a folder; returns its path."""
-    values = {"answers": None, "retrievals": None}
+    values: dict[str, Any] = {"answers": None, "retrievals": None}
     if isinstance(outputs, Classified):
         found = Predictions("test", 0, **outputs.answers)
         shown = to_show(found)
