@@ -22,7 +22,8 @@ ALLOWED = {
     "recipes": {"config", "data", "models"},
     "interop": {"models", "options", "published"},
     "evaluation": {"models", "data", "parallel", "config", "options", "recipes", "published"},
-    "run_suites": {"checkpoint_crop", "data", "evaluation", "interop", "load", "parallel", "runs"},
+    "run_suites": {"checkpoint_crop", "data", "evaluation", "image_text", "interop", "load"}
+    | {"parallel", "runs"},
     "training": {"models", "data", "parallel", "config", "options"},
     "runs": {
         "options",

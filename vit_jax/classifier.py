@@ -2,10 +2,10 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from vit_jax.checkpoint_crop import checkpoint_crop
+from vit_jax.data.class_names import parse_names
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError
 from vit_jax.image_text import load_image_text, towers_place
@@ -13,8 +13,8 @@ from vit_jax.interop.checkpoint import Checkpoint
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.load import build_model
 from vit_jax.models.image_model import ImageModel
-from vit_jax.models.image_text import TEMPLATES
-from vit_jax.small_files import read_small
+from vit_jax.models.image_text import TEMPLATES, ImageTextModel
+from vit_jax.small_files import read_lines
 
 
 class Classifier(NamedTuple):
@@ -24,12 +24,14 @@ class Classifier(NamedTuple):
       class_names: the names of the classes; empty if the model has no head.
       crop: the evaluation transform.
       probabilities: a key of `PROBABILITIES`.
+      image_text: the model of images and texts of a zero-shot classifier; None: of others.
     """
 
     model: ImageModel
     class_names: list[str]
     crop: TestCrop
     probabilities: str
+    image_text: ImageTextModel | None = None
 
 
 def open_classifier(
@@ -66,9 +68,9 @@ def open_classifier(
     if names is None:
         if templates:
             raise UserError("--template is for zero-shot classification: give --names, too")
-        model = build_model(checkpoint, log=log, **changes)
+        model, image_text = build_model(checkpoint, log=log, **changes), None
     else:
-        model = _zero_shot(place, names, templates, classes, log, image_size)
+        model, image_text = _zero_shot(place, names, templates, classes, log, image_size)
     if model.channels not in (1, 3):
         raise UserError(
             f"the model takes images of {model.channels} channels, and files are read as RGB: "
@@ -84,7 +86,8 @@ def open_classifier(
         )
     crop = _crop(checkpoint, model.image_size, resize, decode)
     log(f"of each image: {crop}")
-    return Classifier(model, [*(given or map(str, range(count)))], crop, about.probabilities)
+    shown = [*(given or map(str, range(count)))]
+    return Classifier(model, shown, crop, about.probabilities, image_text)
 
 
 def _zero_shot(
@@ -94,17 +97,12 @@ def _zero_shot(
     classes: str | None,
     log: Callable[[str], None],
     image_size: int | tuple[int, int] | None,
-) -> ImageModel:
-    """Returns the zero-shot classifier of a model of images and texts."""
+) -> tuple[ImageModel, ImageTextModel]:
+    """Returns the zero-shot classifier of a model of images and texts, and the model."""
     if classes:
         raise UserError("--names and --classes exclude each other: give the names in one of them")
-    found = names.split(",")
-    if len(found) == 1 and Path(names).suffix in (".txt", ".csv") and not Path(names).is_file():
-        raise UserError(f"there is no file --names={names}: give names as 'cat,dog', or a file")
-    if Path(names).is_file():
-        found = [line for line in _lines("names", names) if line.strip()]
     model = load_image_text(source, image_size=image_size, log=log)
-    return model.classifier(found, templates or TEMPLATES)
+    return model.classifier(parse_names(names), templates or TEMPLATES), model
 
 
 def _crop(
@@ -118,18 +116,8 @@ def _crop(
     return dataclasses.replace(crop, kind="short_side", resize=resize) if resize else crop
 
 
-def _lines(flag: str, file: str) -> list[str]:
-    """Returns the lines of a flag's file, without a byte order mark."""
-    try:
-        return read_small(file).removeprefix("\ufeff").splitlines()
-    except OSError as error:
-        raise UserError(f"cannot read --{flag}={file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"--{flag}={file} is not UTF-8 text: {error}") from error
-
-
 def _names(file: str, count: int) -> list[str]:
-    names = _lines("classes", file)
+    names = read_lines(file, "classes")
     if len(names) != count:
         raise UserError(f"{file} has {len(names):,} names, and the model {count:,} classes")
     return names

@@ -10,8 +10,11 @@ Suites, one or several with commas, or all:
   probe     a linear probe on the same features of all training images, by L-BFGS
   sgd_probe a linear probe by SGD, as DINOv2's: over learning rates and choices of class tokens and
             patch tokens
+  zero_shot top-1 and top-5 by class names, for a model of images and texts (--names, --templates)
+  retrieval recall of captions and of images at 1, 5 and 10, for a model of images and texts
 
-It writes results.json, results.md (with the paper's values next to ours) and results.png. The same
+It writes results.json, results.md (with the paper's values next to ours) and results.png; the last
+two suites also write pages with pictures. The same
 command again continues: results for the same checkpoint, step, parameters and data are reused. A
 missing data set gets a row that explains how to get it.
 """

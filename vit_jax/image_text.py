@@ -58,13 +58,6 @@ def load_image_text(
         source = _published(str(source), pretrained, image_size, log)
     checkpoint, part = open_towers(source, image_size)
     image = build_model(checkpoint, log=log, **changes)
-    width = image.num_classes or image.options.dim
-    options = part.tower.options
-    if width != options.output_dim:
-        raise UserError(
-            f"{source} has image embeddings of {width} values and text embeddings of "
-            f"{options.output_dim}: they cannot be compared"
-        )
     log(part.describe())
     return ImageTextModel(
         image,
@@ -103,13 +96,34 @@ def open_towers(
     """
     place = towers_place(source)
     checkpoint = open_checkpoint(place, image_size)
+    part = open_text_part(place, checkpoint)
+    assumed = re.sub(_ONE_TOWER, "", checkpoint.assumed)
+    return checkpoint._replace(assumed=assumed, objective=None), part
+
+
+def open_text_part(place: str | Path, checkpoint: Checkpoint) -> TextPart:
+    """Reads all of a model of images and texts except its image tower.
+
+    Args:
+      place: its workdir, folder or file, as of `towers_place`.
+      checkpoint: the image tower, opened.
+
+    Raises:
+      UserError: it has no text tower or no tokenizer, or is damaged.
+    """
     workdir, _ = split_checkpoint(place)
     if is_workdir(workdir):
         part = open_trained_text(checkpoint, Path(workdir))
     else:
         part = open_text(Path(place))
-    assumed = re.sub(_ONE_TOWER, "", checkpoint.assumed)
-    return checkpoint._replace(assumed=assumed, objective=None), part
+    options: Any = checkpoint.options  # A family without a width has a head.
+    width = options.num_classes or options.dim
+    if width != part.tower.options.output_dim:
+        raise UserError(
+            f"{place} has image embeddings of {width} values and text embeddings of "
+            f"{part.tower.options.output_dim}: they cannot be compared"
+        )
+    return part
 
 
 def towers_place(source: str | Path) -> str | Path:

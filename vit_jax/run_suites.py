@@ -1,6 +1,7 @@
 """Evaluation suites for a checkpoint, with each result saved as soon as it is computed."""
 
 import functools
+import math
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax.sharding import Mesh
 
 from vit_jax.checkpoint_crop import checkpoint_crop
 from vit_jax.data.preprocess import TestCrop
@@ -24,6 +26,8 @@ from vit_jax.evaluation.suite import (
     digest_of,
 )
 from vit_jax.evaluation.suites import SUITES
+from vit_jax.evaluation.text_encoder import TextEncoder
+from vit_jax.image_text import open_text_part, towers_place
 from vit_jax.interop.checkpoint import Checkpoint
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.preprocessing import Preprocessing
@@ -32,6 +36,7 @@ from vit_jax.parallel.mesh import make_mesh, place
 from vit_jax.parallel.sharding import parameter_shardings
 from vit_jax.paths import absolute, is_url
 from vit_jax.runs.loop import train
+from vit_jax.runs.suite_pages import write_suite_page
 from vit_jax.runs.warm_start import fingerprint_of
 
 
@@ -90,6 +95,7 @@ def run_suites(
         load,
         functools.partial(frozen_crop, opened, image_size),
         functools.partial(predicted_crop, opened, image_size),
+        lambda: text_encoder(checkpoint, opened, mesh),
         log=log,
         finetune=lambda config, folder: train(
             config, results.folder / f"{folder}-{version['content']}"
@@ -99,6 +105,7 @@ def run_suites(
         batch_size=batch_size,
         workers=workers,
     )
+    subject.on_outputs = lambda outputs: log(f"page: {write_suite_page(results.folder, outputs)}")
     given = {"image_size": image_size} | dict(options or {})
     values = {suite.name: {"image_size": None} | suite.defaults() | given for suite in chosen}
     for suite in chosen:
@@ -108,6 +115,30 @@ def run_suites(
         for measurement in suite.measurements(subject, values[suite.name]):
             attempt(results, suite, measurement, subject)
     return results
+
+
+def text_encoder(source: str | Path, opened: Checkpoint, mesh: Mesh) -> TextEncoder:
+    """Returns the text tower of a checkpoint.
+
+    Raises:
+      UserError: it has none.
+    """
+    part = open_text_part(towers_place(source), opened)
+
+    def load():
+        graphdef, params = nnx.split(part.tower)
+        params = nnx.to_pure_dict(params)
+        shardings = parameter_shardings(mesh, params)
+        return graphdef, jax.tree.map(place, params, shardings), shardings
+
+    return TextEncoder(
+        part.tokenizer,
+        part.probabilities,
+        mesh,
+        load,
+        lambda tower: tower,
+        lambda params: (math.exp(part.logit_scale), part.logit_bias),
+    )
 
 
 def chosen_suites(names: list[str]) -> list[Suite]:

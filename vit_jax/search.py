@@ -15,8 +15,6 @@ import zipfile
 import zlib
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import flags
 from flax import nnx
@@ -27,7 +25,7 @@ from vit_jax.data.image_files import ImageFiles, find_images
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError, as_text
 from vit_jax.models.image_model import ImageModel
-from vit_jax.models.image_text import ImageTextModel, unit
+from vit_jax.models.image_text import ImageTextModel
 
 CHECKPOINT = flags.DEFINE_string(
     "checkpoint", None, "Model of images and texts: a workdir, a folder or hf://owner/name."
@@ -143,7 +141,7 @@ def compute_embeddings(
       paths: paths of images by key.
       crop: the evaluation transform.
     """
-    from vit_jax.evaluation.features import extractor_of
+    from vit_jax.evaluation.features import extractor_of, image_embedding
     from vit_jax.parallel.mesh import make_mesh
 
     extractor, params = extractor_of(
@@ -161,11 +159,6 @@ def compute_embeddings(
         masks.extend(batch["mask"].tolist())
     # The last batch is padded to the batch size, with a mask of zeros.
     return {key: x for key, x, read in zip(paths, values, masks, strict=False) if read}
-
-
-def image_embedding(model: ImageModel, images: jax.Array) -> jax.Array:
-    """Returns embeddings of length 1, float32 `[images, dim]`."""
-    return unit(model(images).astype(jnp.float32))
 
 
 def cache_folder() -> Path:

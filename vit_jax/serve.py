@@ -7,7 +7,10 @@ the page at http://localhost:8000 to see its classes, attention rollout and near
   curl --data-binary @photo.jpg http://localhost:8000/predict
   curl --json '{"images": ["BASE64", ...]}' http://localhost:8000/predict
 
-and /health, /metrics (Prometheus). By default it listens on this machine alone; --host changes it.
+  curl --data-binary @photo.jpg 'http://localhost:8000/predict?names=cat,dog'
+
+The last one is for CLIP, SigLIP and runs of configs/siglip.py, served with --names="cat,dog". There
+are /health, /metrics (Prometheus). By default it listens on this machine alone; --host changes it.
 Ctrl-C or SIGTERM ends it after the requests in progress are answered. Exit codes: 0, it was ended;
 2, a user error.
 """
@@ -17,6 +20,7 @@ import signal
 import socket
 import sys
 
+import numpy as np
 from absl import flags
 
 from vit_jax import command
@@ -49,6 +53,17 @@ THRESHOLD = flags.DEFINE_float(
 )
 CLASSES = flags.DEFINE_string(
     "classes", None, "File with the classes' names, one a line, if not the checkpoint's."
+)
+NAMES = flags.DEFINE_string(
+    "names",
+    None,
+    "Class names for zero-shot classification by CLIP or SigLIP: 'cat,dog,a red car', or a file "
+    "with a name in each line; a request may have its own names.",
+)
+TEMPLATE = flags.DEFINE_multi_string(
+    "template",
+    [],
+    "With --names: text with {} for the name; several are averaged. By default 'a photo of a {}.'",
 )
 IMAGE_SIZE = flags.DEFINE_string(
     "image_size", None, "Pixels, 384 or HEIGHTxWIDTH, if not the checkpoint's."
@@ -148,16 +163,21 @@ def make_service(checkpoint: str):
         resize=RESIZE.value,
         decode=DECODE.value,
         classes=CLASSES.value,
+        names=NAMES.value,
+        templates=TEMPLATE.value,
     )
     if not classifier.class_names:
         raise UserError(
-            f"{checkpoint} has no head, and predicts no classes; fine-tune it, which makes one"
+            f"{checkpoint} has no head, and predicts no classes; fine-tune it, which makes one, or "
+            "with a text tower give --names=cat,dog"
         )
 
+    from vit_jax.data.class_names import shortened
     from vit_jax.evaluation.features import top_of
     from vit_jax.serving.drop_page import drop_page
     from vit_jax.serving.engine import Engine
     from vit_jax.serving.metrics import Metrics
+    from vit_jax.serving.names import MOST_NAMES
     from vit_jax.serving.neighbours import Neighbours
     from vit_jax.serving.service import Limits, Service
 
@@ -166,17 +186,20 @@ def make_service(checkpoint: str):
         flush=True,
     )
     top = top_of(TOP.value, THRESHOLD.value, len(classifier.class_names), MOST_NAMED)
-    engine = Engine(classifier, BATCH_SIZE.value, top, THRESHOLD.value)
+    by_name = names_of(classifier)
+    engine = Engine(classifier, BATCH_SIZE.value, top, THRESHOLD.value, by_name)
     if engine.no_heat is not None:
         print(f"no heat map: {engine.no_heat}", flush=True)
     neighbours = None
     if NEIGHBOURS.value is not None:
         neighbours = Neighbours(NEIGHBOURS.value, engine, THREADS.value, print)
         print(f"neighbours: {len(neighbours):,} images of {NEIGHBOURS.value}", flush=True)
-    model, names, crop, probabilities = classifier
+    model, names = classifier.model, classifier.class_names
     name = model.about.name if model.about else type(model).__name__
     about = {"model": name, "classes": len(names), "image_size": [*model.image_size]}
-    about["probabilities"] = probabilities
+    about["probabilities"] = classifier.probabilities
+    if by_name:
+        about["names"] = f"up to {MOST_NAMES} in a request"
     metrics = Metrics(engine.sizes)
     service = Service(
         engine,
@@ -186,16 +209,28 @@ def make_service(checkpoint: str):
         about,
         drop_page(
             f"What {name} sees",
-            f"{len(names):,} classes. Preprocessing of each photograph: {crop}. Photographs are "
-            "not stored.",
+            f"{len(names):,} classes. Preprocessing of each photograph: {classifier.crop}. "
+            "Photographs are not stored.",
             engine.no_heat is None,
             neighbours.folder.name if neighbours else "",
+            shortened(names) if by_name else None,
         ),
         most=QUEUE.value,
         threads=THREADS.value,
         hosts=[HOST.value, *HOSTS.value],
     )
     return service, metrics
+
+
+def names_of(classifier):
+    """Returns the classes of requests of a model of images and texts; None: of other models."""
+    from vit_jax.models.image_text import TEMPLATES
+    from vit_jax.serving.names import Names
+
+    if classifier.image_text is None:
+        return None
+    classes = np.asarray(classifier.model.classes[...])
+    return Names(classifier.image_text, TEMPLATE.value or TEMPLATES, classes)
 
 
 def listen(host: str, port: int) -> socket.socket:

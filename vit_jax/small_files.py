@@ -5,6 +5,8 @@ import os
 import stat
 from pathlib import Path
 
+from vit_jax.errors import UserError
+
 MOST = 64 * 2**20  # Bytes.
 
 
@@ -32,3 +34,17 @@ def read_small(path: str | Path, most: int = MOST) -> str:
     """
     check_small(path, most)
     return Path(path).read_text(encoding="utf-8")
+
+
+def read_lines(path: str | Path, flag: str) -> list[str]:
+    """Returns the lines of a text file that a flag names, without a byte order mark.
+
+    Raises:
+      UserError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return read_small(path).removeprefix("\ufeff").splitlines()
+    except OSError as error:
+        raise UserError(f"cannot read --{flag}={path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"--{flag}={path} is not UTF-8 text: {error}") from error

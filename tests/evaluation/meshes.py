@@ -9,6 +9,7 @@ import sys
 
 import jax
 import numpy as np
+from flax import nnx
 
 from vit_jax.data.sources import open_source
 from vit_jax.data.sources.base import Subset
@@ -18,10 +19,16 @@ from vit_jax.evaluation.knn import knn_accuracies
 from vit_jax.evaluation.least_squares import fit
 from vit_jax.evaluation.probe import linear_probe
 from vit_jax.evaluation.sgd_probe import SgdProbe
+from vit_jax.evaluation.text_encoder import TextEncoder
 from vit_jax.models import create_model
+from vit_jax.models.text import TextTower
+from vit_jax.models.text_tokens import open_tokenizer
 from vit_jax.options.run import MeshOptions
-from vit_jax.parallel.mesh import AXES, make_mesh
+from vit_jax.options.text import TextOptions
+from vit_jax.parallel.mesh import AXES, make_mesh, place
+from vit_jax.parallel.sharding import parameter_shardings
 
+TEXT = dict(dim=32, depth=1, heads=2, mlp_dim=64, output_dim=16)
 # Neither count divides by the devices.
 TRAIN = Subset(open_source("digits", "train"), range(307))
 TEST = Subset(open_source("digits", "test"), range(101))
@@ -41,6 +48,21 @@ def evaluate(shape: list[int]) -> dict:
     train, test = extractor(params, TRAIN), extractor(params, TEST)
     (classifier,) = fit(FEATURES, train.labels[:, 0], 10, [1.0], mesh)
     columns = {"all": slice(0, None), "some": slice(0, 60)}
+    text = TextTower(TextOptions(vocabulary=258, length=16, **TEXT), rngs=nnx.Rngs(0))
+    graphdef, state = nnx.split(text)
+    text_params = nnx.to_pure_dict(state)
+    places = parameter_shardings(mesh, text_params)
+    placed = jax.tree.map(place, text_params, places)
+    encoder = TextEncoder(
+        open_tokenizer("bytes", 16, lower_case=False),
+        *(
+            "sigmoid",
+            mesh,
+            lambda: (graphdef, placed, places),
+            lambda tower: tower,
+            lambda _: (1, 0),
+        ),
+    )
     sgd = SgdProbe(columns, mesh, rates=(0.05,), batch_size=30, steps=40)
     return {
         "accuracies": [
@@ -50,6 +72,7 @@ def evaluate(shape: list[int]) -> dict:
             *(fitted.accuracy for fitted in sgd(train, test, 10).values()),
         ],
         "features": train.values.tolist(),
+        "texts": encoder([f"text {number}" for number in range(67)]).tolist(),
         "coefficients": classifier.coefficients.tolist(),
     }
 

@@ -25,4 +25,5 @@ def test_no_mesh_changes_an_evaluation():
     one, eight = json.loads(done.stdout)
     np.testing.assert_allclose(eight["accuracies"], one["accuracies"], atol=1.5 / 101)  # An image.
     np.testing.assert_allclose(eight["features"], one["features"], atol=1e-5)
+    np.testing.assert_allclose(eight["texts"], one["texts"], atol=1e-5)
     np.testing.assert_allclose(eight["coefficients"], one["coefficients"], rtol=1e-9, atol=1e-12)

@@ -13,8 +13,10 @@ from PIL import Image
 
 import vit_jax
 from vit_jax.classifier import open_classifier
+from vit_jax.data.sources import data_set
 from vit_jax.errors import UserError
 from vit_jax.models.text_tokens import canonical
+from vit_jax.run_suites import run_suites
 
 IMAGE = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=80)
 IMAGE |= dict(image_size=32, patch_size=8)
@@ -218,6 +220,25 @@ def test_a_class_is_the_mean_of_its_templates(models, photograph):
         expected.append(mean / np.linalg.norm(mean))
     np.testing.assert_allclose(classifier.classes[...], expected, atol=1e-6)
     assert classifier.predict(photograph) == vit_jax.zero_shot(model, photograph, NAMES, templates)
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_the_suite_zero_shot_classifies_as_the_classifier(kind, models, tmp_path):
+    folder, rng = models[kind][0], np.random.default_rng(0)
+    for number in range(9):
+        name = ("cat", "dog")[number % 2]
+        (tmp_path / "pets" / name).mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(256, size=(40, 48, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "pets" / name / f"{number}.png")
+    files = sorted((tmp_path / "pets").rglob("*.png"))
+    classifier = vit_jax.load_image_text(folder, log=str).classifier(["cat", "dog"])
+    found = [one.classes[0] for one in classifier.predict([str(file) for file in files])]
+    right = [name == file.parent.name for name, file in zip(found, files, strict=True)]
+    options = {"set": [data_set(f"folder:{tmp_path}/pets")]}
+    results = run_suites(
+        folder, ["zero_shot"], tmp_path / "out", options=options, batch_size=4, workers=0, log=str
+    )
+    assert results.rows["zero_shot", "pets, top-1"].accuracy == pytest.approx(np.mean(right))
 
 
 def test_vocabulary_and_merges_of_clip_are_read(models, tmp_path):

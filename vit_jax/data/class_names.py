@@ -2,13 +2,32 @@
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.small_files import read_lines
 
 SHOWN = 3  # Renamed classes in a note.
+
+
+def parse_names(text: str) -> list[str]:
+    """Returns the class names of a flag `--names`.
+
+    Args:
+      text: names separated by commas, or a file with a name in each line.
+
+    Raises:
+      UserError: there is no such file, or it cannot be read.
+    """
+    if Path(text).is_file():
+        return [line.strip() for line in read_lines(text, "names") if line.strip()]
+    names = text.split(",")
+    if len(names) == 1 and Path(text).suffix in (".txt", ".csv"):
+        raise UserError(f"there is no file --names={text}: give names as 'cat,dog', or a file")
+    return [name.strip() for name in names]
 
 
 class Match(NamedTuple):

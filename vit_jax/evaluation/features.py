@@ -17,6 +17,7 @@ from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 from vit_jax.models.image_model import PROBABILITIES, ImageModel, TokenModel
+from vit_jax.models.image_text import unit
 from vit_jax.models.layers import placing
 from vit_jax.models.pixels import in_channels
 from vit_jax.parallel.mesh import (
@@ -137,6 +138,11 @@ class Extractor:
 def representation(model: nnx.Module, images: jax.Array) -> jax.Array:
     """Returns the representation that enters the head, float32 `[batch, features]`."""
     return model.features(images).astype(jnp.float32)
+
+
+def image_embedding(model: nnx.Module, images: jax.Array) -> jax.Array:
+    """Returns embeddings of length 1 of an image tower, float32 `[batch, dim]`."""
+    return unit(model(images).astype(jnp.float32))
 
 
 def class_tokens_and_patches(model: TokenModel, images: jax.Array) -> jax.Array:

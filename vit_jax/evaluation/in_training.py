@@ -1,5 +1,6 @@
 """Evaluation suites in a training run: `config.evaluate.suites`, and sections such as `fewshot`."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,8 +10,18 @@ from jax.sharding import Mesh
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.features import transfer_crop
-from vit_jax.evaluation.suite import Impossible, Measurement, Stopped, Subject, Suite
+from vit_jax.evaluation.suite import (
+    Classified,
+    Impossible,
+    Matched,
+    Measurement,
+    Stopped,
+    Subject,
+    Suite,
+)
 from vit_jax.evaluation.suites import SUITES
+from vit_jax.evaluation.text_encoder import TextEncoder
+from vit_jax.models.text import tokenizer_of
 from vit_jax.options.option import options_of
 from vit_jax.options.run import RunOptions
 from vit_jax.parallel.peers import Peers
@@ -54,7 +65,9 @@ class TrainingSuites:
         class_names: Sequence[str] = (),
     ):
         data = config.data
-        self._model = None
+        self._model: Any = None  # Set by `attach`.
+        self._objective: Any = None
+        self._texts: TextEncoder | None = None
         self._subject = Subject(
             "the model in training",
             mesh,
@@ -66,6 +79,7 @@ class TrainingSuites:
                 background=data.background,
             ),
             lambda: test_crop,
+            functools.partial(self._text_encoder, config, mesh),
             num_classes=len(class_names),
             class_names=class_names,
             batch_size=config.batch_size,
@@ -132,12 +146,52 @@ class TrainingSuites:
                 peers.agree(name, self.fingerprints[name])
             self._opened.append(Opened(suite, measurement, opened, every))
 
-    def attach(self, graphdef: nnx.GraphDef, shardings: dict, log: Callable[[str], None]) -> None:
-        """Sets the model in training, and the callback that logs unreadable images."""
-        self._model, self._subject.log = (graphdef, {}, shardings), log
+    def _text_encoder(self, config: RunOptions, mesh: Mesh) -> TextEncoder:
+        """Returns the text tower in training, which has parameters after `attach`.
+
+        Raises:
+          UserError: the run has no text tower.
+        """
+        if config.objective.name != "contrastive":
+            raise UserError(
+                f"a run with objective.name={config.objective.name!r} has no text tower: train "
+                "with configs/siglip.py or configs/clip.py, or remove the suite"
+            )
+        self._texts = TextEncoder(
+            tokenizer_of(config.contrastive),
+            "sigmoid" if config.contrastive.loss == "sigmoid" else "softmax",
+            mesh,
+            lambda: self._objective,
+            lambda objective: objective.text,
+            self._similarity,
+        )
+        return self._texts
+
+    def _similarity(self, params: dict) -> tuple[float, float | None]:
+        """Returns the factor of cosine similarities, and the offset of the logits or None."""
+        objective: Any = nnx.merge(self._objective[0], params)
+        bias = objective.logit_bias
+        return float(objective.scale), None if bias is None else float(bias[...])
+
+    def attach(
+        self,
+        model: tuple[nnx.GraphDef, dict],
+        objective: tuple[nnx.GraphDef, dict],
+        log: Callable[[str], None],
+        on_outputs: Callable[[Classified | Matched], None],
+    ) -> None:
+        """Sets the model and the objective in training, and the callbacks.
+
+        Args:
+          model, objective: the graph and the shardings of the parameters of each.
+          log: logs unreadable images.
+          on_outputs: writes the outputs that a page can show.
+        """
+        self._subject.log, self._subject.on_outputs = log, on_outputs
+        self._model, self._objective = ((graph, {}, places) for graph, places in (model, objective))
 
     def __call__(
-        self, params: dict, step: int, last: bool, go_on: Callable[[], bool]
+        self, params: dict, own: dict, step: int, last: bool, go_on: Callable[[], bool]
     ) -> dict[str, float] | None:
         """Returns the metrics that are due after a step, such as `fewshot/cifar100/5`.
 
@@ -145,11 +199,14 @@ class TrainingSuites:
 
         Args:
           params: the parameters to evaluate.
+          own: those of the objective.
           step: number of the step.
           last: whether it is the run's last step, after which all suites are due.
           go_on: called before each batch and each fit; if it returns False, the result is None.
         """
         self._subject.params, self._subject.go_on, figures = params, go_on, {}
+        if self._texts:
+            self._texts.params = own
         for suite, measurement, data, every in self._opened:
             if not last and (every == 0 or step % every):
                 continue

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -22,7 +23,9 @@ from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 from vit_jax.evaluation.features import Extractor, Features, representation
+from vit_jax.evaluation.text_encoder import TextEncoder
 from vit_jax.models.image_model import ImageModel
+from vit_jax.models.retrieval import Paired
 
 Compute = Callable[[nnx.Module, jax.Array], jax.Array]
 Options = Mapping[str, Any]  # A suite's options by name, each with a value.
@@ -69,6 +72,45 @@ class Impossible(UserError):
         super().__init__(why)
 
 
+class Classified(NamedTuple):
+    """Predicted classes of the images of a data set, for a page of pictures.
+
+    Attributes:
+      suite, name: names of the suite and of the data set.
+      source, crop: the images, and their evaluation transform.
+      class_names: names of all classes.
+      answers: for each readable image its index in the source, `numbers`, its `labels` `[images,
+        1]`, the most probable class, `answer`, and its `probability`.
+    """
+
+    suite: str
+    name: str
+    source: Source
+    crop: TestCrop
+    class_names: Sequence[str]
+    answers: dict[str, np.ndarray]
+
+
+class Matched(NamedTuple):
+    """Images and captions of a data set, for a page of pictures.
+
+    Attributes:
+      suite, name: names of the suite and of the data set.
+      source, crop: the images, and their evaluation transform.
+      paired: embeddings of the readable images and of the distinct captions.
+      captions: the distinct captions.
+      numbers: index of each readable image in the source, int `[images]`.
+    """
+
+    suite: str
+    name: str
+    source: Source
+    crop: TestCrop
+    paired: Paired
+    captions: Sequence[str]
+    numbers: np.ndarray
+
+
 class Subject:
     """A model to evaluate, with parameters that may change between evaluations.
 
@@ -80,6 +122,8 @@ class Subject:
       transfer_crop, test_crop: return the evaluation transform for frozen features and for
         predictions. They may raise UserError, and are only called by suites that read images.
       log: logs messages.
+      texts: opens the text tower of a model of images and texts, and compiles nothing. It may raise
+        UserError, and is only called by suites that read texts.
       finetune: trains this checkpoint by a config into a workdir and returns the metrics of the
         last evaluation; None during training.
       num_classes: width of the model's head; 0: it has none.
@@ -88,6 +132,7 @@ class Subject:
 
     Attributes:
       go_on: called between batches; the evaluation stops if it returns False.
+      on_outputs: callback for the outputs that a page can show.
     """
 
     def __init__(
@@ -97,6 +142,7 @@ class Subject:
         load: Callable[[], tuple[nnx.GraphDef, dict, dict]],
         transfer_crop: Callable[[], TestCrop],
         test_crop: Callable[[], TestCrop],
+        texts: Callable[[], TextEncoder],
         *,
         log: Callable[[str], None] = print,
         finetune: Callable | None = None,
@@ -107,8 +153,9 @@ class Subject:
         self.name, self.mesh, self.log, self.finetune = name, mesh, log, finetune
         self.num_classes, self.class_names = num_classes, tuple(class_names)
         self.go_on: Callable[[], bool] = lambda: True
+        self.on_outputs: Callable[[Classified | Matched], None] = lambda outputs: None
         self._load, self._options, self._extractors = load, options, {}
-        self._transfer_crop, self._test_crop = transfer_crop, test_crop
+        self._transfer_crop, self._test_crop, self._texts = transfer_crop, test_crop, texts
         self._params = None
 
     @functools.cached_property
@@ -120,6 +167,15 @@ class Subject:
     def test_crop(self) -> TestCrop:
         """Evaluation transform for predictions."""
         return self._test_crop()
+
+    @functools.cached_property
+    def texts(self) -> TextEncoder:
+        """The text tower of a model of images and texts.
+
+        Raises:
+          UserError: there is none.
+        """
+        return self._texts()
 
     @functools.cached_property
     def _loaded(self) -> tuple[nnx.GraphDef, dict, dict]:

@@ -5,8 +5,10 @@ from vit_jax.evaluation import (
     suite_imagenet,
     suite_knn,
     suite_probe,
+    suite_retrieval,
     suite_sgd_probe,
     suite_vtab,
+    suite_zero_shot,
 )
 
 MODULES = (
@@ -16,5 +18,7 @@ MODULES = (
     suite_knn,
     suite_probe,
     suite_sgd_probe,
+    suite_zero_shot,
+    suite_retrieval,
 )
 SUITES = {module.SUITE.name: module.SUITE for module in MODULES}

@@ -1,7 +1,7 @@
 """Models of images and texts: an image tower, a text tower and the scale of their similarities."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,8 +12,10 @@ from flax import nnx
 from vit_jax.errors import UserError
 from vit_jax.models.image_model import ImageModel, ImagesLike
 from vit_jax.models.text import TextTower
+from vit_jax.models.text_tokens import Tokenizer
 
 MOST_TEXTS = 64  # Texts of one call of the text tower.
+MOST_EMBEDDED = 4096  # Texts whose embeddings are held before their means are taken.
 TEMPLATES = ("a photo of a {}.",)
 
 
@@ -118,34 +120,65 @@ class ImageTextModel(nnx.Module):
           UserError: there are no names or templates, a name is empty or not unique, also as tokens,
             there is one name only for a softmax, or a template has no `{}`.
         """
-        names, templates = self._checked_names(names), _checked_templates(templates)
-        texts = [template.replace("{}", name) for name in names for template in templates]
-        embedded = self.encode_text(texts).reshape(len(names), len(templates), -1)
-        return ZeroShotClassifier(self, unit(embedded.mean(axis=1)), names)
+        names = checked_names(names, self.tokenizer, self.probabilities)
+        embeddings = class_embeddings(self.encode_text, names, checked_templates(templates))
+        return ZeroShotClassifier(self, jnp.asarray(embeddings), names)
 
-    def _checked_names(self, names: Sequence[str]) -> tuple[str, ...]:
-        names = tuple(name.strip() for name in ([names] if isinstance(names, str) else names))
-        if not names or not all(names):
-            raise UserError("class names are empty: give one or more, such as 'cat', 'dog'")
-        if len(names) == 1 and self.probabilities == "softmax":
+
+def class_embeddings(
+    encode: Callable[[list[str]], Any], names: Sequence[str], templates: Sequence[str]
+) -> np.ndarray:
+    """Returns the embedding of each class, float32 `[classes, dim]`.
+
+    It is the mean of the embeddings of its texts, one for each template, scaled to length 1.
+
+    Args:
+      encode: returns embeddings of length 1 of texts, `[texts, dim]`.
+      names: names of the classes.
+      templates: texts with `{}` for the name.
+    """
+    at_once, means = max(1, MOST_EMBEDDED // len(templates)), []
+    for start in range(0, len(names), at_once):
+        part = names[start : start + at_once]
+        texts = [template.replace("{}", name) for name in part for template in templates]
+        embeddings = np.asarray(encode(texts)).reshape(len(part), len(templates), -1)
+        means.append(embeddings.mean(axis=1))
+    classes = np.concatenate(means)
+    return classes / np.linalg.norm(classes, axis=-1, keepdims=True)
+
+
+def checked_names(
+    names: Sequence[str], tokenizer: Tokenizer, probabilities: str
+) -> tuple[str, ...]:
+    """Returns class names without surrounding spaces.
+
+    Raises:
+      UserError: there is no name, one is empty or not unique, also as tokens, or there is one name
+        only for a softmax.
+    """
+    names = tuple(name.strip() for name in ([names] if isinstance(names, str) else names))
+    if not names or not all(names):
+        raise UserError("class names are empty: give one or more, such as 'cat', 'dog'")
+    if len(names) == 1 and probabilities == "softmax":
+        raise UserError(
+            f"{names[0]!r} is the only class name, and this model's probabilities sum to 1: "
+            "give two or more, such as 'cat', 'something else'"
+        )
+    nothing, *texts = (tuple(row) for row in tokenizer(["", *names]).tolist())
+    known: dict[tuple[int, ...], str] = {}
+    for name, text in zip(names, texts, strict=True):
+        if text == nothing:
+            raise UserError(f"class name {name!r} has no tokens: give one with letters")
+        if text in known:
             raise UserError(
-                f"{names[0]!r} is the only class name, and this model's probabilities sum to 1: "
-                "give two or more, such as 'cat', 'something else'"
+                f"class names {known[text]!r} and {name!r} have the same tokens: give one"
             )
-        nothing, *texts = (tuple(row) for row in self.tokenizer(["", *names]).tolist())
-        known: dict[tuple[int, ...], str] = {}
-        for name, text in zip(names, texts, strict=True):
-            if text == nothing:
-                raise UserError(f"class name {name!r} has no tokens: give one with letters")
-            if text in known:
-                raise UserError(
-                    f"class names {known[text]!r} and {name!r} have the same tokens: give one"
-                )
-            known[text] = name
-        return names
+        known[text] = name
+    return names
 
 
-def _checked_templates(templates: Sequence[str]) -> tuple[str, ...]:
+def checked_templates(templates: Sequence[str]) -> tuple[str, ...]:
+    """Returns the templates; raises UserError if there is none, or one has no `{}`."""
     templates = tuple([templates] if isinstance(templates, str) else templates)
     for template in templates or ("",):
         if "{}" not in template:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.data.fields import TEXT, draw_caption
 from vit_jax.data.pipeline import SkipLog, evaluation_batches
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Source, Subset
@@ -14,6 +15,7 @@ from vit_jax.options.run import RunOptions
 from vit_jax.parallel.mesh import local_rows, to_devices, whole_batch
 from vit_jax.progress import Progress
 from vit_jax.runs.predictions import ClassCounts, Predictions, class_counts, class_figures, to_show
+from vit_jax.runs.retrievals import Retrievals, retrievals_of
 from vit_jax.training.objectives import objective_of
 from vit_jax.training.program import Program
 from vit_jax.training.step import Evaluated, make_eval_step, make_pictures
@@ -41,7 +43,7 @@ class Evaluator:
         objective = program.abstract_objective()
         self.metrics = objective.metrics | objective.split_metrics
         self.draws, self._over_split = objective.pictures is not None, objective.over_split
-        self._labelled = objective.labels
+        self._labelled, self._paired = objective.labels, objective.paired
         self._mesh, self._splits, self._log = program.mesh, splits, log
         # The number of images that training has on the devices at the same time.
         self._most = config.batch_size // config.micro_batches
@@ -57,6 +59,7 @@ class Evaluator:
         both = program.graphdef, program.objective, config, program.mesh, places
         self._step, self._pictures = make_eval_step(*both), make_pictures(*both)
         self.answers: dict[str, np.ndarray] | None = None
+        self._pairs: dict[str, np.ndarray] | None = None  # Of objectives with `paired`.
         self._skipped = {
             name: SkipLog(source, config.data.max_unreadable, log)
             for name, source in splits.items()
@@ -92,6 +95,7 @@ class Evaluator:
         progress(len(source))
         outputs = _joined(jax.device_get(said))
         self.answers = outputs if self._labelled else None
+        self._pairs = outputs if self._paired else None
         total = {name: float(value) for name, value in jax.device_get(total).items()}
         images = total.pop("images")
         figures = {name: value / max(images, 1.0) for name, value in total.items()}
@@ -117,6 +121,26 @@ class Evaluator:
         kept = Predictions(split, step, **self.answers)
         batch = self._read(split, to_show(kept), 1)
         return kept._replace(shown=batch["numbers"], images=batch["image"])
+
+    def retrievals(self, split: str, step: int) -> Retrievals | None:
+        """Returns captions of the last evaluation with their most similar images, for a report.
+
+        Args:
+          split: name of the split that was evaluated last.
+        """
+        if self._pairs is None or not len(self._pairs["numbers"]):
+            return None
+        paired, first = self._paired(self._pairs)
+        numbers = self._pairs["numbers"]
+
+        def caption(text: int) -> str:
+            number = int(numbers[first[text]])
+            return draw_caption(self._splits[split].fields_of(number)[TEXT], None)
+
+        def read(chosen: np.ndarray) -> np.ndarray:
+            return self._read(split, chosen, 1)["image"]
+
+        return retrievals_of(paired, numbers, caption, read, split, step)
 
     def images(self, most: int = 6) -> np.ndarray:
         """Returns test images spread evenly over the split, uint8 `[images, height, width, 3]`."""

@@ -117,13 +117,14 @@ def _take_workdir(
     memory.check(print if leader else lambda line: None)
     images = {name: len(source) for name, source in splits.named.items()}
     names = learned_classes(parts.config, splits.train)
+    objective = program.abstract_objective()
     manifest = make_manifest(
         parts.steps,
         names,
         images,
         origin.options,
         origin.interpolation,
-        metrics=program.abstract_objective().metrics,
+        metrics=objective.metrics | objective.split_metrics,
         flops=flops,
     )
     watchdog.set_phase("reading the frozen model")

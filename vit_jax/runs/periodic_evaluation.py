@@ -7,13 +7,16 @@ import jax
 
 from vit_jax.data.balance import inequality, known_counts
 from vit_jax.evaluation.in_training import in_lines
+from vit_jax.evaluation.suite import Classified, Matched
 from vit_jax.runs.assemble import Parts, evaluation_views
 from vit_jax.runs.console import Console, MetricWriter
 from vit_jax.runs.evaluator import Evaluator
 from vit_jax.runs.predictions import CLASS_FIGURES, keep, metric_in_words
 from vit_jax.runs.report_pictures import attention_figures, reconstruction_picture
+from vit_jax.runs.retrievals import keep_retrievals
 from vit_jax.runs.run_page import write_report
 from vit_jax.runs.splits import SPOKEN
+from vit_jax.runs.suite_pages import write_suite_page
 from vit_jax.runs.workdir import RECONSTRUCTIONS, SEEN_FOLDER
 from vit_jax.training.objectives.objective import in_format
 from vit_jax.training.program import Evaluated
@@ -50,7 +53,7 @@ class PeriodicEvaluation:
         self._evaluate = Evaluator(
             program, parts.splits.named, config, warn, evaluation_views(config)
         )
-        shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
+        places = program.evaluated_places()
         # For balanced splits, balanced accuracy is nearly accuracy, and the lines stay short.
         self._unequal = {
             name
@@ -58,7 +61,12 @@ class PeriodicEvaluation:
             if inequality(known_counts(source)) >= UNEQUAL
         }
         self._suites = parts.suites
-        self._suites.attach(program.graphdef, shardings, warn)
+        self._suites.attach(
+            (program.graphdef, places.params),
+            (program.objective, places.own),
+            warn,
+            self._write_page,
+        )
 
     @property
     def chosen_by(self) -> str:
@@ -91,7 +99,7 @@ class PeriodicEvaluation:
         figures = self._figures(splits, evaluated, go_on)
         if figures is None:
             return None
-        row = self._suites(evaluated.params, step, last, go_on)
+        row = self._suites(evaluated.params, evaluated.own, step, last, go_on)
         if row is None:
             return None
         for line in (*self.in_words(figures), *in_lines(row)):
@@ -128,6 +136,13 @@ class PeriodicEvaluation:
         self._writer.write(step, by_name(figures, "/") | row | kept_step)
         if predictions := self._evaluate.predictions([*figures][-1], step):
             keep(self.workdir, predictions)
+        if retrievals := self._evaluate.retrievals([*figures][-1], step):
+            keep_retrievals(self.workdir, retrievals)
+
+    def _write_page(self, outputs: Classified | Matched) -> None:
+        """Writes the page of a suite's data set, on the process that writes."""
+        if self._writer:
+            write_suite_page(self.workdir, outputs)
 
     def _add_knn(self, figures: Figures, row: dict[str, float]) -> None:
         """Adds the mean accuracy of k-NN, which selects the checkpoint of a pre-training.

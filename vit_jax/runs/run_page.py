@@ -27,6 +27,8 @@ from vit_jax.runs.bucket import shown
 from vit_jax.runs.goodput import KINDS, read_rows
 from vit_jax.runs.predictions import CLASS_FIGURES, Predictions, kept, metric_in_words
 from vit_jax.runs.report_pictures import SEEN, kept_pictures
+from vit_jax.runs.retrievals import Retrievals, kept_retrievals, retrieval_figures
+from vit_jax.runs.suite_pages import suite_pages
 from vit_jax.runs.workdir import (
     METRICS,
     RECONSTRUCTIONS,
@@ -70,12 +72,15 @@ class RunFiles(NamedTuple):
       rows: rows of `metrics.jsonl`.
       predictions: predictions of the last evaluation; None: it had no labels, or there was none
         yet.
+      retrievals: captions of the last evaluation with their most similar images; None: the run has
+        no captions, or there was none yet.
     """
 
     workdir: Path
     saved: SavedRun
     rows: list[dict]
     predictions: Predictions | None
+    retrievals: Retrievals | None = None
 
     @property
     def step(self) -> int:
@@ -148,7 +153,8 @@ def read_run(workdir: Path) -> RunFiles:
     saved = saved_run(workdir)
     if saved is None:
         raise UserError(f"no run in {shown(workdir)}: it has no {CONFIG}")
-    return RunFiles(workdir, saved, read_rows(workdir / METRICS), kept(workdir))
+    rows = read_rows(workdir / METRICS)
+    return RunFiles(workdir, saved, rows, kept(workdir), kept_retrievals(workdir))
 
 
 def write_report(workdir: Path) -> Path:
@@ -197,6 +203,8 @@ def run_page(run: RunFiles, live: bool = False) -> str:
         head=_head(run),
         numbers=numbers_of(run),
         answers=run.predictions and answer_figures(run.predictions, run.class_names),
+        retrievals=run.retrievals and retrieval_figures(run.retrievals),
+        pages=suite_pages(run.workdir),
         no_answers=_why_no_answers(run),
         curves=curves(run.rows),
         provenance=provenance(run.saved),
@@ -286,7 +294,7 @@ def _curves_of_suites(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], i
 
 def _why_no_answers(run: RunFiles) -> str:
     """Returns the reason that an evaluated run has no predictions; empty before the evaluation."""
-    if not run.figures:
+    if not run.figures or run.retrievals:
         return ""
     return (
         "the run kept none, as of earlier versions" if run.labelled else "it trains without labels"

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -40,7 +40,9 @@ class Batcher:
         self._pixels = 0
         # One computation at a time, in the order of arrival.
         self._device = ThreadPoolExecutor(1, "device")
-        self._queue: asyncio.Queue[tuple[np.ndarray, asyncio.Future]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[np.ndarray, np.ndarray | None, asyncio.Future]] = (
+            asyncio.Queue()
+        )
         self.waiting = 0
         metrics.waiting.set_function(lambda: self.waiting)
 
@@ -67,11 +69,24 @@ class Batcher:
             self.waiting, self._pixels = self.waiting - images, self._pixels - pixels
             self._freed.set()
 
-    async def classify(self, image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns probabilities and classes of an image, the most probable first."""
+    async def classify(
+        self, image: np.ndarray, classes: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns probabilities and classes of an image, the most probable first.
+
+        Args:
+          classes: output of `embeddings`; None: the server's classes.
+        """
         answer = asyncio.get_running_loop().create_future()
-        self._queue.put_nowait((image, answer))
+        self._queue.put_nowait((image, classes, answer))
         return await answer
+
+    async def embeddings(self, names: Sequence[str]) -> np.ndarray:
+        """Returns the embeddings of class names, float32 `[names, dim]`."""
+        assert self._engine.names is not None
+        return await asyncio.get_running_loop().run_in_executor(
+            self._device, self._engine.names.embeddings, names
+        )
 
     async def look(self, image: np.ndarray) -> Look:
         """Returns the features and the attention rollout of an image."""
@@ -85,17 +100,20 @@ class Batcher:
             batch = [await self._queue.get()]
             while len(batch) < self._engine.sizes[-1] and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
-            batch = [(image, answer) for image, answer in batch if not answer.cancelled()]
+            batch = [each for each in batch if not each[-1].cancelled()]
             if batch:
                 await self._answer(*zip(*batch, strict=True))
 
     async def _answer(
-        self, images: tuple[np.ndarray, ...], answers: tuple[asyncio.Future, ...]
+        self,
+        images: tuple[np.ndarray, ...],
+        classes: tuple[np.ndarray | None, ...],
+        answers: tuple[asyncio.Future, ...],
     ) -> None:
         self._metrics.batch.observe(len(images))
         try:
             found = await asyncio.get_running_loop().run_in_executor(
-                self._device, self._engine.classify, images
+                self._device, self._engine.classify, images, classes
             )
         # A bug, or not enough memory: the next batch may succeed.
         except Exception as error:

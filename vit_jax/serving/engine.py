@@ -22,6 +22,7 @@ from vit_jax.inspection.attention_maps import check_attends, of_patches, rollout
 from vit_jax.models.image_model import TokenModel
 from vit_jax.parallel.mesh import make_mesh, place, to_devices, whole_batch
 from vit_jax.parallel.sharding import parameter_shardings
+from vit_jax.serving.names import Names
 
 
 class Look(NamedTuple):
@@ -38,6 +39,7 @@ class Engine:
       batch_size: largest number of images in a batch.
       top: largest number of classes per image.
       threshold: least probability of the returned classes.
+      names: the classes of requests; None: the classifier's head has the classes.
 
     Attributes:
       sizes: batch sizes of the programs; smaller batches are padded.
@@ -45,9 +47,14 @@ class Engine:
     """
 
     def __init__(
-        self, classifier: Classifier, batch_size: int, top: int, threshold: float | None = None
+        self,
+        classifier: Classifier,
+        batch_size: int,
+        top: int,
+        threshold: float | None = None,
+        names: Names | None = None,
     ):
-        self.classifier, self._threshold = classifier, threshold
+        self.classifier, self._threshold, self.names, self._top = classifier, threshold, names, top
         self._mesh = make_mesh()
         self._graphdef, params = nnx.split(classifier.model)
         params = nnx.to_pure_dict(params)
@@ -55,7 +62,9 @@ class Engine:
         self._params = jax.tree.map(place, params, self._shardings)
         powers = (1 << power for power in range(batch_size.bit_length()))
         self.sizes = sorted({whole_batch(self._mesh, size) for size in (*powers, batch_size)})
-        compute = likeliest(min(top, classifier.model.num_classes), classifier.probabilities)
+        compute = representation
+        if names is None:
+            compute = likeliest(min(top, classifier.model.num_classes), classifier.probabilities)
         self._classify = {size: self._compiled(compute, size) for size in self.sizes}
         self.no_heat = _reason(check_attends, classifier.model)
         self._look = self._compiled(
@@ -74,20 +83,35 @@ class Engine:
         labels, mask = np.full((size, 1), -1, np.int32), np.arange(size) < len(images)
         return to_devices({"image": pixels, "labels": labels, "mask": mask}, self._mesh)
 
-    def classify(self, images: Sequence[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
+    def classify(
+        self, images: Sequence[np.ndarray], classes: Sequence[np.ndarray | None]
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns probabilities and classes of images, the most probable first.
 
         Args:
           images: output of the evaluation transform, at most as many as the largest of `sizes`.
+          classes: embeddings of the classes of each image's request; None: the server's classes.
         """
         size = next(size for size in self.sizes if size >= len(images))
         found = self._classify[size](self._params, self._batch(images, size))
-        probabilities, classes = (
-            values[: len(images)] for values in jax.device_get(found["values"])
-        )
-        counts = (reaching(self._threshold, row) for row in probabilities)
-        each = zip(probabilities, classes, counts, strict=True)
-        return [(chances[:count], labels[:count]) for chances, labels, count in each]
+        values = jax.device_get(found["values"])
+        if self.names is None:
+            each = [*zip(*(x[: len(images)] for x in values), strict=True)]
+        else:
+            each = [self._of_names(*one) for one in zip(values, classes, strict=False)]
+        counts = (reaching(self._threshold, chances) for chances, _ in each)
+        return [
+            (x[:count], labels[:count]) for (x, labels), count in zip(each, counts, strict=True)
+        ]
+
+    def _of_names(
+        self, image: np.ndarray, classes: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns probabilities and classes of the embedding of an image by names."""
+        assert self.names is not None
+        chances = self.names.probabilities(image, classes)
+        labels = np.argsort(-chances, kind="stable")[: self._top]
+        return chances[labels], labels
 
     def look(self, image: np.ndarray) -> Look:
         """Returns the features and the attention rollout of an image."""

@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vit_jax.data.decode import FORMATS, Unreadable
+from vit_jax.errors import UserError
 from vit_jax.inspection.page_images import heat_address, image_address
 from vit_jax.serving.batching import Batcher, Busy
 from vit_jax.serving.engine import Engine
@@ -31,7 +32,7 @@ from vit_jax.serving.neighbours import Neighbours
 MOST_NEIGHBOURS = 24
 MOST_HELD = 1 << 29  # Bytes of all current uploads.
 AGAIN = {"Retry-After": "1"}
-ASKED = ("images", "heat", "neighbours", "seen")
+NUMBERS = ("heat", "neighbours", "seen")  # Parameters that are numbers.
 MOST_SYNTAX = 10_000  # Characters of JSON outside of strings and numbers.
 WORDS = (
     bytes(range(ord("a"), ord("z") + 1)) + bytes(range(ord("A"), ord("Z") + 1)) + b"0123456789+/=\\"
@@ -64,12 +65,14 @@ class Asked(NamedTuple):
       images: encoded images.
       heat, seen: return attention rollout, and the part of the image that the model receives.
       neighbours: number of nearest images to return.
+      names: names of the classes; empty: the server's.
     """
 
     images: list[bytes]
     heat: bool
     neighbours: int
     seen: bool
+    names: tuple[str, ...] = ()
 
     @property
     def looks(self) -> bool:
@@ -184,8 +187,10 @@ class Service:
                 whole = True
                 asked, single, pixels = await self._in_thread(self._measured, request, bytes(body))
                 async with self._batcher.places(len(pixels), sum(pixels)):
+                    names = asked.names
+                    classes = await self._batcher.embeddings(names) if names else None
                     answers = [
-                        self._of_image(*each, asked)
+                        self._of_image(*each, asked, classes)
                         for each in zip(
                             asked.images, pixels, range(1, len(pixels) + 1), strict=True
                         )
@@ -234,7 +239,10 @@ class Service:
         if kind == "multipart/form-data":
             raise Refused(415, "send the image itself, not a form: curl --data-binary @photo.jpg")
         if kind != "application/json":
-            query = {key: _number(value) for key, value in request.query_params.items()}
+            query: dict[str, Any] = {
+                key: value.split(",") if key == "names" else _number(value)
+                for key, value in request.query_params.items()
+            }
             return self._checked(query, [body]), True
         try:
             # Parsing millions of small values takes seconds.
@@ -253,19 +261,36 @@ class Service:
             )
         return self._checked(said, images), False
 
+    def _names(self, names: object) -> tuple[str, ...]:
+        """Returns the class names of a request.
+
+        Raises:
+          Refused: they are invalid, or the model has no text tower.
+        """
+        if self._engine.names is None:
+            raise Refused(400, "there are no names: the server was started without --names=cat,dog")
+        try:
+            return self._engine.names.checked(names)
+        except UserError as error:
+            raise Refused(400, str(error)) from None
+
     def _checked(self, said: dict[str, Any], images: list[bytes]) -> Asked:
+        names = self._names(said.pop("names")) if "names" in said else ()
         for key, value in said.items():
-            if key not in ASKED[1:]:
-                raise Refused(
-                    400, f"{key!r} is an unknown parameter; supported: {', '.join(ASKED[1:])}"
-                )
+            if key not in NUMBERS:
+                known = ", ".join((*NUMBERS, "names"))
+                raise Refused(400, f"{key!r} is an unknown parameter; supported: {known}")
             if not isinstance(value, int):
                 raise Refused(400, f"{key} must be a whole number")
             most = MOST_NEIGHBOURS if key == "neighbours" else 1
             if not 0 <= value <= most:
                 raise Refused(400, f"{key} must be 0 to {most}")
         asked = Asked(
-            images, bool(said.get("heat")), int(said.get("neighbours", 0)), bool(said.get("seen"))
+            images,
+            bool(said.get("heat")),
+            int(said.get("neighbours", 0)),
+            bool(said.get("seen")),
+            names,
         )
         if asked.heat and self._engine.no_heat is not None:
             raise Refused(400, f"there is no heat map: {self._engine.no_heat}")
@@ -275,17 +300,20 @@ class Service:
             )
         return asked
 
-    async def _of_image(self, image: bytes, size: int, number: int, asked: Asked) -> dict[str, Any]:
+    async def _of_image(
+        self, image: bytes, size: int, number: int, asked: Asked, classes: np.ndarray | None
+    ) -> dict[str, Any]:
         """Returns the results for one of the images.
 
         Args:
           size: its number of pixels.
           number: its place in the request, from 1.
+          classes: embeddings of the request's names; None: the server's classes.
         """
         async with self._one_large if size > self._large else contextlib.nullcontext():
             pixels = await self._in_thread(self._decode, image, _where(number, asked.images))
-        chances, found = await self._batcher.classify(pixels)
-        names = self._engine.classifier.class_names
+        chances, found = await self._batcher.classify(pixels, classes)
+        names = asked.names or self._engine.classifier.class_names
         answer: dict[str, Any] = {
             "predictions": [
                 {"class": names[label], "probability": chance}

@@ -22,7 +22,6 @@ from vit_jax.interop.open import open_checkpoint
 from vit_jax.models.text_tokens import open_tokenizer
 from vit_jax.runs.choices.recognised import recognise
 from vit_jax.save import write_checkpoint
-from vit_jax.training.objectives.contrastive import recalls
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
 
@@ -208,21 +207,6 @@ def test_evaluation_takes_the_first_caption(tmp_path):
     decoded = ["".join(chr(token - 2) for token in row if token > 1) for row in batch[TEXT][:2]]
     assert decoded == ["a cat", "two dog"]
     assert not batch[TEXT][3].any()
-
-
-def test_recalls_are_counted_one_by_one():
-    rng = np.random.default_rng(0)
-    queries, keys = rng.normal(size=(2, 60, 5)).astype(np.float32)
-    groups = rng.integers(40, size=60)
-    found = recalls(queries, keys, groups)
-    for k, share in found.items():
-        hits = []
-        for query in range(60):
-            order = np.argsort(-(keys @ queries[query]), kind="stable")
-            # Others of the query's group do not push its best key down.
-            best = next(place for place, key in enumerate(order) if groups[key] == groups[query])
-            hits.append(best < k)
-        assert share == pytest.approx(np.mean(hits))
 
 
 def pairs(count: int, seed: int):

@@ -15,7 +15,7 @@ from vit_jax.data.fields import TEXT
 from vit_jax.data.sources.array_record import ARRAY_RECORD
 from vit_jax.data.sources.base import Source, of_classes
 from vit_jax.data.sources.composed import CENTRED, SCATTERED
-from vit_jax.data.sources.csv_list import CSV
+from vit_jax.data.sources.csv_list import CSV, LISTS
 from vit_jax.data.sources.digits import DIGITS
 from vit_jax.data.sources.folder import FOLDER
 from vit_jax.data.sources.handed_in import HANDED_IN, handed_in
@@ -137,6 +137,9 @@ SOURCES: dict[str, SourceKind] = {
 }
 
 
+SPLITS = ("train", "test")  # Names of lists in the folder of a data set.
+
+
 class DataSet(NamedTuple):
     """A data set to evaluate on."""
 
@@ -178,5 +181,6 @@ def _kind_at(path: str) -> str:
     """Returns the kind of the data set at an existing path."""
     if os.path.isfile(os.path.join(path, "dataset_info.json")):
         return "tfds"
-    lists = path.lower().endswith(".csv") or os.path.isfile(os.path.join(path, "train.csv"))
+    named = [os.path.join(path, f"{split}{suffix}") for split in SPLITS for suffix in LISTS]
+    lists = path.lower().endswith(LISTS) or any(map(os.path.isfile, named))
     return "csv" if lists else "folder"

@@ -17,9 +17,10 @@ async function ask(file) {
   const number = ++newest;
   say(`Looking at ${file.name} …`);
   let answer, error;
-  const started = performance.now();
+  const started = performance.now(), names = at("names");
+  const named = names && names.value.trim() ? `&names=${encodeURIComponent(names.value)}` : "";
   try {
-    const response = await fetch(`predict?${query}`, {method: "POST", body: file,
+    const response = await fetch(`predict?${query}${named}`, {method: "POST", body: file,
       headers: {"Content-Type": file.type || "application/octet-stream"}});
     answer = await response.json();
     error = answer.error;

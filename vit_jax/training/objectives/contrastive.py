@@ -22,6 +22,7 @@ from vit_jax.data.views import Augmentation, View
 from vit_jax.errors import UserError
 from vit_jax.models.image_model import TokenModel
 from vit_jax.models.image_text import unit
+from vit_jax.models.retrieval import RECALLS, Paired, distinct, recalls
 from vit_jax.models.text import TextTower, text_options, tokenizer_of
 from vit_jax.models.text_tokens import tokenizer_files, tokenizer_identity
 from vit_jax.options.objective import ContrastiveOptions
@@ -40,8 +41,6 @@ from vit_jax.training.objectives.objective import (
 )
 from vit_jax.training.objectives.pair_losses import Pairs, sigmoid_losses, softmax_losses
 
-RECALLS = (1, 5, 10)
-MOST_COMPARED = 2**22  # Similarities that are held at once.
 GLOBAL = "global"  # Views for self-distillation.
 GLOBAL_AREA = 0.4, 1.0  # Of a global crop, as in DINO.
 
@@ -197,9 +196,9 @@ class Contrastive(Objective):
         """Adds random draws of each image: kept patches, kinds of captioning and masks.
 
         Returns:
-          The batch with `keep` int32 `[batch, kept]` and `parallel` bool `[batch]`, and the entries
-          of `DINO.prepare`. In evaluation, all patches are kept and captions are predicted token by
-          token.
+          The batch with `keep`, a key of each image's kept patches, and `parallel` bool `[batch]`,
+          and the entries of `DINO.prepare`. In evaluation, all patches are kept and captions are
+          predicted token by token.
         """
         if "mask" in batch:
             return batch
@@ -215,6 +214,12 @@ class Contrastive(Objective):
             batch |= {"keep": of_patches}
         return batch
 
+    @property
+    def scale(self) -> jax.Array:
+        """Factor of the cosine similarities."""
+        scale = jnp.exp(self.logit_scale[...])
+        return scale if self.max_scale is None else jnp.minimum(scale, self.max_scale)
+
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss of each image with the captions of the batch.
 
@@ -227,9 +232,7 @@ class Contrastive(Objective):
         """
         embeddings, patches = self._embed(model, batch, context.rngs)
         images, texts = unit(embeddings.astype(jnp.float32)), unit(self.text(batch[TEXT]))
-        scale = jnp.exp(self.logit_scale[...])
-        if self.max_scale is not None:
-            scale = jnp.minimum(scale, self.max_scale)
+        scale = self.scale
         keep = batch.get("mask", jnp.ones(len(images), bool))
         pairs = Pairs(images, texts, scale, keep)
         if self.logit_bias is None:
@@ -323,34 +326,13 @@ class Contrastive(Objective):
 
         The retrieved caption is right if its tokens are those of the image's first caption.
         """
-        _, texts = np.unique(outputs["tokens"], axis=0, return_inverse=True)
-        ways = {
-            "image_to_text": (outputs["images"], outputs["texts"]),
-            "text_to_image": (outputs["texts"], outputs["images"]),
-        }
-        return {
-            f"recall@{k}_{way}": share
-            for way, (queries, keys) in ways.items()
-            for k, share in recalls(queries, keys, texts.reshape(-1)).items()
-        }
+        return recalls(self.paired(outputs)[0])
 
-
-def recalls(queries: np.ndarray, keys: np.ndarray, groups: np.ndarray) -> dict[int, float]:
-    """Returns by k the share of queries with one of their group among the k most similar keys.
-
-    Args:
-      queries, keys: embeddings of length 1, float32 `[count, dim]`, in the same order.
-      groups: the group of each query and of its key, `[count]`.
-    """
-    count, ranks = len(queries), []
-    rows = max(1, MOST_COMPARED // max(count, 1))
-    for start in range(0, count, rows):
-        scores = queries[start : start + rows] @ keys.T
-        same = groups[start : start + rows, None] == groups[None]
-        best = np.where(same, scores, -np.inf).max(axis=1, keepdims=True)
-        ranks.append(((scores > best) & ~same).sum(axis=1))
-    ranked = np.concatenate(ranks) if ranks else np.zeros(0)
-    return {k: float((ranked < k).mean()) if count else 0.0 for k in RECALLS}
+    @staticmethod
+    def paired(outputs: dict[str, np.ndarray]) -> tuple[Paired, np.ndarray]:
+        first, texts = distinct(outputs["tokens"])
+        pairs = np.stack([np.arange(len(outputs["images"])), texts], axis=1)
+        return Paired(outputs["images"], outputs["texts"][first], pairs), first
 
 
 def _check_tokens(model: nnx.Module) -> None:

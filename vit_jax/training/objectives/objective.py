@@ -91,6 +91,8 @@ class Objective(nnx.Module):
       frozen: the model requested by `teacher_spec`, which is not trained.
       pictures: None, or `(model, batch, context) -> (visible, predicted)`: images of the visible
         part and of the prediction, each `[batch, height, width, channels]` in [0, 255].
+      paired: None, or `outputs -> (paired, first)`: the embeddings of images and texts in
+        `Loss.outputs`, and the image with each distinct text, for the report's retrieved images.
     """
 
     section: ClassVar[str] = ""
@@ -104,6 +106,7 @@ class Objective(nnx.Module):
     stem: ClassVar[tuple[str, ...]] = ()
     frozen: nnx.Module | None = None
     pictures = None
+    paired = None
 
     @classmethod
     def make(cls, config: RunOptions, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "Objective":

@@ -1,0 +1,146 @@
+"""The suite `retrieval`: captions of test images and images of captions, by their similarity."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.data.fields import TEXT
+from vit_jax.data.sources import DataSet, open_source
+from vit_jax.data.sources.base import Source, check_fields, fingerprint
+from vit_jax.errors import UserError
+from vit_jax.evaluation.features import image_embedding
+from vit_jax.evaluation.suite import (
+    DATA_DIR,
+    Matched,
+    Measurement,
+    Options,
+    Row,
+    Subject,
+    Suite,
+    SuiteOption,
+)
+from vit_jax.evaluation.suite_fewshot import SETS
+from vit_jax.evaluation.suite_zero_shot import tested_sets
+from vit_jax.models.retrieval import RECALLS, Paired, distinct, recalls
+
+# Names of rows by direction.
+WAYS = {"image_to_text": "image to text", "text_to_image": "text to image"}
+
+
+class Opened(NamedTuple):
+    """Test images, and all captions of each."""
+
+    source: Source
+    captions: list[Sequence[str]]
+
+
+def open_captioned(described: DataSet, options: Options, subject: Subject) -> Opened:
+    """Opens the test images of a data set with all their captions.
+
+    Raises:
+      UserError: the model has no text tower, the data cannot be opened or have no captions.
+    """
+    _ = subject.texts  # The model must have a text tower.
+    source = open_source(
+        described.kind,
+        described.test_split,
+        path=described.path,
+        image_size=options["image_size"] or 224,
+        labels=False,
+        fields=(TEXT,),
+        caption_key=options["caption_key"],
+    )
+    check_fields(source, (TEXT,), "test")
+    return Opened(source, [source.fields_of(index)[TEXT] for index in range(len(source))])
+
+
+def embedded(described: DataSet, subject: Subject, opened: Opened) -> Matched:
+    """Returns the embeddings of all readable images and of their captions."""
+    seen = subject.see(opened.source, image_embedding, subject.test_crop)
+    of_images = [opened.captions[index] for index in seen.indices.tolist()]
+    captions = [caption for each in of_images for caption in each]
+    first, texts = distinct(subject.texts.tokenizer(captions))
+    captions = [captions[index] for index in first.tolist()]
+    owners = np.repeat(np.arange(len(of_images)), [len(each) for each in of_images])
+    paired = Paired(seen.values, subject.texts(captions), np.stack([owners, texts], axis=1))
+    about = "retrieval", described.name, opened.source, subject.test_crop
+    return Matched(*about, paired, captions, seen.indices)
+
+
+def measurements(subject: Subject, options: Options) -> list[Measurement]:
+    """Returns a measurement for each data set, for both directions."""
+
+    def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:
+        found = embedded(described, subject, opened)
+        subject.on_outputs(found)
+        images, texts, pairs = found.paired
+        shares = recalls(found.paired)
+        note = f"{len(pairs):,} captions"
+        if len(texts) < len(pairs):
+            note += f", {len(texts):,} of them distinct"
+        return [
+            Row(
+                "retrieval",
+                name_of(described, way, k),
+                shares[f"recall@{k}_{way}"],
+                None,
+                len(images),
+                f"{note}; {subject.test_crop}",
+            )
+            for way in WAYS
+            for k in RECALLS
+        ]
+
+    def measurement(described: DataSet) -> Measurement:
+        @functools.cache
+        def opened() -> Opened:
+            return open_captioned(described, options, subject)
+
+        return Measurement(
+            tuple(name_of(described, way, k) for way in WAYS for k in RECALLS),
+            lambda names: opened(),
+            functools.partial(measure, described),
+            lambda opened: fingerprint(opened.source),
+            lambda name: fingerprint(opened().source),
+        )
+
+    if described := tested_sets(options):
+        return list(map(measurement, described))
+    return [_without_data()]
+
+
+def _without_data() -> Measurement:
+    """Returns a measurement that requests data sets."""
+
+    def rejected(names: Sequence[str] | str) -> Any:
+        raise UserError("give pairs of images and captions, such as --set=csv:/data/pairs")
+
+    return Measurement(("recall",), rejected, lambda subject, opened: [], identify=rejected)
+
+
+def name_of(described: DataSet, way: str, k: int) -> str:
+    """Returns the name of a data set's row."""
+    return f"{described.name}, {WAYS[way]}, recall@{k}"
+
+
+SUITE = Suite(
+    name="retrieval",
+    title="Retrieval between images and captions",
+    needs="a model of images and texts; images with captions by --set",
+    measurements=measurements,
+    options={
+        "set": SETS,
+        "caption_key": SuiteOption(
+            "caption", "Column or key of the captions; by default caption, captions or text."
+        ),
+        "data_dir": DATA_DIR,
+    },
+    settings=lambda subject, options: {
+        "caption_key": options["caption_key"],
+        "crop": str(subject.test_crop),
+    },
+    spoken="retrieval on",
+    short=lambda name: "{0}/{2} {1}".format(*name.rsplit(", ", 2)),
+)

@@ -1,0 +1,247 @@
+"""The suite `zero_shot`: a model of images and texts classifies test images by class names."""
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.data.class_names import has_names, parse_names
+from vit_jax.data.sources import SOURCES, DataSet, open_source
+from vit_jax.data.sources.base import Source, check_labelled, fingerprint
+from vit_jax.errors import UserError
+from vit_jax.evaluation.features import image_embedding, single_labels
+from vit_jax.evaluation.fewshot import DATA_SETS, read_single_labels
+from vit_jax.evaluation.imagenet import accuracy, synsets
+from vit_jax.evaluation.suite import (
+    DATA_DIR,
+    Classified,
+    Measurement,
+    Options,
+    Row,
+    Subject,
+    Suite,
+    SuiteOption,
+    digest_of,
+    in_data_dir,
+)
+from vit_jax.evaluation.suite_fewshot import SETS
+from vit_jax.evaluation.text_encoder import TextEncoder
+from vit_jax.models.image_model import PROBABILITIES
+from vit_jax.models.image_text import (
+    TEMPLATES,
+    checked_names,
+    checked_templates,
+    class_embeddings,
+)
+from vit_jax.published.prompts import imagenet_prompts
+from vit_jax.small_files import read_lines
+
+IMAGENET = "imagenet"  # CLIP's prompts, as the value of an option.
+CLIP_NAMES = "CLIP's class names"  # Note of a row.
+TOP = 5
+MOST_COMPARED = 2**22  # Similarities that are held at once.
+
+
+class Opened(NamedTuple):
+    """Test images, and the names of their classes.
+
+    Attributes:
+      note: source of the names; empty: the data.
+    """
+
+    source: Source
+    names: tuple[str, ...]
+    note: str
+
+
+def parse_class_names(text: str) -> tuple[str, ...] | str:
+    """Returns the class names of `--names`, or `imagenet`."""
+    return text if text == IMAGENET else tuple(parse_names(text))
+
+
+def parse_templates(text: str) -> tuple[str, ...]:
+    """Returns the templates of a file, or CLIP's for ImageNet; raises UserError without `{}`."""
+    if text == IMAGENET:
+        return imagenet_prompts().templates
+    return checked_templates([line for line in read_lines(text, "templates") if line.strip()])
+
+
+def tested_sets(options: Options, default: Sequence[DataSet] = ()) -> list[DataSet]:
+    """Returns the data sets of `--set`; all images of a folder without splits are for testing."""
+    described = []
+    for one in options["set"] or default:
+        if one.kind == "tfds":
+            one = one._replace(path=in_data_dir(one.path, options["data_dir"]))
+        elif one.test_split == "test" and SOURCES[one.kind].is_whole(one.path):
+            one = one._replace(test_split="all")
+        described.append(one)
+    return described
+
+
+def class_names_of(source: Source, given: Sequence[str] | str, name: str) -> tuple[list[str], str]:
+    """Returns a name for each class of a source, and a note on their origin.
+
+    Args:
+      given: value of the option `names`; empty: the names of the source.
+      name: name of the data set, for messages.
+
+    Raises:
+      UserError: the names do not fit the classes, or the data have none.
+    """
+    classes = source.class_names
+    if given == IMAGENET or (not given and _are_synsets(classes)):
+        return _names_of_synsets(classes, name), CLIP_NAMES
+    if given:
+        if len(given) != len(classes):
+            raise UserError(
+                f"--names has {len(given):,} class names, and {name} {len(classes):,} classes: "
+                "give one for each, in the order of the data's classes"
+            )
+        return [*given], "class names of --names"
+    if source.numbered:
+        raise UserError(
+            f"the classes of {name} have no names, only numbers: give --names=FILE with a name in "
+            "each line"
+        )
+    note = "" if has_names(classes) else "classes are named by their numbers"
+    return [one.replace("_", " ") for one in classes], note
+
+
+def _names_of_synsets(classes: Sequence[str], name: str) -> list[str]:
+    """Returns CLIP's names of some of ImageNet's synsets."""
+    by_synset = dict(zip(synsets(), imagenet_prompts().class_names, strict=True))
+    if unknown := [one for one in classes if one not in by_synset]:
+        raise UserError(
+            f"{name} has a class {unknown[0]!r}, which is no synset of ImageNet, such as "
+            "n01440764: remove --names=imagenet, or give --names=FILE"
+        )
+    return [by_synset[one] for one in classes]
+
+
+def _are_synsets(classes: Sequence[str]) -> bool:
+    return all(re.fullmatch(r"n\d{8}", one) for one in classes) and {*classes} <= {*synsets()}
+
+
+def open_labelled(described: DataSet, options: Options, subject: Subject) -> Opened:
+    """Opens the test images of a data set, each of one class.
+
+    Raises:
+      UserError: the model has no text tower, the data cannot be opened or have no labels or several
+        for an image, or the class names are invalid.
+    """
+    texts = subject.texts
+    source = open_source(
+        described.kind,
+        described.test_split,
+        path=described.path,
+        image_size=options["image_size"] or 224,
+        each_labelled=True,
+    )
+    if not source.class_names:
+        raise UserError(f"{described.name} has no labels: zero_shot needs one for each image")
+    check_labelled(source, "test")
+    if source.max_labels > 1:
+        read_single_labels(described.name, source, subject.log)
+    names, note = class_names_of(source, options["names"], described.name)
+    # CLIP's names for ImageNet have two pairs of equal ones.
+    if note != CLIP_NAMES:
+        names = checked_names(names, texts.tokenizer, texts.probabilities)
+    return Opened(source, tuple(names), note)
+
+
+def likeliest_classes(
+    images: np.ndarray, classes: np.ndarray, texts: TextEncoder
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the five most probable classes of each image, and the probability of the first.
+
+    Equal probabilities are in the order of the classes. With fewer classes, the rest is -1.
+
+    Args:
+      images, classes: embeddings of length 1, float32 `[count, dim]`.
+      texts: the model's text tower.
+
+    Returns:
+      int `[images, 5]` and float32 `[images]`.
+    """
+    rows, ranked, chances = max(1, MOST_COMPARED // len(classes)), [], []
+    for start in range(0, len(images), rows):
+        logits = texts.logits(images[start : start + rows], classes)
+        ranked.append(np.argsort(-logits, axis=1, kind="stable")[:, :TOP])
+        chances.append(np.asarray(PROBABILITIES[texts.probabilities](logits)).max(axis=1))
+    found = np.concatenate(ranked)
+    found = np.pad(found, ((0, 0), (0, TOP - found.shape[1])), constant_values=-1)
+    return found, np.concatenate(chances)
+
+
+def measurements(subject: Subject, options: Options) -> list[Measurement]:
+    """Returns a measurement for each data set."""
+    templates = options["templates"]
+
+    def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:
+        classes = class_embeddings(subject.texts, opened.names, templates)
+        seen = subject.see(opened.source, image_embedding, subject.test_crop)
+        labels = single_labels(seen.labels, described.name)[:, None]
+        ranked, probability = likeliest_classes(seen.values, classes, subject.texts)
+        answers = dict(numbers=seen.indices, labels=labels, answer=ranked[:, 0])
+        about = "zero_shot", described.name, opened.source, subject.test_crop, opened.names
+        subject.on_outputs(Classified(*about, answers | {"probability": probability}))
+        scored = accuracy(ranked, labels)
+        prompts = templates[0] if len(templates) == 1 else f"{len(templates)} templates"
+        note = "; ".join(filter(None, (prompts, opened.note, str(subject.test_crop))))
+        return [
+            Row("zero_shot", name, scored[kind], None, len(labels), note)
+            for name, kind in zip(names_of(described), ("top1", "top5"), strict=True)
+        ]
+
+    def measurement(described: DataSet) -> Measurement:
+        @functools.cache
+        def opened() -> Opened:
+            return open_labelled(described, options, subject)
+
+        return Measurement(
+            names_of(described),
+            lambda names: opened(),
+            functools.partial(measure, described),
+            lambda opened: fingerprint(opened.source),
+            lambda name: fingerprint(opened().source),
+        )
+
+    return [measurement(described) for described in tested_sets(options, DATA_SETS)]
+
+
+def names_of(described: DataSet) -> tuple[str, ...]:
+    """Returns the names of a data set's rows."""
+    return f"{described.name}, top-1", f"{described.name}, top-{TOP}"
+
+
+SUITE = Suite(
+    name="zero_shot",
+    title="Zero-shot classification by class names",
+    needs="a model of images and texts; data sets of --set, by default big_vision's nine of TFDS",
+    measurements=measurements,
+    options={
+        "set": SETS,
+        "names": SuiteOption(
+            (),
+            "Class names in the order of the data's classes, cat,dog or a file with one in each "
+            "line, or imagenet: CLIP's, by synset; by default the data's.",
+            parse_class_names,
+        ),
+        "templates": SuiteOption(
+            TEMPLATES,
+            "File of zero_shot with a template in each line, {} for the name, or imagenet: CLIP's "
+            "80; by default 'a photo of a {}.'",
+            parse_templates,
+        ),
+        "data_dir": DATA_DIR,
+    },
+    settings=lambda subject, options: {
+        "names": digest_of({"names": options["names"]}) if options["names"] else "the data's",
+        "templates": f"{len(options['templates'])}, "
+        + digest_of({"templates": options["templates"]}),
+        "crop": str(subject.test_crop),
+    },
+    spoken="zero-shot accuracy on",
+)

@@ -1,0 +1,87 @@
+"""Text embeddings of a model of images and texts, with parameters that may change."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from vit_jax.models.image_text import MOST_TEXTS, unit
+from vit_jax.models.layers import placing
+from vit_jax.models.text import TextTower
+from vit_jax.models.text_tokens import Tokenizer
+from vit_jax.parallel.mesh import over_devices, replicated, split_batch, whole_batch
+from vit_jax.parallel.sharding import place_activation
+
+
+class TextEncoder:
+    """Text tower of a model, on all devices of a mesh; compiled for few batch sizes.
+
+    Args:
+      tokenizer: maps texts to tokens, int32 `[texts, length]`.
+      probabilities: a key of `PROBABILITIES`.
+      mesh: mesh of devices.
+      load: returns the graph, parameters and shardings of a module; called once, when the first
+        text is encoded.
+      tower: returns the text tower of the module.
+      similarity: returns the factor of cosine similarities, and the offset of the logits or None,
+        from the module's parameters.
+
+    Attributes:
+      params: the parameters to use; None: the loaded ones.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        probabilities: str,
+        mesh: Mesh,
+        load: Callable[[], tuple[nnx.GraphDef, dict, dict]],
+        tower: Callable[[Any], TextTower],
+        similarity: Callable[[dict], tuple[float, float | None]],
+    ):
+        self.tokenizer, self.probabilities = tokenizer, probabilities
+        self.params: dict | None = None
+        self._mesh, self._load, self._tower, self._similarity = mesh, load, tower, similarity
+        self._loaded: tuple[Callable, dict] | None = None
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        """Returns embeddings of length 1, float32 `[texts, dim]`, the same on all processes."""
+        if self._loaded is None:
+            graphdef, params, shardings = self._load()
+            self._loaded = self._compiled(graphdef, shardings), params
+        embed, params = self._loaded[0], self._current
+        tokens, parts = self.tokenizer(texts), []
+        for start in range(0, len(tokens), MOST_TEXTS):
+            part = tokens[start : start + MOST_TEXTS]
+            size = whole_batch(self._mesh, min(MOST_TEXTS, 1 << (len(part) - 1).bit_length()))
+            padded = np.pad(part, ((0, size - len(part)), (0, 0)), mode="edge")
+            found = embed(
+                params if self.params is None else self.params, over_devices(padded, self._mesh)
+            )
+            parts.append(jax.device_get(found)[: len(part)])
+        return np.concatenate(parts)
+
+    @property
+    def _current(self) -> dict:
+        """The parameters to use; there are none before texts are encoded."""
+        assert self._loaded is not None
+        return self._loaded[1] if self.params is None else self.params
+
+    def logits(self, images: np.ndarray, texts: np.ndarray) -> np.ndarray:
+        """Returns the logit of each pair of embeddings, float32 `[images, texts]`."""
+        scale, bias = self._similarity(self._current)
+        return np.float32(scale) * (images @ texts.T) + np.float32(bias or 0)
+
+    def _compiled(self, graphdef: nnx.GraphDef, shardings: dict) -> Callable:
+        def embed(params, tokens):
+            with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
+                return unit(self._tower(nnx.merge(graphdef, params))(tokens))
+
+        mesh = self._mesh
+
+        places = shardings, split_batch(mesh)
+        return jax.jit(embed, in_shardings=places, out_shardings=replicated(mesh))

@@ -1,0 +1,90 @@
+"""Retrieval between images and texts: ranks of the right results, and recall."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+RECALLS = (1, 5, 10)
+MOST_COMPARED = 2**22  # Similarities that are held at once.
+
+
+class Paired(NamedTuple):
+    """Embeddings of images and of distinct texts, and the pairs of both.
+
+    Attributes:
+      images: embeddings of length 1, float32 `[images, dim]`.
+      texts: embeddings of length 1 of distinct texts, float32 `[texts, dim]`.
+      pairs: each image with each of its texts, int `[pairs, 2]`.
+    """
+
+    images: np.ndarray
+    texts: np.ndarray
+    pairs: np.ndarray
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Number of images of each text, int `[texts]`."""
+        return np.bincount(self.pairs[:, 1], minlength=len(self.texts))
+
+    def ranks_of_texts(self) -> np.ndarray:
+        """Returns the rank of the best right image of each text, from 0, int `[texts]`."""
+        ones = np.ones(len(self.images), np.int64)
+        return ranks(self.texts, self.images, self.pairs[:, ::-1], ones)
+
+
+def distinct(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the place of the first of each distinct text, and the distinct text of each.
+
+    Args:
+      tokens: int `[texts, length]`; texts with the same tokens are one.
+    """
+    _, first, each = np.unique(tokens, axis=0, return_index=True, return_inverse=True)
+    return first, each.reshape(-1)
+
+
+def ranks(
+    queries: np.ndarray, keys: np.ndarray, pairs: np.ndarray, counts: np.ndarray
+) -> np.ndarray:
+    """Returns how many wrong keys are at least as similar to each query as its best right key.
+
+    Keys of the same similarity as the right one count, so that a model whose embeddings are all the
+    same retrieves nothing, and so do similarities that are not numbers.
+
+    Args:
+      queries, keys: embeddings of length 1, float32 `[count, dim]`.
+      pairs: each query with each of its right keys, int `[pairs, 2]`; each query has one at least.
+      counts: number of times that a wrong key counts, int `[keys]`.
+
+    Returns:
+      Ranks from 0, int64 `[queries]`.
+    """
+    pairs, found = pairs[np.argsort(pairs[:, 0], kind="stable")], []
+    rows = max(1, MOST_COMPARED // max(len(keys), 1))
+    for start in range(0, len(queries), rows):
+        scores = queries[start : start + rows] @ keys.T
+        first, last = np.searchsorted(pairs[:, 0], (start, start + len(scores)))
+        right = np.zeros(scores.shape, bool)
+        right[pairs[first:last, 0] - start, pairs[first:last, 1]] = True
+        best = np.where(right, scores, -np.inf).max(axis=1, keepdims=True)
+        found.append((~(scores < best) & ~right) @ counts)
+    return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+
+def recalls(paired: Paired) -> dict[str, float]:
+    """Returns recall at 1, 5 and 10 in both directions, such as `recall@1_image_to_text`.
+
+    An image is right if one of its texts is among the k most similar ones. Each pair is a query of
+    the other direction, which is right if one of the images of its text is among the k most similar
+    ones. A text of several images is as many texts, which are all right for each of them.
+    """
+    images, texts, pairs = paired
+    counts = paired.counts
+    ways = {
+        "image_to_text": (ranks(images, texts, pairs, counts), np.ones(len(images))),
+        "text_to_image": (paired.ranks_of_texts(), counts),
+    }
+    return {
+        f"recall@{k}_{way}": float(weights @ (found < k) / max(weights.sum(), 1))
+        for way, (found, weights) in ways.items()
+        for k in RECALLS
+    }
