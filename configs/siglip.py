@@ -1,20 +1,18 @@
 r"""SigLIP: images and captions, by a sigmoid of each pair (2303.15343).
 
     python -m vit_jax.main --config=configs/siglip.py --config.data.path=PAIRS --workdir=DIR
-    python -m vit_jax.main --config=configs/siglip.py:from=FOLDER --config.data.path=PAIRS \
-        --workdir=DIR
+    python -m vit_jax.main --config=configs/siglip.py:from=SigLIP2-B/16 \
+        --config.data.path=PAIRS --workdir=DIR
     python -m vit_jax.main --config=configs/siglip.py:tune=text,image=DIR --config.data.path=PAIRS \
         --workdir=DIR2
 
 PAIRS is a folder with `train.csv` and `test.csv`, whose columns are `file` and `caption`. The first
 command trains from scratch with the batch size and the optimizer of the authors' WebLI runs. The
 second continues a SigLIP, SigLIP 2 or CLIP of Transformers, open_clip or big_vision on your pairs,
-with its loss and its tokenizer; `tune=image` keeps its text tower. The third is locked-image tuning
-(2111.07991): the image tower of any checkpoint is frozen, and a text tower is trained for it with
-the values of big_vision's `siglip_lit_coco.py`.
+by its name, hf://owner/name, file or folder, with its loss and its tokenizer; `tune=image` keeps
+its text tower. The third is locked-image tuning (2111.07991): the image tower of any checkpoint is
+frozen, and a text tower is trained for it with the values of big_vision's `siglip_lit_coco.py`.
 """
-
-from pathlib import Path
 
 from vit_jax.config import choose, named_values
 from vit_jax.errors import UserError, nearest
@@ -76,12 +74,14 @@ def _show_as(config, checkpoint):
         config.data.update(dict(test_crop="short_side", test_resize=resize))
 
 
-def _continue(config, folder):
+def _continue(config, source):
     """Sets values for a few epochs on a user's pairs, from both towers of a checkpoint."""
-    from vit_jax.interop.image_text import towers_at, values_of_towers  # They import JAX.
+    from vit_jax.image_text import towers_place  # They import JAX.
+    from vit_jax.interop.image_text import values_of_towers
     from vit_jax.interop.open import open_checkpoint
+    from vit_jax.published.towers import towers_of
 
-    folder = str(towers_at(Path(folder)))
+    folder = str(towers_place(towers_of(source)))
     size = open_checkpoint(folder).options.image_size[0]
     config.model.update(dict(name="", pooling=None, dtype="float32"))
     config.data.update(dict(image_size=size, test_resize=size))

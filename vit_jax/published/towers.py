@@ -63,3 +63,20 @@ def find_towers(model: str, pretrained: str, pixels: int | None = None) -> Tower
         tags = dict.fromkeys(towers.tag for towers in of_model)
         raise UserError(f"{model} has no weights {pretrained!r}; {nearest(pretrained, tags)}")
     return next((towers for towers in matching if towers.pixels == pixels), matching[0])
+
+
+def towers_of(source: str) -> str:
+    """Returns the repository of a published model with one tag, else the source itself.
+
+    Of several sizes of images it is the smallest.
+
+    Raises:
+      UserError: the model has weights of several tags.
+    """
+    of_model = [towers for towers in all_towers() if towers.model == source]
+    if not of_model:
+        return source
+    if len({towers.tag for towers in of_model}) > 1:
+        names = ", ".join(f"hf://{towers.repository}" for towers in of_model)
+        raise UserError(f"{source} has several weights; give one of {names}")
+    return f"hf://{of_model[0].repository}"

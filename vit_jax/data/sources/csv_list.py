@@ -403,7 +403,7 @@ def _label_columns(
     labels = [place for place in others if re.fullmatch(pattern, header[place])]
     if labels:
         return labels
-    if len(others) == 1 and header[others[0]] not in CAPTION_COLUMNS:
+    if len(others) == 1 and header[others[0]] not in CAPTION_KEYS:
         return others
     there = ", ".join(as_text(rows[0][place]) for place in others) or "none"
     raise UserError(

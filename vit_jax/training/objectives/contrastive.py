@@ -236,10 +236,10 @@ class Contrastive(Objective):
         keep = batch.get("mask", jnp.ones(len(images), bool))
         pairs = Pairs(images, texts, scale, keep)
         if self.logit_bias is None:
-            losses, found = softmax_losses(pairs)
+            losses, matched = softmax_losses(pairs)
         else:
-            losses, found = sigmoid_losses(pairs, self.logit_bias[...], context.mesh)
-        metrics = {"image_to_text": found, "scale": jnp.full(len(images), scale)}
+            losses, matched = sigmoid_losses(pairs, self.logit_bias[...], context.mesh)
+        metrics = {"image_to_text": matched, "scale": jnp.full(len(images), scale)}
         captioning, distillation = self.weights
         aux = {}
         if self.decoder is not None:
@@ -247,9 +247,9 @@ class Contrastive(Objective):
             metrics["caption_loss"] = self.decoder.losses(patches, batch[TEXT], parallel)
             losses = losses + captioning * metrics["caption_loss"]
         if self.distillation is not None and GLOBAL in batch:
-            found = self._distil(model, batch, context)
-            metrics |= {"distillation_loss": found.each} | found.metrics
-            losses, aux = losses + distillation * found.each, found.aux
+            distilled = self._distil(model, batch, context)
+            metrics |= {"distillation_loss": distilled.each} | distilled.metrics
+            losses, aux = losses + distillation * distilled.each, distilled.aux
         outputs = {"images": images, "texts": texts, "tokens": batch[TEXT]}
         return Loss(losses, metrics, aux, outputs={} if context.rngs else outputs)
 
