@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 import vit_jax
+from tests.conftest import name_missing_operators
 from tests.training.objectives.test_contrastive import COLOURS, pairs, small_config
 from vit_jax.config import base_config
 from vit_jax.data.sources import data_set, open_source
@@ -213,6 +214,7 @@ def test_prompts_of_imagenet_are_80_templates_and_1000_names():
 
 
 def test_prompts_of_imagenet_are_those_of_open_clip():
+    name_missing_operators(pytest.importorskip("torch"))
     theirs = pytest.importorskip("open_clip.zero_shot_metadata")
     templates, names = imagenet_prompts()
     assert names == tuple(theirs.IMAGENET_CLASSNAMES)

@@ -308,15 +308,8 @@ class DINO(Objective):
         teacher_logits = heads.head(teacher_features)
         targets = self.targets(teacher_logits, context, "centre", self._weights(batch, views))
         log_probs = jax.nn.log_softmax(self.head(features) / STUDENT_TEMPERATURE)
-        losses = of_pairs = -(targets * log_probs[:, ::-1]).sum(-1).mean(axis=1)
-        if self.local_crops:
-            small, _ = self.see(model.resized(self.local_size), batch["local"], context.rngs)
-            small = jax.nn.log_softmax(self.head(small) / STUDENT_TEMPERATURE)
-            of_small = -jnp.einsum("btp,blp->b", targets, small)
-            if views == 1:
-                losses = of_pairs = of_small / self.local_crops
-            else:
-                losses = (views * of_pairs + of_small) / (views + views * self.local_crops)
+        of_pairs = -(targets * log_probs[:, ::-1]).sum(-1).mean(axis=1)
+        losses, of_pairs = self.with_local(model, targets, of_pairs, batch, context.rngs)
         # A frozen teacher does not collapse, so the metrics are the student's.
         embedded = unit(teacher_features if self.frozen is None else features)
         teacher_entropy = entropy(targets).mean(axis=1)
@@ -386,6 +379,34 @@ class DINO(Objective):
         else:
             features = model.features(flat, rngs)
         return features.astype(jnp.float32).reshape(*images.shape[:2], -1), tokens
+
+    def with_local(
+        self,
+        model: nnx.Module,
+        targets: jax.Array,
+        of_pairs: jax.Array,
+        batch: Batch,
+        rngs: nnx.Rngs | None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the cross-entropy over all pairs of views, and over those for the metrics.
+
+        Args:
+          model: the student.
+          targets: the teacher's distributions for large views, `[batch, views, prototypes]`.
+          of_pairs: mean cross-entropy over pairs of large views, `[batch]`; with one large view it
+            is replaced by that of the local crops.
+          batch: batch of images.
+          rngs: RNGs for dropout.
+        """
+        views = self.global_crops
+        if not self.local_crops:
+            return of_pairs, of_pairs
+        small, _ = self.see(model.resized(self.local_size), batch["local"], rngs)
+        small = jax.nn.log_softmax(self.head(small) / STUDENT_TEMPERATURE)
+        of_small = -jnp.einsum("btp,blp->b", targets, small)
+        if views == 1:
+            return of_small / self.local_crops, of_small / self.local_crops
+        return (views * of_pairs + of_small) / (views + views * self.local_crops), of_pairs
 
     def targets(
         self, logits: jax.Array, context: StepContext, centre: str, weights: jax.Array
