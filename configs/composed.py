@@ -36,6 +36,7 @@ def get_config(argument=None):
     if values["captions"]:
         config.objective.name, config.contrastive.loss = "contrastive", values["captions"]
         config.contrastive.update(dict(text_dim=64, text_depth=2, text_heads=4, text_length=48))
-        config.contrastive.update(dict(embedding_dim=64, initial_bias=-4.0))
-        config.model.head_std = 0.1
+        config.contrastive.embedding_dim, config.model.head_std = 64, 0.1
+        if values["captions"] == "sigmoid":
+            config.contrastive.initial_bias = -4.0
     return choose(config, argument)
