@@ -30,7 +30,8 @@ def images(study, objective, seed):
 
 def pairs(study, start, seed):
     """Returns a run on captions; None if its image tower is missing."""
-    config = f"{config_name(MODEL, COLLECTION, steps=STEPS)},captions={LOSSES.get(start, 'sigmoid')}"
+    loss = LOSSES.get(start, "sigmoid")
+    config = f"{config_name(MODEL, COLLECTION, steps=STEPS)},captions={loss}"
     values = {"contrastive__text_length": 16}
     if start in LOSSES:
         return config, values

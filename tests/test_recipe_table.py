@@ -112,6 +112,7 @@ def test_every_recipe_that_has_authors_code_is_in_the_table():
         "masked_patch_b16",
         "my_images",
         "my_images_unlabelled",
+        "siglip2",  # Its training code is not published.
     }
     others |= {"quickstart"}
     configs = {path.stem for path in (Path(__file__).parents[1] / "configs").glob("*.py")}

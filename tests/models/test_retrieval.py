@@ -39,15 +39,16 @@ def test_recall_of_several_captions_is_that_of_sorting(at_once, monkeypatch):
     assert 0.1 < found["recall@1_image_to_text"] < found["recall@10_image_to_text"] < 1
 
 
-def test_a_caption_of_several_images_is_right_for_each_and_counts_as_often():
+def test_a_caption_of_several_images_is_right_for_each_and_retrieved_once():
     images, texts, owners = drawn(1)
     distinct = np.arange(len(owners)) % 60  # The first captions are those of two images.
     texts = texts[:60]
     found = recalls(Paired(images, texts, np.stack([owners, distinct], axis=1)))
-    listed = texts[distinct]  # Each occurrence is a caption of its own.
-    right = np.array([[t in distinct[owners == image] for t in distinct] for image in range(40)])
+    listed = texts[distinct]  # Each occurrence is a query of its own.
+    of_images = np.array([[t in distinct[owners == i] for t in range(60)] for i in range(40)])
+    right = of_images[:, distinct]
     for k in (1, 5, 10):
-        expected = by_sorting(images @ listed.T, right, k)
+        expected = by_sorting(images @ texts.T, of_images, k)
         assert found[f"recall@{k}_image_to_text"] == pytest.approx(expected)
         expected = by_sorting(listed @ images.T, right.T, k)
         assert found[f"recall@{k}_text_to_image"] == pytest.approx(expected)

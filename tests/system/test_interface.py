@@ -162,7 +162,8 @@ def test_a_server_answers_by_the_sigmoid_of_each_class(several_labels):
     expected = sigmoids(several_labels, images)
     lowest = float(np.median(expected))
     engine = Engine(open_classifier(str(several_labels), log=str), 2, 12, lowest)
-    for (probabilities, classes), row in zip(engine.classify(images), expected, strict=True):
+    answers = engine.classify(images, [None] * len(images))
+    for (probabilities, classes), row in zip(answers, expected, strict=True):
         np.testing.assert_allclose(probabilities, row[classes], atol=1e-5)
         assert sorted(classes) == np.flatnonzero(row >= lowest).tolist()
 

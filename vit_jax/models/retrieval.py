@@ -28,8 +28,7 @@ class Paired(NamedTuple):
 
     def ranks_of_texts(self) -> np.ndarray:
         """Returns the rank of the best right image of each text, from 0, int `[texts]`."""
-        ones = np.ones(len(self.images), np.int64)
-        return ranks(self.texts, self.images, self.pairs[:, ::-1], ones)
+        return ranks(self.texts, self.images, self.pairs[:, ::-1])
 
 
 def distinct(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -42,9 +41,7 @@ def distinct(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return first, each.reshape(-1)
 
 
-def ranks(
-    queries: np.ndarray, keys: np.ndarray, pairs: np.ndarray, counts: np.ndarray
-) -> np.ndarray:
+def ranks(queries: np.ndarray, keys: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     """Returns how many wrong keys are at least as similar to each query as its best right key.
 
     Keys of the same similarity as the right one count, so that a model whose embeddings are all the
@@ -53,7 +50,6 @@ def ranks(
     Args:
       queries, keys: embeddings of length 1, float32 `[count, dim]`.
       pairs: each query with each of its right keys, int `[pairs, 2]`; each query has one at least.
-      counts: number of times that a wrong key counts, int `[keys]`.
 
     Returns:
       Ranks from 0, int64 `[queries]`.
@@ -66,22 +62,21 @@ def ranks(
         right = np.zeros(scores.shape, bool)
         right[pairs[first:last, 0] - start, pairs[first:last, 1]] = True
         best = np.where(right, scores, -np.inf).max(axis=1, keepdims=True)
-        found.append((~(scores < best) & ~right) @ counts)
+        found.append((~(scores < best) & ~right).sum(axis=1))
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
 def recalls(paired: Paired) -> dict[str, float]:
     """Returns recall at 1, 5 and 10 in both directions, such as `recall@1_image_to_text`.
 
-    An image is right if one of its texts is among the k most similar ones. Each pair is a query of
-    the other direction, which is right if one of the images of its text is among the k most similar
-    ones. A text of several images is as many texts, which are all right for each of them.
+    An image is right if one of its texts is among the k most similar distinct ones. Each pair is a
+    query of the other direction, which is right if one of the images of its text is among the k
+    most similar ones.
     """
     images, texts, pairs = paired
-    counts = paired.counts
     ways = {
-        "image_to_text": (ranks(images, texts, pairs, counts), np.ones(len(images))),
-        "text_to_image": (paired.ranks_of_texts(), counts),
+        "image_to_text": (ranks(images, texts, pairs), np.ones(len(images))),
+        "text_to_image": (paired.ranks_of_texts(), paired.counts),
     }
     return {
         f"recall@{k}_{way}": float(weights @ (found < k) / max(weights.sum(), 1))
