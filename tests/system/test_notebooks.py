@@ -18,6 +18,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PROMISES = {
     "pretrain": "assert figures['accuracy'] > 0.6 and len(predictions) == 12",
     "finetune": "assert accuracy > 0.6 and figures['images'] == confusion.sum()",
+    "image_text": "assert accuracy > 0.5 and similarities.shape == (4, len(shown))",
     "inspect": "assert similarity.shape == (4,) * 4 and distances.shape == (3, 4) and len(seen) == 6",
     "self_supervised": "assert accuracy > 0.6 and (nearest[:, 0] == range(6)).all()",
     "scaling": (

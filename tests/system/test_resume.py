@@ -96,6 +96,30 @@ def test_killed_run_of_another_family_ends_with_the_same_bits(run, tmp_path, mod
     assert_same(tmp_path / "run", tmp_path / "whole")
 
 
+# Self-distillation starts after step 8, so that both parts of the run have a teacher of their own.
+SIGLIP2 = (
+    *("contrastive.captioning=1.0", "contrastive.patch_dropout=0.25", "contrastive.text_dim=16"),
+    *("contrastive.self_distillation=0.5", "contrastive.self_distillation_from=0.2"),
+    *("dino.global_crops=1", "dino.local_crops=1", "dino.local_size=8", "dino.prototypes=16"),
+    *("dino.head_hidden=16", "dino.patch_weight=0.25", "dino.patch_prototypes=16"),
+    *("batch_size=32", "checkpoint.every=10", "evaluate_every=20", "log_every=10"),
+    "data.test_split=test[:200]",
+)
+
+
+@pytest.mark.slow
+def test_killed_run_with_the_losses_of_siglip2_ends_with_the_same_bits(run, tmp_path):
+    flags = [SCATTERED.format("ViT-32x1/8,captions=sigmoid")]
+    flags += [f"--config.{value}" for value in SIGLIP2]
+    result = run(*flags, f"--workdir={tmp_path / 'whole'}")
+    assert result.returncode == 0, result.stderr
+    workdir = tmp_path / "run"
+    run.killed(*flags, workdir=workdir, when=(workdir / "checkpoints" / "20").exists)
+    result = run(*flags, f"--workdir={workdir}")
+    assert "continuing from" in result.stdout, result.stderr
+    assert_same(workdir, tmp_path / "whole")
+
+
 @pytest.mark.slow
 def test_sigterm_saves_says_where_and_leaves_with_zero(run, finished, tmp_path):
     process = run.start(*SMALL, "--config.checkpoint.every=1000", f"--workdir={tmp_path / 'run'}")
