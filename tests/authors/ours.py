@@ -202,7 +202,7 @@ class GivenDINO(DINO):
         self.features, self.steps, self.grid = WIDTH, 10, (3, 3)
         self.head, self.patch_head, self.mask = Identity(WIDTH), None, None
         self.temperatures, self.frozen_steps, self.most_masked = (0.07, 0.07, 0), 0, 4
-        self.centring, self.local_crops, self.local_size = "mean", 0, 1
+        self.centring, self.global_crops, self.local_crops, self.local_size = "mean", 2, 0, 1
         self.patch_weight = self.koleo_weight = self.gram_weight = 0.0
         self.koleo_group, self.gram_updates = None, (0, 1, 0)
         for name, value in values.items():
