@@ -6,6 +6,7 @@ Prints JSON: for each mesh the accuracies, and the coefficients of least squares
 
 import json
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -54,7 +55,7 @@ def evaluate(shape: list[int]) -> dict:
     places = parameter_shardings(mesh, text_params)
     placed = jax.tree.map(place, text_params, places)
     encoder = TextEncoder(
-        open_tokenizer("bytes", 16, lower_case=False),
+        open_tokenizer(Path("bytes"), 16, "clip"),
         *(
             "sigmoid",
             mesh,

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import types
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -35,7 +36,9 @@ def model():
     image = vit_jax.create_model("ViT-Ti/16", **values)
     sizes = dict(dim=32, depth=1, heads=2, mlp_dim=64, output_dim=32)
     tower = TextTower(TextOptions(vocabulary=258, length=24, **sizes), rngs=nnx.Rngs(1))
-    return ImageTextModel(image, tower, 3.0, None, "softmax", open_tokenizer("bytes", 24, False))
+    return ImageTextModel(
+        image, tower, 3.0, None, "softmax", open_tokenizer(Path("bytes"), 24, "clip")
+    )
 
 
 @pytest.fixture(scope="module")
