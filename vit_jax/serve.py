@@ -173,9 +173,7 @@ def make_service(checkpoint: str):
         )
 
     from vit_jax.data.class_names import shortened
-    from vit_jax.evaluation.features import top_of
     from vit_jax.serving.drop_page import drop_page
-    from vit_jax.serving.engine import Engine
     from vit_jax.serving.metrics import Metrics
     from vit_jax.serving.names import MOST_NAMES
     from vit_jax.serving.neighbours import Neighbours
@@ -185,9 +183,8 @@ def make_service(checkpoint: str):
         f"compiling for batches of up to {BATCH_SIZE.value} images; nothing is compiled later",
         flush=True,
     )
-    top = top_of(TOP.value, THRESHOLD.value, len(classifier.class_names), MOST_NAMED)
-    by_name = names_of(classifier)
-    engine = Engine(classifier, BATCH_SIZE.value, top, THRESHOLD.value, by_name)
+    engine = make_engine(classifier)
+    by_name = engine.names is not None
     if engine.no_heat is not None:
         print(f"no heat map: {engine.no_heat}", flush=True)
     neighbours = None
@@ -220,6 +217,19 @@ def make_service(checkpoint: str):
         hosts=[HOST.value, *HOSTS.value],
     )
     return service, metrics
+
+
+def make_engine(classifier):
+    """Returns the engine of a classifier, which lists classes by `--top` and `--threshold`."""
+    from vit_jax.evaluation.features import top_of
+    from vit_jax.serving.engine import Engine
+    from vit_jax.serving.names import MOST_NAMES
+
+    names, count = names_of(classifier), len(classifier.class_names)
+    if names is not None:  # A request can have more names than the server.
+        count = max(count, MOST_NAMES)
+    top = top_of(TOP.value, THRESHOLD.value, count, MOST_NAMED)
+    return Engine(classifier, BATCH_SIZE.value, top, THRESHOLD.value, names)
 
 
 def names_of(classifier):

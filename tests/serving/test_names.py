@@ -10,12 +10,15 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 from flax import nnx
 from PIL import Image
 
 import vit_jax
 from tests.serving import test_service
 from tests.serving.test_service import JSON, ask
+from vit_jax import serve
 from vit_jax.classifier import Classifier
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.models.image_text import ImageTextModel
@@ -90,6 +93,20 @@ def test_names_of_a_request_are_its_classes(engine, model):
     found = {OWN[label]: x for label, x in zip(own.tolist(), second.tolist(), strict=True)}
     assert found == pytest.approx(expected(model, 1, OWN), rel=1e-4)
     assert first.tolist() == sorted(first.tolist(), reverse=True)
+
+
+@pytest.mark.parametrize(("top", "listed"), [(None, 5), (20, 12)])
+def test_a_request_can_have_more_names_than_the_server(model, top, listed):
+    flags.FLAGS.mark_as_parsed()
+    names = [f"name {number}" for number in range(12)]
+    opened = Classifier(
+        model.classifier(OWN, TEMPLATES), OWN, TestCrop(16, resize=16), "softmax", model
+    )
+    with flagsaver.flagsaver(top=top, batch_size=2):
+        engine = serve.make_engine(opened)
+    image = np.asarray(Image.open(io.BytesIO(drawn())))
+    ((probabilities, _),) = engine.classify([image], [engine.names.embeddings(names)])
+    assert len(probabilities) == listed
 
 
 @pytest.mark.parametrize(

@@ -335,8 +335,13 @@ class DINOOptions:
         number(least=0),
         "Weight of DINOv3's Gram anchoring to the patch similarities of an earlier teacher.",
         validate=lambda value, config: unless(
-            not value or (config.dino.patch_weight > 0 and config.objective.teacher is None),
-            "0 with dino.patch_weight=0 or objective.teacher",
+            not value
+            or (
+                config.dino.patch_weight > 0
+                and config.objective.teacher is None
+                and config.objective.name != "contrastive"
+            ),
+            "0 with dino.patch_weight=0, objective.teacher or objective.name='contrastive'",
         ),
     )
     gram_from: int = option(

@@ -237,6 +237,13 @@ def test_models_without_such_patches_are_rejected(values, model, words, tmp_path
         vit_jax.train(config, tmp_path / "run", train=pairs(16, 0), test=pairs(16, 1))
 
 
+def test_gram_anchoring_is_rejected(tmp_path):
+    config = siglip2_config()
+    config.dino.update(dict(gram=1.0, gram_size=16))
+    with pytest.raises(UserError, match=r"dino\.gram.* must be 0 with .*contrastive"):
+        vit_jax.train(config, tmp_path / "run", train=pairs(16, 0), test=pairs(16, 1))
+
+
 def test_options_of_unused_losses_are_rejected(tmp_path):
     config = small_config("sigmoid")
     config.dino.prototypes = 32
