@@ -1,4 +1,4 @@
-"""Two towers of big_vision, with the embeddings of its own models (see make_big_vision.py)."""
+"""Both towers of big_vision, compared with embeddings of big_vision's models."""
 
 import shutil
 from pathlib import Path

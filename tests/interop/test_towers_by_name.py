@@ -81,7 +81,7 @@ def vit_flat(model) -> list:
 
 
 def open_clip_name(path: list[str], kind: str, x: np.ndarray) -> tuple[str, np.ndarray]:
-    """A parameter's name and array in open_clip, by a list of its own."""
+    """Returns the name and array of a parameter in open_clip."""
     whole = {
         "token_embedding": "token_embedding.weight",
         "position_embedding": "positional_embedding",

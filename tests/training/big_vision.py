@@ -53,9 +53,7 @@ PAIRS = "siglip"  # Name of the training on images and captions.
 
 
 def update_function(checkout: Path, names: dict, file: str = "train.py"):
-    """`update_fn` as it stands within the `main` of a trainer, with what it finds around it
-    there.
-    """
+    """Returns `update_fn` of a trainer's `main`, with the names that it uses there."""
     tree = ast.parse((checkout / "big_vision" / file).read_text())
     (found,) = [
         node

@@ -406,7 +406,7 @@ def _of_sentencepiece(file: Path, length: int, clean: Clean, vocabulary: int | N
         raise UserError(f"{file} is damaged: {error}") from error
     _check_size(file, made.get_piece_size(), vocabulary)
     end = made.eos_id()
-    # SigLIP pads with the end, and SigLIP 2, whose tokenizer is Gemma's, with a token of its own.
+    # SigLIP pads with the end token, SigLIP 2 with Gemma's padding token.
     padding = end if made.bos_id() < 0 else made.pad_id()
 
     def encode(texts: list[str]) -> list[tuple[list[int], bool]]:

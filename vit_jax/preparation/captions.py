@@ -8,7 +8,7 @@ from vit_jax.errors import UserError
 
 MOST_BYTES = 2**20  # Of the captions of an image.
 MISSING = "images without a caption"
-NO_CAPTIONS = ""  # The --caption_key of data whose captions are not read.
+NO_CAPTIONS = ""  # Value of --caption_key that ignores captions.
 
 
 def encoded(captions: Sequence[str], where: str) -> bytes:

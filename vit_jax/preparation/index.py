@@ -143,7 +143,7 @@ class Index(NamedTuple):
         return os.fsdecode(self.names[start : start + size].tobytes())
 
     def captions(self, entry: np.void) -> list[str]:
-        """Returns the captions of an example; nothing if they are not read."""
+        """Returns the captions of an example; empty if captions are ignored."""
         return captions.decoded(self.stored_captions(entry))
 
     def stored_captions(self, entry: np.void) -> bytes:

@@ -1156,7 +1156,7 @@ def _find_tfds(root: Path, keys: Keys) -> RawDataSet:
 
 
 def _captions_of_tfds(root: Path, features, caption_key: str | None) -> str | None:
-    """Returns the feature of the captions in tf.Examples; None if captions are not read.
+    """Returns the feature of the captions in tf.Examples; None if captions are ignored.
 
     Args:
       root: folder of the data set, for errors.
