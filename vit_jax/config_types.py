@@ -36,6 +36,7 @@ class DataConfig(Section):
     crop_area: tuple[Any, ...]
     crop_aspect: tuple[Any, ...]
     crop_resize: int | None
+    crop_scale: tuple[Any, ...]
     flip: bool
     test_crop: str
     test_resize: int

@@ -20,7 +20,6 @@ import signal
 import socket
 import sys
 
-import numpy as np
 from absl import flags
 
 from vit_jax import command
@@ -96,7 +95,6 @@ TIMEOUT = flags.DEFINE_float(
 CONNECTIONS = flags.DEFINE_integer(
     "connections", 256, "Connections that may be open.", lower_bound=1
 )
-MOST_NAMED = 5  # Default of --top without --threshold.
 HEAD_SECONDS = 10  # Time limit for the head of a request.
 NEEDED = "starlette", "uvicorn", "prometheus_client"
 BACKLOG = 1024  # Connections that wait to be accepted, also while the server starts.
@@ -173,7 +171,9 @@ def make_service(checkpoint: str):
         )
 
     from vit_jax.data.class_names import shortened
+    from vit_jax.models.image_text import TEMPLATES
     from vit_jax.serving.drop_page import drop_page
+    from vit_jax.serving.engine import make_engine
     from vit_jax.serving.metrics import Metrics
     from vit_jax.serving.names import MOST_NAMES
     from vit_jax.serving.neighbours import Neighbours
@@ -183,7 +183,9 @@ def make_service(checkpoint: str):
         f"compiling for batches of up to {BATCH_SIZE.value} images; nothing is compiled later",
         flush=True,
     )
-    engine = make_engine(classifier)
+    engine = make_engine(
+        classifier, BATCH_SIZE.value, TOP.value, THRESHOLD.value, TEMPLATE.value or TEMPLATES
+    )
     by_name = engine.names is not None
     if engine.no_heat is not None:
         print(f"no heat map: {engine.no_heat}", flush=True)
@@ -217,30 +219,6 @@ def make_service(checkpoint: str):
         hosts=[HOST.value, *HOSTS.value],
     )
     return service, metrics
-
-
-def make_engine(classifier):
-    """Returns the engine of a classifier, which lists classes by `--top` and `--threshold`."""
-    from vit_jax.evaluation.features import top_of
-    from vit_jax.serving.engine import Engine
-    from vit_jax.serving.names import MOST_NAMES
-
-    names, count = names_of(classifier), len(classifier.class_names)
-    if names is not None:  # A request can have more names than the server.
-        count = max(count, MOST_NAMES)
-    top = top_of(TOP.value, THRESHOLD.value, count, MOST_NAMED)
-    return Engine(classifier, BATCH_SIZE.value, top, THRESHOLD.value, names)
-
-
-def names_of(classifier):
-    """Returns the classes of requests of a model of images and texts; None: of other models."""
-    from vit_jax.models.image_text import TEMPLATES
-    from vit_jax.serving.names import Names
-
-    if classifier.image_text is None:
-        return None
-    classes = np.asarray(classifier.model.classes[...])
-    return Names(classifier.image_text, TEMPLATE.value or TEMPLATES, classes)
 
 
 def listen(host: str, port: int) -> socket.socket:

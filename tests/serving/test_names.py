@@ -10,15 +10,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 from flax import nnx
 from PIL import Image
 
 import vit_jax
 from tests.serving import test_service
 from tests.serving.test_service import JSON, ask
-from vit_jax import serve
 from vit_jax.classifier import Classifier
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.models.image_text import ImageTextModel
@@ -26,7 +23,7 @@ from vit_jax.models.text import TextTower
 from vit_jax.models.text_tokens import open_tokenizer
 from vit_jax.options.text import TextOptions
 from vit_jax.serving import names as names_module
-from vit_jax.serving.engine import Engine
+from vit_jax.serving.engine import Engine, make_engine
 from vit_jax.serving.names import Names
 
 OWN = ["cat", "dog"]
@@ -97,13 +94,11 @@ def test_names_of_a_request_are_its_classes(engine, model):
 
 @pytest.mark.parametrize(("top", "listed"), [(None, 5), (20, 12)])
 def test_a_request_can_have_more_names_than_the_server(model, top, listed):
-    flags.FLAGS.mark_as_parsed()
     names = [f"name {number}" for number in range(12)]
     opened = Classifier(
         model.classifier(OWN, TEMPLATES), OWN, TestCrop(16, resize=16), "softmax", model
     )
-    with flagsaver.flagsaver(top=top, batch_size=2):
-        engine = serve.make_engine(opened)
+    engine = make_engine(opened, batch_size=2, top=top, threshold=None, templates=TEMPLATES)
     image = np.asarray(Image.open(io.BytesIO(drawn())))
     ((probabilities, _),) = engine.classify([image], [engine.names.embeddings(names)])
     assert len(probabilities) == listed

@@ -1,4 +1,4 @@
-"""Fields: values of each example besides its image and its labels, such as captions."""
+"""Fields: values of each example besides its image and its labels, such as captions and masks."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -8,7 +8,27 @@ import numpy as np
 from vit_jax.errors import UserError, as_text
 
 TEXT = "text"  # Captions of an image: one or several strings.
+MASK = "mask"  # Class of each pixel, int `[height, width]`; `IGNORED` where it is unknown.
+BOXES = "boxes"  # `Boxes`, the objects of an image.
+DEPTH = "depth"  # Metres, float32 `[height, width]`; 0 where it is unknown.
+IGNORED = 255  # Pixels of a mask that neither training nor evaluation counts.
 CAPTION_KEYS = ("caption", "captions", "text")  # Names of captions; the first is the default.
+
+
+class Boxes(NamedTuple):
+    """The objects of an image.
+
+    Attributes:
+      corners: left, top, right and bottom in pixels, float32 `[objects, 4]`.
+      labels: class of each object, int32 `[objects]`.
+      masks: pixels of each object, bool `[objects, height, width]`; None: unknown.
+      crowd: whether a box is of a group of objects, bool `[objects]`; None: none is.
+    """
+
+    corners: np.ndarray
+    labels: np.ndarray
+    masks: np.ndarray | None = None
+    crowd: np.ndarray | None = None
 
 
 class Field(NamedTuple):
@@ -18,8 +38,11 @@ class Field(NamedTuple):
       name: key in `Source.fields_of` and in the batch.
       shape: shape of one example's entry.
       dtype: type of the entry.
-      encode: `(value, rng) -> array` of this shape; `rng` is None in evaluation.
+      encode: `(value, rng) -> array` of this shape; `rng` is None in evaluation. Of a field that
+        is `spatial`: `(value, placement) -> array`, with the `Placement` of the first view.
       identity: short value that changes with `encode`; a run resumes only if it is the same.
+      spatial: the entry's kind, if it follows the image's crops and flips: `map`, `[height, width,
+        ...]`, or `boxes`, `[..., 4 or more]` that start with left, top, right and bottom in pixels.
     """
 
     name: str
@@ -27,6 +50,7 @@ class Field(NamedTuple):
     dtype: Any
     encode: Callable[[Any, np.random.Generator | None], np.ndarray]
     identity: str = ""
+    spatial: str = ""
 
 
 def caption_keys(key: str) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from vit_jax.data.balance import balanced_order, single_labels
 from vit_jax.data.decode import Unreadable, decode, why_unreadable
 from vit_jax.data.fields import Field
 from vit_jax.data.order import Order
+from vit_jax.data.placement import Placement
 from vit_jax.data.preprocess import FixedCrop, TestCrop, TrainCrop
 from vit_jax.data.sources.base import Source
 from vit_jax.data.views import ViewSpec
@@ -113,14 +114,16 @@ def training_batches(
             candidate %= len(source)
             try:
                 example = source[candidate]
-                _show(example.image, views, rngs[: len(rngs) - len(fields)], batch, row)
+                place = _show(
+                    example.image, views, rngs[: len(rngs) - len(fields)], batch, row, fields
+                )
             except (Unreadable, OSError) as error:
                 reason = why_unreadable(error)
                 if candidate == index:
                     batch["unreadable"][row] = index
                 continue
             batch["labels"][row, : len(example.labels)] = example.labels
-            _encode(source, candidate, fields, rngs[len(rngs) - len(fields) :], batch, row)
+            _encode(source, candidate, fields, rngs[len(rngs) - len(fields) :], place, batch, row)
             return
         raise UserError(
             f"{MAX_REPLACEMENTS} unreadable images in a row from {source.describe(index)} on "
@@ -183,12 +186,12 @@ def evaluation_batches(
                 break
             try:
                 example = source[index]
-                _show(example.image, views, rngs, batch, row)
+                place = _show(example.image, views, rngs, batch, row, fields)
             except (Unreadable, OSError):
                 batch["unreadable"][row] = index
                 continue
             batch["labels"][row, : len(example.labels)] = example.labels
-            _encode(source, index, fields, itertools.repeat(None), batch, row)
+            _encode(source, index, fields, itertools.repeat(None), place, batch, row)
             batch["mask"][row] = True
         return batch
 
@@ -242,14 +245,24 @@ def _show(
     rngs: Sequence[np.random.Generator],
     batch: Batch,
     row: int,
-) -> None:
+    fields: Sequence[Field] = (),
+) -> Placement | None:
     """Writes all views of an image, decoded once, into a row of a batch, each by its own generator.
+
+    Returns:
+      The placement of the first view, if a field follows it.
 
     Raises:
       Unreadable: see `vit_jax.data.decode`.
     """
     if len(rngs) > 1:
         image = views[0].crop.open(image, several=True)
+    placement = None
+    if any(field.spatial for field in fields):
+        image = views[0].crop.open(image)
+        copy = np.random.Generator(np.random.Philox())
+        copy.bit_generator.state = rngs[0].bit_generator.state
+        placement = views[0].crop.place(image.height, image.width, copy)
     draws = iter(rngs)
     for view in views:
         outs = batch[view.name][row]
@@ -262,6 +275,7 @@ def _show(
                     pixels = change(pixels, rng)
             if pixels is not out:
                 out[:] = pixels
+    return placement
 
 
 def _encode(
@@ -269,13 +283,18 @@ def _encode(
     index: int,
     fields: Sequence[Field],
     rngs: Iterable[np.random.Generator | None],
+    placement: Placement | None,
     batch: Batch,
     row: int,
 ) -> None:
-    """Writes the fields of an example into a row of a batch, each by its own generator."""
+    """Writes the fields of an example into a row of a batch.
+
+    Each is encoded by its own generator, or by the placement of the first view.
+    """
     values = source.fields_of(index) if fields else {}
     for field, rng in zip(fields, rngs, strict=False):
-        batch[field.name][row] = field.encode(values[field.name], rng)
+        by = placement if field.spatial else rng
+        batch[field.name][row] = field.encode(values[field.name], by)
 
 
 def _streams(views: Sequence[ViewSpec], fields: Sequence[Field] = ()) -> list[int]:

@@ -12,8 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data.decode import PILLOW, Box, Jpeg, Pixels, open_image
+from vit_jax.data.placement import Placement
 from vit_jax.errors import UserError
 from vit_jax.options.data import BORDER
+
+# Colour of the padding: ImageNet's mean, which normalized images have as 0.
+PADDING = 124, 116, 104
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +34,9 @@ class TrainCrop:
     - `short_side`: the same with the aspect ratio kept.
     - `simple_random`: the short side resized to `size`, then a crop to `size` after padding each
       side with four mirrored pixels (DeiT III's "simple random crop").
+    - `scale_jitter`: the short side resized to `size` times a random number of `scale`, then a
+      random crop to `size`, padded at the right and at the bottom (mmsegmentation's
+      `RandomResize`, `RandomCrop` and padding).
     - `none`: the whole image, squeezed (BiT, for tasks where a crop changes the label).
     """
 
@@ -41,9 +48,13 @@ class TrainCrop:
     mode: str = "fast"
     interpolation: str = "bilinear"
     background: str = "white"
+    scale: tuple[float, float] = (0.5, 2.0)
 
     def __call__(
-        self, image: bytes | np.ndarray, rng: np.random.Generator, out: np.ndarray | None = None
+        self,
+        image: bytes | np.ndarray | Jpeg | Pixels,
+        rng: np.random.Generator,
+        out: np.ndarray | None = None,
     ) -> np.ndarray:
         """Returns the crop, uint8 `[size, size, 3]`, in `out` if given.
 
@@ -56,13 +67,30 @@ class TrainCrop:
         if self.kind == "simple_random":
             self._crop_with_border(opened, rng, out)
             return out
+        if self.kind in ("square", "short_side") and self.interpolation in PILLOW:
+            x, y = rng.random(2).tolist()
+            rows, columns = resized_sides(height, width, self.kind, self.resize, self.size)
+            corner = int(y * (rows - self.size + 1)), int(x * (columns - self.size + 1))
+            opened.crop_resized((rows, columns), corner, out, self.interpolation)
+            return out
+        return draw_placed(opened, self.place(height, width, rng), self.interpolation, out)
+
+    def place(self, height: int, width: int, rng: np.random.Generator) -> Placement:
+        """Returns the random placement of a crop; a call with the same `rng` draws the same crop.
+
+        Args:
+          height, width: size of the image in pixels.
+
+        Raises:
+          ValueError: the crop has no placement: `simple_random` mirrors the border.
+        """
+        size = self.size, self.size
+        if self.kind == "simple_random":
+            raise ValueError("the crop simple_random has no placement")
+        if self.kind == "scale_jitter":
+            return _jittered(height, width, self.size, self.scale, rng.random(3).tolist())
         if self.kind in ("square", "short_side"):
             x, y = rng.random(2).tolist()
-            if self.interpolation in PILLOW:
-                rows, columns = resized_sides(height, width, self.kind, self.resize, self.size)
-                corner = int(y * (rows - self.size + 1)), int(x * (columns - self.size + 1))
-                opened.crop_resized((rows, columns), corner, out, self.interpolation)
-                return out
             box = part_box(height, width, self.kind, self.resize, self.size, x, y)
         elif self.kind == "inception":
             box = inception_box(rng, height, width, self.area, self.aspect)
@@ -70,8 +98,7 @@ class TrainCrop:
             box = random_resized_box(rng, height, width, self.area, self.aspect)
         else:
             box = Box(0, 0, width, height)
-        opened.crop(box, out, self.interpolation)
-        return out
+        return Placement(box, size, size)
 
     def _crop_with_border(
         self, opened: Jpeg | Pixels, rng: np.random.Generator, out: np.ndarray
@@ -107,9 +134,10 @@ class TestCrop:
 
     `short_side` resizes the short side and keeps the aspect ratio (pre-training; timm's `center`,
     Transformers' `shortest_edge`). `square` resizes both sides (few-shot evaluation: 256 and 224;
-    fine-tuning, where `resize` is `size`: the whole image; timm's `squash`). `size` may be a height
-    and a width: the crop then has their aspect ratio (`short_side`), and `resize` applies to the
-    smaller one.
+    fine-tuning, where `resize` is `size`: the whole image; timm's `squash`). `fit` resizes the
+    whole image to fit into `size`, and pads it at the right and at the bottom. `size` may be a
+    height and a width: the crop then has their aspect ratio (`short_side`), and `resize` applies to
+    the smaller one.
 
     With Pillow's interpolations and the mode `exact`, the result equals Pillow's resize of the
     whole image followed by a crop. The resized sides are rounded as in torchvision (as in timm, if
@@ -146,18 +174,32 @@ class TestCrop:
         opened = open_image(image, self.mode, self.background)
         height, width = opened.height, opened.width
         out = np.empty((*sides(self.size), 3), np.uint8) if out is None else out
-        if self.interpolation in PILLOW:
+        if self.kind != "fit" and self.interpolation in PILLOW:
             resized = resized_sides(height, width, self.kind, self.resize, self.size)
             middle = round if self.half == "even" else int
             top, left = (middle((resized[i] - out.shape[i]) / 2) for i in range(2))
             opened.crop_resized(resized, (top, left), out, self.interpolation)
-        else:
-            box = part_box(height, width, self.kind, self.resize, self.size, 0.5, 0.5)
-            opened.crop(box, out, self.interpolation)
-        return out
+            return out
+        return draw_placed(opened, self.place(height, width), self.interpolation, out)
+
+    def place(self, height: int, width: int) -> Placement:
+        """Returns the placement of the crop of an image of this size in pixels.
+
+        The crops of Pillow's interpolations may be half a pixel away from it.
+        """
+        size = sides(self.size)
+        if self.kind == "fit":
+            factor = min(size[0] / height, size[1] / width)
+            rows, columns = max(1, round(height * factor)), max(1, round(width * factor))
+            shown = min(rows, size[0]), min(columns, size[1])
+            return Placement(Box(0, 0, width, height), shown, size)
+        box = part_box(height, width, self.kind, self.resize, self.size, 0.5, 0.5)
+        return Placement(box, size, size)
 
     def __str__(self):
         height, width = sides(self.size)
+        if self.kind == "fit":
+            return f"all of the image within {height}x{width}, padded, {self.interpolation}"
         if self.kind == "square" and self.resize == min(height, width):
             return f"all of the image to {height}x{width}, {self.interpolation}"
         what = "both sides" if self.kind == "square" else "the short side"
@@ -175,11 +217,52 @@ class FixedCrop(NamedTuple):
         """Returns the crop, uint8 `[height, width, 3]`, in `out` if given; raises `Unreadable`."""
         return self.crop(image, out)
 
+    def place(self, height: int, width: int, rng: np.random.Generator) -> Placement:
+        """Returns the placement of the crop, which is not random."""
+        return self.crop.place(height, width)
+
     def open(
         self, image: bytes | np.ndarray | Jpeg | Pixels, several: bool = False
     ) -> Jpeg | Pixels:
         """Returns the opened image; with `several` it is decoded once for all crops."""
         return open_image(image, self.crop.mode, self.crop.background, several)
+
+
+def draw_placed(
+    opened: Jpeg | Pixels, placement: Placement, interpolation: str, out: np.ndarray
+) -> np.ndarray:
+    """Writes the rectangle of a placement into `out`, uint8 `[height, width, 3]`, and pads it."""
+    height, width = placement.shown
+    if (height, width) == out.shape[:2]:
+        opened.crop(placement.box, out, interpolation)
+        return out
+    shown = np.empty((height, width, 3), np.uint8)
+    opened.crop(placement.box, shown, interpolation)
+    out[:] = PADDING
+    out[:height, :width] = shown
+    return out
+
+
+def _jittered(
+    height: int, width: int, size: int, scale: tuple[float, float], draws: list[float]
+) -> Placement:
+    """Returns a random crop to `size` of the image resized by a random factor.
+
+    Args:
+      scale: range of the short side after the resize, as a factor of `size`.
+      draws: three numbers in [0, 1): of the factor, of the top and of the left edge.
+    """
+    factor = (scale[0] + draws[0] * (scale[1] - scale[0])) * size / min(height, width)
+    spans, shown = [], []
+    for side, draw in zip((height, width), draws[1:], strict=True):
+        resized = max(1, round(side * factor))
+        kept = min(resized, size)
+        start = int(draw * (resized - kept + 1))
+        first = round(start * side / resized)
+        spans.append((first, max(first + 1, round((start + kept) * side / resized))))
+        shown.append(kept)
+    (top, bottom), (left, right) = spans
+    return Placement(Box(left, top, right, bottom), (shown[0], shown[1]), (size, size))
 
 
 def sides(size: int | tuple[int, int]) -> tuple[int, int]:

@@ -48,7 +48,7 @@ class ViewSpec(NamedTuple):
     """A resolved `View`: all defaults are filled in.
 
     Attributes:
-      crop: `(image, rng, out) -> pixels`.
+      crop: `(image, rng, out) -> pixels`, such as a `TrainCrop`.
       stream: index of the image's random sequence for the first crop; views of one stream have the
         same rectangles.
       distort: augmentations after `augment`, one for each crop; empty: none.
@@ -56,7 +56,7 @@ class ViewSpec(NamedTuple):
 
     name: str
     size: int | tuple[int, int]
-    crop: Callable[..., np.ndarray]
+    crop: Any
     augment: Augmentation | None = None
     count: int | None = None
     stream: int = 0

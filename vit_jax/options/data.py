@@ -22,8 +22,9 @@ SPLIT_KEYS = "train_split", "dev_split", "test_split"
 SOURCES_WITHOUT_PATH = ("digits", "handed_in", "mixture", "synthetic")
 INTERPOLATIONS = ("bilinear", "bilinear_antialias", "bicubic", "lanczos", "area")
 BACKGROUNDS = {"white": 255, "black": 0, "grey": 128, "none": None}
-CROPS = ("inception", "random_resized", "square", "short_side", "simple_random", "none")
-TEST_CROPS = ("short_side", "square")
+CROPS = ("inception", "random_resized", "square", "short_side", "simple_random", "scale_jitter")
+CROPS += ("none",)
+TEST_CROPS = ("short_side", "square", "fit")
 BORDER = 4  # Pixels of padding on each side in the crop simple_random.
 
 # AugReg's levels (Steiner et al., 2021): layers and magnitude of RandAugment, alpha of mixup.
@@ -162,8 +163,8 @@ class DataOptions:
         "inception",
         one_of(*CROPS),
         "Training crop: TensorFlow's (inception), torchvision's (random_resized), a random "
-        "square after a resize (square, short_side), DeiT III's (simple_random), or the whole "
-        "image.",
+        "square after a resize (square, short_side), DeiT III's (simple_random), "
+        "mmsegmentation's of a resized and padded image (scale_jitter), or the whole image.",
         validate=lambda value, config: unless(
             value != "simple_random" or config.data.image_size > 2 * BORDER,
             f"another for data.image_size of {2 * BORDER} or less, which its padding of {BORDER} "
@@ -194,11 +195,18 @@ class DataOptions:
         ),
         requires=only_with("data.crop", "square", "short_side"),
     )
+    crop_scale: tuple[float, ...] = option(
+        (0.5, 2.0),
+        several(number(above=0, most=100), count=2, ascending=True),
+        "Range of the short side after the resize of scale_jitter, as a factor of the crop.",
+        requires=only_with("data.crop", "scale_jitter"),
+    )
     flip: bool = option(True, flag(), "Flips training images horizontally with probability 0.5.")
     test_crop: str = option(
         "short_side",
         one_of(*TEST_CROPS),
-        "Resize before the central crop in evaluation: of the short side, or of both sides.",
+        "Resize before the central crop in evaluation: of the short side, or of both sides; fit: "
+        "the whole image within the size, padded.",
     )
     test_resize: int = option(
         256,

@@ -74,7 +74,7 @@ class Parts(NamedTuple):
 
     def program_of(self, config: ConfigDict) -> Program:
         """Returns the program of another config for the same data."""
-        options = run_options(config)
+        options = with_classes_of(run_options(config), self.splits.train)
         names = all_names(learned_classes(options, self.splits.train), self.num_classes)
         origin = find_origin(options, self.num_classes, self.overrides.model, names)
         return _program(
@@ -106,6 +106,7 @@ def assemble(
     check_batch(mesh, options.batch_size, options.micro_batches)
     on_phase("looking through the data sets")
     splits = open_splits(options, overrides.data, overrides.groups)
+    options = with_classes_of(options, splits.train)
     samples = HANDED_IN_SAMPLES if overrides.data is not None else SAMPLES
     fields = {
         f"encoding of {field.name}": field.identity
@@ -188,6 +189,24 @@ def class_count(config: RunOptions, source: Source) -> int:
     return config.data.num_classes or found
 
 
+def with_classes_of(config: RunOptions, source: Source) -> RunOptions:
+    """Returns a copy of the config with the number of classes that the objective's head predicts.
+
+    The config is unchanged if the objective has no such head.
+
+    Raises:
+      UserError: the config's number of classes is less than the data set's.
+    """
+    if not objective_of(config.objective.name).own_classes:
+        return config
+    found, given = len(source.class_names), config.data.num_classes
+    if given is not None and given < found:
+        raise UserError(f"data.num_classes is {given}, but the data set has {found} classes")
+    return dataclasses.replace(
+        config, data=dataclasses.replace(config.data, num_classes=given or found)
+    )
+
+
 def check_several_classes(config: RunOptions, source: Source) -> None:
     """Checks that the training images are of at least two classes; binary labels may be of one.
 
@@ -256,6 +275,7 @@ def train_crop(config: RunOptions) -> TrainCrop:
         data.decode,
         data.interpolation or "bilinear",
         data.background,
+        data.crop_scale,
     )
 
 

@@ -17,12 +17,15 @@ from vit_jax.evaluation.features import (
     make_features,
     reaching,
     representation,
+    top_of,
 )
 from vit_jax.inspection.attention_maps import check_attends, of_patches, rollout
 from vit_jax.models.image_model import TokenModel
 from vit_jax.parallel.mesh import make_mesh, place, to_devices, whole_batch
 from vit_jax.parallel.sharding import parameter_shardings
-from vit_jax.serving.names import Names
+from vit_jax.serving.names import MOST_NAMES, Names
+
+DEFAULT_TOP = 5  # Classes per image without a threshold.
 
 
 class Look(NamedTuple):
@@ -162,3 +165,28 @@ def _reason(check: Callable, model) -> str | None:
         check(model)
     except UserError as error:
         return str(error)
+
+
+def make_engine(
+    classifier: Classifier,
+    batch_size: int,
+    top: int | None,
+    threshold: float | None,
+    templates: Sequence[str],
+) -> Engine:
+    """Returns the engine of a classifier, with names in requests if it has a text tower.
+
+    Args:
+      batch_size: largest number of images in a batch.
+      top: largest number of classes per image; None: `DEFAULT_TOP`, or with a threshold all.
+      threshold: least probability of the returned classes; None: any.
+      templates: texts with `{}` for a name in a request.
+    """
+    names, count = None, len(classifier.class_names)
+    if classifier.image_text is not None:
+        classes = np.asarray(classifier.model.classes[...])
+        names = Names(classifier.image_text, templates, classes)
+        count = max(count, MOST_NAMES)  # A request can have more names than the server.
+    return Engine(
+        classifier, batch_size, top_of(top, threshold, count, DEFAULT_TOP), threshold, names
+    )

@@ -20,6 +20,7 @@ def augment(
     *,
     flip: bool = False,
     flips: Mapping[str, str] = {"image": "flip"},
+    spatial: Mapping[str, str] = {},
     erasing: float = 0.0,
     mean: Statistic = 0.5,
     std: Statistic = 0.5,
@@ -35,6 +36,7 @@ def augment(
       key: random key of the step.
       flip: whether images are flipped.
       flips: for each view, the name by which its flips are drawn.
+      spatial: for each field that follows the flips of `image`, its kind: `map` or `boxes`.
       erasing: probability for each image.
       mean, std: the model's normalization of pixels in [0, 1]; the noise of erasing has the same.
       mixup, cutmix: alpha of each; 0 is off.
@@ -50,6 +52,10 @@ def augment(
         flipped = {
             name: random_flip(batch[name], _fold(key, drawn)) for name, drawn in flips.items()
         }
+        mirrored = _mirrored(batch["image"].shape, _fold(key, flips["image"])) if spatial else None
+        for name, kind in spatial.items():
+            width = batch["image"].shape[-2]
+            flipped[name] = flip_field(batch[name], kind, width, mirrored)
         batch = batch | flipped
     if erasing:
         images, own = to_floats(batch["image"]), _fold(key, "erasing")
@@ -62,8 +68,29 @@ def augment(
 
 def random_flip(images: jax.Array, key: jax.Array) -> jax.Array:
     """Mirrors each image `[..., height, width, 3]` with probability 1/2."""
-    mirrored = jax.random.bernoulli(key, shape=(*images.shape[:-3], 1, 1, 1))
-    return jnp.where(mirrored, images[..., ::-1, :], images)
+    return jnp.where(_mirrored(images.shape, key), images[..., ::-1, :], images)
+
+
+def _mirrored(shape: tuple[int, ...], key: jax.Array) -> jax.Array:
+    """Returns which images of a shape `random_flip` mirrors, bool `[..., 1, 1, 1]`."""
+    return jax.random.bernoulli(key, shape=(*shape[:-3], 1, 1, 1))
+
+
+def flip_field(values: jax.Array, kind: str, width: int, mirrored: jax.Array) -> jax.Array:
+    """Mirrors the maps or boxes of mirrored images.
+
+    Args:
+      values: `[batch, height, width, ...]` of the kind `map`; of the kind `boxes` `[batch, ...,
+        4 or more]`, which start with left, top, right and bottom in pixels.
+      width: width of the images in pixels.
+      mirrored: bool `[batch, 1, 1, 1]`.
+    """
+    mirrored = mirrored.reshape(-1, *(1,) * (values.ndim - 1))
+    if kind == "map":
+        return jnp.where(mirrored, values[:, :, ::-1], values)
+    left, top, right, bottom = jnp.split(values[..., :4], 4, axis=-1)
+    corners = [width - right, top, width - left, bottom]
+    return jnp.where(mirrored, jnp.concatenate([*corners, values[..., 4:]], -1), values)
 
 
 def random_erasing(

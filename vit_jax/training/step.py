@@ -195,6 +195,11 @@ def make_train_step(
     augmentations = dict(
         flip=config.data.flip,
         flips=flips_of(objective_of(config.objective.name).views(config)),
+        spatial={
+            field.name: field.spatial
+            for field in objective_of(config.objective.name).fields(config)
+            if field.spatial
+        },
         erasing=values.erasing,
         mixup=mixup,
         cutmix=values.cutmix,

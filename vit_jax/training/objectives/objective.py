@@ -79,6 +79,8 @@ class Objective(nnx.Module):
     Attributes:
       section: name of the config's section with its options; empty: no options.
       labels: True if the objective needs labels and a model with a head.
+      own_classes: True if a head of the objective's own predicts the data's classes, as for each
+        pixel; `config.data.num_classes` is their number in `make`.
       metrics: format of each metric besides the loss: `share` (of 1) or `number`.
       split_metrics: format of each metric of `over_split`.
       made_by: options that determine the shapes of the objective's parameters. A run starts from a
@@ -97,6 +99,7 @@ class Objective(nnx.Module):
 
     section: ClassVar[str] = ""
     labels: ClassVar[bool] = False
+    own_classes: ClassVar[bool] = False
     metrics: ClassVar[dict[str, str]] = {}
     split_metrics: ClassVar[dict[str, str]] = {}
     made_by: ClassVar[tuple[str, ...]] = ()

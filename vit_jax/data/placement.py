@@ -1,0 +1,56 @@
+"""Placements: where the pixels of a crop are in the original image.
+
+Masks and boxes follow an image's random crop by its placement.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.data.decode import Box
+
+
+class Placement(NamedTuple):
+    """The rectangle of an image that a crop shows, and the part of the crop that it fills.
+
+    Attributes:
+      box: rectangle of the original image; its edges may lie within pixels.
+      shown: height and width of the rectangle in the crop, at its top left.
+      size: height and width of the crop; the rest of it is padding.
+    """
+
+    box: Box
+    shown: tuple[int, int]
+    size: tuple[int, int]
+
+    def place_map(self, values: np.ndarray, fill: float, out: np.ndarray) -> np.ndarray:
+        """Writes the crop of a map into `out`; each pixel has the value of the nearest one.
+
+        Args:
+          values: `[height, width, ...]`, aligned with the original image.
+          fill: value of the padding.
+          out: `[height, width, ...]` of the crop.
+        """
+        rows, columns = (
+            np.floor(start + (np.arange(shown) + 0.5) * (end - start) / shown).astype(np.int64)
+            for start, end, shown in (
+                (self.box.top, self.box.bottom, self.shown[0]),
+                (self.box.left, self.box.right, self.shown[1]),
+            )
+        )
+        rows, columns = rows.clip(0, len(values) - 1), columns.clip(0, values.shape[1] - 1)
+        height, width = self.shown
+        out[height:], out[:height, width:] = fill, fill
+        out[:height, :width] = values[rows[:, None], columns]
+        return out
+
+    def place_boxes(self, boxes: np.ndarray) -> np.ndarray:
+        """Returns boxes in pixels of the crop, clipped to its shown part, float32 `[boxes, 4]`.
+
+        Args:
+          boxes: left, top, right and bottom in pixels of the original image, `[boxes, 4]`.
+        """
+        (height, width), box = self.shown, self.box
+        scale = np.array([width / (box.right - box.left), height / (box.bottom - box.top)])
+        corners = np.asarray(boxes, np.float64).reshape(-1, 2, 2) - [box.left, box.top]
+        return (corners * scale).clip(0, [width, height]).reshape(-1, 4).astype(np.float32)
