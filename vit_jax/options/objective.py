@@ -20,6 +20,7 @@ OBJECTIVE_NAMES = (
     "vqkd",
     "beitv2",
     "contrastive",
+    "detection",
 )
 CELLS = {"color": 1, "cells": 4}  # Cells along each side of a patch, by target of masked_patch.
 TARGETS = (*CELLS, "pixels")
@@ -590,4 +591,21 @@ class ContrastiveOptions:
         number(least=-1000, most=1000),
         "Initial offset of the logits.",
         requires=only_with("contrastive.loss", "sigmoid"),
+    )
+
+
+@options
+class DetectionOptions:
+    """Object detection: boxes with classes"""
+
+    dim: int = option(256, whole(8, 2**16), "Width of the pyramid and of the decoder.", smoke=32)
+    depth: int = option(
+        6,
+        whole(0, 100),
+        "Layers of the decoder; 0: the proposals are the predictions.",
+        smoke=1,
+    )
+    queries: int = option(300, whole(1, 10000), "Predicted objects of an image.", smoke=20)
+    most: int = option(
+        100, whole(1, 10000), "True objects of an image; of more, the largest are used.", smoke=10
     )

@@ -9,6 +9,7 @@ from vit_jax.options.objective import (
     BEiTOptions,
     BEiTv2Options,
     ContrastiveOptions,
+    DetectionOptions,
     DINOOptions,
     DistillationOptions,
     DVAEOptions,
@@ -380,6 +381,7 @@ class RunOptions:
     vqkd: VQKDOptions = _of_objective(VQKDOptions, "vqkd")
     beitv2: BEiTv2Options = _of_objective(BEiTv2Options, "beitv2")
     contrastive: ContrastiveOptions = _of_objective(ContrastiveOptions, "contrastive")
+    detection: DetectionOptions = _of_objective(DetectionOptions, "detection")
     loss: LossOptions = section(LossOptions)
     optimizer: OptimizerOptions = section(OptimizerOptions)
     mesh: MeshOptions = section(MeshOptions)
