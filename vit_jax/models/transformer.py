@@ -326,6 +326,61 @@ class AxialBlock(nnx.Module):
         return self.column(grid, rngs, stochastic_depth).swapaxes(1, 2).reshape(x.shape)
 
 
+class WindowBlock(EncoderBlock):
+    """An encoder layer within each square window of the grid (ViTDet; Li et al., 2203.16527).
+
+    The parameters are those of an `EncoderBlock`. The grid is padded to whole windows with zeros,
+    which are attended to (detectron2 pads after the first norm).
+    """
+
+    def __init__(
+        self,
+        grid: tuple[int, int],
+        window: int,
+        stack: Stack,
+        stochastic_depth: float = 0.0,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(stack, stochastic_depth, rngs=rngs)
+        self.grid, self.window = grid, window
+
+    def __call__(
+        self,
+        x: jax.Array,
+        rngs: nnx.Rngs | None = None,
+        stochastic_depth=None,
+        read: int | None = None,
+        rotation: Rotation | None = None,
+    ) -> jax.Array:
+        """Maps `[batch, rows * columns, dim]` to the same shape; see `EncoderBlock`."""
+        if rotation is not None:
+            rotation = tuple(self._windows(jnp.asarray(table)[None])[0] for table in rotation)
+        x = super().__call__(
+            self._windows(x), rngs, stochastic_depth, **({"rotation": rotation} if rotation else {})
+        )
+        return self._joined(x)[:, :read]
+
+    def _windows(self, x: jax.Array) -> jax.Array:
+        """Maps `[batch, rows * columns, ...]` to `[batch, windows, window * window, ...]`."""
+        (rows, columns), side = self.grid, self.window
+        more = -rows % side, -columns % side
+        x = x.reshape(len(x), rows, columns, *x.shape[2:])
+        if any(more):
+            x = jnp.pad(x, ((0, 0), (0, more[0]), (0, more[1]), *((0, 0),) * (x.ndim - 3)))
+        batch, height, width, *rest = x.shape
+        x = x.reshape(batch, height // side, side, width // side, side, *rest).swapaxes(2, 3)
+        return x.reshape(batch, -1, side * side, *rest)
+
+    def _joined(self, x: jax.Array) -> jax.Array:
+        """Inverts `_windows`, `[batch, rows * columns, dim]`."""
+        (rows, columns), side = self.grid, self.window
+        down, across = -(-rows // side), -(-columns // side)
+        x = x.reshape(len(x), down, across, side, side, -1).swapaxes(2, 3)
+        x = x.reshape(len(x), down * side, across * side, -1)[:, :rows, :columns]
+        return x.reshape(len(x), rows * columns, -1)
+
+
 class AttentionPooling(nnx.Module):
     """Pooling by one learned query that attends to all tokens, and an MLP (Zhai et al., 2022)."""
 

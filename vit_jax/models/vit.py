@@ -42,7 +42,14 @@ from vit_jax.models.resnet import (
     classifier,
     resnet_stride,
 )
-from vit_jax.models.transformer import AttentionPooling, AxialBlock, EncoderBlock, Stack, make_norm
+from vit_jax.models.transformer import (
+    AttentionPooling,
+    AxialBlock,
+    EncoderBlock,
+    Stack,
+    WindowBlock,
+    make_norm,
+)
 from vit_jax.models.vit_adaptation import ADAPTATION
 from vit_jax.options.model import ViTOptions
 from vit_jax.options.option import options_of
@@ -150,10 +157,17 @@ class ViT(TokenModel):
             own = dataclasses.replace(stack, scheme=scheme)
             if options.attention == "axial":
                 return AxialBlock(self.grid, own, rate, rngs=rngs)
+            if options.attention == "windows" and not self._attends_globally(layer):
+                return WindowBlock(self.grid, options.window, own, rate, rngs=rngs)
             return EncoderBlock(own, rate, rngs=rngs)
 
         # The keys are zero-padded strings, so that a checkpoint's paths sort in order.
         self.blocks = nnx.Dict({f"{layer:02d}": block(layer) for layer in range(self.depth)})
+
+    def _attends_globally(self, layer: int) -> bool:
+        """Returns True for the evenly spaced layers without windows."""
+        count = self.options.global_layers
+        return (layer + 1) * count // self.depth > layer * count // self.depth
 
     def _make_pooling(self, rngs: nnx.Rngs) -> None:
         """Creates the layers between the encoder and the head."""
@@ -273,7 +287,7 @@ class ViT(TokenModel):
                 other.position_embedding[layer] = positions.resized(other.grid)
         name = "bias_table" if self.options.position == "bias" else "relative_embedding"
         for block in other.blocks.values():
-            if isinstance(block, AxialBlock):
+            if isinstance(block, AxialBlock | WindowBlock):
                 block.grid = other.grid
             elif self.options.position in ("relative", "bias") and self.bias_table is None:
                 table = self.layout.resized(getattr(block.attention, name)[...], other.grid)
@@ -554,7 +568,8 @@ def _check_together(options: ViTOptions, stride: int) -> None:
     if options.resnet_blocks is not None:
         words = f"the hybrid's stride {stride}"
     _check_size(height_and_width(options.image_size), stride, words)
-    for contradictions in (_of_pooling, _of_axial, _of_positions, _of_layers, _of_map_pooling):
+    checks = (_of_pooling, _of_axial, _of_windows, _of_positions, _of_layers, _of_map_pooling)
+    for contradictions in checks:
         for wrong, message in contradictions(options):
             if wrong:
                 raise UserError(message)
@@ -601,6 +616,30 @@ def _of_axial(options: ViTOptions) -> Contradictions:
             "model.attention='axial' keeps the grid of patches: it needs model.pooling='gap' or "
             "'map', no class token, no registers, and model.position='1d', '2d' or 'sincos2d' "
             "without rope",
+        ),
+    )
+
+
+def _of_windows(options: ViTOptions) -> Contradictions:
+    """Returns the contradictions of attention within windows."""
+    more_than_patches = bool(_prefix_tokens(options)) or options.registers > 0
+    in_layers = options.rope == "mixed" or options.position in ("relative", "bias")
+    windows, count = options.attention == "windows", options.global_layers
+    return (
+        (
+            windows and (more_than_patches or in_layers),
+            "model.attention='windows' divides the grid of patches: it needs model.pooling='gap' or "
+            "'map', no class token, no registers, and positions that are added to the patches or "
+            "are a fixed rope",
+        ),
+        (
+            windows and count > options.depth,
+            f"model.global_layers is {count}, and must be at most model.depth = {options.depth}",
+        ),
+        (
+            windows and options.scan,
+            "model.scan compiles one layer for all, and model.attention='windows' has two kinds: "
+            "use model.scan=False",
         ),
     )
 
