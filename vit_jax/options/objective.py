@@ -600,12 +600,28 @@ class SegmentationOptions:
 
     head: str = option(
         "linear",
-        one_of("linear"),
-        "Head: a linear layer on the last features (linear).",
+        one_of("linear", "upernet"),
+        "Head: a linear layer on the last features (linear), or UPerNet on the stages of Swin or "
+        "ConvNeXt (upernet).",
     )
-    dropout: float = option(
-        0.1,
-        RATE,
-        "Dropout rate of whole channels before the classifier.",
-        requires=only_with("segmentation.head", "linear"),
+    dropout: float = option(0.1, RATE, "Dropout rate of whole channels before the classifier.")
+    dim: int = option(
+        512,
+        whole(1, 2**16),
+        "Channels of UPerNet.",
+        smoke=16,
+        requires=only_with("segmentation.head", "upernet"),
+    )
+    auxiliary_dim: int = option(
+        256,
+        whole(1, 2**16),
+        "Channels of UPerNet's auxiliary head.",
+        smoke=16,
+        requires=only_with("segmentation.head", "upernet"),
+    )
+    auxiliary_weight: float = option(
+        0.4,
+        number(least=0),
+        "Weight of the loss of UPerNet's auxiliary head.",
+        requires=only_with("segmentation.head", "upernet"),
     )

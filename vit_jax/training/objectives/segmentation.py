@@ -13,6 +13,7 @@ from vit_jax.data.fields import IGNORED, MASK, Field
 from vit_jax.errors import UserError
 from vit_jax.models.dense import Head, make_head
 from vit_jax.models.dense.batch_norm import initial_statistics, updated_statistics
+from vit_jax.models.dense.pyramid import resized
 from vit_jax.options.objective import SegmentationOptions
 from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.objective import (
@@ -31,7 +32,8 @@ class Segmentation(Objective):
     """Semantic segmentation by a head on the model's dense features.
 
     The loss of an image is the cross-entropy of the resized scores, summed over its pixels without
-    ignored ones and divided by the number of all pixels, as in mmsegmentation and DINOv3.
+    ignored ones and divided by the number of all pixels, as in mmsegmentation and DINOv3. In
+    training UPerNet's loss includes that of its auxiliary head.
 
     Args:
       options: the section `segmentation`.
@@ -40,13 +42,13 @@ class Segmentation(Objective):
 
     section = "segmentation"
     own_classes = True
-    made_by = ("head",)
+    made_by = ("head", "dim", "auxiliary_dim")
     carried = (STATISTICS,)
     metrics: ClassVar = {"pixel_accuracy": "share"}
     split_metrics: ClassVar = {"miou": "share", "pixel_accuracy": "share"}
 
     def __init__(self, options: SegmentationOptions, head: Head):
-        self.head = head
+        self.head, self.auxiliary_weight = head, options.auxiliary_weight
 
     @staticmethod
     def sees_length(config: RunOptions) -> bool:
@@ -88,10 +90,14 @@ class Segmentation(Objective):
         scores = resized(self.head.scores(outputs), mask.shape[1:])
         areas = class_areas(scores.argmax(-1), mask, scores.shape[-1])
         shared, true = areas[..., 0].sum(-1), areas[..., 2].sum(-1)
+        losses = pixel_losses(scores, mask)
+        if "auxiliary" in outputs:
+            auxiliary = resized(outputs["auxiliary"], mask.shape[1:])
+            losses += self.auxiliary_weight * pixel_losses(auxiliary, mask)
         return Loss(
-            pixel_losses(scores, mask),
+            losses,
             {"pixel_accuracy": shared / jnp.maximum(true, 1)},
-            aux=outputs["moments"],
+            aux=outputs.get("moments", {}),
             outputs={"areas": areas},
         )
 
@@ -108,15 +114,6 @@ class Segmentation(Objective):
             "miou": float((shared[occurs] / union[occurs]).mean()) if occurs.any() else 0.0,
             "pixel_accuracy": float(shared.sum() / max(true.sum(), 1)),
         }
-
-
-def resized(scores: jax.Array, size: tuple[int, ...]) -> jax.Array:
-    """Resizes `[batch, rows, columns, classes]` bilinearly to this height and width.
-
-    It is PyTorch's `interpolate(mode="bilinear", align_corners=False)`.
-    """
-    shape = (scores.shape[0], *size, scores.shape[-1])
-    return jax.image.resize(scores, shape, "linear", antialias=False)
 
 
 def pixel_losses(scores: jax.Array, mask: jax.Array) -> jax.Array:
