@@ -296,6 +296,16 @@ class ContrastiveConfig(Section):
     initial_bias: float
 
 
+class SegmentationConfig(Section):
+    """Values of `config.segmentation`."""
+
+    head: str
+    dropout: float
+    dim: int
+    auxiliary_dim: int
+    auxiliary_weight: float
+
+
 class LossConfig(Section):
     """Values of `config.loss`."""
 
@@ -427,6 +437,7 @@ class TypedConfig(Section):
     vqkd: VqkdConfig
     beitv2: Beitv2Config
     contrastive: ContrastiveConfig
+    segmentation: SegmentationConfig
     loss: LossConfig
     optimizer: OptimizerConfig
     mesh: MeshConfig

@@ -21,6 +21,7 @@ OBJECTIVE_NAMES = (
     "beitv2",
     "contrastive",
     "detection",
+    "segmentation",
 )
 CELLS = {"color": 1, "cells": 4}  # Cells along each side of a patch, by target of masked_patch.
 TARGETS = (*CELLS, "pixels")
@@ -608,4 +609,33 @@ class DetectionOptions:
     queries: int = option(300, whole(1, 10000), "Predicted objects of an image.", smoke=20)
     most: int = option(
         100, whole(1, 10000), "True objects of an image; of more, the largest are used.", smoke=10
+class SegmentationOptions:
+    """Semantic segmentation: the class of each pixel"""
+
+    head: str = option(
+        "linear",
+        one_of("linear", "upernet"),
+        "Head: a linear layer on the last features (linear), or UPerNet on the stages of Swin or "
+        "ConvNeXt (upernet).",
+    )
+    dropout: float = option(0.1, RATE, "Dropout rate of whole channels before the classifier.")
+    dim: int = option(
+        512,
+        whole(1, 2**16),
+        "Channels of UPerNet.",
+        smoke=16,
+        requires=only_with("segmentation.head", "upernet"),
+    )
+    auxiliary_dim: int = option(
+        256,
+        whole(1, 2**16),
+        "Channels of UPerNet's auxiliary head.",
+        smoke=16,
+        requires=only_with("segmentation.head", "upernet"),
+    )
+    auxiliary_weight: float = option(
+        0.4,
+        number(least=0),
+        "Weight of the loss of UPerNet's auxiliary head.",
+        requires=only_with("segmentation.head", "upernet"),
     )

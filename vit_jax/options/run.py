@@ -18,6 +18,7 @@ from vit_jax.options.objective import (
     MAEOptions,
     MaskedPatchOptions,
     ObjectiveOptions,
+    SegmentationOptions,
     VQKDOptions,
     only_with_objective,
 )
@@ -382,6 +383,7 @@ class RunOptions:
     beitv2: BEiTv2Options = _of_objective(BEiTv2Options, "beitv2")
     contrastive: ContrastiveOptions = _of_objective(ContrastiveOptions, "contrastive")
     detection: DetectionOptions = _of_objective(DetectionOptions, "detection")
+    segmentation: SegmentationOptions = _of_objective(SegmentationOptions, "segmentation")
     loss: LossOptions = section(LossOptions)
     optimizer: OptimizerOptions = section(OptimizerOptions)
     mesh: MeshOptions = section(MeshOptions)
