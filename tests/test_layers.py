@@ -24,7 +24,7 @@ ALLOWED = {
     "evaluation": {"models", "data", "parallel", "config", "options", "recipes", "published"},
     "run_suites": {"checkpoint_crop", "data", "evaluation", "image_text", "interop", "load"}
     | {"parallel", "runs"},
-    "training": {"models", "data", "parallel", "config", "options"},
+    "training": {"models", "data", "parallel", "config", "options", "evaluation"},
     "runs": {
         "options",
         "published",

@@ -100,6 +100,8 @@ class ModelConfig(Section):
     rope_rescale: float | None
     registers: int | None
     attention: str | None
+    window: int | None
+    global_layers: int | None
     mlp: str | None
     gelu: str | None
     norm: str | None
@@ -128,7 +130,6 @@ class ModelConfig(Section):
     centred_norm: bool | None
     head_epsilon: float | None
     stage_heads: tuple[Any, ...] | None
-    window: int | None
     version: int | None
     pretrained_windows: tuple[Any, ...] | None
 
@@ -296,6 +297,15 @@ class ContrastiveConfig(Section):
     initial_bias: float
 
 
+class DetectionConfig(Section):
+    """Values of `config.detection`."""
+
+    dim: int
+    depth: int
+    queries: int
+    most: int
+
+
 class SegmentationConfig(Section):
     """Values of `config.segmentation`."""
 
@@ -437,6 +447,7 @@ class TypedConfig(Section):
     vqkd: VqkdConfig
     beitv2: Beitv2Config
     contrastive: ContrastiveConfig
+    detection: DetectionConfig
     segmentation: SegmentationConfig
     loss: LossConfig
     optimizer: OptimizerConfig

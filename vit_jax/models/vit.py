@@ -628,9 +628,9 @@ def _of_windows(options: ViTOptions) -> Contradictions:
     return (
         (
             windows and (more_than_patches or in_layers),
-            "model.attention='windows' divides the grid of patches: it needs model.pooling='gap' or "
-            "'map', no class token, no registers, and positions that are added to the patches or "
-            "are a fixed rope",
+            "model.attention='windows' divides the grid of patches: it needs model.pooling='gap' "
+            "or 'map', no class token, no registers, and positions that are added to the patches "
+            "or are a fixed rope",
         ),
         (
             windows and count > options.depth,

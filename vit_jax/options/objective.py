@@ -609,6 +609,10 @@ class DetectionOptions:
     queries: int = option(300, whole(1, 10000), "Predicted objects of an image.", smoke=20)
     most: int = option(
         100, whole(1, 10000), "True objects of an image; of more, the largest are used.", smoke=10
+    )
+
+
+@options
 class SegmentationOptions:
     """Semantic segmentation: the class of each pixel"""
 

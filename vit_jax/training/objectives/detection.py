@@ -12,8 +12,9 @@ import optax
 from flax import nnx
 
 from vit_jax.data.dense_fields import boxes_field
-from vit_jax.data.fields import BOXES, Field
+from vit_jax.data.fields import BOXES, Boxes, Field
 from vit_jax.errors import UserError
+from vit_jax.evaluation.dense_metrics import Detections, coco_metrics
 from vit_jax.models.dense.detr import DetectionHead
 from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.box_losses import (
@@ -44,6 +45,7 @@ class Detection(Objective):
 
     Args:
       head: the head.
+      num_classes: number of classes.
     """
 
     section = "detection"
@@ -52,8 +54,8 @@ class Detection(Objective):
     metrics: ClassVar = {"class_loss": "number", "box_loss": "number", "giou_loss": "number"}
     split_metrics: ClassVar = {"ap": "share", "ap50": "share"}
 
-    def __init__(self, head: DetectionHead):
-        self.head = head
+    def __init__(self, head: DetectionHead, num_classes: int):
+        self.head, self.num_classes = head, num_classes
 
     @staticmethod
     def sees_length(config: RunOptions) -> bool:
@@ -72,17 +74,19 @@ class Detection(Objective):
                 f"config.detection.queries is {options.queries}, and must be at least "
                 f"config.detection.most = {options.most}: each object needs a prediction"
             )
-        return cls(
-            DetectionHead(
-                model,
-                config.data.num_classes or 1,
-                dim=options.dim,
-                queries=options.queries,
-                depth=options.depth,
-                frozen=config.finetune.train == "head",
-                rngs=rngs,
-            )
+        classes = config.data.num_classes
+        if classes is None:
+            raise UserError("config.data.num_classes is None, and must be the number of classes")
+        head = DetectionHead(
+            model,
+            classes,
+            dim=options.dim,
+            queries=options.queries,
+            depth=options.depth,
+            frozen=config.finetune.train == "head",
+            rngs=rngs,
         )
+        return cls(head, classes)
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss of each image and its terms.
@@ -120,7 +124,12 @@ class Detection(Objective):
         Args:
           outputs: `scores`, `classes`, `boxes` and `true`, as in a call.
         """
-        return average_precision(outputs)
+        true = outputs["true"]
+        kept = [row[row[:, 4] >= 0] for row in true]
+        objects = [Boxes(row[:, :4], row[:, 4].astype(np.int64)) for row in kept]
+        found = zip(outputs["boxes"], outputs["classes"], outputs["scores"], strict=True)
+        metrics = coco_metrics([Detections(*each) for each in found], objects, self.num_classes)
+        return {"ap": metrics["AP"], "ap50": metrics["AP50"]}
 
 
 def set_losses(
