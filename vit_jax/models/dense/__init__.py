@@ -10,13 +10,14 @@ from functools import partial
 
 from flax import nnx
 
+from vit_jax.models.dense.eomt import EoMT
 from vit_jax.models.dense.linear import LinearHead
 from vit_jax.models.dense.upernet import UPerNet
 from vit_jax.models.image_model import ImageModel
 from vit_jax.options.objective import SegmentationOptions
 
-Head = LinearHead | UPerNet
-_KINDS = {"linear": LinearHead, "upernet": UPerNet}
+Head = LinearHead | UPerNet | EoMT
+_KINDS = {"linear": LinearHead, "upernet": UPerNet, "eomt": EoMT}
 
 
 def make_head(
@@ -37,6 +38,8 @@ def make_head(
       UserError: the head does not support the model.
     """
     make = partial(_KINDS[options.head], model, num_classes, frozen=frozen, rngs=rngs)
+    if options.head == "eomt":
+        return make(queries=options.queries, layers=options.query_layers)
     if options.head == "upernet":
         make = partial(make, dim=options.dim, auxiliary_dim=options.auxiliary_dim)
     return make(dropout=options.dropout)
