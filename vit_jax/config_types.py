@@ -315,6 +315,15 @@ class SegmentationConfig(Section):
     dim: int
     auxiliary_dim: int
     auxiliary_weight: float
+    queries: int
+    query_layers: int
+    masked_until: tuple[Any, ...]
+    unmasked_from: tuple[Any, ...]
+    points: int
+    mask_weight: float
+    dice_weight: float
+    class_weight: float
+    no_object_weight: float
 
 
 class LossConfig(Section):

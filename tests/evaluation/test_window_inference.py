@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from flax import nnx
 from PIL import Image
+from vit_jax.evaluation.window_inference import WINDOWS, WindowInference
+from vit_jax.models.dense.segmenter import Segmenter
 
 from vit_jax import create_model
 from vit_jax.data.decode import Unreadable
 from vit_jax.data.preprocess import TestCrop
-from vit_jax.evaluation.window_inference import WINDOWS, WindowInference
-from vit_jax.models.dense.segmenter import Segmenter
 from vit_jax.parallel.mesh import make_mesh
 
 CROP = TestCrop(32, "fit", 32, "exact", "area")

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 
 from vit_jax.data.dense_fields import boxes_field
@@ -23,6 +22,7 @@ from vit_jax.training.objectives.box_losses import (
     focal_losses,
     generalized_iou,
 )
+from vit_jax.training.objectives.matching import match
 from vit_jax.training.objectives.objective import (
     EVALUATION,
     Batch,
@@ -151,7 +151,7 @@ def set_losses(
     negative = focal_losses(classes, jnp.zeros_like(classes))
     class_costs = (positive - negative)[:, label]
     costs = CLASS_COST * class_costs + BOX_WEIGHT * distances - GIOU_WEIGHT * overlaps
-    rows = matched(jnp.where(present, costs, 0))
+    (rows,) = match(costs.T[None], present[None])
     hot = jnp.zeros_like(classes).at[rows, label].max(present.astype(classes.dtype))
     objects = jnp.arange(len(rows))
     return {
@@ -159,17 +159,6 @@ def set_losses(
         "box_loss": jnp.where(present, distances[rows, objects], 0).sum(),
         "giou_loss": jnp.where(present, 1 - overlaps[rows, objects], 0).sum(),
     }
-
-
-def matched(costs: jax.Array) -> jax.Array:
-    """Returns the prediction that is matched with each object, int32 `[objects]`.
-
-    Args:
-      costs: `[predictions, objects]`, with as many predictions as objects or more.
-    """
-    costs = jax.lax.stop_gradient(costs.astype(jnp.float32))
-    rows, columns = optax.assignment.hungarian_algorithm(costs)
-    return jnp.zeros(costs.shape[1], jnp.int32).at[columns].set(rows.astype(jnp.int32))
 
 
 def best_of(predicted: dict[str, Any], most: int) -> tuple[jax.Array, jax.Array, jax.Array]:
