@@ -1,0 +1,75 @@
+"""A model of images with a head for semantic segmentation."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from flax import nnx
+
+from vit_jax.errors import UserError
+from vit_jax.models.image_model import ImageModel
+
+
+class SegmentationHead(Protocol):
+    """A head for semantic segmentation, which runs the model that it reads."""
+
+    def __call__(self, model: ImageModel, images: Any, rngs: nnx.Rngs | None = None) -> Any:
+        """Returns the outputs of the head for its loss."""
+        ...
+
+    def scores(self, outputs: Any) -> jax.Array:
+        """Returns the score of each class, float32 `[batch, rows, columns, classes]`."""
+        ...
+
+
+class Segmenter(nnx.Module):
+    """A model of images with a head that classifies each place.
+
+    Attributes:
+      model: the model of images.
+      head: the head.
+      class_names: names of the classes.
+      predictor: `(segmenter, images, whole) -> class maps` of images of any size; None: the
+        segmenter is not of a checkpoint.
+    """
+
+    def __init__(self, model: ImageModel, head: nnx.Module, class_names: Sequence[str]):
+        self.model, self.head, self.class_names = model, head, tuple(class_names)
+        self.predictor: Callable[[Segmenter, Any, bool], list[np.ndarray]] | None = None
+
+    def __call__(self, images: Any) -> jax.Array:
+        """Returns the score of each class at each place of the head.
+
+        Args:
+          images: of the model's size, as in `ImageModel.__call__`.
+
+        Returns:
+          float32 `[batch, rows, columns, classes]`; the class with the highest one is predicted.
+        """
+        head: Any = self.head
+        return head.scores(head(self.model, images))
+
+    def predict(self, images: Any, whole: bool = False) -> list[np.ndarray]:
+        """Returns the class of each pixel of images of any size.
+
+        By default an image's short side is resized to the model's size, and windows slide along the
+        long side; see `vit_jax.models.dense.windows`.
+
+        Args:
+          images: as in `ImageModel.predict`: paths, PIL images or arrays of any size.
+          whole: squeeze the whole image to the model's size instead.
+
+        Returns:
+          A class map `[height, width]` for each image, of its size: uint8, or uint16 for more than
+          255 classes; indices of `class_names`.
+
+        Raises:
+          UserError: an image cannot be read, or the segmenter was not loaded from a run.
+        """
+        if self.predictor is None:
+            raise UserError(
+                "this segmenter is not of a checkpoint, and has no preprocessing of images: see "
+                "vit_jax.load_segmenter"
+            )
+        return self.predictor(self, images, whole)
