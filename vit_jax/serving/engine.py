@@ -84,7 +84,7 @@ class Engine:
         for row, image in zip(pixels, images, strict=False):
             row[:] = image
         labels, mask = np.full((size, 1), -1, np.int32), np.arange(size) < len(images)
-        return to_devices({"image": pixels, "labels": labels, "mask": mask}, self._mesh)
+        return to_devices({"image": pixels, "labels": labels, "valid": mask}, self._mesh)
 
     def classify(
         self, images: Sequence[np.ndarray], classes: Sequence[np.ndarray | None]
