@@ -296,6 +296,13 @@ class ContrastiveConfig(Section):
     initial_bias: float
 
 
+class SegmentationConfig(Section):
+    """Values of `config.segmentation`."""
+
+    head: str
+    dropout: float
+
+
 class LossConfig(Section):
     """Values of `config.loss`."""
 
@@ -427,6 +434,7 @@ class TypedConfig(Section):
     vqkd: VqkdConfig
     beitv2: Beitv2Config
     contrastive: ContrastiveConfig
+    segmentation: SegmentationConfig
     loss: LossConfig
     optimizer: OptimizerConfig
     mesh: MeshConfig

@@ -20,6 +20,7 @@ OBJECTIVE_NAMES = (
     "vqkd",
     "beitv2",
     "contrastive",
+    "segmentation",
 )
 CELLS = {"color": 1, "cells": 4}  # Cells along each side of a patch, by target of masked_patch.
 TARGETS = (*CELLS, "pixels")
@@ -590,4 +591,21 @@ class ContrastiveOptions:
         number(least=-1000, most=1000),
         "Initial offset of the logits.",
         requires=only_with("contrastive.loss", "sigmoid"),
+    )
+
+
+@options
+class SegmentationOptions:
+    """Semantic segmentation: the class of each pixel"""
+
+    head: str = option(
+        "linear",
+        one_of("linear"),
+        "Head: a linear layer on the last features (linear).",
+    )
+    dropout: float = option(
+        0.1,
+        RATE,
+        "Dropout rate of whole channels before the classifier.",
+        requires=only_with("segmentation.head", "linear"),
     )

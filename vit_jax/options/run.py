@@ -17,6 +17,7 @@ from vit_jax.options.objective import (
     MAEOptions,
     MaskedPatchOptions,
     ObjectiveOptions,
+    SegmentationOptions,
     VQKDOptions,
     only_with_objective,
 )
@@ -380,6 +381,7 @@ class RunOptions:
     vqkd: VQKDOptions = _of_objective(VQKDOptions, "vqkd")
     beitv2: BEiTv2Options = _of_objective(BEiTv2Options, "beitv2")
     contrastive: ContrastiveOptions = _of_objective(ContrastiveOptions, "contrastive")
+    segmentation: SegmentationOptions = _of_objective(SegmentationOptions, "segmentation")
     loss: LossOptions = section(LossOptions)
     optimizer: OptimizerOptions = section(OptimizerOptions)
     mesh: MeshOptions = section(MeshOptions)
