@@ -1,6 +1,7 @@
 """Class maps of images of any size."""
 
 import io
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +22,7 @@ CROP = TestCrop(32, "fit", 32, "exact", "area")
 class Brightness(nnx.Module):
     """Scores of four classes by the mean brightness of each square of 8 pixels."""
 
-    def __call__(self, model, images, rngs=None):
+    def __call__(self, model, images, rngs=None, state=None):
         x = images.astype(jnp.float32).mean(axis=-1)
         return x.reshape(len(x), 4, 8, 4, 8).mean(axis=(2, 4))
 
@@ -32,7 +33,8 @@ class Brightness(nnx.Module):
 @pytest.fixture(scope="module")
 def inference():
     model = create_model("ViT-Ti/16", image_size=32, num_classes=0, depth=1)
-    return WindowInference(Segmenter(model, Brightness(), "abcd"), make_mesh(), CROP)
+    segmenter = Segmenter(model, Brightness(), "abcd")
+    return partial(WindowInference(segmenter, make_mesh(), CROP), segmenter)
 
 
 def stripes(height, width, pixels):
@@ -64,8 +66,8 @@ def test_windows_of_several_images_are_computed_together_and_compiled_once(infer
     images = [stripes(20 + 3 * index, 90 - index, 30)[0] for index in range(WINDOWS + 3)]
     with pytest.MonkeyPatch.context() as patch:
         calls = []
-        scores = inference._scores
-        patch.setattr(inference, "_scores", lambda *args: calls.append(1) or scores(*args))
+        scores = inference.func._scores
+        patch.setattr(inference.func, "_scores", lambda *args: calls.append(1) or scores(*args))
         together = [mask for _, mask in inference(images)]
     assert len(calls) < len(images)
     assert scores._cache_size() == 1

@@ -31,7 +31,7 @@ class _Image(NamedTuple):
 
 
 class WindowInference:
-    """Computes class maps of images of any size.
+    """Computes class maps of images of any size, by one segmenter with any parameters.
 
     Args:
       segmenter: the model and its head.
@@ -42,9 +42,7 @@ class WindowInference:
 
     def __init__(self, segmenter: Segmenter, mesh: Mesh, crop: TestCrop, squeezed: bool = False):
         graphdef, params = nnx.split(segmenter)
-        params = nnx.to_pure_dict(params)
-        shardings = parameter_shardings(mesh, params)
-        self._params = jax.tree.map(place, params, shardings)
+        self._shardings = parameter_shardings(mesh, nnx.to_pure_dict(params))
         self._sharding, self._batch_size = split_batch(mesh), whole_batch(mesh, WINDOWS)
         self._crop, self._windows = crop, whole if squeezed else sliding
         self._size = segmenter.model.image_size
@@ -55,11 +53,12 @@ class WindowInference:
                 return merged(in_channels(images, merged.model.channels))
 
         self._scores = jax.jit(
-            scores, in_shardings=(shardings, self._sharding), out_shardings=replicated(mesh)
+            scores, in_shardings=(self._shardings, self._sharding), out_shardings=replicated(mesh)
         )
 
     def __call__(
         self,
+        segmenter: Segmenter,
         images: Iterable[bytes | np.ndarray],
         on_unreadable: Callable[[int, Unreadable], None] | None = None,
     ) -> Iterator[tuple[int, np.ndarray]]:
@@ -68,6 +67,7 @@ class WindowInference:
         The windows of several images are computed together.
 
         Args:
+          segmenter: the segmenter, whose parameters may have changed.
           images: encoded, or RGB uint8 `[height, width, 3]`.
           on_unreadable: callback for the index of an image that cannot be decoded, and the error;
             None: the error is raised.
@@ -75,6 +75,8 @@ class WindowInference:
         Raises:
           Unreadable: see `vit_jax.data.decode`.
         """
+        params = nnx.to_pure_dict(nnx.state(segmenter))
+        params = jax.tree.map(place, params, self._shardings)
         started: deque[tuple[int, _Image]] = deque()
 
         def cut() -> Iterator[np.ndarray]:
@@ -91,7 +93,7 @@ class WindowInference:
 
         waiting = cut()
         while batch := list(islice(waiting, self._batch_size)):
-            for scores in self._scores_of(batch):
+            for scores in self._scores_of(params, batch):
                 # Windows are in the order of their images.
                 index, image = next(x for x in started if len(x[1].scores) < x[1].windows.count)
                 image.scores.append(scores)
@@ -108,8 +110,8 @@ class WindowInference:
         opened.crop(Box(0, 0, opened.width, opened.height), resized, crop.interpolation)
         return windows, resized
 
-    def _scores_of(self, batch: list[np.ndarray]) -> np.ndarray:
+    def _scores_of(self, params: dict, batch: list[np.ndarray]) -> np.ndarray:
         """Returns the scores of windows; a smaller batch is padded to the compiled size."""
         padding = [np.zeros_like(batch[0])] * (self._batch_size - len(batch))
         images = jax.device_put(np.stack([*batch, *padding]), self._sharding)
-        return jax.device_get(self._scores(self._params, images))[: len(batch)]
+        return jax.device_get(self._scores(params, images))[: len(batch)]

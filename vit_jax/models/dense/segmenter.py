@@ -1,26 +1,16 @@
 """A model of images with a head for semantic segmentation."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from vit_jax.errors import UserError
+from vit_jax.models.dense.batch_norm import Moments
 from vit_jax.models.image_model import ImageModel
-
-
-class SegmentationHead(Protocol):
-    """A head for semantic segmentation, which runs the model that it reads."""
-
-    def __call__(self, model: ImageModel, images: Any, rngs: nnx.Rngs | None = None) -> Any:
-        """Returns the outputs of the head for its loss."""
-        ...
-
-    def scores(self, outputs: Any) -> jax.Array:
-        """Returns the score of each class, float32 `[batch, rows, columns, classes]`."""
-        ...
 
 
 class Segmenter(nnx.Module):
@@ -30,12 +20,25 @@ class Segmenter(nnx.Module):
       model: the model of images.
       head: the head.
       class_names: names of the classes.
+      statistics: running mean and variance of the head's batch norms; empty: it has none.
       predictor: `(segmenter, images, whole) -> class maps` of images of any size; None: the
         segmenter is not of a checkpoint.
     """
 
-    def __init__(self, model: ImageModel, head: nnx.Module, class_names: Sequence[str]):
+    def __init__(
+        self,
+        model: ImageModel,
+        head: nnx.Module,
+        class_names: Sequence[str],
+        statistics: Moments | None = None,
+    ):
         self.model, self.head, self.class_names = model, head, tuple(class_names)
+        self.statistics = nnx.Dict(
+            {
+                name: nnx.Dict({key: nnx.BatchStat(jnp.asarray(x)) for key, x in norm.items()})
+                for name, norm in (statistics or {}).items()
+            }
+        )
         self.predictor: Callable[[Segmenter, Any, bool], list[np.ndarray]] | None = None
 
     def __call__(self, images: Any) -> jax.Array:
@@ -48,7 +51,8 @@ class Segmenter(nnx.Module):
           float32 `[batch, rows, columns, classes]`; the class with the highest one is predicted.
         """
         head: Any = self.head
-        return head.scores(head(self.model, images))
+        statistics = nnx.to_pure_dict(nnx.state(self.statistics))
+        return head.scores(head(self.model, images, None, statistics or None))
 
     def predict(self, images: Any, whole: bool = False) -> list[np.ndarray]:
         """Returns the class of each pixel of images of any size.
