@@ -1,13 +1,14 @@
 """Segmenters: loading and prediction of class maps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vit_jax.checkpoint_crop import checkpoint_crop
-from vit_jax.data.decode import Unreadable
+from vit_jax.data.decode import Unreadable, why_unreadable
+from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 from vit_jax.evaluation.window_inference import WindowInference
 from vit_jax.inference import image_source
@@ -23,6 +24,7 @@ def load_segmenter(
     source: str | Path,
     *,
     image_size: int | tuple[int, int] | None = None,
+    decode: str | None = None,
     log: Callable[[str], None] = print,
 ) -> Segmenter:
     """Loads the model of a segmentation run with its head.
@@ -34,6 +36,7 @@ def load_segmenter(
       source: the workdir of a run with `config.objective.name='segmentation'`, `WORKDIR@best` or
         `WORKDIR@STEP`.
       image_size: size of the windows in pixels; None: that of the run's images.
+      decode: `fast`, or `exact` to decode JPEGs whole by Pillow; None: as the run.
       log: callback for each line of the log.
 
     Raises:
@@ -42,7 +45,7 @@ def load_segmenter(
     checkpoint = open_checkpoint(source, image_size)
     changes: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
     segmenter = with_head(checkpoint, build_model(checkpoint, log=log, **changes))
-    segmenter.predictor = SegmentationPredictor(checkpoint)
+    segmenter.predictor = SegmentationPredictor(checkpoint, decode)
     return segmenter
 
 
@@ -51,21 +54,38 @@ class SegmentationPredictor:
 
     Args:
       checkpoint: the checkpoint whose preprocessing the images get.
+      decode: as in `load_segmenter`.
     """
 
-    def __init__(self, checkpoint: Checkpoint):
-        self._checkpoint = checkpoint
+    def __init__(self, checkpoint: Checkpoint, decode: str | None = None):
+        self._checkpoint, self._decode = checkpoint, decode
         self._inferences: dict[bool, WindowInference] = {}
 
     def __call__(self, segmenter: Segmenter, images: Any, whole: bool) -> list[np.ndarray]:
         """Returns the class maps of images; see `Segmenter.predict`."""
         source = image_source(images)
 
-        def reject(index: int, error: Unreadable) -> None:
-            raise UserError(f"cannot read {source.describe(index)}: {error}")
+        def reject(index: int, error: Unreadable | OSError) -> None:
+            raise UserError(f"cannot read {source.describe(index)}: {why_unreadable(error)}")
 
+        return [mask for _, mask in self.stream(segmenter, source, reject, whole)]
+
+    def stream(
+        self,
+        segmenter: Segmenter,
+        source: Source,
+        on_unreadable: Callable[[int, Unreadable | OSError], None],
+        whole: bool = False,
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields the index and the class map of each readable image; images are read on demand.
+
+        Args:
+          segmenter: the segmenter.
+          source: the images.
+          on_unreadable: callback for the index of an unreadable image, and the error.
+          whole: as in `Segmenter.predict`.
+        """
         if whole not in self._inferences:
-            crop = checkpoint_crop(self._checkpoint, segmenter.model.image_size)
+            crop = checkpoint_crop(self._checkpoint, segmenter.model.image_size, self._decode)
             self._inferences[whole] = WindowInference(segmenter, make_mesh(), crop, whole)
-        encoded = (source[index].image for index in range(len(source)))
-        return [mask for _, mask in self._inferences[whole](segmenter, encoded, reject)]
+        return self._inferences[whole](segmenter, source, on_unreadable)

@@ -1,7 +1,6 @@
 """Class maps of images of any size."""
 
 import io
-from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +10,7 @@ from PIL import Image
 
 from vit_jax import create_model
 from vit_jax.data.decode import Unreadable
+from vit_jax.data.image_files import ImageFiles
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.evaluation.window_inference import WINDOWS, WindowInference
 from vit_jax.models.dense.segmenter import Segmenter
@@ -30,11 +30,22 @@ class Brightness(nnx.Module):
         return -jnp.abs(outputs[..., None] - jnp.arange(4) * 80)
 
 
+def reject(index, error):
+    raise error
+
+
 @pytest.fixture(scope="module")
 def inference():
     model = create_model("ViT-Ti/16", image_size=32, num_classes=0, depth=1)
     segmenter = Segmenter(model, Brightness(), "abcd")
-    return partial(WindowInference(segmenter, make_mesh(), CROP), segmenter)
+    compute = WindowInference(segmenter, make_mesh(), CROP)
+
+    def masks(images, on_unreadable=reject):
+        files = ImageFiles([(str(index), image) for index, image in enumerate(images)])
+        return compute(segmenter, files, on_unreadable)
+
+    masks.compute = compute
+    return masks
 
 
 def stripes(height, width, pixels):
@@ -52,7 +63,7 @@ def png(image):
 
 def test_class_maps_have_the_size_of_their_images(inference):
     drawn = [stripes(64, 64, 32), stripes(32, 300, 50), stripes(300, 40, 20), stripes(3, 4, 1)]
-    found = [*inference(png(image) for image, _ in drawn)]
+    found = [*inference([png(image) for image, _ in drawn])]
     assert [index for index, _ in found] == [0, 1, 2, 3]
     for (_, labels), (_, mask) in zip(drawn, found, strict=True):
         assert mask.shape == labels.shape and mask.dtype == np.uint8
@@ -66,8 +77,8 @@ def test_windows_of_several_images_are_computed_together_and_compiled_once(infer
     images = [stripes(20 + 3 * index, 90 - index, 30)[0] for index in range(WINDOWS + 3)]
     with pytest.MonkeyPatch.context() as patch:
         calls = []
-        scores = inference.func._scores
-        patch.setattr(inference.func, "_scores", lambda *args: calls.append(1) or scores(*args))
+        scores = inference.compute._scores
+        patch.setattr(inference.compute, "_scores", lambda *args: calls.append(1) or scores(*args))
         together = [mask for _, mask in inference(images)]
     assert len(calls) < len(images)
     assert scores._cache_size() == 1

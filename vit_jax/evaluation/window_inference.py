@@ -1,7 +1,7 @@
 """Semantic segmentation of images of any size by windows, compiled once for all sizes."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from vit_jax.data.decode import Box, Unreadable, open_image
 from vit_jax.data.preprocess import TestCrop
+from vit_jax.data.sources.base import Source
 from vit_jax.models.dense.segmenter import Segmenter
 from vit_jax.models.dense.windows import Windows, sliding, whole
 from vit_jax.models.layers import placing
@@ -59,8 +60,8 @@ class WindowInference:
     def __call__(
         self,
         segmenter: Segmenter,
-        images: Iterable[bytes | np.ndarray],
-        on_unreadable: Callable[[int, Unreadable], None] | None = None,
+        source: Source,
+        on_unreadable: Callable[[int, Unreadable | OSError], None],
     ) -> Iterator[tuple[int, np.ndarray]]:
         """Yields the index and the class map of each readable image, in order.
 
@@ -68,24 +69,18 @@ class WindowInference:
 
         Args:
           segmenter: the segmenter, whose parameters may have changed.
-          images: encoded, or RGB uint8 `[height, width, 3]`.
-          on_unreadable: callback for the index of an image that cannot be decoded, and the error;
-            None: the error is raised.
-
-        Raises:
-          Unreadable: see `vit_jax.data.decode`.
+          source: the images.
+          on_unreadable: callback for the index of an image that cannot be read, and the error.
         """
         params = nnx.to_pure_dict(nnx.state(segmenter))
         params = jax.tree.map(place, params, self._shardings)
         started: deque[tuple[int, _Image]] = deque()
 
         def cut() -> Iterator[np.ndarray]:
-            for index, image in enumerate(images):
+            for index in range(len(source)):
                 try:
-                    windows, resized = self._resized(image)
-                except Unreadable as error:
-                    if on_unreadable is None:
-                        raise
+                    windows, resized = self._resized(source[index].image)
+                except (Unreadable, OSError) as error:
                     on_unreadable(index, error)
                     continue
                 started.append((index, _Image(windows, [])))

@@ -1,6 +1,6 @@
 """A model of images with a head for semantic segmentation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -21,8 +21,8 @@ class Segmenter(nnx.Module):
       head: the head.
       class_names: names of the classes.
       statistics: running mean and variance of the head's batch norms; empty: it has none.
-      predictor: `(segmenter, images, whole) -> class maps` of images of any size; None: the
-        segmenter is not of a checkpoint.
+      predictor: preprocessing and class maps of images of any size; None: the segmenter is not of
+        a checkpoint.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Segmenter(nnx.Module):
                 for name, norm in (statistics or {}).items()
             }
         )
-        self.predictor: Callable[[Segmenter, Any, bool], list[np.ndarray]] | None = None
+        self.predictor: Any = None
 
     def __call__(self, images: Any) -> jax.Array:
         """Returns the score of each class at each place of the head.
@@ -71,9 +71,29 @@ class Segmenter(nnx.Module):
         Raises:
           UserError: an image cannot be read, or the segmenter was not loaded from a run.
         """
+        return self._loaded(self, images, whole)
+
+    def stream(
+        self, source: Any, on_unreadable: Callable[[int, Exception], None]
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields the index and the class map of each readable image, as in `predict`.
+
+        Images are read as they are needed, so memory does not grow with their number.
+
+        Args:
+          source: a data source.
+          on_unreadable: callback for the index of an unreadable image, and the error.
+
+        Raises:
+          UserError: the segmenter was not loaded from a run.
+        """
+        return self._loaded.stream(self, source, on_unreadable)
+
+    @property
+    def _loaded(self) -> Any:
         if self.predictor is None:
             raise UserError(
                 "this segmenter is not of a checkpoint, and has no preprocessing of images: see "
                 "vit_jax.load_segmenter"
             )
-        return self.predictor(self, images, whole)
+        return self.predictor
