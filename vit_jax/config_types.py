@@ -302,6 +302,9 @@ class SegmentationConfig(Section):
 
     head: str
     dropout: float
+    dim: int
+    auxiliary_dim: int
+    auxiliary_weight: float
 
 
 class LossConfig(Section):

@@ -16,9 +16,10 @@ from vit_jax.models.dense.batch_norm import (
     initial_statistics,
     updated_statistics,
 )
+from vit_jax.models.dense.pyramid import resized
 from vit_jax.training.objectives import make_objective
 from vit_jax.training.objectives.objective import StepContext
-from vit_jax.training.objectives.segmentation import class_areas, pixel_losses, resized
+from vit_jax.training.objectives.segmentation import class_areas, pixel_losses
 
 CLASSES = 5
 
@@ -175,3 +176,94 @@ def test_the_classes_must_be_known():
     model = create_model("ViT-Ti/4", num_classes=0, image_size=16, **SMALL)
     with pytest.raises(UserError, match="num_classes is None"):
         make_objective(config, model, rngs=nnx.Rngs(0))
+
+
+def upernet_of(transformers, widths, own):
+    """Transformers' UPerNet heads with our parameters."""
+    from transformers.models.upernet import modeling_upernet as theirs
+
+    config = transformers.UperNetConfig(
+        num_labels=CLASSES,
+        pool_scales=(1, 2, 3, 6),
+        hidden_size=own.fused.norm.scale.shape[0],
+        auxiliary_channels=own.auxiliary.norm.scale.shape[0],
+        auxiliary_in_channels=widths[2],
+        auxiliary_num_convs=1,
+    )
+    head, auxiliary = theirs.UperNetHead(config, widths), theirs.UperNetFCNHead(config, widths)
+    pairs = [
+        (block.layers[1], one)
+        for block, one in zip(head.psp_modules.blocks, own.pooled, strict=True)
+    ]
+    pairs += [(head.bottleneck, own.bottleneck), (head.fpn_bottleneck, own.fused)]
+    pairs += [*zip(head.lateral_convs, own.lateral, strict=True)]
+    pairs += [*zip(head.fpn_convs, own.smooth, strict=True)]
+    pairs += [(auxiliary.convs[0], own.auxiliary)]
+    import torch
+
+    with torch.no_grad():
+        for one, ours in pairs:
+            kernel = np.asarray(ours.conv.kernel[...]).transpose(3, 2, 0, 1)
+            one.conv.weight.copy_(torch.tensor(kernel))
+            one.batch_norm.weight.copy_(torch.tensor(np.asarray(ours.norm.scale[...])))
+            one.batch_norm.bias.copy_(torch.tensor(np.asarray(ours.norm.bias[...])))
+        for one, ours in (
+            (head.classifier, own.classifier),
+            (auxiliary.classifier, own.auxiliary_classifier),
+        ):
+            one.weight.copy_(torch.tensor(np.asarray(ours.kernel[...]).T[..., None, None]))
+            one.bias.copy_(torch.tensor(np.asarray(ours.bias[...])))
+    return head, auxiliary, pairs
+
+
+def test_upernet_is_that_of_transformers(torch, transformers):
+    """Loss, the gradient of each kernel, and the running statistics of each norm."""
+    size = 64
+    model, objective = made("upernet", "ConvNeXt-T", dropout=0.0, dim=12, auxiliary_dim=6)
+    batch, own = batch_of(3, size), objective.head
+    stages = model.features(batch["image"], dense=True)
+    normed = [norm(x) for norm, x in zip(own.stage_norms, stages, strict=True)]
+    widths = [x.shape[-1] for x in normed]
+    head, auxiliary, pairs = upernet_of(transformers, widths, own)
+    given = [torch.tensor(np.asarray(x.transpose(0, 3, 1, 2))) for x in normed]
+    target = torch.tensor(np.asarray(batch["mask"]).astype(np.int64))
+
+    def loss_of(scores):
+        whole = torch.nn.functional.interpolate(scores, (size, size), mode="bilinear")
+        return torch.nn.functional.cross_entropy(
+            whole, target, ignore_index=IGNORED, reduction="none"
+        ).mean()
+
+    loss = loss_of(head(given)) + 0.4 * loss_of(auxiliary(given))
+    loss.backward()
+    graphdef, weights = nnx.split(objective)
+
+    def ours(weights):
+        context = StepContext(nnx.Rngs(dropout=0))
+        outputs = nnx.merge(graphdef, weights)(model, batch, context)
+        return outputs.each.mean(), outputs.aux
+
+    (value, moments), gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))(weights)
+    assert float(value) == pytest.approx(float(loss), rel=1e-5)
+    found = nnx.merge(graphdef, gradient).head
+    matched = [*found.pooled, found.bottleneck, found.fused, *found.lateral, *found.smooth]
+    for (one, _), ours in zip(pairs, [*matched, found.auxiliary], strict=True):
+        kernel = one.conv.weight.grad.numpy().transpose(2, 3, 1, 0)
+        np.testing.assert_allclose(ours.conv.kernel[...], kernel, atol=1e-4 * np.abs(kernel).max())
+    state = objective.update_state(objective.initial_state({}), {}, moments, 1)["statistics"]
+    for one, ours in pairs:
+        np.testing.assert_allclose(
+            state[ours.norm.name]["mean"], one.batch_norm.running_mean, rtol=1e-4, atol=1e-6
+        )
+        np.testing.assert_allclose(
+            state[ours.norm.name]["variance"], one.batch_norm.running_var, rtol=1e-4
+        )
+    evaluated = own(model, batch["image"], None, state)["scores"]
+    with torch.no_grad():
+        expected = head.eval()(given).permute(0, 2, 3, 1)
+    np.testing.assert_allclose(evaluated, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_upernet_needs_stages():
+    with pytest.raises(UserError, match="reads the stages of a pyramid, and a ViT has one"):
+        made("upernet")

@@ -6,13 +6,18 @@ the score of each class at each place. The parameters are those of the training 
 is a part of the objective's state, such as the running statistics of batch norms.
 """
 
+from functools import partial
+
 from flax import nnx
 
+from vit_jax.models.dense.eomt import EoMT
 from vit_jax.models.dense.linear import LinearHead
+from vit_jax.models.dense.upernet import UPerNet
 from vit_jax.models.image_model import ImageModel
 from vit_jax.options.objective import SegmentationOptions
 
-Head = LinearHead
+Head = LinearHead | UPerNet | EoMT
+_KINDS = {"linear": LinearHead, "upernet": UPerNet, "eomt": EoMT}
 
 
 def make_head(
@@ -32,4 +37,9 @@ def make_head(
     Raises:
       UserError: the head does not support the model.
     """
-    return LinearHead(model, num_classes, dropout=options.dropout, frozen=frozen, rngs=rngs)
+    make = partial(_KINDS[options.head], model, num_classes, frozen=frozen, rngs=rngs)
+    if options.head == "eomt":
+        return make(queries=options.queries, layers=options.query_layers)
+    if options.head == "upernet":
+        make = partial(make, dim=options.dim, auxiliary_dim=options.auxiliary_dim)
+    return make(dropout=options.dropout)

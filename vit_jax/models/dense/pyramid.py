@@ -26,3 +26,12 @@ def widths_of(model: ImageModel) -> tuple[int, ...]:
         lambda params, images: pyramid(nnx.merge(graphdef, params), images), params, image
     )
     return tuple(stage.shape[-1] for stage in shapes)
+
+
+def resized(scores: jax.Array, size: tuple[int, ...]) -> jax.Array:
+    """Resizes `[batch, rows, columns, classes]` bilinearly to this height and width.
+
+    It is PyTorch's `interpolate(mode="bilinear", align_corners=False)`.
+    """
+    shape = (scores.shape[0], *size, scores.shape[-1])
+    return jax.image.resize(scores, shape, "linear", antialias=False)
