@@ -157,45 +157,57 @@ def find_pairs(
     """Returns the images of a split, their maps, and counts of skipped files by reason.
 
     Args:
-      root: the folder of the data set.
+      root: the folder of the data set, with a slash at its end.
       suffixes: suffixes of maps, in lower case.
       what: the kind of map, for errors.
 
     Raises:
       UserError: there are no images, an image has no map, or two files have one name.
     """
-    images, left_out = sort_out(_files(os.path.join(root, split.images)))
+    images, left_out = sort_out(_files(root + split.images))
     maps = [
         file
-        for file in _files(os.path.join(root, split.maps))
+        for file in _files(root + split.maps)
         if file.lower().endswith(tuple(suffixes)) and not of_system(file)
     ]
-    image_of = _by_name(os.path.join(root, split.images), images, split.image_end)
-    map_of = _by_name(os.path.join(root, split.maps), maps, split.map_end)
+    image_of = _by_name(root + split.images, images, split.image_end)
+    map_of = _by_name(root + split.maps, maps, split.map_end)
+    names = sorted(image_of)
     if split.listed:
-        names = _listed(os.path.join(root, split.listed))
-        if missing := [name for name in names if name not in image_of]:
-            raise UserError(
-                f"{len(missing):,} of {len(names):,} images in {split.listed} do not exist in "
-                f"{os.path.join(root, split.images)}: {_shown(missing)}"
-            )
-    else:
-        names = sorted(image_of)
-        if others := len(map_of.keys() - image_of.keys()):
-            left_out[f"{what}s without an image"] += others
+        names = _listed(root + split.listed)
+        _check_all(names, image_of, f"of {split.listed} do not exist", root + split.images)
+    elif others := len(map_of.keys() - image_of.keys()):
+        left_out[f"{what}s without an image"] += others
     if not names:
-        raise UserError(f"no images in {os.path.join(root, split.images)}")
-    if missing := [name for name in names if name not in map_of]:
-        raise UserError(
-            f"{len(missing):,} of {len(names):,} images have no {what} in "
-            f"{os.path.join(root, split.maps)}: {_shown(missing)}; a {what} has the name of its "
-            f"image and the suffix {' or '.join(suffixes)}: add them, or move the images away"
-        )
+        raise UserError(f"no images in {root}{split.images}")
+    remedy = (
+        f"; a {what} has the name of its image and the suffix {' or '.join(suffixes)}: add them, "
+        "or move the images away"
+    )
+    _check_all(names, map_of, f"have no {what}", root + split.maps, remedy)
     return (
         [f"{split.images}/{image_of[name]}" for name in names],
         [f"{split.maps}/{map_of[name]}" for name in names],
         left_out,
     )
+
+
+def _check_all(
+    names: Sequence[str], files: Mapping[str, str], lack: str, folder: str, remedy: str = ""
+) -> None:
+    """Raises UserError if images have no file in a folder.
+
+    Args:
+      names: the images.
+      files: the folder's files by the names of their images.
+      lack: words for images without a file.
+      remedy: end of the message.
+    """
+    if missing := [name for name in names if name not in files]:
+        raise UserError(
+            f"{len(missing):,} of {len(names):,} images {lack} in {folder}: {_shown(missing)}"
+            f"{remedy}"
+        )
 
 
 def folder_of(path: str) -> str:

@@ -16,6 +16,7 @@ from vit_jax.runs.splits import MANY
 from vit_jax.training.objectives import objective_of
 
 KINDS = ("digits", "folder", "csv", "tfds")  # Sources that a recognized one may replace.
+WITH_LAYOUTS = tuple(name for name, kind in SOURCES.items() if kind.layout_at)
 
 
 def recognise(
@@ -33,7 +34,7 @@ def recognise(
     """
     if "data.path" not in given or "data.source" in given:
         return
-    if config.data.source not in KINDS and SOURCES[config.data.source].layout_at is None:
+    if config.data.source not in (*KINDS, *WITH_LAYOUTS):
         return
     if config.auto != "none":  # The automatic settings then recognize it.
         return
