@@ -66,7 +66,7 @@ class Detection(Objective):
         return (boxes_field(config.data.image_size, config.detection.most),)
 
     @classmethod
-    def make(cls, config: RunOptions, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "Detection":
+    def make(cls, config: RunOptions, model: Any, steps: int, rngs: nnx.Rngs) -> "Detection":
         check_self_supervised(config, all_trained=False)
         options = config.detection
         if options.queries < options.most:
@@ -88,7 +88,7 @@ class Detection(Objective):
         )
         return cls(head, classes)
 
-    def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
+    def __call__(self, model: Any, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss of each image and its terms.
 
         In evaluation `Loss.outputs` has the best predictions and the true boxes, in pixels.
