@@ -141,6 +141,7 @@ class FinetuneConfig(Section):
     head: str
     objective: str
     frozen_steps: int
+    warmup_steps: int
     train: str
     lora_rank: int
 
@@ -297,6 +298,25 @@ class ContrastiveConfig(Section):
     initial_bias: float
 
 
+class SegmentationConfig(Section):
+    """Values of `config.segmentation`."""
+
+    head: str
+    dropout: float
+    dim: int
+    auxiliary_dim: int
+    auxiliary_weight: float
+    queries: int
+    query_layers: int
+    masked_until: tuple[Any, ...]
+    unmasked_from: tuple[Any, ...]
+    points: int
+    mask_weight: float
+    dice_weight: float
+    class_weight: float
+    no_object_weight: float
+
+
 class LossConfig(Section):
     """Values of `config.loss`."""
 
@@ -312,6 +332,7 @@ class OptimizerConfig(Section):
     learning_rate: float
     schedule: str
     end_learning_rate: float
+    power: float
     stairs: tuple[Any, ...]
     stair_factor: float
     count_from: int
@@ -428,6 +449,7 @@ class TypedConfig(Section):
     vqkd: VqkdConfig
     beitv2: Beitv2Config
     contrastive: ContrastiveConfig
+    segmentation: SegmentationConfig
     loss: LossConfig
     optimizer: OptimizerConfig
     mesh: MeshConfig

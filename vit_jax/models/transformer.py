@@ -20,6 +20,8 @@ from vit_jax.models.dropout import add_for_subset, drop
 from vit_jax.models.layers import GELUS, named, platform
 from vit_jax.models.position import BiasLayout, Rotation, mixed_frequencies, mixed_rotation, rotate
 
+MASKED = -1e9  # Added to the scores of tokens that a query does not attend to.
+
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
@@ -125,6 +127,7 @@ class Attention(nnx.Module):
         places: np.ndarray | None = None,
         read: int | None = None,
         attended: int | None = None,
+        mask: jax.Array | None = None,
     ) -> jax.Array:
         """Maps `[batch, ..., tokens, dim]` to the same shape, with a float32 softmax.
 
@@ -139,6 +142,8 @@ class Attention(nnx.Module):
             frequencies.
           read: number of leading tokens that are queries; None: all.
           attended: number of leading tokens to attend to; None: all.
+          mask: bool `[batch, queries, tokens]`, tokens that each of the last tokens, the queries,
+            attends to; requires that no positions are added to the scores. None: all.
         """
         query, key, value = (named("heads", part) for part in self.project(x, read))
         if self.query_norm is not None:
@@ -159,7 +164,18 @@ class Attention(nnx.Module):
         # Axes between the batch and the tokens are lines of a grid; each line is attended
         # separately.
         lines = [part.reshape(-1, *part.shape[-3:]) for part in (query, key, value)]
-        out = attend(*lines, bias=bias, dropout=self.dropout, rngs=rngs, attended=attended)
+        drops = dict(dropout=self.dropout, rngs=rngs)
+        if mask is None:
+            out = attend(*lines, bias=bias, attended=attended, **drops)
+        else:
+            # Apart, so that the other tokens' attention needs no bias, for which it would be slow.
+            first, last = jnp.split(query, [query.shape[1] - mask.shape[1]], axis=1)
+            masked = jnp.where(mask, 0, MASKED)[:, None]
+            parts = (
+                attend(first, key, value, **drops),
+                attend(last, key, value, bias=masked, **drops),
+            )
+            out = jnp.concatenate(parts, axis=1)
         out = named("heads", out.reshape(query.shape))
         if self.norm is not None:
             out = named("heads", self.norm(out.reshape(*out.shape[:-2], -1)).reshape(out.shape))

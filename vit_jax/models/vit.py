@@ -7,7 +7,7 @@ contains only parameters: no random state, no statistics. Dropout is active only
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -185,6 +185,13 @@ class ViT(TokenModel):
         options = self.options
         in_stem = options.position in ("1d", "2d", *FIXED) and options.position_at == "stem"
         return in_stem and options.rope == "none" and self.attends_fully
+
+    @property
+    def takes_queries(self) -> bool:
+        options = self.options
+        some_images = options.depth_by == "subset" and options.stochastic_depth > 0
+        in_scores = options.position in ("relative", "bias")
+        return self.attends_fully and not in_scores and not some_images
 
     @property
     def pools_plainly(self) -> bool:
@@ -388,31 +395,7 @@ class ViT(TokenModel):
             if "places" in positions:
                 positions["places"] = np.pad(positions["places"], ((0, more), (0, 0)))
             positions["attended"] = tokens
-        key = None if rngs is None else rngs.dropout()
-
-        def inputs(number, layer):
-            """Returns a layer's own inputs: its key, stochastic depth rate and positions."""
-            every = options.position_at == "every"
-            return dict(
-                key=None if key is None else jax.random.fold_in(key, number),
-                stochastic_depth=jnp.float32(self.layer_rate(number))
-                if options.stochastic_depth
-                else None,
-                positions=self.position_embedding[layer]() if every else None,
-            )
-
-        def call(block, x, inputs, **read):
-            shared = options.position_at == "shared" and self.position_embedding is not None
-            table = self.position_embedding() if shared else inputs["positions"]
-            if table is not None:
-                x = x + jnp.pad(table, ((0, 0), (0, options.registers + more), (0, 0))).astype(
-                    x.dtype
-                )
-            rngs = None if inputs["key"] is None else nnx.Rngs(dropout=inputs["key"])
-            x = block(x, rngs, stochastic_depth=inputs["stochastic_depth"], **positions, **read)
-            return named("tokens", x)
-
-        own = [inputs(number, layer) for number, layer in enumerate(self.blocks)]
+        call, own = self._calls(positions, rngs)
         blocks = list(self.blocks.values())
         x, last = named("tokens", x), len(blocks) if read is None else len(blocks) - 1
         early = after or 0
@@ -425,6 +408,75 @@ class ViT(TokenModel):
             :, :tokens
         ]
         return x if after is None else (x, kept[:, :tokens])
+
+    def encode_with(
+        self,
+        x: jax.Array,
+        queries: jax.Array,
+        layers: int,
+        mask: Callable[[int, jax.Array], jax.Array | None],
+        rngs: nnx.Rngs | None = None,
+    ) -> jax.Array:
+        options, positions = self.options, self.layer_positions(rngs)
+        call, own = self._calls(positions, rngs)
+        blocks, early = list(self.blocks.values()), self.depth - layers
+        x = run_layers(
+            call,
+            blocks[:early],
+            named("tokens", x),
+            own[:early],
+            remat=options.remat,
+            scan=options.scan,
+        )
+        x = named("tokens", jnp.concatenate([x, queries.astype(x.dtype)], axis=1))
+        behind = ((0, queries.shape[1]), (0, 0))
+        if "rotation" in positions:  # By an angle of 0.
+            positions["rotation"] = [
+                jnp.pad(table, (*behind, (0, 0)), constant_values=fill)
+                for table, fill in zip(positions["rotation"], (1, 0), strict=True)
+            ]
+        if "places" in positions:
+            positions["places"] = np.pad(positions["places"], behind)
+        for number in range(layers):
+            masked = partial(call, mask=mask(number, x))
+            layer = slice(early + number, early + number + 1)
+            x = run_layers(masked, blocks[layer], x, own[layer], remat=options.remat)
+        return x
+
+    def _calls(
+        self, positions: dict[str, Any], rngs: nnx.Rngs | None
+    ) -> tuple[Callable[..., jax.Array], list[dict[str, Any]]]:
+        """Returns a function that applies a layer, and each layer's own inputs to it.
+
+        The inputs are the layer's random key, its stochastic depth rate and its positions.
+
+        Args:
+          positions: arguments of all layers; the function reads them when it is called.
+        """
+        options = self.options
+        key = None if rngs is None else rngs.dropout()
+
+        def inputs(number, layer):
+            every = options.position_at == "every"
+            return dict(
+                key=None if key is None else jax.random.fold_in(key, number),
+                stochastic_depth=jnp.float32(self.layer_rate(number))
+                if options.stochastic_depth
+                else None,
+                positions=self.position_embedding[layer]() if every else None,
+            )
+
+        def call(block, x, inputs, **more):
+            shared = options.position_at == "shared" and self.position_embedding is not None
+            table = self.position_embedding() if shared else inputs["positions"]
+            if table is not None:
+                behind = x.shape[1] - table.shape[1]  # Registers and other tokens.
+                x = x + jnp.pad(table, ((0, 0), (0, behind), (0, 0))).astype(x.dtype)
+            rngs = None if inputs["key"] is None else nnx.Rngs(dropout=inputs["key"])
+            x = block(x, rngs, stochastic_depth=inputs["stochastic_depth"], **positions, **more)
+            return named("tokens", x)
+
+        return call, [inputs(number, layer) for number, layer in enumerate(self.blocks)]
 
     def _tokens_to_even(
         self, x: jax.Array, positions: dict[str, Any], rngs: nnx.Rngs | None

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from vit_jax.data.fields import TEXT
+from vit_jax.data.fields import IGNORED, MASK, TEXT
 from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.kind import SourceKind
 
@@ -17,7 +17,7 @@ class Synthetic(Source):
     num_classes: int
     size: int = 64
     max_labels: int = 1
-    fields = (TEXT,)
+    fields = (TEXT, MASK)
 
     @property
     def class_names(self):
@@ -32,7 +32,11 @@ class Synthetic(Source):
         return Example(image, (int(rng.integers(self.num_classes)),))
 
     def fields_of(self, index):
-        return {TEXT: (f"an image of class {self.labels_of(index)[0]}",)}
+        text = f"an image of class {self.labels_of(index)[0]}"
+        classes = min(self.num_classes, IGNORED)
+        mask = np.random.default_rng(index).integers(classes, size=(4, 4), dtype=np.uint8)
+        rows = np.arange(self.image_size) * 4 // self.image_size
+        return {TEXT: (text,), MASK: mask[rows[:, None], rows]}
 
     def describe(self, index):
         return f"synthetic image {index}"
