@@ -142,6 +142,7 @@ class FinetuneConfig(Section):
     head: str
     objective: str
     frozen_steps: int
+    warmup_steps: int
     train: str
     lora_rank: int
 
@@ -341,6 +342,7 @@ class OptimizerConfig(Section):
     learning_rate: float
     schedule: str
     end_learning_rate: float
+    power: float
     stairs: tuple[Any, ...]
     stair_factor: float
     count_from: int
