@@ -84,6 +84,7 @@ OTHER_JOBS = (
 )
 OTHER_JOBS += (
     "clip",
+    "detect",
     "siglip",
     "siglip2",
     "my_images_unlabelled",

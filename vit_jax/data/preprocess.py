@@ -37,6 +37,7 @@ class TrainCrop:
     - `scale_jitter`: the short side resized to `size` times a random number of `scale`, then a
       random crop to `size`, padded at the right and at the bottom (mmsegmentation's
       `RandomResize`, `RandomCrop` and padding).
+    - `large_scale_jitter`: the same for the long side (detectron2's `ResizeScale`; 2012.07177).
     - `none`: the whole image, squeezed (BiT, for tasks where a crop changes the label).
     """
 
@@ -85,8 +86,9 @@ class TrainCrop:
         size = self.size, self.size
         if self.kind == "simple_random":
             raise ValueError("the crop simple_random has no placement")
-        if self.kind == "scale_jitter":
-            return _jittered(height, width, self.size, self.scale, rng.random(3).tolist())
+        if self.kind in ("scale_jitter", "large_scale_jitter"):
+            whole = self.size / (min if self.kind == "scale_jitter" else max)(height, width)
+            return _jittered(height, width, self.size, whole, self.scale, rng.random(3).tolist())
         if self._resizes_first:
             box = before_resize(*self._corner(height, width, rng), size, height, width)
         elif self.kind in ("square", "short_side"):
@@ -269,15 +271,21 @@ def draw_placed(
 
 
 def _jittered(
-    height: int, width: int, size: int, scale: tuple[float, float], draws: list[float]
+    height: int,
+    width: int,
+    size: int,
+    whole: float,
+    scale: tuple[float, float],
+    draws: list[float],
 ) -> Placement:
     """Returns a random crop to `size` of the image resized by a random factor.
 
     Args:
-      scale: range of the short side after the resize, as a factor of `size`.
+      whole: factor of the resize for a draw of 1.
+      scale: range of the draw.
       draws: three numbers in [0, 1): of the factor, of the top and of the left edge.
     """
-    factor = (scale[0] + draws[0] * (scale[1] - scale[0])) * size / min(height, width)
+    factor = (scale[0] + draws[0] * (scale[1] - scale[0])) * whole
     spans, shown = [], []
     for side, draw in zip((height, width), draws[1:], strict=True):
         resized = max(1, round(side * factor))

@@ -166,7 +166,7 @@ class ViT(TokenModel):
 
     def _attends_globally(self, layer: int) -> bool:
         """Returns True for the evenly spaced layers without windows."""
-        count = self.options.global_layers
+        count = min(self.options.global_layers, self.depth)
         return (layer + 1) * count // self.depth > layer * count // self.depth
 
     def _make_pooling(self, rngs: nnx.Rngs) -> None:
@@ -676,17 +676,13 @@ def _of_windows(options: ViTOptions) -> Contradictions:
     """Returns the contradictions of attention within windows."""
     more_than_patches = bool(_prefix_tokens(options)) or options.registers > 0
     in_layers = options.rope == "mixed" or options.position in ("relative", "bias")
-    windows, count = options.attention == "windows", options.global_layers
+    windows = options.attention == "windows"
     return (
         (
             windows and (more_than_patches or in_layers),
             "model.attention='windows' divides the grid of patches: it needs model.pooling='gap' "
             "or 'map', no class token, no registers, and positions that are added to the patches "
             "or are a fixed rope",
-        ),
-        (
-            windows and count > options.depth,
-            f"model.global_layers is {count}, and must be at most model.depth = {options.depth}",
         ),
         (
             windows and options.scan,

@@ -287,8 +287,8 @@ class ViTOptions(ResNetOptions):
     global_layers: int = option(
         4,
         whole(0, 10000),
-        "Layers of attention='windows' that attend to all patches, evenly spaced; the last layer "
-        "is one of them.",
+        "Layers of attention='windows' that attend to all patches, evenly spaced, the last layer "
+        "among them; of a model with fewer layers, all.",
     )
     mlp: str = option("gelu", one_of("gelu", "swiglu"), "MLP: GELU, or SwiGLU with a gate.")
     gelu: str = option(
