@@ -28,6 +28,7 @@ class DataConfig(Section):
     groups: str | None
     label_key: str
     caption_key: str
+    depth_scale: float
     classes: tuple[Any, ...] | None
     num_classes: int | None
     balance: str

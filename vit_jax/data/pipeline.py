@@ -290,11 +290,17 @@ def _encode(
     """Writes the fields of an example into a row of a batch.
 
     Each is encoded by its own generator, or by the placement of the first view.
+
+    Raises:
+      UserError: a value does not fit the image.
     """
     values = source.fields_of(index) if fields else {}
     for field, rng in zip(fields, rngs, strict=False):
         by = placement if field.spatial else rng
-        batch[field.name][row] = field.encode(values[field.name], by)
+        try:
+            batch[field.name][row] = field.encode(values[field.name], by)
+        except UserError as error:
+            raise UserError(f"{source.describe(index)}: {error}") from error
 
 
 def _streams(views: Sequence[ViewSpec], fields: Sequence[Field] = ()) -> list[int]:

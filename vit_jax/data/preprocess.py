@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.data.decode import PILLOW, Box, Jpeg, Pixels, open_image
+from vit_jax.data.decode import PILLOW, Box, Jpeg, Pixels, before_resize, open_image
 from vit_jax.data.placement import Placement
 from vit_jax.errors import UserError
 from vit_jax.options.data import BORDER
@@ -67,11 +67,9 @@ class TrainCrop:
         if self.kind == "simple_random":
             self._crop_with_border(opened, rng, out)
             return out
-        if self.kind in ("square", "short_side") and self.interpolation in PILLOW:
-            x, y = rng.random(2).tolist()
-            rows, columns = resized_sides(height, width, self.kind, self.resize, self.size)
-            corner = int(y * (rows - self.size + 1)), int(x * (columns - self.size + 1))
-            opened.crop_resized((rows, columns), corner, out, self.interpolation)
+        if self._resizes_first:
+            resized, corner = self._corner(height, width, rng)
+            opened.crop_resized(resized, corner, out, self.interpolation)
             return out
         return draw_placed(opened, self.place(height, width, rng), self.interpolation, out)
 
@@ -89,7 +87,9 @@ class TrainCrop:
             raise ValueError("the crop simple_random has no placement")
         if self.kind == "scale_jitter":
             return _jittered(height, width, self.size, self.scale, rng.random(3).tolist())
-        if self.kind in ("square", "short_side"):
+        if self._resizes_first:
+            box = before_resize(*self._corner(height, width, rng), size, height, width)
+        elif self.kind in ("square", "short_side"):
             x, y = rng.random(2).tolist()
             box = part_box(height, width, self.kind, self.resize, self.size, x, y)
         elif self.kind == "inception":
@@ -98,7 +98,23 @@ class TrainCrop:
             box = random_resized_box(rng, height, width, self.area, self.aspect)
         else:
             box = Box(0, 0, width, height)
-        return Placement(box, size, size)
+        return Placement(box, size, size, (height, width))
+
+    @property
+    def _resizes_first(self) -> bool:
+        """True if the crop is taken of the image resized by Pillow."""
+        return self.kind in ("square", "short_side") and self.interpolation in PILLOW
+
+    def _corner(
+        self, height: int, width: int, rng: np.random.Generator
+    ) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Returns height and width after the resize, and the random top and left of the crop."""
+        x, y = rng.random(2).tolist()
+        rows, columns = resized_sides(height, width, self.kind, self.resize, self.size)
+        return (rows, columns), (
+            int(y * (rows - self.size + 1)),
+            int(x * (columns - self.size + 1)),
+        )
 
     def _crop_with_border(
         self, opened: Jpeg | Pixels, rng: np.random.Generator, out: np.ndarray
@@ -174,27 +190,36 @@ class TestCrop:
         opened = open_image(image, self.mode, self.background)
         height, width = opened.height, opened.width
         out = np.empty((*sides(self.size), 3), np.uint8) if out is None else out
-        if self.kind != "fit" and self.interpolation in PILLOW:
-            resized = resized_sides(height, width, self.kind, self.resize, self.size)
-            middle = round if self.half == "even" else int
-            top, left = (middle((resized[i] - out.shape[i]) / 2) for i in range(2))
-            opened.crop_resized(resized, (top, left), out, self.interpolation)
+        if self._resizes_first:
+            resized, corner = self._corner(height, width)
+            opened.crop_resized(resized, corner, out, self.interpolation)
             return out
         return draw_placed(opened, self.place(height, width), self.interpolation, out)
 
     def place(self, height: int, width: int) -> Placement:
-        """Returns the placement of the crop of an image of this size in pixels.
-
-        The crops of Pillow's interpolations may be half a pixel away from it.
-        """
+        """Returns the placement of the crop of an image of this size in pixels."""
         size = sides(self.size)
         if self.kind == "fit":
             factor = min(size[0] / height, size[1] / width)
             rows, columns = max(1, round(height * factor)), max(1, round(width * factor))
             shown = min(rows, size[0]), min(columns, size[1])
-            return Placement(Box(0, 0, width, height), shown, size)
-        box = part_box(height, width, self.kind, self.resize, self.size, 0.5, 0.5)
-        return Placement(box, size, size)
+            return Placement(Box(0, 0, width, height), shown, size, (height, width))
+        if self._resizes_first:
+            box = before_resize(*self._corner(height, width), size, height, width)
+        else:
+            box = part_box(height, width, self.kind, self.resize, self.size, 0.5, 0.5)
+        return Placement(box, size, size, (height, width))
+
+    @property
+    def _resizes_first(self) -> bool:
+        """True if the crop is taken of the image resized by Pillow."""
+        return self.kind != "fit" and self.interpolation in PILLOW
+
+    def _corner(self, height: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Returns height and width after the resize, and the top and left of the crop."""
+        resized = resized_sides(height, width, self.kind, self.resize, self.size)
+        middle, size = round if self.half == "even" else int, sides(self.size)
+        return resized, (middle((resized[0] - size[0]) / 2), middle((resized[1] - size[1]) / 2))
 
     def __str__(self):
         height, width = sides(self.size)
@@ -262,7 +287,8 @@ def _jittered(
         spans.append((first, max(first + 1, round((start + kept) * side / resized))))
         shown.append(kept)
     (top, bottom), (left, right) = spans
-    return Placement(Box(left, top, right, bottom), (shown[0], shown[1]), (size, size))
+    box = Box(left, top, right, bottom)
+    return Placement(box, (shown[0], shown[1]), (size, size), (height, width))
 
 
 def sides(size: int | tuple[int, int]) -> tuple[int, int]:

@@ -139,6 +139,12 @@ class DataOptions:
         "CSV column, JSON key or TFDS feature with the caption or captions of an image.",
         requires=only_with_objective("contrastive"),
     )
+    depth_scale: float = option(
+        0.001,
+        number(above=0, most=1e3),
+        "Metres of a unit of 16-bit depth maps: 0.001 for millimetres, 1/256 for KITTI.",
+        requires=only_with("data.source", "depth"),
+    )
     classes: tuple[str | int, ...] | None = option(
         None,
         several(either(text(), whole(0)), least=1),

@@ -14,12 +14,15 @@ from typing import Any, NamedTuple
 from vit_jax.data.fields import TEXT
 from vit_jax.data.sources.array_record import ARRAY_RECORD
 from vit_jax.data.sources.base import Source, of_classes
+from vit_jax.data.sources.coco import COCO
 from vit_jax.data.sources.composed import CENTRED, SCATTERED
 from vit_jax.data.sources.csv_list import CSV, LISTS
+from vit_jax.data.sources.depth import DEPTHS
 from vit_jax.data.sources.digits import DIGITS
 from vit_jax.data.sources.folder import FOLDER
 from vit_jax.data.sources.handed_in import HANDED_IN, handed_in
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
+from vit_jax.data.sources.masks import MASKS
 from vit_jax.data.sources.mixture import mixture_of
 from vit_jax.data.sources.slices import sliced
 from vit_jax.data.sources.synthetic import SYNTHETIC
@@ -127,6 +130,9 @@ SOURCES: dict[str, SourceKind] = {
         CENTRED,
         FOLDER,
         CSV,
+        MASKS,
+        DEPTHS,
+        COCO,
         TFDS,
         VTAB,
         ARRAY_RECORD,
