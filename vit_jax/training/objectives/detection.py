@@ -33,7 +33,7 @@ from vit_jax.training.objectives.objective import (
 )
 
 # Weights of a term in the matching cost and in the loss.
-CLASS_COST, CLASS_WEIGHT, BOX_WEIGHT, GIOU_WEIGHT = 2.0, 1.0, 5.0, 2.0
+CLASS_WEIGHT, BOX_WEIGHT, GIOU_WEIGHT = 2.0, 5.0, 2.0
 
 
 class Detection(Objective):
@@ -150,7 +150,7 @@ def set_losses(
     positive = focal_losses(classes, jnp.ones_like(classes))
     negative = focal_losses(classes, jnp.zeros_like(classes))
     class_costs = (positive - negative)[:, label]
-    costs = CLASS_COST * class_costs + BOX_WEIGHT * distances - GIOU_WEIGHT * overlaps
+    costs = CLASS_WEIGHT * class_costs + BOX_WEIGHT * distances - GIOU_WEIGHT * overlaps
     (rows,) = match(costs.T[None], present[None])
     hot = jnp.zeros_like(classes).at[rows, label].max(present.astype(classes.dtype))
     objects = jnp.arange(len(rows))
