@@ -685,9 +685,9 @@ def _of_windows(options: ViTOptions) -> Contradictions:
             "or are a fixed rope",
         ),
         (
-            windows and options.scan,
-            "model.scan compiles one layer for all, and model.attention='windows' has two kinds: "
-            "use model.scan=False",
+            windows and options.scan and 0 < options.global_layers < options.depth,
+            "model.scan compiles one layer for all, and model.attention='windows' has two kinds "
+            "of layers: use model.scan=False, or model.global_layers=0",
         ),
     )
 
