@@ -62,7 +62,7 @@ def test_one_window_is_full_attention_also_after_a_resize(name, window):
     [
         (dict(pooling="cls"), "no class token"),
         (dict(registers=2), "no registers"),
-        (dict(scan=True), "model.scan=False"),
+        (dict(scan=True, global_layers=2), "model.scan=False"),
         (dict(position="relative"), "positions that are added"),
     ],
 )
