@@ -129,6 +129,11 @@ def handed_in_masks(
       UserError: the data have another form, or the values of masks are not 0, 1, 2, ...
     """
     if isinstance(data, Source):
+        if class_names and tuple(class_names) != data.class_names:
+            raise UserError(
+                f"the {name} data have other classes than the training data, and masks are not "
+                f"renumbered: {', '.join(data.class_names[:10])} and {', '.join(class_names[:10])}"
+            )
         return data
     if is_pair_of_columns(data):
         data = _Zipped(*checked_columns(data, name, "masks"))
