@@ -14,8 +14,8 @@ def make_schedule(config: OptimizerOptions, steps: int) -> Callable[[jax.Array],
     """Returns the learning rate of update t = 1 ... `steps`, as a function.
 
     The warm-up is linear from `warmup_learning_rate`. Then `learning_rate` decays linearly, by half
-    a cosine or by a power of the remaining share down to `end_learning_rate`, or in stairs, by a factor after each of `stairs`
-    (shares of the run), or not at all.
+    a cosine or by a power of the remaining share down to `end_learning_rate`, or in stairs, by a
+    factor after each of `stairs` (shares of the run), or not at all.
 
     The first update is number `count_from` of the schedule. Counted from 1, its learning rate is
     above zero and the last one has the end rate. Counted from 0, each update has the learning rate
