@@ -232,7 +232,7 @@ def test_mask_of_an_unread_image_is_noticed_by_its_size(own):
         ),
         (
             lambda own: save(own / "masks/train/b.png", mask(0, 1, 2, 7)),
-            r"have the values 0, 1, 2, 7, and 255 for unknown .* number the classes 0, 1, 2",
+            r"masks of .* have the values 0, 1, 2, 7, and 255 for unknown .* number the classes 0, 1, 2",
         ),
         (
             lambda own: [save(own / f"masks/train/{name}.png", mask(0, 255)) for name in "ab"],
@@ -316,3 +316,22 @@ def test_depth_map_of_8_bits_is_rejected(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros((4, 4, 3)))
     with pytest.raises(UserError, match=r"\[height, width\] of numbers, not \[4, 4, 3\]"):
         decode_depth((tmp_path / "a.npy").read_bytes(), 0.001)
+
+
+def test_parts_of_a_mixture_have_the_same_classes(own, tmp_path):
+    other = tmp_path / "other"
+    photo(other / "images/train/a.png")
+    save(other / "masks/train/a.png", mask(1, 0))
+    parts = tuple(f"masks:{path}" for path in (own, other))
+
+    def mixed():
+        return open_source("mixture", "train", parts=parts, labels=False, fields=("mask",))
+
+    for folder in (own, other):
+        (folder / "classes.txt").write_text("road\n1\n2\n")
+    source = mixed()
+    assert source.fields == ("mask",) and len(source) == 3
+    np.testing.assert_array_equal(source.fields_of(2)["mask"], mask(1, 0))
+    (other / "classes.txt").write_text("sky\n1\n2\n")
+    with pytest.raises(UserError, match="whose classes have other numbers"):
+        mixed()
