@@ -1,14 +1,18 @@
 """A segmentation run is loaded, and used on images of any size."""
 
+import re
+
 import numpy as np
 import pytest
 from PIL import Image
 
 import vit_jax
-from tests.shapes import NAMES, draw, segmentation_run
+from tests.shapes import NAMES, draw, segmentation_run, shapes, write_shapes
 from vit_jax.evaluation.dense_metrics import confusion, segmentation_metrics
+from vit_jax.evaluation.suite_fewshot import parse_sets
+from vit_jax.run_suites import run_suites
 
-__all__ = ["segmentation_run"]  # A fixture.
+__all__ = ["segmentation_run", "shapes"]  # Fixtures.
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +137,57 @@ def test_flags_of_classifiers_are_rejected(run, segmentation_run, photos):
     done = run(checkpoint, photos, "--top=3", module="vit_jax.predict")
     assert done.returncode == 2
     assert "--top is unsupported with a segmentation run" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def evaluated(segmentation_run, shapes, tmp_path_factory):
+    """What the suite printed, its results, and the folder."""
+    out = tmp_path_factory.mktemp("evaluated") / "results"
+    lines = []
+    options = {"set": parse_sets([str(shapes)])}
+    results = run_suites(
+        segmentation_run[0], ["segmentation"], out, options=options, log=lines.append
+    )
+    return lines, results, out
+
+
+def test_the_suite_gives_the_metrics_of_the_predicted_masks(evaluated, segmenter, drawn, shapes):
+    images, masks = zip(*drawn, strict=True)
+    expected = metrics_of(segmenter.predict(list(images)), masks)
+    rows = {name: row for (_, name), row in evaluated[1].rows.items()}
+    for name, value in zip(("mIoU", "mean accuracy", "pixel accuracy"), expected, strict=False):
+        row = rows[f"{shapes.name}, {name}"]
+        assert row.accuracy == pytest.approx(value) and row.images == 12
+
+
+def test_the_page_shows_the_worst_images_first(evaluated, segmenter, drawn):
+    (page,) = evaluated[2].glob("segmentation_*.html")
+    shown = [float(share) for share in re.findall(r"mIoU ([\d.]+)%", page.read_text())]
+    ious = [metrics_of(segmenter.predict(image), [mask]).miou for image, mask in drawn]
+    np.testing.assert_allclose(shown, np.sort(ious) * 100, atol=0.051)
+
+
+def test_a_second_evaluation_is_reused(evaluated, segmentation_run, shapes):
+    options, lines = {"set": parse_sets([str(shapes)])}, []
+    run_suites(
+        segmentation_run[0], ["segmentation"], evaluated[2], options=options, log=lines.append
+    )
+    assert any("reused from" in line for line in lines)
+
+
+def test_other_classes_and_missing_masks_are_rejected(segmentation_run, shapes, tmp_path):
+    write_shapes(tmp_path / "other")
+    for names, words in {
+        "a\nb\nc\nd": "other has 4 classes, and the segmenter 3",
+        "background\nblue\nred": "a class 'blue' where the segmenter has 'red'",
+    }.items():
+        (tmp_path / "other" / "classes.txt").write_text(names)
+        sets = parse_sets([str(tmp_path / "other")])
+        results = run_suites(
+            segmentation_run[0],
+            ["segmentation"],
+            tmp_path / f"out{len(names)}",
+            options={"set": sets},
+            log=str,
+        )
+        assert words in results.markdown()

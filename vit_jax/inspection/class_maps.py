@@ -1,7 +1,12 @@
 """Class maps as images: palettes, PNG files with a palette, and overlays."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from PIL import Image
+
+from vit_jax.inspection.page_images import image_address
 
 COLOURS = 256
 OPACITY = 0.6  # Of the classes' colours on an image.
@@ -45,6 +50,44 @@ def overlay(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return np.where(coloured, mixed.round(), image).astype(np.uint8)
 
 
-def hexadecimal(label: int) -> str:
-    """Returns the colour of a class for a page, such as `#800000`."""
-    return "#" + voc_palette()[label].tobytes().hex()
+class Segments:
+    """The section `segments.html`: images under the colours of their classes, and a legend.
+
+    Args:
+      class_names: names of all classes.
+    """
+
+    def __init__(self, class_names: Sequence[str]):
+        self._class_names, self._seen = class_names, set()
+        self._figures: list[dict[str, Any]] = []
+
+    def __len__(self):
+        return len(self._figures)
+
+    def add(self, name: str, image: np.ndarray, masks: Sequence[np.ndarray], caption: str) -> None:
+        """Adds an image.
+
+        Args:
+          name: its path.
+          image: uint8 `[height, width, 3]`.
+          masks: class of each pixel, uint8 `[height, width]`; an overlay is shown of each.
+          caption: text below the name.
+        """
+        for mask in masks:
+            self._seen |= {*np.unique(mask).tolist()}
+        pictures = [image, *(overlay(image, mask) for mask in masks)]
+        addresses = [*map(image_address, pictures)]
+        self._figures.append(dict(name=name, pictures=addresses, caption=caption))
+
+    def values(self, note: str) -> dict[str, Any]:
+        """Returns the values of the template.
+
+        Args:
+          note: text above the images.
+        """
+        legend = {}
+        for label in sorted(self._seen):
+            known = label < len(self._class_names)
+            name = self._class_names[label] if known else "unknown"
+            legend[name] = "#" + voc_palette()[label].tobytes().hex()
+        return dict(figures=self._figures, legend=legend, note=note)
