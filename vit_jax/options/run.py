@@ -104,12 +104,20 @@ class FinetuneOptions:
     frozen_steps: int = option(
         0,
         whole(0),
-        "First steps in which only the head is trained (two-phase training).",
+        "First steps in which only the head and the objective's own parameters are trained "
+        "(two-phase training).",
         requires=only_with("finetune.checkpoint"),
         validate=lambda value, config: unless(
             value == 0 or config.finetune.train == "all",
             f"0 with finetune.train={config.finetune.train!r}, which never trains the backbone",
         ),
+    )
+    warmup_steps: int = option(
+        0,
+        whole(0),
+        "Steps after frozen_steps in which the backbone's learning rate rises from 0; it then "
+        "decays over the rest of the run. 0: it is that of the head.",
+        requires=only_with("finetune.frozen_steps"),
     )
     train: str = option(
         "all",

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from vit_jax.data.fields import TEXT
 from vit_jax.data.sources.array_record import ARRAY_RECORD
 from vit_jax.data.sources.base import Source, of_classes
+from vit_jax.data.sources.coco import COCO
 from vit_jax.data.sources.composed import CENTRED, SCATTERED
 from vit_jax.data.sources.csv_list import CSV, LISTS
 from vit_jax.data.sources.depth import DEPTHS
@@ -131,6 +132,7 @@ SOURCES: dict[str, SourceKind] = {
         CSV,
         MASKS,
         DEPTHS,
+        COCO,
         TFDS,
         VTAB,
         ARRAY_RECORD,

@@ -205,7 +205,7 @@ def _check_all(
     """
     if missing := [name for name in names if name not in files]:
         raise UserError(
-            f"{len(missing):,} of {len(names):,} images {lack} in {folder}: {_shown(missing)}"
+            f"{len(missing):,} of {len(names):,} images {lack} in {folder}: {shortened(missing)}"
             f"{remedy}"
         )
 
@@ -275,6 +275,7 @@ def _listed(file: str) -> list[str]:
         raise UserError(f"cannot read {file}: {error}") from error
 
 
-def _shown(names: Sequence[str]) -> str:
+def shortened(names: Sequence[str]) -> str:
+    """Returns the first names of files, for an error."""
     more = " ..." if len(names) > SHOWN else ""
     return ", ".join(map(as_text, names[:SHOWN])) + more
