@@ -141,6 +141,7 @@ class FinetuneConfig(Section):
     head: str
     objective: str
     frozen_steps: int
+    warmup_steps: int
     train: str
     lora_rank: int
 
@@ -305,6 +306,15 @@ class SegmentationConfig(Section):
     dim: int
     auxiliary_dim: int
     auxiliary_weight: float
+    queries: int
+    query_layers: int
+    masked_until: tuple[Any, ...]
+    unmasked_from: tuple[Any, ...]
+    points: int
+    mask_weight: float
+    dice_weight: float
+    class_weight: float
+    no_object_weight: float
 
 
 class LossConfig(Section):
@@ -322,6 +332,7 @@ class OptimizerConfig(Section):
     learning_rate: float
     schedule: str
     end_learning_rate: float
+    power: float
     stairs: tuple[Any, ...]
     stair_factor: float
     count_from: int

@@ -9,19 +9,19 @@ from vit_jax.data.class_names import shortened
 from vit_jax.data.pipeline import decoders
 from vit_jax.data.sources.folder_rules import in_words
 from vit_jax.options.run import RunOptions
-from vit_jax.runs.assemble import Parts
+from vit_jax.runs.assemble import Parts, learned_classes
 from vit_jax.runs.splits import SPOKEN, Splits
 from vit_jax.training.lora import objective_weights
-from vit_jax.training.objectives import objective_of
 
 
 def describe(parts: Parts, manifest: dict) -> str:
     """Returns the summary of a run's model, data and devices, in lines."""
     config, program, origin = parts.config, parts.program, parts.origin
     parameters = parameter_overview.count_parameters(program.state["params"])
-    images, classes = manifest["images"], f", {manifest['num_classes']:,} classes"
+    images, source = manifest["images"], parts.splits.train
+    names = learned_classes(config, source)
+    classes = f", {manifest['num_classes'] or len(names):,} classes"
     own = sum(math.prod(x.shape) for x in jax.tree.leaves(objective_weights(program.state)))
-    labelled = objective_of(config.objective.name).labels
     objective = (
         f"{config.objective.name}, {own:,} parameters of its own" if own else config.objective.name
     )
@@ -36,8 +36,9 @@ def describe(parts: Parts, manifest: dict) -> str:
             )
             + (f"{images['dev']:,} to choose by, " if "dev" in images else "")
             + f"{images['test']:,} to test"
-            + (classes if labelled else ""),
-            *([f"classes  {shortened(parts.splits.train.class_names)}"] if labelled else ()),
+            + (classes if names else ""),
+            *([f"layout   {source.recognized}"] if source.recognized else ()),
+            *([f"classes  {shortened(names)}"] if names else ()),
             *(f"unused   {line}" for line in unused(parts.splits)),
             f"decodes  {_decoders(config, images['train'])}",
             f"trains   {objective}",

@@ -60,6 +60,7 @@ class Masks(Pairs):
     fields = (MASK,)
     classes: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int16))
     numbered: bool = False
+    recognized: str = ""
 
     def fields_of(self, index):
         try:
@@ -98,7 +99,8 @@ def open_masks(split: str, options: SourceOptions) -> Masks:
             f"{options.path} has {len(names):,} classes, and at most {IGNORED} are supported"
         )
     classes = _as_they_are(len(names)) if layout.classes is None else layout.classes
-    source = Masks(root, tuple(images), tuple(maps), dict(left_out), names, classes, numbered)
+    pairs = tuple(images), tuple(maps), dict(left_out)
+    source = Masks(root, *pairs, names, classes, numbered, layout.words)
     source.check_sizes(MASK)
     return source
 
