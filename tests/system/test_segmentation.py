@@ -191,3 +191,14 @@ def test_other_classes_and_missing_masks_are_rejected(segmentation_run, shapes, 
             log=str,
         )
         assert words in results.markdown()
+
+
+def test_the_report_shows_test_images_with_true_and_predicted_classes(segmentation_run):
+    report = (segmentation_run[0] / "report.html").read_text()
+    assert "Test images: original, true classes, predicted classes" in report
+    drawn = np.asarray(Image.open(segmentation_run[0] / "reconstructions" / "40.png"), int)
+    original, true, predicted = np.split(drawn, 3)
+    # The classes' colours cover parts of the image, the same parts mostly.
+    covered = (original != true).any(-1), (original != predicted).any(-1)
+    assert 0.02 < covered[0].mean() < 0.6
+    assert (covered[0] == covered[1]).mean() > 0.8

@@ -7,24 +7,7 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.inspection.page_images import image_address
-
-COLOURS = 256
-OPACITY = 0.6  # Of the classes' colours on an image.
-
-
-def voc_palette() -> np.ndarray:
-    """Returns the colours of VOC's masks, uint8 `[256, 3]`: class 0 is black, 255 nearly white.
-
-    The bits of a class are spread over the highest bits of red, green and blue (the VOC development
-    kit's `VOClabelcolormap.m`).
-    """
-    classes = np.arange(COLOURS)
-    palette = np.zeros((COLOURS, 3), np.uint8)
-    for bit in range(8):
-        for channel in range(3):
-            palette[:, channel] |= ((classes >> channel & 1) << (7 - bit)).astype(np.uint8)
-        classes = classes >> 3
-    return palette
+from vit_jax.models.dense.palette import coloured, voc_palette
 
 
 def palette_image(mask: np.ndarray) -> Image.Image:
@@ -39,15 +22,13 @@ def palette_image(mask: np.ndarray) -> Image.Image:
 
 
 def overlay(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Returns an image under the colours of its classes; class 0, which is black, is not coloured.
+    """Returns an image under the colours of its classes, as `coloured`, uint8.
 
     Args:
       image: uint8 `[height, width, 3]`.
       mask: class of each pixel, uint8 `[height, width]`.
     """
-    coloured = mask[..., None] > 0
-    mixed = (1 - OPACITY) * image + OPACITY * voc_palette()[mask]
-    return np.where(coloured, mixed.round(), image).astype(np.uint8)
+    return coloured(image, mask, voc_palette().astype(np.float32)).round().astype(np.uint8)
 
 
 class Segments:
