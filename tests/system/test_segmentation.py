@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 import vit_jax
-from tests.shapes import NAMES, draw, segmentation_run, shapes, write_shapes
+from tests.shapes import NAMES, config_of_shapes, draw, segmentation_run, shapes, write_shapes
 from vit_jax.evaluation.dense_metrics import confusion, segmentation_metrics
 from vit_jax.evaluation.suite_fewshot import parse_sets
 from vit_jax.run_suites import run_suites
@@ -202,3 +202,17 @@ def test_the_report_shows_test_images_with_true_and_predicted_classes(segmentati
     covered = (original != true).any(-1), (original != predicted).any(-1)
     assert 0.02 < covered[0].mean() < 0.6
     assert (covered[0] == covered[1]).mean() > 0.8
+
+
+def test_a_run_that_continues_a_head_keeps_its_running_statistics(
+    segmentation_run, segmenter, shapes, tmp_path
+):
+    config = config_of_shapes(shapes)
+    config.model.name, config.finetune.checkpoint = "", str(segmentation_run[0])
+    config.model.update(dict.fromkeys(("dim", "depth", "mlp_dim", "heads")))
+    config.finetune.objective, config.steps, config.optimizer.warmup_steps = "kept", 1, 0
+    vit_jax.train(config, tmp_path / "run")
+    continued = vit_jax.load_segmenter(tmp_path / "run", log=str)
+    before, after = (each.statistics["norm"]["mean"][...] for each in (segmenter, continued))
+    # A tenth is of the new batch; the mean of new statistics is 0.
+    assert np.abs(before - after).max() < 0.3 * np.abs(before).max()

@@ -142,11 +142,13 @@ class Segmentation(Objective):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the images under the colours of their true and of their predicted classes.
 
-        Both are `[batch, height, width, channels]` in [0, 255].
+        Ignored pixels have the colour of `IGNORED` in both. Each is `[batch, height, width,
+        channels]` in [0, 255].
         """
         images, mask = batch["image"], batch[MASK]
         outputs = self.head(model, images, None, context.state.get(STATISTICS))
         predicted = resized(self.head.scores(outputs), mask.shape[1:]).argmax(-1)
+        predicted = jnp.where(mask == IGNORED, IGNORED, predicted)
         palette = jnp.asarray(voc_palette(), jnp.float32)
         return coloured(images, mask, palette), coloured(images, predicted, palette)
 
