@@ -393,6 +393,76 @@ def deit_like(
     return config
 
 
+class Segmented(NamedTuple):
+    """A recipe of semantic segmentation.
+
+    Attributes:
+      backbone: the backbone, unless another is given.
+      steps: length of the run in steps of 16 images.
+      warmup: steps of the warm-up.
+    """
+
+    backbone: str
+    steps: int
+    warmup: int
+
+
+ADE20K_IMAGES = 20_210  # Training images.
+SEGMENTATION = {
+    "linear": Segmented("DINOv3-B/16", 40_000, 1500),
+    "eomt": Segmented("DINOv3-B/16", 16 * (ADE20K_IMAGES // 16), 2000),
+    "upernet": Segmented("Swin-T", 160_000, 1500),
+}
+
+
+def segmentation(head: str, steps: int = 0) -> ConfigDict:
+    """Returns the values of a head's authors on ADE20K: DINOv3's, EoMT's and Swin's.
+
+    Their distortion of colours also changes the hue, and each part has a probability of 0.5.
+
+    Args:
+      head: a key of `SEGMENTATION`.
+      steps: another length of the run; the warm-up changes in proportion. 0: the authors'.
+    """
+    row = SEGMENTATION[head]
+    steps = steps or row.steps
+
+    def part(count: int) -> int:
+        return max(1, round(count * steps / row.steps))
+
+    config = base_config()
+    config.objective.name, config.segmentation.head = "segmentation", head
+    config.batch_size, config.steps = 16, steps
+    config.data.source, config.data.test_split = "masks", "val"
+    config.data.image_size = config.data.test_resize = 512
+    config.data.crop, config.data.crop_scale, config.data.test_crop = (
+        "scale_jitter",
+        (0.5, 2.0),
+        "fit",
+    )
+    config.augment.color_jitter = (32 / 255, 0.5, 0.5)
+    config.optimizer.count_from, config.optimizer.clip_norm = 0, 0.0
+    config.optimizer.warmup_steps = part(row.warmup)
+    config.evaluate_every, config.checkpoint.every = part(5000), part(1000)
+    if head == "linear":
+        config.finetune.train = "head"
+        config.optimizer.update(dict(learning_rate=1e-3, weight_decay=1e-3, decay="all"))
+        config.optimizer.warmup_learning_rate = 1e-3 * 1e-6
+    elif head == "eomt":
+        config.model.dtype = "bfloat16"
+        config.optimizer.update(dict(learning_rate=2e-4, weight_decay=0.05, decay="all"))
+        config.optimizer.update(dict(schedule="polynomial", power=0.9, clip_norm=0.01))
+        config.finetune.frozen_steps, config.finetune.warmup_steps = part(2000), part(3000)
+        starts, ends = (0, 6520, 9780, 13040), (3000, 9780, 13040, 16300)
+        config.segmentation.masked_until = tuple(step / row.steps for step in starts)
+        config.segmentation.unmasked_from = tuple(step / row.steps for step in ends)
+    else:
+        config.model.stochastic_depth = 0.3
+        config.optimizer.update(dict(learning_rate=6e-5, weight_decay=0.01, schedule="linear"))
+        config.optimizer.warmup_learning_rate = 6e-5 * 1e-6
+    return config
+
+
 class Transfer(NamedTuple):
     """A row of the paper's table 4, with its learning rate search (appendix B.1.1)."""
 

@@ -106,6 +106,7 @@ class FinetuneOptions:
         whole(0),
         "First steps in which only the head and the objective's own parameters are trained "
         "(two-phase training).",
+        smoke=0,
         requires=only_with("finetune.checkpoint"),
         validate=lambda value, config: unless(
             value == 0 or config.finetune.train == "all",
@@ -117,6 +118,7 @@ class FinetuneOptions:
         whole(0),
         "Steps after frozen_steps in which the backbone's learning rate rises from 0; it then "
         "decays over the rest of the run. 0: it is that of the head.",
+        smoke=0,
         requires=only_with("finetune.frozen_steps"),
     )
     train: str = option(
