@@ -181,6 +181,11 @@ def test_box_that_its_image_cannot_have_is_rejected(corners, message):
         boxes_field(SIZE, 2).encode(boxes, placed())
 
 
+def test_crop_with_a_mirrored_border_is_rejected():
+    with pytest.raises(UserError, match="'simple_random' mirrors the borders of images"):
+        placed(crop=TrainCrop(SIZE, "simple_random"))
+
+
 def test_map_of_another_size_than_its_image_is_rejected():
     with pytest.raises(UserError, match=r"the image has 48x48 pixels, .* 30x20: save both"):
         mask_field(SIZE).encode(np.zeros((20, 30), np.uint8), placed())

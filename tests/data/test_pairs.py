@@ -232,7 +232,7 @@ def test_mask_of_an_unread_image_is_noticed_by_its_size(own):
         ),
         (
             lambda own: save(own / "masks/train/b.png", mask(0, 1, 2, 7)),
-            r"have the values 0, 1, 2, 7, and 255 for unknown .* number the classes 0, 1, 2",
+            r"masks of .* have the values 0, 1, 2, 7, and 255 for unknown .* number the classes 0, 1, 2",
         ),
         (
             lambda own: [save(own / f"masks/train/{name}.png", mask(0, 255)) for name in "ab"],

@@ -25,15 +25,27 @@ def decode_mask(content: bytes) -> np.ndarray:
     if opened.format != "PNG":
         lossy = ", and its compression changes classes" if opened.format == "JPEG" else ""
         raise UserError(f"a mask of the format {opened.format} is unsupported{lossy}: save a PNG")
-    if opened.mode not in ("P", "L", "1", "I", "I;16"):
-        raise UserError(
-            f"a mask in colour ({opened.mode}) without a palette has no classes: save the class of "
-            "each pixel, as with PIL.Image.fromarray(classes.astype('uint8'))"
-        )
-    values = _pixels(opened)
+    values = values_of(opened)
     if opened.mode == "L" and (levels := 2 ** content[24] - 1) < 255:  # The PNG's bits.
         values = values // (255 // levels)  # Pillow scales 2 and 4 bits to 8.
-    return values.astype(np.uint16 if opened.mode.startswith("I") else np.uint8)
+    return values
+
+
+def values_of(mask: Image.Image) -> np.ndarray:
+    """Returns the indices in the palette of an image, or its grey levels.
+
+    Returns:
+      uint8 or uint16 `[height, width]`.
+
+    Raises:
+      UserError: it is in colour, or damaged.
+    """
+    if mask.mode not in ("P", "L", "1", "I", "I;16"):
+        raise UserError(
+            f"a mask in colour ({mask.mode}) without a palette has no classes: save the class of "
+            "each pixel, as with PIL.Image.fromarray(classes.astype('uint8'))"
+        )
+    return _pixels(mask).astype(np.uint16 if mask.mode.startswith("I") else np.uint8)
 
 
 def decode_depth(content: bytes, scale: float) -> np.ndarray:

@@ -80,11 +80,14 @@ class TrainCrop:
           height, width: size of the image in pixels.
 
         Raises:
-          ValueError: the crop has no placement: `simple_random` mirrors the border.
+          UserError: the crop has no placement: `simple_random` mirrors the border.
         """
         size = self.size, self.size
         if self.kind == "simple_random":
-            raise ValueError("the crop simple_random has no placement")
+            raise UserError(
+                "data.crop='simple_random' mirrors the borders of images, which masks, boxes and "
+                "depth maps cannot follow: use another crop, such as 'scale_jitter'"
+            )
         if self.kind == "scale_jitter":
             return _jittered(height, width, self.size, self.scale, rng.random(3).tolist())
         if self._resizes_first:

@@ -30,6 +30,7 @@ class Source:
       left_out: numbers of skipped files by reason; `folder_rules.in_words` formats them.
       fields: names of the other values of its examples, such as the captions `text`; see
         `vit_jax.data.fields`.
+      recognized: description of the layout of its files; empty: there is only one.
     """
 
     class_names: tuple[str, ...]
@@ -39,6 +40,7 @@ class Source:
     shared_classes: tuple[str, ...] = ()
     left_out: Mapping[str, int] = {}
     fields: tuple[str, ...] = ()
+    recognized: str = ""
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -217,6 +219,10 @@ class Subset(Source):
     @property
     def fields(self):
         return self.source.fields
+
+    @property
+    def recognized(self):
+        return self.source.recognized
 
     def __len__(self):
         return len(self.indices)

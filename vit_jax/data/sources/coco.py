@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -147,16 +146,10 @@ def splits_at(path: str) -> dict[str, Listed]:
         folder = os.path.join(os.path.dirname(path), "")
         return {"all": Listed(path, (folder, f"{folder}images/", f"{folder}../images/"))}
     root = folder_of(path)
-    splits, others = {}, []
-    for file in _json_files(root):
-        folder, name = os.path.split(file)
-        stem = os.path.basename(folder) if name == IN_SPLIT else os.path.splitext(name)[0]
-        stem = stem.removeprefix("instances_")
-        split = split_name(stem)
-        above = (stem, f"images/{stem}", f"images/{split}", split or "", "images", "")
-        folders = (f"{folder}/", *(os.path.join(root, name, "") for name in above))
-        if split is None:
-            others.append(Listed(file, folders))
+    splits: dict[str, Listed] = {}
+    files = {file: _stem(file) for file in _json_files(root)}
+    for file, stem in files.items():
+        if (split := split_name(stem)) is None:
             continue
         bare = re.sub(r"\d+$", "", split)  # train2017.
         if bare in splits:
@@ -164,16 +157,31 @@ def splits_at(path: str) -> dict[str, Listed]:
                 f"{path} has two COCO files of the split {bare}: {splits[bare].file} and {file}; "
                 "give one of them (data.path), with slices of the split 'all'"
             )
-        splits[bare] = Listed(file, folders)
-    if not splits and len(others) == 1:
-        return {"all": others[0]}
-    if not splits:
-        raise UserError(
-            f"{path} has no COCO files of splits (data.path), such as annotations/instances_train"
-            f".json or train/{IN_SPLIT}; there are: "
-            f"{', '.join(other.file for other in others[:5]) or 'none'}"
-        )
-    return splits
+        splits[bare] = _listed_in(root, file, stem, f"images/{split}", split)
+    if splits:
+        return splits
+    if len(files) == 1:
+        return {"all": _listed_in(root, *files.popitem())}
+    raise UserError(
+        f"{path} has no COCO files of splits (data.path), such as annotations/instances_train.json "
+        f"or train/{IN_SPLIT}; there are: {', '.join([*files][:5]) or 'none'}"
+    )
+
+
+def _stem(file: str) -> str:
+    """Returns the part of a COCO file's path that may name its split."""
+    folder, name = os.path.split(file)
+    stem = os.path.basename(folder) if name == IN_SPLIT else os.path.splitext(name)[0]
+    return stem.removeprefix("instances_")
+
+
+def _listed_in(root: str, file: str, stem: str, *folders: str) -> Listed:
+    """Returns a COCO file with the folders of its images: its own, and some in the root."""
+    inner = (stem, f"images/{stem}", *folders, "images", "")
+    return Listed(
+        file,
+        (os.path.join(os.path.dirname(file), ""), *(os.path.join(root, one, "") for one in inner)),
+    )
 
 
 def _json_files(root: str) -> list[str]:
@@ -220,34 +228,46 @@ def _source(listed: Listed, content: Mapping[str, Any], options: SourceOptions) 
     """Returns the source of a COCO file's content."""
     images = content["images"]
     files = tuple(str(image["file_name"]) for image in images)
-    sizes = np.array([(image["height"], image["width"]) for image in images], np.int64)
+    shapes = np.array([(image["height"], image["width"]) for image in images], np.int64)
     fields = tuple(name for name in (BOXES, MASK) if name in options.fields) or (BOXES,)
     names, number = _classes(listed.file, content, MASK in fields, options.class_names)
     annotations, place = _in_order(listed.file, content)
-    unknown = {one["category_id"] for one in annotations} - {*number}
-    if unknown:
-        raise UserError(f"{listed.file} has objects of no category: {sorted(unknown)[:5]}")
-    boxes = np.array([one["bbox"] for one in annotations], np.float64).reshape(-1, 4)
-    corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
-    most = sizes[place][:, [1, 0, 1, 0]]
-    _check_within(listed.file, corners, most, [files[index] for index in place])
-    corners = corners.clip(0, most)
+    boxes = _boxes(listed.file, annotations, number)
+    most = shapes[place][:, [1, 0, 1, 0]]
+    _check_within(listed.file, boxes.corners, most, [files[index] for index in place])
+    corners = boxes.corners.clip(0, most)
     kept = np.flatnonzero((corners[:, 2:] > corners[:, :2]).all(1))
-    left_out = Counter({EMPTY: len(corners) - len(kept)} if len(kept) < len(corners) else {})
-    labels = np.array([number[one["category_id"]] for one in annotations], np.int32)
-    crowd = np.array([bool(one.get("iscrowd", 0)) for one in annotations], bool)
+    removed = len(corners) - len(kept)
     return Coco(
         listed.file,
         _folder_of_images(listed, files),
         files,
-        sizes,
+        shapes,
         np.searchsorted(place[kept], np.arange(len(files) + 1)),
-        Boxes(corners[kept].astype(np.float32), labels[kept], None, crowd[kept]),
+        Boxes(corners[kept].astype(np.float32), boxes.labels[kept], None, boxes.crowd[kept]),
         names,
         fields,
         _segmentations(listed.file, annotations, kept) if MASK in fields else (),
-        left_out,
+        {EMPTY: removed} if removed else {},
     )
+
+
+def _boxes(file: str, annotations: Sequence[Mapping], number: Mapping[int, int]) -> Boxes:
+    """Returns the boxes of annotations.
+
+    Args:
+      number: the class of each category's id.
+
+    Raises:
+      UserError: one is of another category.
+    """
+    if unknown := {one["category_id"] for one in annotations} - {*number}:
+        raise UserError(f"{file} has objects of no category: {sorted(unknown)[:5]}")
+    boxes = np.array([one["bbox"] for one in annotations], np.float64).reshape(-1, 4)
+    corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
+    labels = np.array([number[one["category_id"]] for one in annotations], np.int32)
+    crowd = np.array([bool(one.get("iscrowd", 0)) for one in annotations], bool)
+    return Boxes(corners, labels, None, crowd)
 
 
 def _in_order(file: str, content: Mapping[str, Any]) -> tuple[list[Mapping], np.ndarray]:

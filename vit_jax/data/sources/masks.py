@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ CITYSCAPES_IDS = {
     **{"person": 24, "rider": 25, "car": 26, "truck": 27, "bus": 28, "train": 31},
     **{"motorcycle": 32, "bicycle": 33},
 }
+REMEDY = f"name all classes, a line for each, in {CLASSES_FILE}"  # For more classes.
 INVALID = -1  # Marks values that are no class.
 
 
@@ -60,11 +61,13 @@ class Masks(Pairs):
     fields = (MASK,)
     classes: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int16))
     numbered: bool = False
+    recognized: str = ""
 
     def fields_of(self, index):
         try:
             values = decode_mask(self.read_map(index))
-            return {MASK: _classes_of(values, self.classes, len(self.class_names))}
+            number = len(self.class_names)
+            return {MASK: classes_of(values, self.classes, number, REMEDY)}
         except UserError as error:
             raise UserError(f"{self.describe_map(index)}: {error}") from error
 
@@ -91,14 +94,15 @@ def open_masks(split: str, options: SourceOptions) -> Masks:
     names = options.class_names or layout.class_names
     numbered = not layout.class_names
     if not names:
-        number = options.num_classes or _count_classes(root, maps)
+        number = options.num_classes or class_count(_values_in(root, maps), root, REMEDY)
         names = tuple(map(str, range(number)))
     if len(names) > IGNORED:
         raise UserError(
             f"{options.path} has {len(names):,} classes, and at most {IGNORED} are supported"
         )
-    classes = _as_they_are(len(names)) if layout.classes is None else layout.classes
-    source = Masks(root, tuple(images), tuple(maps), dict(left_out), names, classes, numbered)
+    classes = as_they_are(len(names)) if layout.classes is None else layout.classes
+    pairs = tuple(images), tuple(maps), dict(left_out)
+    source = Masks(root, *pairs, names, classes, numbered, layout.words)
     source.check_sizes(MASK)
     return source
 
@@ -130,7 +134,7 @@ def _voc(root: str) -> Layout | None:
         if name.endswith(".txt")
     }
     words = f"VOC: {len(VOC_CLASSES)} classes with background"
-    return Layout(words, splits, VOC_CLASSES, _as_they_are(len(VOC_CLASSES)))
+    return Layout(words, splits, VOC_CLASSES, as_they_are(len(VOC_CLASSES)))
 
 
 def _cityscapes(root: str) -> Layout | None:
@@ -151,7 +155,7 @@ def _cityscapes(root: str) -> Layout | None:
         splits = {
             split: one._replace(map_end="_gtFine_labelTrainIds") for split, one in splits.items()
         }
-        classes = _as_they_are(len(names))
+        classes = as_they_are(len(names))
     return Layout(words, splits, names, classes)
 
 
@@ -212,20 +216,21 @@ def _lines(file: str) -> list[str]:
         raise UserError(f"cannot read {file}: {error}") from error
 
 
-def _as_they_are(number: int) -> np.ndarray:
+def as_they_are(number: int) -> np.ndarray:
     """Returns the table of a folder whose values are classes, and `IGNORED` is unknown."""
     classes = np.full(IGNORED + 1, INVALID, np.int16)
     classes[:number], classes[IGNORED] = range(number), IGNORED
     return classes
 
 
-def _classes_of(values: np.ndarray, classes: np.ndarray, number: int) -> np.ndarray:
+def classes_of(values: np.ndarray, classes: np.ndarray, number: int, remedy: str) -> np.ndarray:
     """Returns the class of each pixel, uint8 `[height, width]`.
 
     Args:
       values: values of a mask, integers `[height, width]`.
       classes: class of each value.
       number: number of classes.
+      remedy: how to define more classes, for errors.
 
     Raises:
       UserError: values that are no class.
@@ -240,8 +245,7 @@ def _classes_of(values: np.ndarray, classes: np.ndarray, number: int) -> np.ndar
         more = " ..." if len(wrong) > 5 else ""
         raise UserError(
             f"{shown}{more} beyond the {number} classes, which are {_range(classes)}, and "
-            f"{IGNORED} for unknown pixels: correct the mask, or name all classes, a line for "
-            f"each, in {CLASSES_FILE}"
+            f"{IGNORED} for unknown pixels: correct the mask, or {remedy}"
         )
     return result.astype(np.uint8)
 
@@ -252,12 +256,8 @@ def _range(classes: np.ndarray) -> str:
     return f"{values[0]} to {values[-1]}"
 
 
-def _count_classes(root: str, maps: Sequence[str]) -> int:
-    """Returns the number of classes of masks whose values are not described.
-
-    Raises:
-      UserError: values between the lowest and the highest do not occur, or there is only one.
-    """
+def _values_in(root: str, maps: Sequence[str]) -> Iterator[np.ndarray]:
+    """Yields the values that occur in each mask."""
 
     def present(name: str) -> np.ndarray:
         try:
@@ -266,14 +266,27 @@ def _count_classes(root: str, maps: Sequence[str]) -> int:
             raise UserError(f"{as_text(root + name)}: {error}") from error
 
     with ThreadPoolExecutor(8) as pool:
-        values = sorted(set().union(*(found.tolist() for found in pool.map(present, maps))))
-    values = [value for value in values if value != IGNORED]
+        yield from pool.map(present, maps)
+
+
+def class_count(present: Iterable[np.ndarray], where: str, remedy: str) -> int:
+    """Returns the number of classes of masks whose values are not described.
+
+    Args:
+      present: the values that occur in each mask.
+      where: name of the data, for errors.
+      remedy: how to define the classes, for errors.
+
+    Raises:
+      UserError: values between the lowest and the highest do not occur, or there is only one.
+    """
+    values = sorted(set().union(*(found.tolist() for found in present)) - {IGNORED})
     if len(values) > 1 and values == [*range(len(values))]:
         return len(values)
     shown = ", ".join(map(str, values[:8])) + (" ..." if len(values) > 8 else "")
     raise UserError(
-        f"the masks in {root} have the values {shown}, and {IGNORED} for unknown pixels: number "
-        f"the classes 0, 1, 2, ..., or name all of them, a line for each, in {root}{CLASSES_FILE}"
+        f"the masks of {where} have the values {shown}, and {IGNORED} for unknown pixels: number "
+        f"the classes 0, 1, 2, ..., or {remedy}"
     )
 
 
