@@ -11,9 +11,8 @@ from PIL import Image
 from vit_jax.data.decode import Unreadable, decode, why_unreadable
 from vit_jax.data.image_files import ImageFiles
 from vit_jax.errors import UserError, as_text
-from vit_jax.inspection.class_maps import hexadecimal, overlay, palette_image
+from vit_jax.inspection.class_maps import Segments, overlay, palette_image
 from vit_jax.inspection.html_page import render, write_text
-from vit_jax.inspection.page_images import image_address
 from vit_jax.models.dense.segmenter import Segmenter
 
 MASKS, OVERLAYS, PAGE = "masks", "overlays", "index.html"
@@ -75,7 +74,7 @@ def write_masks(
       UserError: no image can be read.
     """
     names = mask_names([images.path(index) for index in range(len(images))])
-    shown, seen, num_read = {}, set(), 0
+    segments, num_read = Segments(segmenter.class_names), 0
 
     def skip(index: int, error: Unreadable | OSError) -> None:
         log(f"unreadable image skipped: {images.describe(index)} ({why_unreadable(error)})")
@@ -83,21 +82,19 @@ def write_masks(
     for index, mask in segmenter.stream(images, skip):
         num_read += 1
         image = decode(images[index].image)
-        covered = overlay(image, mask)
         _save(palette_image(mask), folder / MASKS / f"{names[index]}.png")
-        _save(Image.fromarray(covered), folder / OVERLAYS / f"{names[index]}.jpg")
+        _save(Image.fromarray(overlay(image, mask)), folder / OVERLAYS / f"{names[index]}.jpg")
         shares = class_shares(mask, segmenter.class_names)
         on_mask(images.describe(index), shares)
-        if len(shown) < MOST_SHOWN:
-            seen |= {*np.unique(mask).tolist()}
-            pair = image_address(image), image_address(covered)
-            shown[images.describe(index)] = pair, shares_in_words(shares)
+        if len(segments) < MOST_SHOWN:
+            segments.add(images.describe(index), image, [mask], shares_in_words(shares))
     if not num_read:
         raise UserError(f"none of the {len(images)} files is an image that can be read")
-    legend = {segmenter.class_names[label]: hexadecimal(label) for label in sorted(seen)}
-    title = f"{num_read:,} segmented images"
-    page = render("masks.html", title=title, images=shown, legend=legend, count=num_read)
-    write_text(folder / PAGE, page)
+    note = "images, and their classes"
+    if num_read > MOST_SHOWN:
+        note = f"the first {MOST_SHOWN} {note}; the others are in {MASKS} and {OVERLAYS}"
+    values = dict(title=f"{num_read:,} segmented images", segments=segments.values(note))
+    write_text(folder / PAGE, render("masks.html", **values))
     return num_read
 
 
@@ -105,7 +102,7 @@ def class_shares(mask: np.ndarray, class_names: Sequence[str]) -> list[tuple[str
     """Returns the classes of a mask with their shares of its pixels, the largest first."""
     shares = np.bincount(mask.reshape(-1), minlength=len(class_names)) / mask.size
     order = np.argsort(-shares, kind="stable").tolist()
-    listed = [(as_text(class_names[label]), float(shares[label])) for label in order]
+    listed = [(as_text(str(class_names[label])), float(shares[label])) for label in order]
     return [(name, share) for name, share in listed if share >= LEAST_SHARE] or listed[:1]
 
 

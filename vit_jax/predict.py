@@ -6,9 +6,9 @@ as a line with its likeliest classes. --csv prints rows for a spreadsheet and --
 --out=FILE writes them to a file; --embed=FILE.safetensors or FILE.parquet writes the features
 before the head instead.
 
-With a run of configs/segment.py, the classes of all pixels are written to a new folder: masks as
-PNG files with VOC's palette, overlays, and a page, index.html. --out=FOLDER names it; by default it
-is `segmented`. Each image is printed with the shares of its classes.
+With a run of config.objective.name='segmentation', the classes of all pixels are written to a new
+folder: masks as PNG files with VOC's palette, overlays, and a page, index.html. --out=FOLDER names
+it; by default it is `segmented`. Each image is printed with the shares of its classes.
 
 Files that are not images are skipped and named, or counted if they are in a folder. Exit codes: 0,
 all images were read; 2, a user error, or no image could be read; 3, some images were skipped.

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from vit_jax.inspection.class_maps import overlay, palette_image, voc_palette
+from vit_jax.inspection.class_maps import overlay, palette_image
+from vit_jax.models.dense.palette import voc_palette
 
 
 def test_the_palette_is_vocs():

@@ -1,14 +1,18 @@
 """A segmentation run is loaded, and used on images of any size."""
 
+import re
+
 import numpy as np
 import pytest
 from PIL import Image
 
 import vit_jax
-from tests.shapes import NAMES, draw, segmentation_run
+from tests.shapes import NAMES, config_of_shapes, draw, segmentation_run, shapes, write_shapes
 from vit_jax.evaluation.dense_metrics import confusion, segmentation_metrics
+from vit_jax.evaluation.suite_fewshot import parse_sets
+from vit_jax.run_suites import run_suites
 
-__all__ = ["segmentation_run"]  # A fixture.
+__all__ = ["segmentation_run", "shapes"]  # Fixtures.
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +137,82 @@ def test_flags_of_classifiers_are_rejected(run, segmentation_run, photos):
     done = run(checkpoint, photos, "--top=3", module="vit_jax.predict")
     assert done.returncode == 2
     assert "--top is unsupported with a segmentation run" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def evaluated(segmentation_run, shapes, tmp_path_factory):
+    """What the suite printed, its results, and the folder."""
+    out = tmp_path_factory.mktemp("evaluated") / "results"
+    lines = []
+    options = {"set": parse_sets([str(shapes)])}
+    results = run_suites(
+        segmentation_run[0], ["segmentation"], out, options=options, log=lines.append
+    )
+    return lines, results, out
+
+
+def test_the_suite_gives_the_metrics_of_the_predicted_masks(evaluated, segmenter, drawn, shapes):
+    images, masks = zip(*drawn, strict=True)
+    expected = metrics_of(segmenter.predict(list(images)), masks)
+    rows = {name: row for (_, name), row in evaluated[1].rows.items()}
+    for name, value in zip(("mIoU", "mean accuracy", "pixel accuracy"), expected, strict=False):
+        row = rows[f"{shapes.name}, {name}"]
+        assert row.accuracy == pytest.approx(value) and row.images == 12
+
+
+def test_the_page_shows_the_worst_images_first(evaluated, segmenter, drawn):
+    (page,) = evaluated[2].glob("segmentation_*.html")
+    shown = [float(share) for share in re.findall(r"mIoU ([\d.]+)%", page.read_text())]
+    ious = [metrics_of(segmenter.predict(image), [mask]).miou for image, mask in drawn]
+    np.testing.assert_allclose(shown, np.sort(ious) * 100, atol=0.051)
+
+
+def test_a_second_evaluation_is_reused(evaluated, segmentation_run, shapes):
+    options, lines = {"set": parse_sets([str(shapes)])}, []
+    run_suites(
+        segmentation_run[0], ["segmentation"], evaluated[2], options=options, log=lines.append
+    )
+    assert any("reused from" in line for line in lines)
+
+
+def test_other_classes_and_missing_masks_are_rejected(segmentation_run, shapes, tmp_path):
+    write_shapes(tmp_path / "other")
+    for names, words in {
+        "a\nb\nc\nd": "other has 4 classes, and the segmenter 3",
+        "background\nblue\nred": "a class 'blue' where the segmenter has 'red'",
+    }.items():
+        (tmp_path / "other" / "classes.txt").write_text(names)
+        sets = parse_sets([str(tmp_path / "other")])
+        results = run_suites(
+            segmentation_run[0],
+            ["segmentation"],
+            tmp_path / f"out{len(names)}",
+            options={"set": sets},
+            log=str,
+        )
+        assert words in results.markdown()
+
+
+def test_the_report_shows_test_images_with_true_and_predicted_classes(segmentation_run):
+    report = (segmentation_run[0] / "report.html").read_text()
+    assert "Test images: original, true classes, predicted classes" in report
+    drawn = np.asarray(Image.open(segmentation_run[0] / "reconstructions" / "40.png"), int)
+    original, true, predicted = np.split(drawn, 3)
+    # The classes' colours cover parts of the image, the same parts mostly.
+    covered = (original != true).any(-1), (original != predicted).any(-1)
+    assert 0.02 < covered[0].mean() < 0.6
+    assert (covered[0] == covered[1]).mean() > 0.8
+
+
+def test_a_run_that_continues_a_head_keeps_its_running_statistics(
+    segmentation_run, segmenter, shapes, tmp_path
+):
+    config = config_of_shapes(shapes)
+    config.model.name, config.finetune.checkpoint = "", str(segmentation_run[0])
+    config.model.update(dict.fromkeys(("dim", "depth", "mlp_dim", "heads")))
+    config.finetune.objective, config.steps, config.optimizer.warmup_steps = "kept", 1, 0
+    vit_jax.train(config, tmp_path / "run")
+    continued = vit_jax.load_segmenter(tmp_path / "run", log=str)
+    before, after = (each.statistics["norm"]["mean"][...] for each in (segmenter, continued))
+    # A tenth is of the new batch; the mean of new statistics is 0.
+    assert np.abs(before - after).max() < 0.3 * np.abs(before).max()

@@ -32,7 +32,8 @@ class Segmenter(nnx.Module):
         class_names: Sequence[str],
         statistics: Moments | None = None,
     ):
-        self.model, self.head, self.class_names = model, head, tuple(class_names)
+        self.model, self.head = model, head
+        self.class_names: tuple[str, ...] = tuple(class_names)
         self.statistics = nnx.Dict(
             {
                 name: nnx.Dict({key: nnx.BatchStat(jnp.asarray(x)) for key, x in norm.items()})
@@ -74,7 +75,7 @@ class Segmenter(nnx.Module):
         return self._loaded(self, images, whole)
 
     def stream(
-        self, source: Any, on_unreadable: Callable[[int, Exception], None]
+        self, source: Any, on_unreadable: Callable[[int, Any], None]
     ) -> Iterator[tuple[int, np.ndarray]]:
         """Yields the index and the class map of each readable image, as in `predict`.
 
