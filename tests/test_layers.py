@@ -82,6 +82,9 @@ ALLOWED = {
     "command": {"config", "config_page", "config_types", "shipped"},
     "commands": {"shipped"},
     "image_text": {"interop", "load", "models", "published"},
+    "segmentation": {"checkpoint_crop", "data", "evaluation", "inference", "interop", "load"}
+    | {"models", "parallel"},
+    "mask_files": {"data", "inspection", "models"},
     "classifier": {"checkpoint_crop", "data", "image_text", "interop", "load", "models"},
     "serving": {"classifier", "data", "evaluation", "inspection", "models", "parallel"},
     "planning": {"config", "models", "options", "data", "parallel", "training", "runs", "libtpu"},

@@ -14,6 +14,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.dense import Head, make_head
 from vit_jax.models.dense.batch_norm import initial_statistics, updated_statistics
 from vit_jax.models.dense.eomt import EoMT, Masking, mask_probabilities
+from vit_jax.models.dense.palette import coloured, voc_palette
 from vit_jax.models.dense.pyramid import resized
 from vit_jax.options.objective import SegmentationOptions
 from vit_jax.options.run import RunOptions
@@ -58,6 +59,7 @@ class Segmentation(Objective):
     carried = (STATISTICS,)
     metrics: ClassVar = {"pixel_accuracy": "share"}
     split_metrics: ClassVar = {"miou": "share", "pixel_accuracy": "share"}
+    picture_rows = "original, true classes, predicted classes"
 
     def __init__(self, options: SegmentationOptions, head: Head, classes: int, steps: int):
         self.head: Any = head
@@ -134,6 +136,21 @@ class Segmentation(Objective):
             aux=outputs.get("moments", {}),
             outputs={"areas": areas},
         )
+
+    def pictures(
+        self, model: Any, batch: Batch, context: StepContext = EVALUATION
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the images under the colours of their true and of their predicted classes.
+
+        Ignored pixels have the colour of `IGNORED` in both. Each is `[batch, height, width,
+        channels]` in [0, 255].
+        """
+        images, mask = batch["image"], batch[MASK]
+        outputs = self.head(model, images, None, context.state.get(STATISTICS))
+        predicted = resized(self.head.scores(outputs), mask.shape[1:]).argmax(-1)
+        predicted = jnp.where(mask == IGNORED, IGNORED, predicted)
+        palette = jnp.asarray(voc_palette(), jnp.float32)
+        return coloured(images, mask, palette), coloured(images, predicted, palette)
 
     def over_split(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
         """Returns the mean IoU over the classes that masks or predictions have, and the accuracy.
