@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from vit_jax.data.fields import IGNORED, MASK, TEXT
+from vit_jax.data.fields import BOXES, DEPTH, IGNORED, MASK, TEXT, Boxes
 from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.kind import SourceKind
 
@@ -17,7 +17,7 @@ class Synthetic(Source):
     num_classes: int
     size: int = 64
     max_labels: int = 1
-    fields = (TEXT, MASK)
+    fields = (TEXT, MASK, BOXES, DEPTH)
 
     @property
     def class_names(self):
@@ -36,7 +36,11 @@ class Synthetic(Source):
         classes = min(self.num_classes, IGNORED)
         mask = np.random.default_rng(index).integers(classes, size=(4, 4), dtype=np.uint8)
         rows = np.arange(self.image_size) * 4 // self.image_size
-        return {TEXT: (text,), MASK: mask[rows[:, None], rows]}
+        mask = mask[rows[:, None], rows]
+        half = self.image_size / 2
+        corners = np.array([[0, 0, half, half], [half, half, 2 * half, 2 * half]], np.float32)
+        boxes = Boxes(corners, np.array([0, self.num_classes - 1], np.int32))
+        return {TEXT: (text,), MASK: mask, BOXES: boxes, DEPTH: 1 + mask.astype(np.float32)}
 
     def describe(self, index):
         return f"synthetic image {index}"
