@@ -82,8 +82,8 @@ def write_masks(
     for index, mask in segmenter.stream(images, skip):
         num_read += 1
         image = decode(images[index].image)
-        _save(palette_image(mask), folder / MASKS / f"{names[index]}.png")
-        _save(Image.fromarray(overlay(image, mask)), folder / OVERLAYS / f"{names[index]}.jpg")
+        save_image(palette_image(mask), folder / MASKS / f"{names[index]}.png")
+        save_image(Image.fromarray(overlay(image, mask)), folder / OVERLAYS / f"{names[index]}.jpg")
         shares = class_shares(mask, segmenter.class_names)
         on_mask(images.describe(index), shares)
         if len(segments) < MOST_SHOWN:
@@ -111,7 +111,7 @@ def shares_in_words(shares: Sequence[tuple[str, float]]) -> str:
     return "  ".join(f"{name} {share:.1%}" for name, share in shares)
 
 
-def _save(image: Image.Image, file: Path) -> None:
+def save_image(image: Image.Image, file: Path) -> None:
     """Writes an image; the file appears when it is complete."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.tmp")

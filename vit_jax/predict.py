@@ -8,7 +8,9 @@ before the head instead.
 
 With a run of config.objective.name='segmentation', the classes of all pixels are written to a new
 folder: masks as PNG files with VOC's palette, overlays, and a page, index.html. --out=FOLDER names
-it; by default it is `segmented`. Each image is printed with the shares of its classes.
+it; by default it is `segmented`. Each image is printed with the shares of its classes. With a run
+of config.objective.name='detection', objects whose score is at least --threshold (by default 0.3)
+are written to `detected`: a COCO file, objects.json, overlays, and a page.
 
 Files that are not images are skipped and named, or counted if they are in a folder. Exit codes: 0,
 all images were read; 2, a user error, or no image could be read; 3, some images were skipped.
@@ -33,6 +35,10 @@ from vit_jax.prediction_files import SUFFIXES, most_named, written_to
 if TYPE_CHECKING:
     from vit_jax.classifier import Classifier
 
+# Folder of --out by default, and its contents, by the objective of a run.
+DENSE = {"segmentation": ("segmented", "masks"), "detection": ("detected", "objects")}
+LEAST_SCORE = 0.3  # Default of --threshold for objects.
+
 CHECKPOINT = flags.DEFINE_string(
     "checkpoint", None, "Checkpoint: a workdir, a file or hf://owner/name, as in load_model."
 )
@@ -51,7 +57,7 @@ OUT = flags.DEFINE_string(
     "out",
     None,
     "Write the predictions to this file: .csv, .jsonl or, as lines of text, .txt; a folder for a "
-    "segmentation run.",
+    "segmentation or detection run.",
 )
 EMBED = flags.DEFINE_string("embed", None, "Write features to this .safetensors or .parquet file.")
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace the file of --out or --embed.")
@@ -92,8 +98,9 @@ THREADS = flags.DEFINE_integer("threads", 2, "That decode images.", lower_bound=
 def main(arguments: list[str]) -> None:
     if not CHECKPOINT.value or not arguments:
         raise UserError("give --checkpoint=WORKDIR and at least one image, folder, pattern or -")
-    if not EMBED.value and is_segmentation_run(CHECKPOINT.value):
-        return segment(arguments)
+    objective = objective_at(CHECKPOINT.value)
+    if not EMBED.value and objective in DENSE:
+        return dense(objective, arguments)
     form, out, embed = output_format(), new_file(OUT), new_file(EMBED)
     if embed:
         check_embed(embed, writes_predictions=out is not None or form != "text")
@@ -126,52 +133,79 @@ def exit_if_skipped(images: ImageFiles, num_read: int) -> None:
         sys.exit(3)
 
 
-def is_segmentation_run(source: str) -> bool:
-    """Returns True for the workdir of a run with `config.objective.name='segmentation'`."""
+def objective_at(source: str) -> str | None:
+    """Returns the name of the objective of a run; None: the checkpoint is not a run's."""
     if not is_workdir(split_checkpoint(source)[0]):
-        return False
+        return None
     from vit_jax.runs.workdir import place_of, saved_run
 
     saved = saved_run(place_of(source)[0])
-    return saved is not None and saved.options.objective.name == "segmentation"
+    return saved and saved.options.objective.name
 
 
-def segment(arguments: list[str]) -> None:
-    """Writes the masks of images to a folder.
+def dense(objective: str, arguments: list[str]) -> None:
+    """Writes the masks or objects of images to a folder.
+
+    Args:
+      objective: a key of `DENSE`.
+      arguments: images, folders and patterns.
 
     Raises:
       UserError: a flag is for classifiers, the folder has files, or no image can be read.
     """
-    for flag in (TOP, THRESHOLD, JSON, CSV, CLASSES, NAMES, TEMPLATE, RESIZE):
+    name, what = DENSE[objective]
+    unsupported = (TOP, JSON, CSV, CLASSES, NAMES, TEMPLATE, RESIZE)
+    for flag in unsupported if objective == "detection" else (*unsupported, THRESHOLD):
         if flag.present:
             raise UserError(
-                f"--{flag.name} is unsupported with a segmentation run: masks are written to "
+                f"--{flag.name} is unsupported with a {objective} run: {what} are written to "
                 "--out=FOLDER"
             )
-    from vit_jax.mask_files import PAGE, new_folder, shares_in_words, write_masks
+    from vit_jax.mask_files import PAGE, new_folder
 
     if "-" in arguments:
         raise UserError("Unsupported: images from standard input (-). Give files or folders.")
-    folder = new_folder(OUT.value or "segmented", OVERWRITE.value)
+    folder = new_folder(OUT.value or name, OVERWRITE.value)
     images = find_images(arguments)
     for line in images.note():
         print_line(line)
     command.use_compilation_cache()
+    size = command.parse_image_size(IMAGE_SIZE.value) if IMAGE_SIZE.value else None
+    loaded = dict(image_size=size, decode=DECODE.value, log=print_line)
+    num_read = (segment if objective == "segmentation" else detect)(folder, images, loaded)
+    print_line(f"{what} of {num_read:,} images in {folder}; page: {folder / PAGE}")
+    exit_if_skipped(images, num_read)
+
+
+def segment(folder: Path, images: ImageFiles, loaded: dict[str, Any]) -> int:
+    """Writes the masks of images, and returns the number of images that were read."""
+    from vit_jax.mask_files import shares_in_words, write_masks
     from vit_jax.segmentation import load_segmenter
 
-    size = command.parse_image_size(IMAGE_SIZE.value) if IMAGE_SIZE.value else None
-    segmenter = load_segmenter(
-        CHECKPOINT.value, image_size=size, decode=DECODE.value, log=print_line
-    )
-    num_read = write_masks(
+    segmenter = load_segmenter(CHECKPOINT.value, **loaded)
+    return write_masks(
         folder,
         segmenter,
         images,
         log=print_line,
         on_mask=lambda path, shares: print(f"{path}  {shares_in_words(shares)}"),
     )
-    print_line(f"{num_read:,} masks in {folder}; page: {folder / PAGE}")
-    exit_if_skipped(images, num_read)
+
+
+def detect(folder: Path, images: ImageFiles, loaded: dict[str, Any]) -> int:
+    """Writes the objects of images, and returns the number of images that were read."""
+    from vit_jax.detection import load_detector
+    from vit_jax.object_files import write_objects
+
+    detector = load_detector(CHECKPOINT.value, **loaded)
+    return write_objects(
+        folder,
+        detector,
+        images,
+        THRESHOLD.value or LEAST_SCORE,
+        log=print_line,
+        on_objects=lambda path, words: print(f"{path}  {words}"),
+    )
 
 
 def check_embed(file: Path, writes_predictions: bool) -> None:

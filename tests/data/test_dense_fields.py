@@ -14,6 +14,7 @@ from vit_jax.data import dense_fields
 from vit_jax.data.dense_fields import boxes_field, depth_field, mask_field
 from vit_jax.data.fields import IGNORED, Boxes
 from vit_jax.data.preprocess import FixedCrop, TestCrop, TrainCrop
+from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.options.data import CROPS, INTERPOLATIONS, TEST_CROPS
 from vit_jax.training.mixing import augment
@@ -189,3 +190,11 @@ def test_crop_with_a_mirrored_border_is_rejected():
 def test_map_of_another_size_than_its_image_is_rejected():
     with pytest.raises(UserError, match=r"the image has 48x48 pixels, .* 30x20: save both"):
         mask_field(SIZE).encode(np.zeros((20, 30), np.uint8), placed())
+
+
+def test_synthetic_images_have_every_field():
+    values = open_source("synthetic", "train", image_size=SIZE).fields_of(5)
+    fields = mask_field(SIZE), boxes_field(SIZE, 3), depth_field(SIZE)
+    mask, boxes, depth = (field.encode(values[field.name], placed()) for field in fields)
+    assert mask.max() < 10 and depth.min() >= 1
+    assert boxes[:, 4].tolist() == [0, 9, -1]

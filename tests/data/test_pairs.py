@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.pages import ROOT
+from vit_jax.command import read_config
 from vit_jax.data.dense_fields import mask_field
 from vit_jax.data.map_files import decode_depth, decode_mask
 from vit_jax.data.pipeline import training_batches
@@ -14,6 +16,7 @@ from vit_jax.data.sources import open_source
 from vit_jax.data.sources.base import check_fields, fingerprint
 from vit_jax.data.views import ViewSpec
 from vit_jax.errors import UserError
+from vit_jax.runs.choices.recognised import recognise
 
 SIZE = 12, 8  # Width and height.
 
@@ -335,3 +338,14 @@ def test_parts_of_a_mixture_have_the_same_classes(own, tmp_path):
     (other / "classes.txt").write_text("sky\n1\n2\n")
     with pytest.raises(UserError, match="whose classes have other numbers"):
         mixed()
+
+
+@pytest.mark.parametrize("names_source", [False, True])
+def test_splits_of_a_layout_are_chosen(own, names_source):
+    config = read_config(str(ROOT / "configs/quickstart.py"))
+    config.data.update(dict(source="masks", path=str(own), test_split="test"))
+    given = {"data.path"} | ({"data.source"} if names_source else set())
+    lines = []
+    recognise(config, given, lines.append)
+    assert (config.data.train_split, config.data.test_split) == ("train", "val")
+    assert lines[-1].split()[0] == "--config.data.test_split='val'"

@@ -13,11 +13,12 @@ from vit_jax.config import base_config
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import params_of
 from vit_jax.models.vit import FAMILY as VIT
+from vit_jax.options.optimizer import OptimizerOptions
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import path_name
 from vit_jax.training.optimizer import DECAYED, layer_of, make_optimizer, scale_by_layer
 from vit_jax.training.program import make_program
-from vit_jax.training.schedule import make_schedule, make_weight_decay
+from vit_jax.training.schedule import make_backbone_schedule, make_schedule, make_weight_decay
 from vit_jax.training.update_rules.adafactor import clip_by_rms
 
 
@@ -488,3 +489,45 @@ def test_heads_alone_move_in_the_frozen_steps():
         moved.append({name: bool(np.any(x["kernel"])) for name, x in updates["params"].items()})
     assert [step["blocks"] for step in moved] == [False, False, False, True, True]
     assert all(step["head"] for step in moved)
+
+
+def test_backbone_starts_later_than_its_head():
+    """As EoMT's `two_stage_warmup_poly_schedule.py`, whose steps count from 0."""
+    steps, frozen, warmup = 50, 5, 10
+    config = OptimizerOptions(
+        **dict(name="adam", learning_rate=0.1, weight_decay=0.0, warmup_steps=frozen),
+        **dict(schedule="polynomial", power=0.9, count_from=0, clip_norm=0.0),
+    )
+    head = make_schedule(config, steps)
+    backbone = make_backbone_schedule(config, steps, frozen, warmup)
+
+    def theirs(step, start, rise):
+        if step < start:
+            return 0.0
+        if step < start + rise:
+            return 0.1 * (step - start) / rise
+        return 0.1 * (1 - (step - start - rise) / (steps - start - rise)) ** 0.9
+
+    for step in range(steps):
+        assert float(head(step + 1)) == pytest.approx(theirs(step, 0, frozen), abs=1e-7)
+        assert float(backbone(step + 1)) == pytest.approx(theirs(step, frozen, warmup), abs=1e-7)
+
+    weights = {
+        "params": {"head": {"kernel": jnp.ones(3)}, "blocks": {"kernel": jnp.ones(3)}},
+        "extra": {"objective": {"decoder": {"kernel": jnp.ones(3)}}},
+    }
+    optimizer = make_optimizer(
+        config, head, weight_decay=0.0, frozen_steps=frozen, backbone_schedule=backbone
+    )
+    state = optimizer.init(weights)
+    for step in range(20):  # Adam's updates by a constant gradient have the length of the rate.
+        updates, state = optimizer.update(jax.tree.map(jnp.ones_like, weights), state, weights)
+        own = updates["extra"]["objective"]["decoder"]["kernel"][0]
+        moved = updates["params"]["blocks"]["kernel"][0]
+        assert -float(own) == pytest.approx(theirs(step, 0, frozen), rel=1e-4, abs=1e-7)
+        assert -float(moved) == pytest.approx(theirs(step, frozen, warmup), rel=1e-4, abs=1e-7)
+
+
+def test_backbone_that_starts_after_the_run_is_refused():
+    with pytest.raises(UserError, match="are not below the run's 10 steps"):
+        make_backbone_schedule(OptimizerOptions(), 10, 5, 5)

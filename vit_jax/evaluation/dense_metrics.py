@@ -9,6 +9,7 @@ import numpy as np
 
 from vit_jax.data.fields import IGNORED, Boxes
 from vit_jax.errors import UserError
+from vit_jax.models.dense.detector import Detections
 
 DELTA = 1.25  # Largest ratio of right depths; delta2 and delta3 are of its powers.
 NYU_CROP = np.s_[45:471, 41:601]  # Evaluated part of NYU Depth v2's images, 480x640 (Eigen).
@@ -124,22 +125,6 @@ def depth_metrics(
         float(np.mean(np.abs(np.log10(found / true)))),
         *(float(np.mean(ratio < DELTA**power)) for power in (1, 2, 3)),
     )
-
-
-class Detections(NamedTuple):
-    """The predicted objects of an image.
-
-    Attributes:
-      corners: left, top, right and bottom in pixels of the original image, float `[objects, 4]`.
-      labels: class of each object, int `[objects]`.
-      scores: confidence of each object, float `[objects]`.
-      masks: pixels of each object, bool `[objects, height, width]`; None: boxes only.
-    """
-
-    corners: np.ndarray
-    labels: np.ndarray
-    scores: np.ndarray
-    masks: np.ndarray | None = None
 
 
 def coco_metrics(

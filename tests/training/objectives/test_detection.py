@@ -6,13 +6,9 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from vit_jax.training.objectives.box_losses import (
-    centred,
-    corners_of,
-    focal_losses,
-    generalized_iou,
-)
-from vit_jax.training.objectives.detection import best_of, set_losses
+from vit_jax.models.dense.detector import best_of, corners_of
+from vit_jax.training.objectives.box_losses import centred, focal_losses, generalized_iou
+from vit_jax.training.objectives.detection import set_losses
 
 
 def drawn_boxes(rng, count):

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from vit_jax.data.fields import BOXES, IGNORED, MASK, TEXT, Boxes
+from vit_jax.data.fields import BOXES, DEPTH, IGNORED, MASK, TEXT, Boxes
 from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.kind import SourceKind
 
@@ -17,7 +17,7 @@ class Synthetic(Source):
     num_classes: int
     size: int = 64
     max_labels: int = 1
-    fields = (TEXT, MASK, BOXES)
+    fields = (TEXT, MASK, BOXES, DEPTH)
 
     @property
     def class_names(self):
@@ -33,14 +33,14 @@ class Synthetic(Source):
 
     def fields_of(self, index):
         text = f"an image of class {self.labels_of(index)[0]}"
-        rng, classes = np.random.default_rng(index), min(self.num_classes, IGNORED)
-        mask = rng.integers(classes, size=(4, 4), dtype=np.uint8)
+        classes = min(self.num_classes, IGNORED)
+        mask = np.random.default_rng(index).integers(classes, size=(4, 4), dtype=np.uint8)
         rows = np.arange(self.image_size) * 4 // self.image_size
-        starts, sides = rng.uniform(0, 0.5, (3, 2)), rng.uniform(0.2, 0.5, (3, 2))
-        corners = self.image_size * np.concatenate([starts, starts + sides], axis=1)
-        labels = rng.integers(self.num_classes, size=3, dtype=np.int32)
-        boxes = Boxes(corners.astype(np.float32), labels)
-        return {TEXT: (text,), MASK: mask[rows[:, None], rows], BOXES: boxes}
+        mask = mask[rows[:, None], rows]
+        half = self.image_size / 2
+        corners = np.array([[0, 0, half, half], [half, half, 2 * half, 2 * half]], np.float32)
+        boxes = Boxes(corners, np.array([0, self.num_classes - 1], np.int32))
+        return {TEXT: (text,), MASK: mask, BOXES: boxes, DEPTH: 1 + mask.astype(np.float32)}
 
     def describe(self, index):
         return f"synthetic image {index}"

@@ -17,6 +17,7 @@ from vit_jax.models.attention import attend
 from vit_jax.models.dense.neck import make_neck, places_of
 from vit_jax.models.dense.pyramid import pyramid, widths_of
 from vit_jax.models.image_model import ImageModel
+from vit_jax.options.objective import DetectionOptions
 
 HEAD_DIM = 32  # Channels of an attention head.
 PRIOR = 0.01  # Initial probability of a class at a place.
@@ -92,6 +93,19 @@ class DetectionHead(nnx.Module):
             predicted.append(own)
         classes, boxes = map(jnp.stack, zip(*predicted, strict=True))
         return {"classes": classes, "boxes": boxes}
+
+
+def detection_head(
+    options: DetectionOptions,
+    model: ImageModel,
+    num_classes: int,
+    *,
+    frozen: bool = False,
+    rngs: nnx.Rngs,
+) -> DetectionHead:
+    """Returns the detection head of a config for a model, which may be abstract."""
+    sizes = dict(dim=options.dim, queries=options.queries, depth=options.depth)
+    return DetectionHead(model, num_classes, **sizes, frozen=frozen, rngs=rngs)
 
 
 class Predictor(nnx.Module):

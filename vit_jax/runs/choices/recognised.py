@@ -24,6 +24,8 @@ def recognise(
 ) -> None:
     """Sets `data.source` and the splits by the data at `data.path`, if the user sets no source.
 
+    The splits of a source with several layouts are set even if the user names the source.
+
     A path that is not recognized is left unchanged, and opening its source raises the error.
 
     Args:
@@ -32,9 +34,8 @@ def recognise(
     Raises:
       UserError: one of the user's splits shares images with an automatic one.
     """
-    if "data.path" not in given or "data.source" in given:
-        return
-    if config.data.source not in (*KINDS, *WITH_LAYOUTS):
+    chosen = WITH_LAYOUTS if "data.source" in given else (*KINDS, *WITH_LAYOUTS)
+    if "data.path" not in given or config.data.source not in chosen:
         return
     if config.auto != "none":  # The automatic settings then recognize it.
         return

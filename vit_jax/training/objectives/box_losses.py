@@ -10,12 +10,6 @@ import optax
 ALPHA, GAMMA = 0.25, 2.0  # Of the focal loss (Lin et al., 1708.02002).
 
 
-def corners_of(boxes: jax.Array) -> jax.Array:
-    """Returns left, top, right and bottom of boxes, `[..., 4]`."""
-    centres, half = boxes[..., :2], boxes[..., 2:] / 2
-    return jnp.concatenate([centres - half, centres + half], axis=-1)
-
-
 def centred(corners: jax.Array) -> jax.Array:
     """Returns centre x, centre y, width and height of `[..., 4]` left, top, right and bottom."""
     start, end = corners[..., :2], corners[..., 2:]

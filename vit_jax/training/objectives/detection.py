@@ -13,12 +13,12 @@ from flax import nnx
 from vit_jax.data.dense_fields import boxes_field
 from vit_jax.data.fields import BOXES, Boxes, Field
 from vit_jax.errors import UserError
-from vit_jax.evaluation.dense_metrics import Detections, coco_metrics
-from vit_jax.models.dense.detr import DetectionHead
+from vit_jax.evaluation.dense_metrics import coco_metrics
+from vit_jax.models.dense.detector import Detections, best_of, corners_of
+from vit_jax.models.dense.detr import DetectionHead, detection_head
 from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.box_losses import (
     centred,
-    corners_of,
     focal_losses,
     generalized_iou,
 )
@@ -50,7 +50,7 @@ class Detection(Objective):
 
     section = "detection"
     own_classes = True
-    made_by = ("dim", "depth")
+    made_by = ("dim", "depth", "queries")
     metrics: ClassVar = {"class_loss": "number", "box_loss": "number", "giou_loss": "number"}
     split_metrics: ClassVar = {"ap": "share", "ap50": "share"}
 
@@ -77,16 +77,8 @@ class Detection(Objective):
         classes = config.data.num_classes
         if classes is None:
             raise UserError("config.data.num_classes is None, and must be the number of classes")
-        head = DetectionHead(
-            model,
-            classes,
-            dim=options.dim,
-            queries=options.queries,
-            depth=options.depth,
-            frozen=config.finetune.train == "head",
-            rngs=rngs,
-        )
-        return cls(head, classes)
+        frozen = config.finetune.train == "head"
+        return cls(detection_head(options, model, classes, frozen=frozen, rngs=rngs), classes)
 
     def __call__(self, model: Any, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss of each image and its terms.
@@ -159,22 +151,6 @@ def set_losses(
         "box_loss": jnp.where(present, distances[rows, objects], 0).sum(),
         "giou_loss": jnp.where(present, 1 - overlaps[rows, objects], 0).sum(),
     }
-
-
-def best_of(predicted: dict[str, Any], most: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the predictions of the last layer with the highest scores, the best first.
-
-    Returns:
-      Scores `[batch, most]`, classes int32 `[batch, most]`, and boxes as left, top, right and
-      bottom in [0, 1], `[batch, most, 4]`.
-    """
-    logits, boxes = predicted["classes"][-1], corners_of(predicted["boxes"][-1]).clip(0, 1)
-    batch, queries, classes = logits.shape
-    scores, best = jax.lax.top_k(
-        nnx.sigmoid(logits).reshape(batch, -1), min(most, queries * classes)
-    )
-    chosen = jnp.take_along_axis(boxes, (best // classes)[..., None], axis=1)
-    return scores, best % classes, chosen
 
 
 OBJECTIVE = Detection

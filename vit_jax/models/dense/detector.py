@@ -1,0 +1,110 @@
+"""A model of images with a head that finds objects."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax.errors import UserError
+from vit_jax.models.dense.detr import DetectionHead
+from vit_jax.models.image_model import ImageModel
+
+
+class Detections(NamedTuple):
+    """The predicted objects of an image, the most certain first.
+
+    Attributes:
+      corners: left, top, right and bottom in pixels, float32 `[objects, 4]`.
+      labels: class of each object, int32 `[objects]`.
+      scores: probability of the class, float32 `[objects]`.
+      masks: pixels of each object, bool `[objects, height, width]`; None: boxes only.
+    """
+
+    corners: np.ndarray
+    labels: np.ndarray
+    scores: np.ndarray
+    masks: np.ndarray | None = None
+
+    def above(self, threshold: float) -> "Detections":
+        """Returns the objects whose score is at least the threshold."""
+        return Detections(*(x[self.scores >= threshold] for x in self[:3]))
+
+
+class Detector(nnx.Module):
+    """A model of images with a head that predicts a set of objects.
+
+    Attributes:
+      model: the model of images.
+      head: the head.
+      class_names: names of the classes.
+      predictor: preprocessing of images of any size; None: the detector is not of a checkpoint.
+    """
+
+    def __init__(self, model: ImageModel, head: DetectionHead, class_names: Sequence[str]):
+        self.model, self.head = model, head
+        self.class_names: tuple[str, ...] = tuple(class_names)
+        self.predictor: Any = None
+
+    def __call__(self, images: Any, most: int = 100) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns scores, classes and boxes of the most certain objects; see `best_of`.
+
+        Args:
+          images: of the model's size, as in `ImageModel.__call__`.
+          most: number of objects.
+        """
+        return best_of(self.head(self.model, images), most)
+
+    def predict(self, images: Any, threshold: float = 0.3) -> list[Detections]:
+        """Returns the objects in images of any size.
+
+        Args:
+          images: as in `ImageModel.predict`: paths, PIL images or arrays of any size.
+          threshold: least score of an object.
+
+        Raises:
+          UserError: an image cannot be read, or the detector was not loaded from a run.
+        """
+        if self.predictor is None:
+            raise UserError(
+                "this detector is not of a checkpoint, and has no preprocessing of images: see "
+                "vit_jax.load_detector"
+            )
+        return [found.above(threshold) for found in self.predictor(self, images)]
+
+    def stream(self, source: Any, on_unreadable: Any) -> Iterator[tuple[int, Detections]]:
+        """Yields the index and the objects of each readable image, read as it is needed.
+
+        Args:
+          source: a data source.
+          on_unreadable: callback for the index of an unreadable image, and the error.
+        """
+        return self.predictor.stream(self, source, on_unreadable)
+
+
+def corners_of(boxes: jax.Array) -> jax.Array:
+    """Returns left, top, right and bottom of centre x, centre y, width and height, `[..., 4]`."""
+    centres, half = boxes[..., :2], boxes[..., 2:] / 2
+    return jnp.concatenate([centres - half, centres + half], axis=-1)
+
+
+def best_of(predicted: dict[str, Any], most: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns the predictions of the last layer with the highest scores, the best first.
+
+    Args:
+      predicted: outputs of a `DetectionHead`.
+      most: number of predictions; at most that of queries times classes.
+
+    Returns:
+      Scores `[batch, most]`, classes int32 `[batch, most]`, and boxes as left, top, right and
+      bottom in [0, 1], `[batch, most, 4]`.
+    """
+    logits, boxes = predicted["classes"][-1], corners_of(predicted["boxes"][-1]).clip(0, 1)
+    batch, queries, classes = logits.shape
+    scores, best = jax.lax.top_k(
+        nnx.sigmoid(logits).reshape(batch, -1), min(most, queries * classes)
+    )
+    chosen = jnp.take_along_axis(boxes, (best // classes)[..., None], axis=1)
+    return scores, best % classes, chosen

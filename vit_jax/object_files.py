@@ -1,0 +1,119 @@
+"""Objects of images in a folder as a COCO file, with overlays and a page that shows them."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from vit_jax.data.decode import Unreadable, decode, why_unreadable
+from vit_jax.data.image_files import ImageFiles
+from vit_jax.errors import UserError, as_text
+from vit_jax.inspection.html_page import render, write_text
+from vit_jax.inspection.page_images import image_address
+from vit_jax.mask_files import MOST_SHOWN, OVERLAYS, PAGE, mask_names, save_image
+from vit_jax.models.dense.detector import Detections, Detector
+from vit_jax.models.dense.palette import voc_palette
+
+OBJECTS = "objects.json"
+
+
+def write_objects(
+    folder: Path,
+    detector: Detector,
+    images: ImageFiles,
+    threshold: float,
+    log: Callable[[str], None],
+    on_objects: Callable[[str, str], None],
+) -> int:
+    """Writes the objects of images, overlays and a page; returns the number of images read.
+
+    `objects.json` has COCO's form: `images`, `annotations` with a `score`, and `categories`.
+
+    Args:
+      folder: `objects.json`, `overlays/` and `index.html` are written to it.
+      detector: the detector.
+      images: the images.
+      threshold: least score of an object.
+      log: callback for messages on images that cannot be read.
+      on_objects: callback for the path of each image and its objects in words.
+
+    Raises:
+      UserError: no image can be read.
+    """
+    names = mask_names([images.path(index) for index in range(len(images))])
+    rows: dict[str, list[dict[str, Any]]] = {"images": [], "annotations": []}
+    figures = []
+
+    def skip(index: int, error: Unreadable | OSError) -> None:
+        log(f"unreadable image skipped: {images.describe(index)} ({why_unreadable(error)})")
+
+    for index, found in detector.stream(images, skip):
+        found, image = found.above(threshold), decode(images[index].image)
+        height, width = image.shape[:2]
+        number = len(rows["images"])
+        path = as_text(images.path(index))
+        rows["images"].append(dict(id=number, file_name=path, height=height, width=width))
+        rows["annotations"] += annotations(found, number, len(rows["annotations"]))
+        drawn = overlay(image, found, detector.class_names)
+        save_image(drawn, folder / OVERLAYS / f"{names[index]}.jpg")
+        words = in_words(found, detector.class_names)
+        on_objects(images.describe(index), words)
+        if len(figures) < MOST_SHOWN:
+            pictures = [image_address(np.asarray(drawn))]
+            figures.append(dict(name=images.describe(index), pictures=pictures, caption=words))
+    if not rows["images"]:
+        raise UserError(f"none of the {len(images)} files is an image that can be read")
+    categories = [dict(id=label, name=name) for label, name in enumerate(detector.class_names)]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / OBJECTS, json.dumps(rows | {"categories": categories}))
+    count = len(rows["images"])
+    note = f"Objects with a score of {threshold:g} or more."
+    if count > MOST_SHOWN:
+        note += f" The first {MOST_SHOWN} images; the others are in {OVERLAYS}."
+    legend = {
+        as_text(name): "#" + voc_palette()[label + 1].tobytes().hex()
+        for label, name in enumerate(detector.class_names)
+    }
+    segments = dict(figures=figures, legend=legend, note=note)
+    page = render("masks.html", title=f"Objects in {count:,} images", segments=segments)
+    write_text(folder / PAGE, page)
+    return count
+
+
+def annotations(found: Detections, image: int, first: int) -> list[dict[str, Any]]:
+    """Returns objects as rows of a COCO file.
+
+    Args:
+      found: the objects.
+      image: id of the image.
+      first: id of the first row.
+    """
+    rows = []
+    for number, (corners, label, score) in enumerate(zip(*found[:3], strict=True), first):
+        left, top, right, bottom = corners.tolist()
+        box = [left, top, right - left, bottom - top]
+        row = dict(id=number, image_id=image, category_id=int(label), bbox=box, iscrowd=0)
+        rows.append(row | dict(area=box[2] * box[3], score=float(score)))
+    return rows
+
+
+def overlay(image: np.ndarray, found: Detections, class_names: Sequence[str]) -> Image.Image:
+    """Returns an image with the boxes of its objects, and their classes and scores."""
+    drawn = Image.fromarray(image)
+    pen, width = ImageDraw.Draw(drawn), max(1, round(min(drawn.size) / 200))
+    for corners, label, score in zip(*found[:3], strict=True):
+        colour = tuple(voc_palette()[int(label) + 1].tolist())
+        left, top, right, bottom = corners.tolist()
+        pen.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), None, colour, width)
+        pen.text((left + width + 1, top + width), f"{class_names[label]} {score:.0%}", colour)
+    return drawn
+
+
+def in_words(found: Detections, class_names: Sequence[str]) -> str:
+    """Returns the classes of objects with their numbers, the most frequent first."""
+    counts = Counter(as_text(str(class_names[label])) for label in found.labels.tolist())
+    return "  ".join(f"{count} {name}" for name, count in counts.most_common()) or "no object"
