@@ -11,6 +11,7 @@ from vit_jax.libtpu import expect_no_tpu_where_none_is
 from vit_jax.simulated_devices import give_threads_to_simulated_devices
 
 if TYPE_CHECKING:
+    from vit_jax.detection import load_detector
     from vit_jax.errors import UserError
     from vit_jax.image_text import load_image_text, zero_shot
     from vit_jax.interface import FineTuned, Pretrained, finetune, pretrain, train
@@ -31,9 +32,9 @@ __all__ = [
     "create_model",
     "finetune",
     "list_models",
+    "load_detector",
     "load_image_text",
     "load_model",
-    "load_detector",
     "load_segmenter",
     "model_card",
     "pretrain",

@@ -1,0 +1,99 @@
+"""Detection as a user runs it: training on a COCO file, and the objects of photographs."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vit_jax
+from vit_jax.data.placement import Placement
+from vit_jax.data.preprocess import TestCrop
+from vit_jax.detection import original_corners
+
+CONFIG = "configs/detect.py:backbone=ViT-32x2/8,size=64"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Returns a data set of bright squares and bars, with a COCO file for each split."""
+    folder = tmp_path_factory.mktemp("objects")
+    for split, count in {"train": 24, "test": 6}.items():
+        rows = {"images": [], "annotations": [], "categories": []}
+        rows["categories"] = [{"id": 3, "name": "square"}, {"id": 7, "name": "bar"}]
+        for number in range(count):
+            rng = np.random.default_rng((number, split == "test"))
+            image = rng.integers(0, 60, (60, 80, 3), dtype=np.uint8)
+            label = number % 2
+            width, height = ((20, 20), (30, 8))[label]
+            left, top = int(rng.integers(0, 80 - width)), int(rng.integers(0, 60 - height))
+            image[top : top + height, left : left + width] = 250
+            file = folder / split / f"{number}.jpg"
+            file.parent.mkdir(exist_ok=True)
+            Image.fromarray(image).save(file, quality=95)
+            rows["images"].append(dict(id=number, file_name=file.name, height=60, width=80))
+            box = [left, top, width, height]
+            row = dict(id=number, image_id=number, category_id=(3, 7)[label], bbox=box)
+            rows["annotations"].append(row | dict(area=width * height, iscrowd=0))
+        (folder / split / "_annotations.coco.json").write_text(json.dumps(rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def workdir(run, data, tmp_path_factory):
+    """Returns the workdir of a short run."""
+    pytest.importorskip("pycocotools")
+    workdir = tmp_path_factory.mktemp("run") / "detector"
+    values = dict(steps=3, batch_size=8, evaluate_every=3, log_every=1)
+    values |= {"detection.dim": 32, "detection.depth": 1, "detection.queries": 10}
+    values |= {"detection.most": 4, "data.path": data, "optimizer.warmup_steps": 1}
+    values |= {"checkpoint.every": 3, "model.dtype": "float32"}
+    flags = [f"--config.{name}={value}" for name, value in values.items()]
+    result = run(f"--config={CONFIG}", *flags, f"--workdir={workdir}")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "test ap50" in result.stdout
+    return workdir
+
+
+def test_predict_writes_a_coco_file_overlays_and_a_page(run, data, workdir, tmp_path):
+    out = tmp_path / "detected"
+    arguments = f"--checkpoint={workdir}", "--threshold=0.001", f"--out={out}"
+    result = run(*arguments, str(data / "test"), module="vit_jax.predict")
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = json.loads((out / "objects.json").read_text())
+    assert [row["name"] for row in found["categories"]] == ["square", "bar"]
+    assert len(found["images"]) == 6
+    assert {(row["height"], row["width"]) for row in found["images"]} == {(60, 80)}
+    assert found["annotations"]
+    for row in found["annotations"]:
+        left, top, width, height = row["bbox"]
+        assert 0 <= left <= left + width <= 80.001
+        assert 0 <= top <= top + height <= 60.001
+        assert row["score"] >= 0.001
+    assert len(list((out / "overlays").iterdir())) == 6
+    assert "<img" in (out / "index.html").read_text()
+    again = run(*arguments, str(data / "test"), module="vit_jax.predict")
+    assert again.returncode == 2
+    assert "--overwrite" in again.stderr
+
+
+def test_detector_finds_what_the_command_wrote(data, workdir, run, tmp_path):
+    detector = vit_jax.load_detector(workdir, log=str)
+    assert detector.class_names == ("square", "bar")
+    files = sorted((data / "test").glob("*.jpg"))
+    each = detector.predict(files, threshold=0.0)
+    assert len(each) == len(files)
+    for found in each:
+        assert np.all(np.diff(found.scores) <= 0)
+        assert len(found.corners) == len(found.labels) == len(found.scores) == 20
+    with pytest.raises(vit_jax.UserError, match="has no segmentation head"):
+        vit_jax.load_segmenter(workdir, log=str)
+
+
+def test_corners_are_mapped_back_to_the_original_image():
+    crop = TestCrop(64, "fit", 64)
+    placement = crop.place(60, 80)
+    assert isinstance(placement, Placement)
+    boxes = np.array([[10.0, 20.0, 50.0, 40.0]], np.float32)
+    shares = placement.place_boxes(boxes) / 64
+    np.testing.assert_allclose(original_corners(shares, placement), boxes, atol=1e-4)
