@@ -50,6 +50,7 @@ serve = ["starlette>=1,<2", "uvicorn>=0.50,<1", "prometheus_client>=0.22,<1"]
 
 # 66 MB.
 curate = ["faiss-cpu>=1.15,<2"]
+boxes = ["pycocotools>=2.0.10,<3"]
 text = ["tokenizers>=0.22,<1", "sentencepiece>=0.2,<1", "ftfy>=6.2,<7"]
 cloud = ["gcsfs>=2025.5", "s3fs>=2025.5", "google-cloud-storage>=3,<4"]
 
@@ -146,6 +147,8 @@ setup(
             *("torch>=2.13,<3", "torchvision", "timm>=1.0.31,<2", "transformers>=5.23,<6"),
             "open_clip_torch>=3.2,<5",
             *text,
+            # Metrics of dense prediction.
+            *("torchmetrics>=1.9,<2", *boxes),
         ],
         # Tokenizers of CLIP and SigLIP; ftfy cleans texts as open_clip does.
         "text": text,
@@ -160,6 +163,8 @@ setup(
         "serve": serve,
         # For export to ONNX.
         "onnx": onnx,
+        # For box and mask AP.
+        "boxes": boxes,
         # For prepare --beam.
         "beam": ["apache-beam>=2.71,<3"],
         # For prepare --retrieve_for.

@@ -84,6 +84,8 @@ OTHER_JOBS = (
 )
 OTHER_JOBS += (
     "clip",
+    "detect",
+    "segment",
     "siglip",
     "siglip2",
     "my_images_unlabelled",

@@ -24,7 +24,7 @@ ALLOWED = {
     "evaluation": {"models", "data", "parallel", "config", "options", "recipes", "published"},
     "run_suites": {"checkpoint_crop", "data", "evaluation", "image_text", "interop", "load"}
     | {"parallel", "runs"},
-    "training": {"models", "data", "parallel", "config", "options"},
+    "training": {"models", "data", "parallel", "config", "options", "evaluation"},
     "runs": {
         "options",
         "published",
@@ -82,6 +82,9 @@ ALLOWED = {
     "command": {"config", "config_page", "config_types", "shipped"},
     "commands": {"shipped"},
     "image_text": {"interop", "load", "models", "published"},
+    "segmentation": {"checkpoint_crop", "data", "evaluation", "inference", "interop", "load"}
+    | {"models", "parallel"},
+    "mask_files": {"data", "inspection", "models"},
     "classifier": {"checkpoint_crop", "data", "image_text", "interop", "load", "models"},
     "serving": {"classifier", "data", "evaluation", "inspection", "models", "parallel"},
     "planning": {"config", "models", "options", "data", "parallel", "training", "runs", "libtpu"},

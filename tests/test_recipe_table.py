@@ -34,7 +34,7 @@ RECIPES = by_config()
 def value_of(text: Any) -> Any:
     """A value of the table: arithmetic is computed, lists are tuples, `None` is None."""
     if isinstance(text, list):
-        return tuple(text)
+        return tuple(map(value_of, text))
     if not isinstance(text, str) or not text[:1].isdigit():
         return None if text == "None" else text
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vit_jax.models import MODELS, ModelCard, create_model, list_models, model_card
     from vit_jax.models.prediction import Prediction
     from vit_jax.save import save_model
+    from vit_jax.segmentation import load_segmenter
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "list_models",
     "load_image_text",
     "load_model",
+    "load_segmenter",
     "model_card",
     "pretrain",
     "save_model",
@@ -53,6 +55,7 @@ _MODULES = {
     "list_models": "models",
     "load_image_text": "image_text",
     "load_model": "load",
+    "load_segmenter": "segmentation",
     "model_card": "models",
     "pretrain": "interface",
     "save_model": "save",

@@ -28,6 +28,7 @@ class DataConfig(Section):
     groups: str | None
     label_key: str
     caption_key: str
+    depth_scale: float
     classes: tuple[Any, ...] | None
     num_classes: int | None
     balance: str
@@ -100,6 +101,8 @@ class ModelConfig(Section):
     rope_rescale: float | None
     registers: int | None
     attention: str | None
+    window: int | None
+    global_layers: int | None
     mlp: str | None
     gelu: str | None
     norm: str | None
@@ -128,7 +131,6 @@ class ModelConfig(Section):
     centred_norm: bool | None
     head_epsilon: float | None
     stage_heads: tuple[Any, ...] | None
-    window: int | None
     version: int | None
     pretrained_windows: tuple[Any, ...] | None
 
@@ -140,6 +142,7 @@ class FinetuneConfig(Section):
     head: str
     objective: str
     frozen_steps: int
+    warmup_steps: int
     train: str
     lora_rank: int
 
@@ -296,6 +299,34 @@ class ContrastiveConfig(Section):
     initial_bias: float
 
 
+class DetectionConfig(Section):
+    """Values of `config.detection`."""
+
+    dim: int
+    depth: int
+    queries: int
+    most: int
+
+
+class SegmentationConfig(Section):
+    """Values of `config.segmentation`."""
+
+    head: str
+    dropout: float
+    dim: int
+    auxiliary_dim: int
+    auxiliary_weight: float
+    queries: int
+    query_layers: int
+    masked_until: tuple[Any, ...]
+    unmasked_from: tuple[Any, ...]
+    points: int
+    mask_weight: float
+    dice_weight: float
+    class_weight: float
+    no_object_weight: float
+
+
 class LossConfig(Section):
     """Values of `config.loss`."""
 
@@ -311,6 +342,7 @@ class OptimizerConfig(Section):
     learning_rate: float
     schedule: str
     end_learning_rate: float
+    power: float
     stairs: tuple[Any, ...]
     stair_factor: float
     count_from: int
@@ -427,6 +459,8 @@ class TypedConfig(Section):
     vqkd: VqkdConfig
     beitv2: Beitv2Config
     contrastive: ContrastiveConfig
+    detection: DetectionConfig
+    segmentation: SegmentationConfig
     loss: LossConfig
     optimizer: OptimizerConfig
     mesh: MeshConfig

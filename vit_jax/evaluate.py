@@ -12,11 +12,13 @@ Suites, one or several with commas, or all:
             patch tokens
   zero_shot top-1 and top-5 by class names, for a model of images and texts (--names, --templates)
   retrieval recall of captions and of images at 1, 5 and 10, for a model of images and texts
+  segmentation
+            mIoU and accuracies of pixels, for a segmentation run: --set=FOLDER of images and masks
 
 It writes results.json, results.md (with the paper's values next to ours) and results.png; the last
-two suites also write pages with pictures. The same
-command again continues: results for the same checkpoint, step, parameters and data are reused. A
-missing data set gets a row that explains how to get it.
+three suites also write pages with pictures. The same command again continues: results for the same
+checkpoint, step, parameters and data are reused. A missing data set gets a row that explains how to
+get it.
 """
 
 from absl import flags

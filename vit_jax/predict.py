@@ -6,6 +6,10 @@ as a line with its likeliest classes. --csv prints rows for a spreadsheet and --
 --out=FILE writes them to a file; --embed=FILE.safetensors or FILE.parquet writes the features
 before the head instead.
 
+With a run of config.objective.name='segmentation', the classes of all pixels are written to a new
+folder: masks as PNG files with VOC's palette, overlays, and a page, index.html. --out=FOLDER names
+it; by default it is `segmented`. Each image is printed with the shares of its classes.
+
 Files that are not images are skipped and named, or counted if they are in a folder. Exit codes: 0,
 all images were read; 2, a user error, or no image could be read; 3, some images were skipped.
 """
@@ -23,6 +27,7 @@ from vit_jax import command
 from vit_jax.data.image_files import ImageFiles, find_images
 from vit_jax.data.sources.folder_rules import is_unsupported
 from vit_jax.errors import UserError, as_text
+from vit_jax.paths import is_workdir, split_checkpoint
 from vit_jax.prediction_files import SUFFIXES, most_named, written_to
 
 if TYPE_CHECKING:
@@ -43,7 +48,10 @@ THRESHOLD = flags.DEFINE_float(
 JSON = flags.DEFINE_bool("json", False, "JSON lines, with full precision.")
 CSV = flags.DEFINE_bool("csv", False, "Rows of the file, then each class with its probability.")
 OUT = flags.DEFINE_string(
-    "out", None, "Write the predictions to this file: .csv, .jsonl or, as lines of text, .txt."
+    "out",
+    None,
+    "Write the predictions to this file: .csv, .jsonl or, as lines of text, .txt; a folder for a "
+    "segmentation run.",
 )
 EMBED = flags.DEFINE_string("embed", None, "Write features to this .safetensors or .parquet file.")
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace the file of --out or --embed.")
@@ -84,6 +92,8 @@ THREADS = flags.DEFINE_integer("threads", 2, "That decode images.", lower_bound=
 def main(arguments: list[str]) -> None:
     if not CHECKPOINT.value or not arguments:
         raise UserError("give --checkpoint=WORKDIR and at least one image, folder, pattern or -")
+    if not EMBED.value and is_segmentation_run(CHECKPOINT.value):
+        return segment(arguments)
     form, out, embed = output_format(), new_file(OUT), new_file(EMBED)
     if embed:
         check_embed(embed, writes_predictions=out is not None or form != "text")
@@ -107,8 +117,61 @@ def main(arguments: list[str]) -> None:
         num_read = write_features(embed, classifier, images)
     else:
         num_read = write_predictions(out, form, classifier, images)
+    exit_if_skipped(images, num_read)
+
+
+def exit_if_skipped(images: ImageFiles, num_read: int) -> None:
+    """Exits with code 3 if images were not read."""
     if num_read < len(images) or any(map(is_unsupported, images.left_out)):
         sys.exit(3)
+
+
+def is_segmentation_run(source: str) -> bool:
+    """Returns True for the workdir of a run with `config.objective.name='segmentation'`."""
+    if not is_workdir(split_checkpoint(source)[0]):
+        return False
+    from vit_jax.runs.workdir import place_of, saved_run
+
+    saved = saved_run(place_of(source)[0])
+    return saved is not None and saved.options.objective.name == "segmentation"
+
+
+def segment(arguments: list[str]) -> None:
+    """Writes the masks of images to a folder.
+
+    Raises:
+      UserError: a flag is for classifiers, the folder has files, or no image can be read.
+    """
+    for flag in (TOP, THRESHOLD, JSON, CSV, CLASSES, NAMES, TEMPLATE, RESIZE):
+        if flag.present:
+            raise UserError(
+                f"--{flag.name} is unsupported with a segmentation run: masks are written to "
+                "--out=FOLDER"
+            )
+    from vit_jax.mask_files import PAGE, new_folder, shares_in_words, write_masks
+
+    if "-" in arguments:
+        raise UserError("Unsupported: images from standard input (-). Give files or folders.")
+    folder = new_folder(OUT.value or "segmented", OVERWRITE.value)
+    images = find_images(arguments)
+    for line in images.note():
+        print_line(line)
+    command.use_compilation_cache()
+    from vit_jax.segmentation import load_segmenter
+
+    size = command.parse_image_size(IMAGE_SIZE.value) if IMAGE_SIZE.value else None
+    segmenter = load_segmenter(
+        CHECKPOINT.value, image_size=size, decode=DECODE.value, log=print_line
+    )
+    num_read = write_masks(
+        folder,
+        segmenter,
+        images,
+        log=print_line,
+        on_mask=lambda path, shares: print(f"{path}  {shares_in_words(shares)}"),
+    )
+    print_line(f"{num_read:,} masks in {folder}; page: {folder / PAGE}")
+    exit_if_skipped(images, num_read)
 
 
 def check_embed(file: Path, writes_predictions: bool) -> None:

@@ -393,6 +393,76 @@ def deit_like(
     return config
 
 
+class Segmented(NamedTuple):
+    """A recipe of semantic segmentation.
+
+    Attributes:
+      backbone: the backbone, unless another is given.
+      steps: length of the run in steps of 16 images.
+      warmup: steps of the warm-up.
+    """
+
+    backbone: str
+    steps: int
+    warmup: int
+
+
+ADE20K_IMAGES = 20_210  # Training images.
+SEGMENTATION = {
+    "linear": Segmented("DINOv3-B/16", 40_000, 1500),
+    "eomt": Segmented("DINOv3-B/16", 16 * (ADE20K_IMAGES // 16), 2000),
+    "upernet": Segmented("Swin-T", 160_000, 1500),
+}
+
+
+def segmentation(head: str, steps: int = 0) -> ConfigDict:
+    """Returns the values of a head's authors on ADE20K: DINOv3's, EoMT's and Swin's.
+
+    Their distortion of colours also changes the hue, and each part has a probability of 0.5.
+
+    Args:
+      head: a key of `SEGMENTATION`.
+      steps: another length of the run; the warm-up changes in proportion. 0: the authors'.
+    """
+    row = SEGMENTATION[head]
+    steps = steps or row.steps
+
+    def part(count: int) -> int:
+        return max(1, round(count * steps / row.steps))
+
+    config = base_config()
+    config.objective.name, config.segmentation.head = "segmentation", head
+    config.batch_size, config.steps = 16, steps
+    config.data.source, config.data.test_split = "masks", "val"
+    config.data.image_size = config.data.test_resize = 512
+    config.data.crop, config.data.crop_scale, config.data.test_crop = (
+        "scale_jitter",
+        (0.5, 2.0),
+        "fit",
+    )
+    config.augment.color_jitter = (32 / 255, 0.5, 0.5)
+    config.optimizer.count_from, config.optimizer.clip_norm = 0, 0.0
+    config.optimizer.warmup_steps = part(row.warmup)
+    config.evaluate_every, config.checkpoint.every = part(5000), part(1000)
+    if head == "linear":
+        config.finetune.train = "head"
+        config.optimizer.update(dict(learning_rate=1e-3, weight_decay=1e-3, decay="all"))
+        config.optimizer.warmup_learning_rate = 1e-3 * 1e-6
+    elif head == "eomt":
+        config.model.dtype = "bfloat16"
+        config.optimizer.update(dict(learning_rate=2e-4, weight_decay=0.05, decay="all"))
+        config.optimizer.update(dict(schedule="polynomial", power=0.9, clip_norm=0.01))
+        config.finetune.frozen_steps, config.finetune.warmup_steps = part(2000), part(3000)
+        starts, ends = (0, 6520, 9780, 13040), (3000, 9780, 13040, 16300)
+        config.segmentation.masked_until = tuple(step / row.steps for step in starts)
+        config.segmentation.unmasked_from = tuple(step / row.steps for step in ends)
+    else:
+        config.model.stochastic_depth = 0.3
+        config.optimizer.update(dict(learning_rate=6e-5, weight_decay=0.01, schedule="linear"))
+        config.optimizer.warmup_learning_rate = 6e-5 * 1e-6
+    return config
+
+
 class Transfer(NamedTuple):
     """A row of the paper's table 4, with its learning rate search (appendix B.1.1)."""
 
@@ -535,4 +605,33 @@ def bit_hyperrule(
     config.optimizer.learning_rate = 0.003
     config.sweep.rates, config.sweep.resnet_rates = (0.003,), ()
     config.evaluate_every = config.checkpoint.every = min(500, rule.steps)
+    return config
+
+
+def detection(size: int, window: int = 0, steps: int = 0) -> ConfigDict:
+    """Returns ViTDet's values for COCO with a DETR: 100 epochs of 64 images (2203.16527).
+
+    The values of the backbone, the crops and the schedule are those of detectron2's
+    `mask_rcnn_vitdet_b_100ep.py`. The gradient clipping is that of Deformable DETR (2010.04159),
+    whose losses replace Mask R-CNN's.
+
+    Args:
+      size: height and width of the images.
+      window: side of the windows of a ViT, in patches; 0: all layers attend to all patches.
+      steps: length of the run; 0: the authors'.
+    """
+    config = base_config()
+    config.model.update(dict(name="", dtype="bfloat16", stochastic_depth=0.1))
+    if window:
+        config.model.update(dict(attention="windows", window=window, pooling="gap"))
+    config.objective.name = "detection"
+    config.data.update(dict(source="coco", train_split="train", test_split="test"))
+    config.data.update(dict(image_size=size, test_resize=size, test_crop="fit"))
+    config.data.update(dict(crop="large_scale_jitter", crop_scale=(0.1, 2.0)))
+    config.batch_size, config.steps = 64, steps or 184_375
+    config.optimizer.update(dict(name="adam", learning_rate=1e-4, weight_decay=0.1))
+    config.optimizer.update(dict(beta2=0.999, layer_decay=0.7, clip_norm=0.1))
+    config.optimizer.update(dict(schedule="stairs", stairs=(163_889 / 184_375, 177_546 / 184_375)))
+    config.optimizer.update(dict(warmup_steps=min(250, config.steps // 10), count_from=0))
+    config.evaluate_every = config.checkpoint.every = min(2000, config.steps)
     return config

@@ -31,6 +31,7 @@ from vit_jax.image_text import open_text_part, towers_place
 from vit_jax.interop.checkpoint import Checkpoint
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.preprocessing import Preprocessing
+from vit_jax.interop.segmentation import with_head
 from vit_jax.load import build_model
 from vit_jax.parallel.mesh import make_mesh, place
 from vit_jax.parallel.sharding import parameter_shardings
@@ -81,9 +82,12 @@ def run_suites(
     if results.outdated:
         log(f"note: {results.outdated}")
 
-    def load():
+    def model():
         changes = {"image_size": image_size} if image_size else {}
-        graphdef, params = nnx.split(build_model(opened, log=lambda line: None, **changes))
+        return build_model(opened, log=lambda line: None, **changes)
+
+    def load():
+        graphdef, params = nnx.split(model())
         params = nnx.to_pure_dict(params)
         shardings = parameter_shardings(mesh, params)
         return graphdef, jax.tree.map(place, params, shardings), shardings
@@ -100,6 +104,7 @@ def run_suites(
         finetune=lambda config, folder: train(
             config, results.folder / f"{folder}-{version['content']}"
         ),
+        segmenter=lambda: with_head(opened, model()),
         num_classes=opened.options.num_classes,
         class_names=opened.class_names,
         batch_size=batch_size,
@@ -155,7 +160,11 @@ def chosen_suites(names: list[str]) -> list[Suite]:
 
 def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
     """Returns a checkpoint's step, and a fingerprint of its parameters and its model."""
-    params = fingerprint_of((path, opened.read(path)) for path in sorted(opened.shapes))
+    arrays = {path: functools.partial(opened.read, path) for path in opened.shapes}
+    own = opened.objective
+    if own is not None and own.shapes is not None and own.class_names:  # A head of the objective's.
+        arrays |= {f"objective/{path}": read for path, read in own.sources(own.shapes()).items()}
+    params = fingerprint_of((path, arrays[path]()) for path in sorted(arrays))
     model = zlib.crc32(repr(opened.options).encode())
     return {"step": opened.step, "content": f"{params}{model:08x}"}
 

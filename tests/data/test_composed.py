@@ -41,8 +41,8 @@ def kept(tmp_path, monkeypatch):
     kept_images.cache_clear()
 
 
-def opened(collection="digits", split="train", size=32, layout="scattered"):
-    return open_source(layout, split, path=collection, image_size=size)
+def opened(collection="digits", split="train", size=32, layout="scattered", **options):
+    return open_source(layout, split, path=collection, image_size=size, **options)
 
 
 def digest(layout: str, collection: str, size: int) -> str:
@@ -294,3 +294,33 @@ def test_kept_file_has_a_limit(kept, monkeypatch):
     for index in (4, 5):
         assert source[index].image.shape == (16, 16, 3)
     assert next(kept.iterdir()).stat().st_size == 5 * 772
+
+
+@pytest.mark.parametrize("fields", [("mask",), ("boxes",), ("mask", "boxes")])
+def test_masks_and_boxes_are_those_of_the_visible_objects(fields):
+    plain = opened()
+    for _ in range(2):  # Composed, then read from the cache.
+        source = opened(fields=fields)
+        first = int("mask" in fields)  # The class "background" is before the digits.
+        assert source.class_names == ("background",)[:first] + plain.class_names
+        for index in range(20):
+            shown, values = plain.objects(index), source.fields_of(index)
+            classes = np.array([0, *(label + 1 for label in shown.labels)])
+            if "mask" in fields:
+                np.testing.assert_array_equal(values["mask"], classes[shown.seen + 1])
+            if "boxes" in fields:
+                boxes = values["boxes"]
+                visible = [k for k in range(len(shown.labels)) if (shown.seen == k).any()]
+                assert boxes.labels.tolist() == [shown.labels[k] + first for k in visible]
+                for k, box, pixels in zip(visible, boxes.corners, boxes.masks, strict=True):
+                    np.testing.assert_array_equal(pixels, shown.seen == k)
+                    left, top, right, bottom = box.astype(int)
+                    inside = pixels[top:bottom, left:right]
+                    assert inside.sum() == pixels.sum() and inside[0].any() and inside[-1].any()
+                    assert inside[:, 0].any() and inside[:, -1].any()
+
+
+def test_images_with_masks_have_no_label():
+    source = opened(fields=("mask",))
+    assert source[3].labels == () and source.known_labels() is None
+    assert opened(fields=("boxes",)).known_labels() is not None

@@ -249,21 +249,21 @@ def evaluate(source=None, **process) -> list[dict]:
 
 def test_evaluation_shows_every_image_once_in_order():
     batches = evaluate()
-    kept = np.concatenate([batch["labels"][batch["mask"], 0] for batch in batches])
+    kept = np.concatenate([batch["labels"][batch["valid"], 0] for batch in batches])
     assert kept.tolist() == list(range(SIZE))
 
 
 def test_short_last_batch_is_padded_and_masked():
     *_, last = evaluate()
     assert last["image"].shape == (8, 8, 8, 3)
-    assert last["mask"].tolist() == [True] * 5 + [False] * 3
+    assert last["valid"].tolist() == [True] * 5 + [False] * 3
     assert last["labels"][5:].tolist() == [[-1]] * 3
 
 
 def test_evaluation_has_equally_many_batches_in_every_process():
     parts = [evaluate(rows=rows) for rows in np.arange(8).reshape(4, -1)]
     assert [len(part) for part in parts] == [5] * 4
-    kept = [batch["labels"][batch["mask"], 0] for part in parts for batch in part]
+    kept = [batch["labels"][batch["valid"], 0] for part in parts for batch in part]
     assert sorted(np.concatenate(kept).tolist()) == list(range(SIZE))
 
 
@@ -278,7 +278,7 @@ def test_unreadable_image_is_replaced_by_its_neighbour_in_training(kind):
 @pytest.mark.parametrize("kind", [WithBroken, WithVanished])
 def test_unreadable_image_is_masked_in_evaluation(kind):
     kept = np.concatenate(
-        [batch["labels"][batch["mask"], 0] for batch in evaluate(with_broken(kind))]
+        [batch["labels"][batch["valid"], 0] for batch in evaluate(with_broken(kind))]
     )
     assert kept.tolist() == [i for i in range(SIZE) if i not in (5, 6)]
 

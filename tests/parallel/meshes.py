@@ -81,6 +81,9 @@ MODELS = {
     "CLIP": VIT | dict(head_std=0.02),
     "SigLIP": VIT | dict(pooling="map"),
     "SigLIP 2": VIT | dict(pooling="map"),
+    "linear segmentation": VIT,
+    "UPerNet": CONVNEXT,
+    "EoMT": DROPOUT,
 }
 TEXT = dict(text_length=16, text_dim=64, text_depth=2, text_heads=8)
 OBJECTIVES = {
@@ -108,6 +111,12 @@ OBJECTIVES = {
         **dict(name="contrastive", captioning=1.0, self_distillation=0.5, patch_dropout=0.25),
         **dict(self_distillation_from=0.1, **TEXT),
     ),
+    "linear segmentation": dict(name="segmentation"),
+    "UPerNet": dict(name="segmentation", head="upernet", dim=32, auxiliary_dim=16),
+    "EoMT": dict(
+        **dict(name="segmentation", head="eomt", queries=8, query_layers=1, points=64),
+        **dict(masked_until=(0.0,), unmasked_from=(1.0,)),
+    ),
 }
 SELF_DISTILLATION = dict(
     **dict(head_hidden=64, prototypes=128, local_crops=2, local_size=8, global_crops=1),
@@ -132,6 +141,8 @@ def train(
     objective = OBJECTIVES.get(model, {})
     if objective:
         set_objective(config, **objective)
+    if objective.get("name") == "segmentation":
+        config.data.num_classes = CLASSES
     if model == "SigLIP 2":
         config.dino.update(SELF_DISTILLATION)
     labels = objective_of(config.objective.name).labels
@@ -162,6 +173,8 @@ def train(
             for name, like in abstract_batch(config, mesh).items()
             if name != "labels"
         }
+        if "mask" in batch:
+            batch["mask"] %= CLASSES
         batch["labels"] = rng.integers(CLASSES, size=(batch_size, 1)).astype(np.int32)
         state, sums = step(state, metrics, to_devices(batch, mesh))
         losses.append(float(sums["loss"]))

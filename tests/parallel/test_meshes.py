@@ -75,6 +75,16 @@ def test_teachers_of_both_kinds_and_crops_of_two_sizes_say_the_same_on_one_devic
 
 
 @pytest.mark.slow
+def test_segmentation_is_alike_on_one_device_and_on_eight():
+    """The statistics of batch norms, the numbers of masks and the points are of the whole batch."""
+    names = ("linear segmentation", "UPerNet", "EoMT")
+    found = losses(*(f"{name}: {mesh}" for name in names for mesh in ("one", "all")))
+    for name in names:
+        one, every = (found[f"{name}: {mesh}"]["losses"] for mesh in ("one", "all"))
+        np.testing.assert_allclose(every, one, rtol=1e-5)
+
+
+@pytest.mark.slow
 def test_pairs_are_compared_alike_on_one_device_and_on_eight():
     names = ("CLIP", "SigLIP", "SigLIP 2")
     found = losses(*(f"{name}: {mesh}" for name in names for mesh in ("one", "all")))

@@ -120,6 +120,35 @@ def test_killed_run_with_the_losses_of_siglip2_ends_with_the_same_bits(run, tmp_
     assert_same(workdir, tmp_path / "whole")
 
 
+SEGMENTATION = (
+    *("objective.name=segmentation", "data.test_crop=fit", "data.flip=True"),
+    *("batch_size=16", "checkpoint.every=10", "evaluate_every=20", "log_every=10"),
+    "data.test_split=test[:100]",
+)
+HEADS = {
+    "linear": (),  # Its batch norm has running statistics.
+    "eomt": (
+        *("segmentation.head=eomt", "segmentation.queries=6", "segmentation.query_layers=1"),
+        *("segmentation.points=64", "segmentation.masked_until=(0.2,)"),
+        "segmentation.unmasked_from=(0.9,)",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", HEADS)
+def test_killed_run_of_segmentation_ends_with_the_same_bits(run, tmp_path, head):
+    flags = [SCATTERED.format("ViT-32x1/4")]
+    flags += [f"--config.{value}" for value in (*SEGMENTATION, *HEADS[head])]
+    result = run(*flags, f"--workdir={tmp_path / 'whole'}")
+    assert result.returncode == 0, result.stderr
+    workdir = tmp_path / "run"
+    run.killed(*flags, workdir=workdir, when=(workdir / "checkpoints" / "20").exists)
+    result = run(*flags, f"--workdir={workdir}")
+    assert "continuing from" in result.stdout, result.stderr
+    assert_same(workdir, tmp_path / "whole")
+
+
 @pytest.mark.slow
 def test_sigterm_saves_says_where_and_leaves_with_zero(run, finished, tmp_path):
     process = run.start(*SMALL, "--config.checkpoint.every=1000", f"--workdir={tmp_path / 'run'}")

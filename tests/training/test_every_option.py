@@ -63,6 +63,7 @@ MODELS = {
     ),
     "learned frequencies": dict(rope="mixed", position="none"),
     "axial": dict(pooling="gap", attention="axial", position="sincos2d"),
+    "windows": dict(pooling="gap", attention="windows", window=2, global_layers=0),
     "no positions": dict(position="none"),
     "hybrid": dict(resnet_blocks=(1, 1), resnet_stem="small", patch_size=2),
 }

@@ -209,8 +209,8 @@ def test_masked_images_do_not_count():
     evaluate = make_eval_step(program.graphdef, program.objective, config, mesh, places)
     batch = make_batch(mesh)
     mask = np.arange(16) < 11
-    everything, _ = evaluate(evaluated, batch | {"mask": jnp.asarray(mask)}, 0)
-    spoiled = batch | {"image": batch["image"].at[11:].set(0), "mask": jnp.asarray(mask)}
+    everything, _ = evaluate(evaluated, batch | {"valid": jnp.asarray(mask)}, 0)
+    spoiled = batch | {"image": batch["image"].at[11:].set(0), "valid": jnp.asarray(mask)}
     assert int(everything["images"]) == 11
     for name, value in evaluate(evaluated, spoiled, 0)[0].items():
         np.testing.assert_array_equal(value, everything[name])

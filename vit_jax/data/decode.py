@@ -252,7 +252,7 @@ class Pixels:
             image = Image.fromarray(self._pixels).resize(sides[::-1], PILLOW[interpolation][0])
             out[:] = np.asarray(image.crop((left, top, left + width, top + height)))
             return
-        box = _before(sides, corner, out.shape, self.height, self.width)
+        box = before_resize(sides, corner, out.shape, self.height, self.width)
         outer = _around(box, out.shape, interpolation, self.height, self.width)
         pixels = self._pixels[outer.top : outer.bottom, outer.left : outer.right]
         resample(pixels, out, interpolation, box.within(outer))
@@ -308,7 +308,7 @@ class Jpeg:
         self, sides: tuple[int, int], corner: tuple[int, int], out: np.ndarray, interpolation: str
     ) -> None:
         """Implements `Pixels.crop_resized`, from a JPEG of at least `DETAIL` times the size."""
-        box = _before(sides, corner, out.shape, self.height, self.width)
+        box = before_resize(sides, corner, out.shape, self.height, self.width)
         if not self._crop_averaged(box, out, interpolation, beside=True):
             Pixels(decode(self._data)).crop_resized(sides, corner, out, interpolation)
 
@@ -426,7 +426,7 @@ def _snap(box: Box, shrink: int, height: int, width: int) -> Box:
     return Box(min(left, right - 1), min(top, bottom - 1), right, bottom)
 
 
-def _before(
+def before_resize(
     sides: tuple[int, int], corner: tuple[int, int], size: tuple[int, ...], height: int, width: int
 ) -> Box:
     """Maps a crop of a resized image to coordinates before the resize.

@@ -12,6 +12,7 @@ MASK = "mask"  # Class of each pixel, int `[height, width]`; `IGNORED` where it 
 BOXES = "boxes"  # `Boxes`, the objects of an image.
 DEPTH = "depth"  # Metres, float32 `[height, width]`; 0 where it is unknown.
 IGNORED = 255  # Pixels of a mask that neither training nor evaluation counts.
+BACKGROUND = "background"  # Name of the class of pixels that are of no object.
 CAPTION_KEYS = ("caption", "captions", "text")  # Names of captions; the first is the default.
 
 

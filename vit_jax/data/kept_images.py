@@ -21,10 +21,11 @@ class KeptImages:
     Args:
       name: name of the file; it identifies the kind of images and the version of the code.
       size: height and width in pixels.
+      channels: values of a pixel.
     """
 
-    def __init__(self, name: str, size: int):
-        self.size, self.record = size, 3 * size * size + 4
+    def __init__(self, name: str, size: int, channels: int = 3):
+        self.shape, self.record = (size, size, channels), channels * size * size + 4
         self.most = MOST_BYTES // self.record
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vit_jax"
         try:
@@ -34,7 +35,7 @@ class KeptImages:
             self.file = None  # Nothing is cached.
 
     def read(self, number: int) -> np.ndarray | None:
-        """Returns image `number`, uint8 `[size, size, 3]`, or None if it is not cached."""
+        """Returns image `number`, uint8 `[size, size, channels]`, or None if it is not cached."""
         if self.file is None or number >= self.most:
             return None
         try:
@@ -44,7 +45,7 @@ class KeptImages:
         pixels, checksum = record[:-4], record[-4:]
         if len(record) < self.record or zlib.crc32(pixels).to_bytes(4) != checksum:
             return None
-        return np.frombuffer(bytearray(pixels), np.uint8).reshape(self.size, self.size, 3)
+        return np.frombuffer(bytearray(pixels), np.uint8).reshape(self.shape)
 
     def write(self, number: int, image: np.ndarray) -> None:
         """Stores image `number`, if there is room."""
@@ -58,6 +59,6 @@ class KeptImages:
 
 
 @functools.cache
-def kept_images(name: str, size: int) -> KeptImages:
+def kept_images(name: str, size: int, channels: int = 3) -> KeptImages:
     """Returns the cache with this file name; a process opens it once."""
-    return KeptImages(name, size)
+    return KeptImages(name, size, channels)

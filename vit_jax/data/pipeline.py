@@ -164,7 +164,7 @@ def evaluation_batches(
       fields: see `training_batches`; encoded without random numbers.
 
     Yields:
-      The entries of `training_batches`, and `mask` bool `[local batch]`: False for an unreadable
+      The entries of `training_batches`, and `valid` bool `[local batch]`: False for an unreadable
         image and for the padding that fills the last batch.
     """
     rows = np.arange(batch_size) if rows is None else rows
@@ -177,7 +177,7 @@ def evaluation_batches(
         step, chunk = divmod(number, chunks)
         indices = (step * batch_size + _rows_of_chunk(rows, chunk, chunks)).tolist()
         batch = _empty(len(indices), views, fields, source)
-        batch["mask"] = np.zeros(len(indices), bool)
+        batch["valid"] = np.zeros(len(indices), bool)
         for entry in (*views, *fields):
             batch[entry.name][:] = 0
         draws = _generators(seed, np.array(indices), streams)
@@ -192,7 +192,7 @@ def evaluation_batches(
                 continue
             batch["labels"][row, : len(example.labels)] = example.labels
             _encode(source, index, fields, itertools.repeat(None), place, batch, row)
-            batch["mask"][row] = True
+            batch["valid"][row] = True
         return batch
 
     steps = -(-len(source) // batch_size)
@@ -290,11 +290,17 @@ def _encode(
     """Writes the fields of an example into a row of a batch.
 
     Each is encoded by its own generator, or by the placement of the first view.
+
+    Raises:
+      UserError: a value does not fit the image.
     """
     values = source.fields_of(index) if fields else {}
     for field, rng in zip(fields, rngs, strict=False):
         by = placement if field.spatial else rng
-        batch[field.name][row] = field.encode(values[field.name], by)
+        try:
+            batch[field.name][row] = field.encode(values[field.name], by)
+        except UserError as error:
+            raise UserError(f"{source.describe(index)}: {error}") from error
 
 
 def _streams(views: Sequence[ViewSpec], fields: Sequence[Field] = ()) -> list[int]:

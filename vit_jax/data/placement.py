@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data.decode import Box
+from vit_jax.errors import UserError
 
 
 class Placement(NamedTuple):
@@ -17,11 +18,13 @@ class Placement(NamedTuple):
       box: rectangle of the original image; its edges may lie within pixels.
       shown: height and width of the rectangle in the crop, at its top left.
       size: height and width of the crop; the rest of it is padding.
+      image: height and width of the original image.
     """
 
     box: Box
     shown: tuple[int, int]
     size: tuple[int, int]
+    image: tuple[int, int]
 
     def place_map(self, values: np.ndarray, fill: float, out: np.ndarray) -> np.ndarray:
         """Writes the crop of a map into `out`; each pixel has the value of the nearest one.
@@ -30,7 +33,16 @@ class Placement(NamedTuple):
           values: `[height, width, ...]`, aligned with the original image.
           fill: value of the padding.
           out: `[height, width, ...]` of the crop.
+
+        Raises:
+          UserError: the map has another size than the image.
         """
+        if values.shape[:2] != self.image:
+            (height, width), (rows, columns) = self.image, values.shape[:2]
+            raise UserError(
+                f"the image has {width}x{height} pixels, and its mask or depth map {columns}x{rows}"
+                ": save both at one size, and images upright, without an EXIF rotation"
+            )
         rows, columns = (
             np.floor(start + (np.arange(shown) + 0.5) * (end - start) / shown).astype(np.int64)
             for start, end, shown in (

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.data.decode import PILLOW, Box, Jpeg, Pixels, open_image
+from vit_jax.data.decode import PILLOW, Box, Jpeg, Pixels, before_resize, open_image
 from vit_jax.data.placement import Placement
 from vit_jax.errors import UserError
 from vit_jax.options.data import BORDER
@@ -37,6 +37,7 @@ class TrainCrop:
     - `scale_jitter`: the short side resized to `size` times a random number of `scale`, then a
       random crop to `size`, padded at the right and at the bottom (mmsegmentation's
       `RandomResize`, `RandomCrop` and padding).
+    - `large_scale_jitter`: the same for the long side (detectron2's `ResizeScale`; 2012.07177).
     - `none`: the whole image, squeezed (BiT, for tasks where a crop changes the label).
     """
 
@@ -67,11 +68,9 @@ class TrainCrop:
         if self.kind == "simple_random":
             self._crop_with_border(opened, rng, out)
             return out
-        if self.kind in ("square", "short_side") and self.interpolation in PILLOW:
-            x, y = rng.random(2).tolist()
-            rows, columns = resized_sides(height, width, self.kind, self.resize, self.size)
-            corner = int(y * (rows - self.size + 1)), int(x * (columns - self.size + 1))
-            opened.crop_resized((rows, columns), corner, out, self.interpolation)
+        if self._resizes_first:
+            resized, corner = self._corner(height, width, rng)
+            opened.crop_resized(resized, corner, out, self.interpolation)
             return out
         return draw_placed(opened, self.place(height, width, rng), self.interpolation, out)
 
@@ -82,14 +81,20 @@ class TrainCrop:
           height, width: size of the image in pixels.
 
         Raises:
-          ValueError: the crop has no placement: `simple_random` mirrors the border.
+          UserError: the crop has no placement: `simple_random` mirrors the border.
         """
         size = self.size, self.size
         if self.kind == "simple_random":
-            raise ValueError("the crop simple_random has no placement")
-        if self.kind == "scale_jitter":
-            return _jittered(height, width, self.size, self.scale, rng.random(3).tolist())
-        if self.kind in ("square", "short_side"):
+            raise UserError(
+                "data.crop='simple_random' mirrors the borders of images, which masks, boxes and "
+                "depth maps cannot follow: use another crop, such as 'scale_jitter'"
+            )
+        if self.kind in ("scale_jitter", "large_scale_jitter"):
+            whole = self.size / (min if self.kind == "scale_jitter" else max)(height, width)
+            return _jittered(height, width, self.size, whole, self.scale, rng.random(3).tolist())
+        if self._resizes_first:
+            box = before_resize(*self._corner(height, width, rng), size, height, width)
+        elif self.kind in ("square", "short_side"):
             x, y = rng.random(2).tolist()
             box = part_box(height, width, self.kind, self.resize, self.size, x, y)
         elif self.kind == "inception":
@@ -98,7 +103,23 @@ class TrainCrop:
             box = random_resized_box(rng, height, width, self.area, self.aspect)
         else:
             box = Box(0, 0, width, height)
-        return Placement(box, size, size)
+        return Placement(box, size, size, (height, width))
+
+    @property
+    def _resizes_first(self) -> bool:
+        """True if the crop is taken of the image resized by Pillow."""
+        return self.kind in ("square", "short_side") and self.interpolation in PILLOW
+
+    def _corner(
+        self, height: int, width: int, rng: np.random.Generator
+    ) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Returns height and width after the resize, and the random top and left of the crop."""
+        x, y = rng.random(2).tolist()
+        rows, columns = resized_sides(height, width, self.kind, self.resize, self.size)
+        return (rows, columns), (
+            int(y * (rows - self.size + 1)),
+            int(x * (columns - self.size + 1)),
+        )
 
     def _crop_with_border(
         self, opened: Jpeg | Pixels, rng: np.random.Generator, out: np.ndarray
@@ -174,27 +195,36 @@ class TestCrop:
         opened = open_image(image, self.mode, self.background)
         height, width = opened.height, opened.width
         out = np.empty((*sides(self.size), 3), np.uint8) if out is None else out
-        if self.kind != "fit" and self.interpolation in PILLOW:
-            resized = resized_sides(height, width, self.kind, self.resize, self.size)
-            middle = round if self.half == "even" else int
-            top, left = (middle((resized[i] - out.shape[i]) / 2) for i in range(2))
-            opened.crop_resized(resized, (top, left), out, self.interpolation)
+        if self._resizes_first:
+            resized, corner = self._corner(height, width)
+            opened.crop_resized(resized, corner, out, self.interpolation)
             return out
         return draw_placed(opened, self.place(height, width), self.interpolation, out)
 
     def place(self, height: int, width: int) -> Placement:
-        """Returns the placement of the crop of an image of this size in pixels.
-
-        The crops of Pillow's interpolations may be half a pixel away from it.
-        """
+        """Returns the placement of the crop of an image of this size in pixels."""
         size = sides(self.size)
         if self.kind == "fit":
             factor = min(size[0] / height, size[1] / width)
             rows, columns = max(1, round(height * factor)), max(1, round(width * factor))
             shown = min(rows, size[0]), min(columns, size[1])
-            return Placement(Box(0, 0, width, height), shown, size)
-        box = part_box(height, width, self.kind, self.resize, self.size, 0.5, 0.5)
-        return Placement(box, size, size)
+            return Placement(Box(0, 0, width, height), shown, size, (height, width))
+        if self._resizes_first:
+            box = before_resize(*self._corner(height, width), size, height, width)
+        else:
+            box = part_box(height, width, self.kind, self.resize, self.size, 0.5, 0.5)
+        return Placement(box, size, size, (height, width))
+
+    @property
+    def _resizes_first(self) -> bool:
+        """True if the crop is taken of the image resized by Pillow."""
+        return self.kind != "fit" and self.interpolation in PILLOW
+
+    def _corner(self, height: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Returns height and width after the resize, and the top and left of the crop."""
+        resized = resized_sides(height, width, self.kind, self.resize, self.size)
+        middle, size = round if self.half == "even" else int, sides(self.size)
+        return resized, (middle((resized[0] - size[0]) / 2), middle((resized[1] - size[1]) / 2))
 
     def __str__(self):
         height, width = sides(self.size)
@@ -244,15 +274,21 @@ def draw_placed(
 
 
 def _jittered(
-    height: int, width: int, size: int, scale: tuple[float, float], draws: list[float]
+    height: int,
+    width: int,
+    size: int,
+    whole: float,
+    scale: tuple[float, float],
+    draws: list[float],
 ) -> Placement:
     """Returns a random crop to `size` of the image resized by a random factor.
 
     Args:
-      scale: range of the short side after the resize, as a factor of `size`.
+      whole: factor of the resize for a draw of 1.
+      scale: range of the draw.
       draws: three numbers in [0, 1): of the factor, of the top and of the left edge.
     """
-    factor = (scale[0] + draws[0] * (scale[1] - scale[0])) * size / min(height, width)
+    factor = (scale[0] + draws[0] * (scale[1] - scale[0])) * whole
     spans, shown = [], []
     for side, draw in zip((height, width), draws[1:], strict=True):
         resized = max(1, round(side * factor))
@@ -262,7 +298,8 @@ def _jittered(
         spans.append((first, max(first + 1, round((start + kept) * side / resized))))
         shown.append(kept)
     (top, bottom), (left, right) = spans
-    return Placement(Box(left, top, right, bottom), (shown[0], shown[1]), (size, size))
+    box = Box(left, top, right, bottom)
+    return Placement(box, (shown[0], shown[1]), (size, size), (height, width))
 
 
 def sides(size: int | tuple[int, int]) -> tuple[int, int]:

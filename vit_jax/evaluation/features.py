@@ -244,7 +244,7 @@ def make_features(
         with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
             model = nnx.merge(graphdef, params)
             values = compute(model, in_channels(batch["image"], model.channels))
-        return {"values": values, "labels": batch["labels"], "mask": batch["mask"]}
+        return {"values": values, "labels": batch["labels"], "mask": batch["valid"]}
 
     return jax.jit(
         features, in_shardings=(shardings, split_batch(mesh)), out_shardings=replicated(mesh)

@@ -11,10 +11,9 @@ from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.features import transfer_crop
 from vit_jax.evaluation.suite import (
-    Classified,
     Impossible,
-    Matched,
     Measurement,
+    Outputs,
     Stopped,
     Subject,
     Suite,
@@ -178,7 +177,7 @@ class TrainingSuites:
         model: tuple[nnx.GraphDef, dict],
         objective: tuple[nnx.GraphDef, dict],
         log: Callable[[str], None],
-        on_outputs: Callable[[Classified | Matched], None],
+        on_outputs: Callable[[Outputs], None],
     ) -> None:
         """Sets the model and the objective in training, and the callbacks.
 

@@ -24,6 +24,7 @@ from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 from vit_jax.evaluation.features import Extractor, Features, representation
 from vit_jax.evaluation.text_encoder import TextEncoder
+from vit_jax.models.dense.segmenter import Segmenter
 from vit_jax.models.image_model import ImageModel
 from vit_jax.models.retrieval import Paired
 
@@ -111,6 +112,25 @@ class Matched(NamedTuple):
     numbers: np.ndarray
 
 
+class Segmented(NamedTuple):
+    """Predicted masks of the images of a data set with the lowest mIoU, for a page of pictures.
+
+    Attributes:
+      name: name of the data set.
+      source: these images with their masks, the lowest mIoU first.
+      class_names: names of all classes.
+      shown: index in the source, mIoU and predicted mask of each image, uint8 `[height, width]`.
+    """
+
+    name: str
+    source: Source
+    class_names: Sequence[str]
+    shown: Sequence[tuple[int, float, np.ndarray]]
+
+
+Outputs = Classified | Matched | Segmented
+
+
 class Subject:
     """A model to evaluate, with parameters that may change between evaluations.
 
@@ -126,6 +146,8 @@ class Subject:
         UserError, and is only called by suites that read texts.
       finetune: trains this checkpoint by a config into a workdir and returns the metrics of the
         last evaluation; None during training.
+      segmenter: loads the model with its segmentation head; None during training. It may raise
+        UserError, and is only called by suites of segmentation.
       num_classes: width of the model's head; 0: it has none.
       class_names: class names of the head, by index; empty if they are unknown.
       options: `batch_size` and other arguments of `Extractor`.
@@ -146,6 +168,7 @@ class Subject:
         *,
         log: Callable[[str], None] = print,
         finetune: Callable | None = None,
+        segmenter: Callable[[], Segmenter] | None = None,
         num_classes: int = 0,
         class_names: Sequence[str] = (),
         **options: Any,
@@ -153,9 +176,10 @@ class Subject:
         self.name, self.mesh, self.log, self.finetune = name, mesh, log, finetune
         self.num_classes, self.class_names = num_classes, tuple(class_names)
         self.go_on: Callable[[], bool] = lambda: True
-        self.on_outputs: Callable[[Classified | Matched], None] = lambda outputs: None
+        self.on_outputs: Callable[[Outputs], None] = lambda outputs: None
         self._load, self._options, self._extractors = load, options, {}
         self._transfer_crop, self._test_crop, self._texts = transfer_crop, test_crop, texts
+        self._segmenter = segmenter
         self._params = None
 
     @functools.cached_property
@@ -176,6 +200,16 @@ class Subject:
           UserError: there is none.
         """
         return self._texts()
+
+    @functools.cached_property
+    def segmenter(self) -> Segmenter:
+        """The model with its segmentation head.
+
+        Raises:
+          UserError: there is none.
+        """
+        assert self._segmenter is not None  # Suites that need it are not for training.
+        return self._segmenter()
 
     @functools.cached_property
     def _loaded(self) -> tuple[nnx.GraphDef, dict, dict]:

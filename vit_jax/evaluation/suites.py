@@ -6,6 +6,7 @@ from vit_jax.evaluation import (
     suite_knn,
     suite_probe,
     suite_retrieval,
+    suite_segmentation,
     suite_sgd_probe,
     suite_vtab,
     suite_zero_shot,
@@ -20,5 +21,6 @@ MODULES = (
     suite_sgd_probe,
     suite_zero_shot,
     suite_retrieval,
+    suite_segmentation,
 )
 SUITES = {module.SUITE.name: module.SUITE for module in MODULES}

@@ -34,7 +34,9 @@ class ObjectiveParams(NamedTuple):
       sources: returns, for the expected shapes by our path, the functions that read the parameters.
         It raises UserError if the checkpoint's shapes differ.
       shapes: returns the shapes of all parameters; None: the values determine them.
-      state: the objective's state by name, such as a codebook.
+      state: the objective's state by name, such as a codebook; the arrays of a nested state by
+        path, such as `statistics/norm/mean`.
+      class_names: names of the classes that a head of the objective's own predicts.
     """
 
     name: str
@@ -42,6 +44,7 @@ class ObjectiveParams(NamedTuple):
     sources: Callable[[Shapes], dict[str, Callable[[], np.ndarray]]]
     shapes: Callable[[], Shapes] | None = None
     state: dict[str, Tensor] = {}
+    class_names: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:

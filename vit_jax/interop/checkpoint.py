@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,8 @@ from vit_jax.models import abstract, family_of
 from vit_jax.models.image_model import ImageModel, height_and_width
 from vit_jax.models.model_card import parameter_shapes
 from vit_jax.options.model import ImageOptions, Statistic
+
+Kind = TypeVar("Kind", bound=nnx.Module)
 
 
 class Checkpoint(NamedTuple):
@@ -111,13 +113,17 @@ def model_name(options: ImageOptions) -> str:
 
 def build(options: ImageOptions, sources: dict[str, Callable[[], np.ndarray]]) -> ImageModel:
     """Builds the model with its parameters on the first device, read by one thread per core."""
-    model = sketch(options)
-    shapes = parameter_shapes(model)
+    return fill(sketch(options), sources)
+
+
+def fill(module: Kind, sources: dict[str, Callable[[], np.ndarray]]) -> Kind:
+    """Returns an abstract module with its parameters on the first device, read as in `build`."""
+    shapes = parameter_shapes(module)
     device = jax.local_devices()[0]
     with ThreadPoolExecutor(max_workers=max(2, os.cpu_count() or 1)) as pool:
         arrays = list(pool.map(lambda path: jax.device_put(sources[path](), device), shapes))
     flat = {tuple(path.split("/")): array for path, array in zip(shapes, arrays, strict=True)}
-    return nnx.merge(nnx.graphdef(model), nnx.traversals.unflatten_mapping(flat))
+    return nnx.merge(nnx.graphdef(module), nnx.traversals.unflatten_mapping(flat))
 
 
 def params_of(model: nnx.Module) -> dict[str, jax.Array]:

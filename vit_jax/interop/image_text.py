@@ -2,21 +2,18 @@
 
 import dataclasses
 import math
-import os
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from flax import nnx
 
 from vit_jax.errors import UserError
 from vit_jax.interop.beside import ObjectiveParams, Shapes, check_shapes
-from vit_jax.interop.checkpoint import Checkpoint, check_finite
+from vit_jax.interop.checkpoint import Checkpoint, check_finite, fill
 from vit_jax.interop.google import google_text
 from vit_jax.interop.hub import download
 from vit_jax.interop.layout import Entry, entries
@@ -114,7 +111,7 @@ def open_text(path: Path) -> TextPart:
         _tokenizer_folder(path), options.length, form.cleaning, options.vocabulary
     )
     _check_end(path, options, tokenizer)
-    tower = _built(options, _sources(path, form))
+    tower = fill(abstract(partial(TextTower, options)), _sources(path, form))
     scale = _number(path, tensors, form.logit_scale)
     bias = None if form.logit_bias is None else _number(path, tensors, form.logit_bias)
     return TextPart(tower, tokenizer, scale, bias, form.probabilities)
@@ -162,8 +159,8 @@ def open_trained_text(checkpoint: Checkpoint, workdir: Path) -> TextPart:
         )
     sources = found.sources(shapes)
     width = shapes["text/head/kernel"][-1]
-    tower = _built(
-        text_options(options, width, "float32"),
+    tower = fill(
+        abstract(partial(TextTower, text_options(options, width, "float32"))),
         {path.removeprefix("text/"): read for path, read in sources.items() if "text/" in path},
     )
     scale = float(sources["logit_scale"]())
@@ -302,15 +299,6 @@ def _sources(place: Path, form: TextFormat) -> dict[str, Callable[[], np.ndarray
         return check_finite(array, f"{place}: {entry.path}")
 
     return {entry.path: partial(read, entry) for entry in mapped}
-
-
-def _built(options: TextOptions, sources: dict[str, Callable[[], np.ndarray]]) -> TextTower:
-    """Returns a text tower with the parameters that are read."""
-    graphdef, _ = nnx.split(abstract(partial(TextTower, options)))
-    with ThreadPoolExecutor(max_workers=max(2, os.cpu_count() or 1)) as pool:
-        arrays = pool.map(lambda read: jax.device_put(read()), sources.values())
-        flat = {tuple(path.split("/")): array for path, array in zip(sources, arrays, strict=True)}
-    return nnx.merge(graphdef, nnx.traversals.unflatten_mapping(flat))
 
 
 def _number(place: Path, tensors: Tensors, name: str) -> float:

@@ -54,7 +54,7 @@ def attend(
       query: `[batch, queries, heads, head_dim]`.
       key: `[batch, keys, heads, head_dim]`; the number of keys may differ from that of queries.
       value: `[batch, keys, heads, head_dim]`.
-      bias: `[batch or 1, heads, queries, keys]`, added to the scores.
+      bias: `[batch or 1, heads or 1, queries, keys]`, added to the scores.
       dropout: dropout rate of the attention weights, applied only with `rngs`.
       attended: number of keys to attend to; later keys are padding and are masked. Bias and dropout
         are ignored then. None: all keys.

@@ -7,7 +7,7 @@ methods, or tests whether the model is a `TokenModel` or a `CodeModel`.
 import copy
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, overload
 
@@ -419,6 +419,7 @@ class TokenModel(ImageModel):
       attends_fully: every patch attends to every other, so that rollout and attention distance are
         defined.
       keeps_any: `assemble` can keep any subset of the patches.
+      takes_queries: `encode_with` can add tokens to the last layers.
       pools_plainly: the head reads one normalized token or the mean of the patches, without further
         layers.
     """
@@ -429,6 +430,7 @@ class TokenModel(ImageModel):
     embeds_pixels: bool
     attends_fully: bool
     keeps_any: bool
+    takes_queries: bool
     pools_plainly: bool
 
     @property
@@ -493,6 +495,28 @@ class TokenModel(ImageModel):
           read: number of leading tokens to return; the last layer computes no others. None: all.
           after: return a pair: the result, and all tokens after this number of layers, which is
             below the depth.
+        """
+        raise NotImplementedError
+
+    def encode_with(
+        self,
+        x: jax.Array,
+        queries: jax.Array,
+        layers: int,
+        mask: Callable[[int, jax.Array], jax.Array | None],
+        rngs: nnx.Rngs | None = None,
+    ) -> jax.Array:
+        """Applies all layers as `encode`, the last ones with further tokens; needs `takes_queries`.
+
+        Args:
+          queries: `[batch, queries, dim]`, tokens without positions, which are appended.
+          layers: number of last layers with these tokens.
+          mask: called as `mask(number, x)` before each of these layers, counted from 0, with its
+            input; returns the tokens that each query attends to, bool `[batch, queries, tokens +
+            queries]`, or None for all.
+
+        Returns:
+          `[batch, tokens + queries, dim]`, before the final norm.
         """
         raise NotImplementedError
 

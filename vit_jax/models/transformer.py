@@ -20,6 +20,8 @@ from vit_jax.models.dropout import add_for_subset, drop
 from vit_jax.models.layers import GELUS, named, platform
 from vit_jax.models.position import BiasLayout, Rotation, mixed_frequencies, mixed_rotation, rotate
 
+MASKED = -1e9  # Added to the scores of tokens that a query does not attend to.
+
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
@@ -125,6 +127,7 @@ class Attention(nnx.Module):
         places: np.ndarray | None = None,
         read: int | None = None,
         attended: int | None = None,
+        mask: jax.Array | None = None,
     ) -> jax.Array:
         """Maps `[batch, ..., tokens, dim]` to the same shape, with a float32 softmax.
 
@@ -139,6 +142,8 @@ class Attention(nnx.Module):
             frequencies.
           read: number of leading tokens that are queries; None: all.
           attended: number of leading tokens to attend to; None: all.
+          mask: bool `[batch, queries, tokens]`, tokens that each of the last tokens, the queries,
+            attends to; requires that no positions are added to the scores. None: all.
         """
         query, key, value = (named("heads", part) for part in self.project(x, read))
         if self.query_norm is not None:
@@ -159,7 +164,18 @@ class Attention(nnx.Module):
         # Axes between the batch and the tokens are lines of a grid; each line is attended
         # separately.
         lines = [part.reshape(-1, *part.shape[-3:]) for part in (query, key, value)]
-        out = attend(*lines, bias=bias, dropout=self.dropout, rngs=rngs, attended=attended)
+        drops = dict(dropout=self.dropout, rngs=rngs)
+        if mask is None:
+            out = attend(*lines, bias=bias, attended=attended, **drops)
+        else:
+            # Apart, so that the other tokens' attention needs no bias, for which it would be slow.
+            first, last = jnp.split(query, [query.shape[1] - mask.shape[1]], axis=1)
+            masked = jnp.where(mask, 0, MASKED)[:, None]
+            parts = (
+                attend(first, key, value, **drops),
+                attend(last, key, value, bias=masked, **drops),
+            )
+            out = jnp.concatenate(parts, axis=1)
         out = named("heads", out.reshape(query.shape))
         if self.norm is not None:
             out = named("heads", self.norm(out.reshape(*out.shape[:-2], -1)).reshape(out.shape))
@@ -324,6 +340,61 @@ class AxialBlock(nnx.Module):
         grid = x.reshape(x.shape[0], *self.grid, x.shape[-1])
         grid = self.row(grid, rngs, stochastic_depth).swapaxes(1, 2)
         return self.column(grid, rngs, stochastic_depth).swapaxes(1, 2).reshape(x.shape)
+
+
+class WindowBlock(EncoderBlock):
+    """An encoder layer within each square window of the grid (ViTDet; Li et al., 2203.16527).
+
+    The parameters are those of an `EncoderBlock`. The grid is padded to whole windows with zeros,
+    which are attended to (detectron2 pads after the first norm).
+    """
+
+    def __init__(
+        self,
+        grid: tuple[int, int],
+        window: int,
+        stack: Stack,
+        stochastic_depth: float = 0.0,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(stack, stochastic_depth, rngs=rngs)
+        self.grid, self.window = grid, window
+
+    def __call__(
+        self,
+        x: jax.Array,
+        rngs: nnx.Rngs | None = None,
+        stochastic_depth=None,
+        read: int | None = None,
+        rotation: Rotation | None = None,
+    ) -> jax.Array:
+        """Maps `[batch, rows * columns, dim]` to the same shape; see `EncoderBlock`."""
+        if rotation is not None:
+            rotation = tuple(self._windows(jnp.asarray(table)[None])[0] for table in rotation)
+        x = super().__call__(
+            self._windows(x), rngs, stochastic_depth, **({"rotation": rotation} if rotation else {})
+        )
+        return self._joined(x)[:, :read]
+
+    def _windows(self, x: jax.Array) -> jax.Array:
+        """Maps `[batch, rows * columns, ...]` to `[batch, windows, window * window, ...]`."""
+        (rows, columns), side = self.grid, self.window
+        more = -rows % side, -columns % side
+        x = x.reshape(len(x), rows, columns, *x.shape[2:])
+        if any(more):
+            x = jnp.pad(x, ((0, 0), (0, more[0]), (0, more[1]), *((0, 0),) * (x.ndim - 3)))
+        batch, height, width, *rest = x.shape
+        x = x.reshape(batch, height // side, side, width // side, side, *rest).swapaxes(2, 3)
+        return x.reshape(batch, -1, side * side, *rest)
+
+    def _joined(self, x: jax.Array) -> jax.Array:
+        """Inverts `_windows`, `[batch, rows * columns, dim]`."""
+        (rows, columns), side = self.grid, self.window
+        down, across = -(-rows // side), -(-columns // side)
+        x = x.reshape(len(x), down, across, side, side, -1).swapaxes(2, 3)
+        x = x.reshape(len(x), down * side, across * side, -1)[:, :rows, :columns]
+        return x.reshape(len(x), rows * columns, -1)
 
 
 class AttentionPooling(nnx.Module):

@@ -7,7 +7,7 @@ contains only parameters: no random state, no statistics. Dropout is active only
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,7 +42,14 @@ from vit_jax.models.resnet import (
     classifier,
     resnet_stride,
 )
-from vit_jax.models.transformer import AttentionPooling, AxialBlock, EncoderBlock, Stack, make_norm
+from vit_jax.models.transformer import (
+    AttentionPooling,
+    AxialBlock,
+    EncoderBlock,
+    Stack,
+    WindowBlock,
+    make_norm,
+)
 from vit_jax.models.vit_adaptation import ADAPTATION
 from vit_jax.options.model import ViTOptions
 from vit_jax.options.option import options_of
@@ -150,10 +157,17 @@ class ViT(TokenModel):
             own = dataclasses.replace(stack, scheme=scheme)
             if options.attention == "axial":
                 return AxialBlock(self.grid, own, rate, rngs=rngs)
+            if options.attention == "windows" and not self._attends_globally(layer):
+                return WindowBlock(self.grid, options.window, own, rate, rngs=rngs)
             return EncoderBlock(own, rate, rngs=rngs)
 
         # The keys are zero-padded strings, so that a checkpoint's paths sort in order.
         self.blocks = nnx.Dict({f"{layer:02d}": block(layer) for layer in range(self.depth)})
+
+    def _attends_globally(self, layer: int) -> bool:
+        """Returns True for the evenly spaced layers without windows."""
+        count = min(self.options.global_layers, self.depth)
+        return (layer + 1) * count // self.depth > layer * count // self.depth
 
     def _make_pooling(self, rngs: nnx.Rngs) -> None:
         """Creates the layers between the encoder and the head."""
@@ -185,6 +199,13 @@ class ViT(TokenModel):
         options = self.options
         in_stem = options.position in ("1d", "2d", *FIXED) and options.position_at == "stem"
         return in_stem and options.rope == "none" and self.attends_fully
+
+    @property
+    def takes_queries(self) -> bool:
+        options = self.options
+        some_images = options.depth_by == "subset" and options.stochastic_depth > 0
+        in_scores = options.position in ("relative", "bias")
+        return self.attends_fully and not in_scores and not some_images
 
     @property
     def pools_plainly(self) -> bool:
@@ -273,7 +294,7 @@ class ViT(TokenModel):
                 other.position_embedding[layer] = positions.resized(other.grid)
         name = "bias_table" if self.options.position == "bias" else "relative_embedding"
         for block in other.blocks.values():
-            if isinstance(block, AxialBlock):
+            if isinstance(block, AxialBlock | WindowBlock):
                 block.grid = other.grid
             elif self.options.position in ("relative", "bias") and self.bias_table is None:
                 table = self.layout.resized(getattr(block.attention, name)[...], other.grid)
@@ -388,31 +409,7 @@ class ViT(TokenModel):
             if "places" in positions:
                 positions["places"] = np.pad(positions["places"], ((0, more), (0, 0)))
             positions["attended"] = tokens
-        key = None if rngs is None else rngs.dropout()
-
-        def inputs(number, layer):
-            """Returns a layer's own inputs: its key, stochastic depth rate and positions."""
-            every = options.position_at == "every"
-            return dict(
-                key=None if key is None else jax.random.fold_in(key, number),
-                stochastic_depth=jnp.float32(self.layer_rate(number))
-                if options.stochastic_depth
-                else None,
-                positions=self.position_embedding[layer]() if every else None,
-            )
-
-        def call(block, x, inputs, **read):
-            shared = options.position_at == "shared" and self.position_embedding is not None
-            table = self.position_embedding() if shared else inputs["positions"]
-            if table is not None:
-                x = x + jnp.pad(table, ((0, 0), (0, options.registers + more), (0, 0))).astype(
-                    x.dtype
-                )
-            rngs = None if inputs["key"] is None else nnx.Rngs(dropout=inputs["key"])
-            x = block(x, rngs, stochastic_depth=inputs["stochastic_depth"], **positions, **read)
-            return named("tokens", x)
-
-        own = [inputs(number, layer) for number, layer in enumerate(self.blocks)]
+        call, own = self._calls(positions, rngs)
         blocks = list(self.blocks.values())
         x, last = named("tokens", x), len(blocks) if read is None else len(blocks) - 1
         early = after or 0
@@ -425,6 +422,75 @@ class ViT(TokenModel):
             :, :tokens
         ]
         return x if after is None else (x, kept[:, :tokens])
+
+    def encode_with(
+        self,
+        x: jax.Array,
+        queries: jax.Array,
+        layers: int,
+        mask: Callable[[int, jax.Array], jax.Array | None],
+        rngs: nnx.Rngs | None = None,
+    ) -> jax.Array:
+        options, positions = self.options, self.layer_positions(rngs)
+        call, own = self._calls(positions, rngs)
+        blocks, early = list(self.blocks.values()), self.depth - layers
+        x = run_layers(
+            call,
+            blocks[:early],
+            named("tokens", x),
+            own[:early],
+            remat=options.remat,
+            scan=options.scan,
+        )
+        x = named("tokens", jnp.concatenate([x, queries.astype(x.dtype)], axis=1))
+        behind = ((0, queries.shape[1]), (0, 0))
+        if "rotation" in positions:  # By an angle of 0.
+            positions["rotation"] = [
+                jnp.pad(table, (*behind, (0, 0)), constant_values=fill)
+                for table, fill in zip(positions["rotation"], (1, 0), strict=True)
+            ]
+        if "places" in positions:
+            positions["places"] = np.pad(positions["places"], behind)
+        for number in range(layers):
+            masked = partial(call, mask=mask(number, x))
+            layer = slice(early + number, early + number + 1)
+            x = run_layers(masked, blocks[layer], x, own[layer], remat=options.remat)
+        return x
+
+    def _calls(
+        self, positions: dict[str, Any], rngs: nnx.Rngs | None
+    ) -> tuple[Callable[..., jax.Array], list[dict[str, Any]]]:
+        """Returns a function that applies a layer, and each layer's own inputs to it.
+
+        The inputs are the layer's random key, its stochastic depth rate and its positions.
+
+        Args:
+          positions: arguments of all layers; the function reads them when it is called.
+        """
+        options = self.options
+        key = None if rngs is None else rngs.dropout()
+
+        def inputs(number, layer):
+            every = options.position_at == "every"
+            return dict(
+                key=None if key is None else jax.random.fold_in(key, number),
+                stochastic_depth=jnp.float32(self.layer_rate(number))
+                if options.stochastic_depth
+                else None,
+                positions=self.position_embedding[layer]() if every else None,
+            )
+
+        def call(block, x, inputs, **more):
+            shared = options.position_at == "shared" and self.position_embedding is not None
+            table = self.position_embedding() if shared else inputs["positions"]
+            if table is not None:
+                behind = x.shape[1] - table.shape[1]  # Registers and other tokens.
+                x = x + jnp.pad(table, ((0, 0), (0, behind), (0, 0))).astype(x.dtype)
+            rngs = None if inputs["key"] is None else nnx.Rngs(dropout=inputs["key"])
+            x = block(x, rngs, stochastic_depth=inputs["stochastic_depth"], **positions, **more)
+            return named("tokens", x)
+
+        return call, [inputs(number, layer) for number, layer in enumerate(self.blocks)]
 
     def _tokens_to_even(
         self, x: jax.Array, positions: dict[str, Any], rngs: nnx.Rngs | None
@@ -554,7 +620,8 @@ def _check_together(options: ViTOptions, stride: int) -> None:
     if options.resnet_blocks is not None:
         words = f"the hybrid's stride {stride}"
     _check_size(height_and_width(options.image_size), stride, words)
-    for contradictions in (_of_pooling, _of_axial, _of_positions, _of_layers, _of_map_pooling):
+    checks = (_of_pooling, _of_axial, _of_windows, _of_positions, _of_layers, _of_map_pooling)
+    for contradictions in checks:
         for wrong, message in contradictions(options):
             if wrong:
                 raise UserError(message)
@@ -601,6 +668,26 @@ def _of_axial(options: ViTOptions) -> Contradictions:
             "model.attention='axial' keeps the grid of patches: it needs model.pooling='gap' or "
             "'map', no class token, no registers, and model.position='1d', '2d' or 'sincos2d' "
             "without rope",
+        ),
+    )
+
+
+def _of_windows(options: ViTOptions) -> Contradictions:
+    """Returns the contradictions of attention within windows."""
+    more_than_patches = bool(_prefix_tokens(options)) or options.registers > 0
+    in_layers = options.rope == "mixed" or options.position in ("relative", "bias")
+    windows = options.attention == "windows"
+    return (
+        (
+            windows and (more_than_patches or in_layers),
+            "model.attention='windows' divides the grid of patches: it needs model.pooling='gap' "
+            "or 'map', no class token, no registers, and positions that are added to the patches "
+            "or are a fixed rope",
+        ),
+        (
+            windows and options.scan and 0 < options.global_layers < options.depth,
+            "model.scan compiles one layer for all, and model.attention='windows' has two kinds "
+            "of layers: use model.scan=False, or model.global_layers=0",
         ),
     )
 

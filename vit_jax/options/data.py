@@ -23,7 +23,7 @@ SOURCES_WITHOUT_PATH = ("digits", "handed_in", "mixture", "synthetic")
 INTERPOLATIONS = ("bilinear", "bilinear_antialias", "bicubic", "lanczos", "area")
 BACKGROUNDS = {"white": 255, "black": 0, "grey": 128, "none": None}
 CROPS = ("inception", "random_resized", "square", "short_side", "simple_random", "scale_jitter")
-CROPS += ("none",)
+CROPS += ("large_scale_jitter", "none")
 TEST_CROPS = ("short_side", "square", "fit")
 BORDER = 4  # Pixels of padding on each side in the crop simple_random.
 
@@ -139,6 +139,12 @@ class DataOptions:
         "CSV column, JSON key or TFDS feature with the caption or captions of an image.",
         requires=only_with_objective("contrastive"),
     )
+    depth_scale: float = option(
+        0.001,
+        number(above=0, most=1e3),
+        "Metres of a unit of 16-bit depth maps: 0.001 for millimetres, 1/256 for KITTI.",
+        requires=only_with("data.source", "depth"),
+    )
     classes: tuple[str | int, ...] | None = option(
         None,
         several(either(text(), whole(0)), least=1),
@@ -164,7 +170,8 @@ class DataOptions:
         one_of(*CROPS),
         "Training crop: TensorFlow's (inception), torchvision's (random_resized), a random "
         "square after a resize (square, short_side), DeiT III's (simple_random), "
-        "mmsegmentation's of a resized and padded image (scale_jitter), or the whole image.",
+        "mmsegmentation's or detectron2's of a resized and padded image (scale_jitter, "
+        "large_scale_jitter), or the whole image.",
         validate=lambda value, config: unless(
             value != "simple_random" or config.data.image_size > 2 * BORDER,
             f"another for data.image_size of {2 * BORDER} or less, which its padding of {BORDER} "
@@ -198,8 +205,9 @@ class DataOptions:
     crop_scale: tuple[float, ...] = option(
         (0.5, 2.0),
         several(number(above=0, most=100), count=2, ascending=True),
-        "Range of the short side after the resize of scale_jitter, as a factor of the crop.",
-        requires=only_with("data.crop", "scale_jitter"),
+        "Range of the short side (scale_jitter) or of the long side (large_scale_jitter) after the "
+        "resize, as a factor of the crop.",
+        requires=only_with("data.crop", "scale_jitter", "large_scale_jitter"),
     )
     flip: bool = option(True, flag(), "Flips training images horizontally with probability 0.5.")
     test_crop: str = option(

@@ -277,8 +277,18 @@ class ViTOptions(ResNetOptions):
     registers: int = option(0, whole(0, 2**16), "Register tokens (Darcet et al., 2024).")
     attention: str = option(
         "full",
-        one_of("full", "axial"),
-        "Attention among all tokens, or within rows and then columns (appendix D.6).",
+        one_of("full", "axial", "windows"),
+        "Attention among all tokens, within rows and then columns (appendix D.6), or within square "
+        "windows of patches, except in some layers (ViTDet).",
+    )
+    window: int = option(
+        14, whole(1, 2**16), "Patches along each side of a window of attention='windows'."
+    )
+    global_layers: int = option(
+        4,
+        whole(0, 10000),
+        "Layers of attention='windows' that attend to all patches, evenly spaced, the last layer "
+        "among them; of a model with fewer layers, all.",
     )
     mlp: str = option("gelu", one_of("gelu", "swiglu"), "MLP: GELU, or SwiGLU with a gate.")
     gelu: str = option(

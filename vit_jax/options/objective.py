@@ -1,5 +1,6 @@
 """Options of objectives: the section `objective`, and a section for each objective."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,8 @@ OBJECTIVE_NAMES = (
     "vqkd",
     "beitv2",
     "contrastive",
+    "detection",
+    "segmentation",
 )
 CELLS = {"color": 1, "cells": 4}  # Cells along each side of a patch, by target of masked_patch.
 TARGETS = (*CELLS, "pixels")
@@ -590,4 +593,115 @@ class ContrastiveOptions:
         number(least=-1000, most=1000),
         "Initial offset of the logits.",
         requires=only_with("contrastive.loss", "sigmoid"),
+    )
+
+
+_EOMT = only_with("segmentation.head", "eomt")
+
+
+@options
+class DetectionOptions:
+    """Object detection: boxes with classes"""
+
+    dim: int = option(256, whole(8, 2**16), "Width of the pyramid and of the decoder.", smoke=32)
+    depth: int = option(
+        6,
+        whole(0, 100),
+        "Layers of the decoder; 0: the proposals are the predictions.",
+        smoke=1,
+    )
+    queries: int = option(300, whole(1, 10000), "Predicted objects of an image.", smoke=20)
+    most: int = option(
+        100, whole(1, 10000), "True objects of an image; of more, the largest are used.", smoke=10
+    )
+
+
+@options
+class SegmentationOptions:
+    """Semantic segmentation: the class of each pixel"""
+
+    head: str = option(
+        "linear",
+        one_of("linear", "upernet", "eomt"),
+        "Head: a linear layer on the last features (linear), UPerNet on the stages of Swin or "
+        "ConvNeXt (upernet), or EoMT, queries in the last layers of a ViT (eomt).",
+    )
+    dropout: float = option(
+        0.1,
+        RATE,
+        "Dropout rate of whole channels before the classifier.",
+        requires=only_with("segmentation.head", "linear", "upernet"),
+    )
+    dim: int = option(
+        512,
+        whole(1, 2**16),
+        "Channels of UPerNet.",
+        smoke=16,
+        requires=only_with("segmentation.head", "upernet"),
+    )
+    auxiliary_dim: int = option(
+        256,
+        whole(1, 2**16),
+        "Channels of UPerNet's auxiliary head.",
+        smoke=16,
+        requires=only_with("segmentation.head", "upernet"),
+    )
+    auxiliary_weight: float = option(
+        0.4,
+        number(least=0),
+        "Weight of the loss of UPerNet's auxiliary head.",
+        requires=only_with("segmentation.head", "upernet"),
+    )
+    queries: int = option(
+        100, whole(1, 2**14), "Queries of EoMT, masks of an image at most.", smoke=8, requires=_EOMT
+    )
+    query_layers: int = option(
+        4, whole(1, 10000), "Last layers with queries.", smoke=1, requires=_EOMT
+    )
+    masked_until: tuple[float, ...] = option(
+        (0.0, 0.32, 0.48, 0.65),
+        several(SHARE),
+        "Share of the run, by layer, up to which its queries attend to their own masks only.",
+        smoke=(0.0,),
+        requires=_EOMT,
+        validate=lambda value, config: unless(
+            len(value) == config.segmentation.query_layers,
+            f"one number for each of segmentation.query_layers = "
+            f"{config.segmentation.query_layers}",
+        ),
+    )
+    unmasked_from: tuple[float, ...] = option(
+        (0.15, 0.48, 0.65, 0.81),
+        several(SHARE),
+        "Share of the run, by layer, from which its queries attend to the whole image, as in use; "
+        "in between, the share of such queries rises.",
+        smoke=(0.5,),
+        requires=_EOMT,
+        validate=lambda value, config: unless(
+            len(value) == len(config.segmentation.masked_until)
+            and all(map(operator.le, config.segmentation.masked_until, value)),
+            "as many numbers as segmentation.masked_until, and none below its own",
+        ),
+    )
+    points: int = option(
+        12544,
+        whole(4, 2**24),
+        "Points at which the loss of a mask is computed.",
+        smoke=64,
+        requires=_EOMT,
+    )
+    mask_weight: float = option(
+        5.0, number(least=0), "Weight of the cross-entropy of masks.", requires=_EOMT
+    )
+    dice_weight: float = option(
+        5.0, number(least=0), "Weight of the dice loss of masks.", requires=_EOMT
+    )
+    class_weight: float = option(
+        2.0, number(least=0), "Weight of the cross-entropy of classes.", requires=_EOMT
+    )
+    no_object_weight: float = option(
+        0.1,
+        number(above=0),
+        "Weight of queries without an object within the cross-entropy of classes.",
+        requires=_EOMT,
     )

@@ -51,13 +51,21 @@ class OptimizerOptions:
     name: str = option("adam", one_of(*OPTIMIZERS), "Kind of optimizer.")
     learning_rate: float = option(1e-3, number(least=0), "Peak learning rate, after the warm-up.")
     schedule: str = option(
-        "cosine", one_of("linear", "cosine", "constant", "stairs"), "Decay of the learning rate."
+        "cosine",
+        one_of("linear", "cosine", "polynomial", "constant", "stairs"),
+        "Decay of the learning rate.",
     )
     end_learning_rate: float = option(
         0.0,
         number(least=0),
         "Learning rate of the last update.",
-        requires=only_with("optimizer.schedule", "linear", "cosine"),
+        requires=only_with("optimizer.schedule", "linear", "cosine", "polynomial"),
+    )
+    power: float = option(
+        0.9,
+        number(above=0, most=100),
+        "Exponent of the remaining share of the run in the schedule polynomial.",
+        requires=only_with("optimizer.schedule", "polynomial"),
     )
     stairs: tuple[float, ...] = option(
         (0.3, 0.6, 0.9),

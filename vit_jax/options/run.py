@@ -9,6 +9,7 @@ from vit_jax.options.objective import (
     BEiTOptions,
     BEiTv2Options,
     ContrastiveOptions,
+    DetectionOptions,
     DINOOptions,
     DistillationOptions,
     DVAEOptions,
@@ -17,6 +18,7 @@ from vit_jax.options.objective import (
     MAEOptions,
     MaskedPatchOptions,
     ObjectiveOptions,
+    SegmentationOptions,
     VQKDOptions,
     only_with_objective,
 )
@@ -103,12 +105,22 @@ class FinetuneOptions:
     frozen_steps: int = option(
         0,
         whole(0),
-        "First steps in which only the head is trained (two-phase training).",
+        "First steps in which only the head and the objective's own parameters are trained "
+        "(two-phase training).",
+        smoke=0,
         requires=only_with("finetune.checkpoint"),
         validate=lambda value, config: unless(
             value == 0 or config.finetune.train == "all",
             f"0 with finetune.train={config.finetune.train!r}, which never trains the backbone",
         ),
+    )
+    warmup_steps: int = option(
+        0,
+        whole(0),
+        "Steps after frozen_steps in which the backbone's learning rate rises from 0; it then "
+        "decays over the rest of the run. 0: it is that of the head.",
+        smoke=0,
+        requires=only_with("finetune.frozen_steps"),
     )
     train: str = option(
         "all",
@@ -380,6 +392,8 @@ class RunOptions:
     vqkd: VQKDOptions = _of_objective(VQKDOptions, "vqkd")
     beitv2: BEiTv2Options = _of_objective(BEiTv2Options, "beitv2")
     contrastive: ContrastiveOptions = _of_objective(ContrastiveOptions, "contrastive")
+    detection: DetectionOptions = _of_objective(DetectionOptions, "detection")
+    segmentation: SegmentationOptions = _of_objective(SegmentationOptions, "segmentation")
     loss: LossOptions = section(LossOptions)
     optimizer: OptimizerOptions = section(OptimizerOptions)
     mesh: MeshOptions = section(MeshOptions)

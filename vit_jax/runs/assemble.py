@@ -234,8 +234,9 @@ def check_several_classes(config: RunOptions, source: Source) -> None:
 
 
 def learned_classes(config: RunOptions, source: Source) -> tuple[str, ...]:
-    """Returns the names of the classes that a run learns; empty for objectives without labels."""
-    return tuple(source.class_names) if objective_of(config.objective.name).labels else ()
+    """Returns the names of the classes that a run learns; empty for objectives without classes."""
+    kind = objective_of(config.objective.name)
+    return tuple(source.class_names) if kind.labels or kind.own_classes else ()
 
 
 def step_count(config: RunOptions, images: int) -> int:

@@ -145,7 +145,7 @@ class Evaluator:
     def images(self, most: int = 6) -> np.ndarray:
         """Returns test images spread evenly over the split, uint8 `[images, height, width, 3]`."""
         batch = self._spread("test", most)
-        return batch["image"][batch["mask"]]
+        return batch["image"][batch["valid"]]
 
     def pictures(self, split: str, evaluated: Evaluated, most: int = 6) -> np.ndarray:
         """Returns images spread evenly over a split, their visible parts and their predictions.
@@ -155,7 +155,7 @@ class Evaluator:
         """
         batch = self._spread(split, most, **self._views)
         drawn = jax.device_get(self._pictures(evaluated, self._placed(batch)))
-        return np.stack([batch["image"], *drawn])[:, batch["mask"]]
+        return np.stack([batch["image"], *drawn])[:, batch["valid"]]
 
     def _spread(self, split: str, most: int, **views) -> dict[str, np.ndarray]:
         """Returns a whole batch with `most` images spread evenly over the split; see `_read`."""
@@ -192,7 +192,7 @@ def _joined(said: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
     if not said or not said[0]:
         return None
     answers = {name: np.concatenate([batch[name] for batch in said]) for name in said[0]}
-    readable = answers.pop("mask")
+    readable = answers.pop("valid")
     return {"numbers": np.flatnonzero(readable)} | {
         name: x[readable] for name, x in answers.items()
     }

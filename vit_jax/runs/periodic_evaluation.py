@@ -7,7 +7,7 @@ import jax
 
 from vit_jax.data.balance import inequality, known_counts
 from vit_jax.evaluation.in_training import in_lines
-from vit_jax.evaluation.suite import Classified, Matched
+from vit_jax.evaluation.suite import Outputs
 from vit_jax.runs.assemble import Parts, evaluation_views
 from vit_jax.runs.console import Console, MetricWriter
 from vit_jax.runs.evaluator import Evaluator
@@ -139,7 +139,7 @@ class PeriodicEvaluation:
         if retrievals := self._evaluate.retrievals([*figures][-1], step):
             keep_retrievals(self.workdir, retrievals)
 
-    def _write_page(self, outputs: Classified | Matched) -> None:
+    def _write_page(self, outputs: Outputs) -> None:
         """Writes the page of a suite's data set, on the process that writes."""
         if self._writer:
             write_suite_page(self.workdir, outputs)

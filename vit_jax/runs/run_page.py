@@ -39,7 +39,7 @@ from vit_jax.runs.workdir import (
     saved_run,
 )
 from vit_jax.training.objectives import OBJECTIVES
-from vit_jax.training.objectives.objective import in_format
+from vit_jax.training.objectives.objective import Objective, in_format
 
 REFRESH_SECONDS = 10  # Reload interval of a page that is served while its run trains.
 
@@ -210,6 +210,7 @@ def run_page(run: RunFiles, live: bool = False) -> str:
         provenance=provenance(run.saved),
         command=manifest.get("command"),
         split="Dev" if "dev" in manifest["images"] else "Test",
+        picture_rows=OBJECTIVES.get(run.saved.config.objective.name, Objective).picture_rows,
         reconstructions={caption: inline(png) for caption, png in drawn.items()},
         seen=_seen(run.workdir / SEEN_FOLDER),
         parameters=parameter_table(manifest),

@@ -9,19 +9,16 @@ from vit_jax.data.class_names import shortened
 from vit_jax.data.pipeline import decoders
 from vit_jax.data.sources.folder_rules import in_words
 from vit_jax.options.run import RunOptions
-from vit_jax.runs.assemble import Parts
+from vit_jax.runs.assemble import Parts, learned_classes
 from vit_jax.runs.splits import SPOKEN, Splits
 from vit_jax.training.lora import objective_weights
-from vit_jax.training.objectives import objective_of
 
 
 def describe(parts: Parts, manifest: dict) -> str:
     """Returns the summary of a run's model, data and devices, in lines."""
     config, program, origin = parts.config, parts.program, parts.origin
     parameters = parameter_overview.count_parameters(program.state["params"])
-    images, classes = manifest["images"], f", {manifest['num_classes']:,} classes"
     own = sum(math.prod(x.shape) for x in jax.tree.leaves(objective_weights(program.state)))
-    labelled = objective_of(config.objective.name).labels
     objective = (
         f"{config.objective.name}, {own:,} parameters of its own" if own else config.objective.name
     )
@@ -30,16 +27,8 @@ def describe(parts: Parts, manifest: dict) -> str:
             f"model    {origin.name}, {config.data.image_size} pixels, {config.model.dtype}, "
             f"{parameters:,} parameters",
             *(f"from     {line}" for line in origin.found),
-            (
-                f"data     {config.data.source} {config.data.path}: {images['train']:,} images to "
-                "train, "
-            )
-            + (f"{images['dev']:,} to choose by, " if "dev" in images else "")
-            + f"{images['test']:,} to test"
-            + (classes if labelled else ""),
-            *([f"classes  {shortened(parts.splits.train.class_names)}"] if labelled else ()),
-            *(f"unused   {line}" for line in unused(parts.splits)),
-            f"decodes  {_decoders(config, images['train'])}",
+            *_of_data(parts, manifest),
+            f"decodes  {_decoders(config, manifest['images']['train'])}",
             f"trains   {objective}",
             *(f"frozen   {line}" for line in (parts.frozen.found if parts.frozen else ())),
             f"devices  {manifest['devices']}, {manifest['processes']} process(es), "
@@ -48,6 +37,21 @@ def describe(parts: Parts, manifest: dict) -> str:
             f"run      {manifest['steps']:,} steps, seed {config.seed}",
         ]
     )
+
+
+def _of_data(parts: Parts, manifest: dict) -> list[str]:
+    """Returns the lines with a run's images, their layout and their classes."""
+    images, source, data = manifest["images"], parts.splits.train, parts.config.data
+    names = learned_classes(parts.config, source)
+    to_choose = f"{images['dev']:,} to choose by, " if "dev" in images else ""
+    classes = f", {manifest['num_classes'] or len(names):,} classes" if names else ""
+    return [
+        f"data     {data.source} {data.path}: {images['train']:,} images to train, {to_choose}"
+        f"{images['test']:,} to test{classes}",
+        *([f"layout   {source.recognized}"] if source.recognized else ()),
+        *([f"classes  {shortened(names)}"] if names else ()),
+        *(f"unused   {line}" for line in unused(parts.splits)),
+    ]
 
 
 def unused(splits: Splits) -> list[str]:

@@ -65,6 +65,7 @@ def open_splits(
         only=values.classes,
         fields=tuple(field.name for field in objective_of(config.objective.name).fields(config)),
         caption_key=values.caption_key,
+        depth_scale=values.depth_scale,
         labels=objective_of(config.objective.name).labels,
         each_labelled=objective_of(config.objective.name).needs_a_label(config),
         slices=values.slices,

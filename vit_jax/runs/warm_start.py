@@ -46,7 +46,7 @@ class Origin(NamedTuple):
     beside: ObjectiveParams | None = None  # The checkpoint's parameters of an objective.
     # Parameters of the run's objective, similar to `sources`.
     objective: dict[str, Callable[[], np.ndarray]] = {}
-    objective_state: dict[str, Callable[[], np.ndarray]] = {}  # By name.
+    objective_state: dict[str, Callable[[], np.ndarray]] = {}  # By path.
 
     @property
     def name(self) -> str:
@@ -232,10 +232,15 @@ def _with_kept_objective(
     new, dropped = _differing_parts(config, stored, params)
     shapes = {path: shape for path, shape in _shapes(params).items() if _top(path) not in new}
     carried = objective_of(config.objective.name).carried
-    tensors = {key: x for key, x in stored.state.items() if key in carried and key in state}
+    state_shapes = _shapes(state)
+    tensors = {
+        path: x
+        for path, x in stored.state.items()
+        if _top(path) in carried and path in state_shapes
+    }
     try:
         sources = stored.sources(shapes)
-        _check_state(config, tensors, state)
+        _check_state(config, tensors, state_shapes)
     except UserError as error:
         raise UserError(f"{error}; {_RANDOM_OBJECTIVE}") from error
     lines = [f"kept: {stored._replace(state=tensors).count(shapes)}"]
@@ -289,18 +294,18 @@ def _differing_parts(
     return new, dropped
 
 
-def _check_state(config: RunOptions, tensors: dict[str, Tensor], state: dict) -> None:
+def _check_state(config: RunOptions, tensors: dict[str, Tensor], shapes: Shapes) -> None:
     """Raises UserError if the checkpoint's state of the objective has other shapes than the run's.
 
     Args:
-      tensors: the checkpoint's, by name.
-      state: the run's, by name, as shapes.
+      tensors: the checkpoint's, by path.
+      shapes: the run's, by path.
     """
-    for key, tensor in tensors.items():
-        if tensor.shape != state[key].shape:
+    for path, tensor in tensors.items():
+        if tensor.shape != shapes[path]:
             raise UserError(
-                f"{config.finetune.checkpoint} has {config.objective.name}'s {key} as "
-                f"{list(tensor.shape)}, but the objective has {list(state[key].shape)}"
+                f"{config.finetune.checkpoint} has {config.objective.name}'s {path} as "
+                f"{list(tensor.shape)}, but the objective has {list(shapes[path])}"
             )
 
 

@@ -62,7 +62,7 @@ def open_workdir(source: str | Path) -> Checkpoint:
         functools.partial(_at, params),
         preprocessing=_preprocessing(config, manifest),
         class_names=all_names(manifest["class_names"], options.num_classes),
-        objective=None if handed_in else _objective_params(workdir, config, step),
+        objective=None if handed_in else _objective_params(workdir, config, manifest, step),
         step=step,
         probabilities=probabilities_of(config),
     )
@@ -110,7 +110,9 @@ def _at(params: dict, path: str) -> jax.Array:
     return functools.reduce(operator.getitem, path.split("/"), params)
 
 
-def _objective_params(workdir: Path, config: RunOptions, step: int) -> ObjectiveParams | None:
+def _objective_params(
+    workdir: Path, config: RunOptions, manifest: dict, step: int
+) -> ObjectiveParams | None:
     """Returns the parameters of a run's objective at a step, which are loaded on demand.
 
     Returns:
@@ -150,15 +152,23 @@ def _objective_params(workdir: Path, config: RunOptions, step: int) -> Objective
             params = load("extra", {"objective": _abstract(own())})["objective"]
         return {path: functools.partial(_at, params, path) for path in shapes}
 
-    def load_array(item, shape):
-        return np.asarray(load(item, _abstract({item: shape})[item]))
+    def state_of(item):
+        # The path within an item that is one array is empty.
+        return {
+            f"{item}/{path}".rstrip("/"): shape for path, shape in saved().get(item, {}).items()
+        }
 
-    carried = {item: saved()[item][""] for item in kind.carried if item in saved()}
+    def load_array(item, path):
+        return np.asarray(_at({item: load(item, _abstract(state_of(item))[item])}, path))
+
     state = {
-        item: Tensor(shape, "float32", functools.partial(load_array, item, shape))
-        for item, shape in carried.items()
+        path: Tensor(shape, "float32", functools.partial(load_array, item, path))
+        for item in kind.carried
+        for path, shape in state_of(item).items()
     }
-    return ObjectiveParams(name, values, sources, own, state)
+    names = manifest["class_names"] if kind.own_classes else ()
+    classes = all_names(names, config.data.num_classes or len(names))
+    return ObjectiveParams(name, values, sources, own, state, classes)
 
 
 def _preprocessing(config: RunOptions, manifest: dict) -> Preprocessing:

@@ -21,6 +21,7 @@ from vit_jax.evaluation.features import (
 )
 from vit_jax.inspection.attention_maps import check_attends, of_patches, rollout
 from vit_jax.models.image_model import TokenModel
+from vit_jax.models.image_text import ZeroShotClassifier
 from vit_jax.parallel.mesh import make_mesh, place, to_devices, whole_batch
 from vit_jax.parallel.sharding import parameter_shardings
 from vit_jax.serving.names import MOST_NAMES, Names
@@ -84,7 +85,7 @@ class Engine:
         for row, image in zip(pixels, images, strict=False):
             row[:] = image
         labels, mask = np.full((size, 1), -1, np.int32), np.arange(size) < len(images)
-        return to_devices({"image": pixels, "labels": labels, "mask": mask}, self._mesh)
+        return to_devices({"image": pixels, "labels": labels, "valid": mask}, self._mesh)
 
     def classify(
         self, images: Sequence[np.ndarray], classes: Sequence[np.ndarray | None]
@@ -184,8 +185,9 @@ def make_engine(
     """
     names, count = None, len(classifier.class_names)
     if classifier.image_text is not None:
-        classes = np.asarray(classifier.model.classes[...])
-        names = Names(classifier.image_text, templates, classes)
+        model = classifier.model
+        assert isinstance(model, ZeroShotClassifier)
+        names = Names(classifier.image_text, templates, np.asarray(model.classes[...]))
         count = max(count, MOST_NAMES)  # A request can have more names than the server.
     return Engine(
         classifier, batch_size, top_of(top, threshold, count, DEFAULT_TOP), threshold, names

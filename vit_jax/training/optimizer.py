@@ -18,7 +18,7 @@ from vit_jax.parallel.sharding import path_name
 from vit_jax.training.update_rules import make_update_rule
 from vit_jax.training.update_rules.lamb import to_length
 
-HEADS = "params/head", "params/distillation_head"
+HEADS = "params/head", "params/distillation_head", "extra/objective"
 
 
 def make_optimizer(
@@ -32,6 +32,7 @@ def make_optimizer(
     frozen_prefixes: Mapping[str, int] | None = None,
     stem: Sequence[str] = (),
     frozen_steps: int = 0,
+    backbone_schedule: Callable[[jax.Array], jax.Array] | None = None,
 ) -> optax.GradientTransformation:
     """Chains gradient clipping, the update rule, weight decay and learning rates by layer.
 
@@ -50,7 +51,9 @@ def make_optimizer(
       embedding: the model family's parameters for `embedding_rate`.
       frozen_prefixes: `Objective.frozen_prefixes`.
       stem: path prefixes of the objective's own parameters that enter before the encoder.
-      frozen_steps: number of first updates in which only the heads are trained.
+      frozen_steps: number of first updates in which only the heads and the objective's own
+        parameters are trained.
+      backbone_schedule: the learning rate of update t of all other parameters; None: `schedule`.
 
     Raises:
       UserError: `clip_update` for another optimizer than Adafactor.
@@ -74,7 +77,7 @@ def make_optimizer(
         scale_by_layer(config.layer_decay, layer, stem)
         if config.layer_decay < 1
         else optax.identity(),
-        optax.scale_by_learning_rate(lambda count: schedule(count + 1)),
+        *_learning_rates(schedule, backbone_schedule),
     ]
     if config.embedding_rate != 1:
         stages.append(optax.masked(optax.scale(config.embedding_rate), partial(below, slowed)))
@@ -82,6 +85,23 @@ def make_optimizer(
     if trained is None:
         return whole
     return optax.partition({True: whole, False: optax.set_to_zero()}, trained)
+
+
+def _learning_rates(
+    schedule: Callable[[jax.Array], jax.Array],
+    backbone_schedule: Callable[[jax.Array], jax.Array] | None,
+) -> list[optax.GradientTransformation]:
+    """Returns the stages that multiply by the learning rates, as in `make_optimizer`."""
+
+    def scale(schedule):
+        return optax.scale_by_learning_rate(lambda count: schedule(count + 1))
+
+    if backbone_schedule is None:
+        return [scale(schedule)]
+    return [
+        optax.masked(scale(schedule), partial(below, HEADS)),
+        optax.masked(scale(backbone_schedule), _behind_heads),
+    ]
 
 
 def _frozen_stages(
@@ -197,7 +217,7 @@ def below(starts: Sequence[str], weights: dict) -> dict:
 
 
 def _behind_heads(weights: dict) -> dict:
-    """Returns True for all weights except the model's heads."""
+    """Returns True for all weights except the heads and the objective's own."""
     return jax.tree.map(operator.not_, below(HEADS, weights))
 
 

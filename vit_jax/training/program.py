@@ -30,7 +30,11 @@ from vit_jax.training.lora import (
 from vit_jax.training.objectives import abstract_objective, make_objective, objective_of
 from vit_jax.training.objectives.objective import Objective
 from vit_jax.training.optimizer import below, check_first, make_optimizer
-from vit_jax.training.schedule import make_schedule, make_weight_decay
+from vit_jax.training.schedule import (
+    make_backbone_schedule,
+    make_schedule,
+    make_weight_decay,
+)
 from vit_jax.training.step import (
     Evaluated,
     Metrics,
@@ -226,6 +230,7 @@ def make_program(
         frozen_prefixes=whole.frozen_prefixes(),
         stem=whole.stem,
         frozen_steps=config.finetune.frozen_steps,
+        backbone_schedule=_backbone_schedule(config, steps),
     )
 
     def first_state(weights, frozen):
@@ -258,6 +263,12 @@ def make_program(
         make_train_step(graphdef, objective, optimizer, config, mesh, shardings),
         shapes_of_batch(config, 1),
     )
+
+
+def _backbone_schedule(config: RunOptions, steps: int) -> Callable[[jax.Array], jax.Array] | None:
+    """Returns the backbone's learning rate if it starts later than the head's."""
+    frozen, warmup = config.finetune.frozen_steps, config.finetune.warmup_steps
+    return make_backbone_schedule(config.optimizer, steps, frozen, warmup) if warmup else None
 
 
 def _check_layers(config: RunOptions, model: nnx.Module) -> None:

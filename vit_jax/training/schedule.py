@@ -1,5 +1,6 @@
 """Schedules of the learning rate (paper, section 4.1 and table 3) and of the weight decay."""
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -12,9 +13,9 @@ from vit_jax.options.optimizer import OptimizerOptions
 def make_schedule(config: OptimizerOptions, steps: int) -> Callable[[jax.Array], jax.Array]:
     """Returns the learning rate of update t = 1 ... `steps`, as a function.
 
-    The warm-up is linear from `warmup_learning_rate`. Then `learning_rate` decays linearly or by
-    half a cosine down to `end_learning_rate`, or in stairs, by a factor after each of `stairs`
-    (shares of the run), or not at all.
+    The warm-up is linear from `warmup_learning_rate`. Then `learning_rate` decays linearly, by half
+    a cosine or by a power of the remaining share down to `end_learning_rate`, or in stairs, by a
+    factor after each of `stairs` (shares of the run), or not at all.
 
     The first update is number `count_from` of the schedule. Counted from 1, its learning rate is
     above zero and the last one has the end rate. Counted from 0, each update has the learning rate
@@ -37,6 +38,7 @@ def make_schedule(config: OptimizerOptions, steps: int) -> Callable[[jax.Array],
         rate = {
             "linear": end + (base - end) * (1 - progress),
             "cosine": _half_cosine(base, end, progress),
+            "polynomial": end + (base - end) * (1 - progress) ** config.power,
             "stairs": base * config.stair_factor ** (t > stairs).sum(),
             "constant": jnp.full_like(progress, base),
         }[config.schedule]
@@ -46,6 +48,27 @@ def make_schedule(config: OptimizerOptions, steps: int) -> Callable[[jax.Array],
         return rate * risen + config.warmup_learning_rate * (1 - risen)
 
     return schedule
+
+
+def make_backbone_schedule(
+    config: OptimizerOptions, steps: int, frozen_steps: int, warmup_steps: int
+) -> Callable[[jax.Array], jax.Array]:
+    """Returns the learning rate of a backbone that starts later than its head, by update t.
+
+    It is 0 for `frozen_steps`; the rest of the run has the config's schedule with a warm-up of its
+    own from 0 (EoMT's `two_stage_warmup_poly_schedule.py`).
+
+    Raises:
+      UserError: the frozen steps and the warm-up are as long as the whole run.
+    """
+    if frozen_steps + warmup_steps >= steps:
+        raise UserError(
+            f"finetune.frozen_steps = {frozen_steps} and finetune.warmup_steps = {warmup_steps} "
+            f"are not below the run's {steps} steps; use fewer, or train longer"
+        )
+    own = dataclasses.replace(config, warmup_steps=warmup_steps, warmup_learning_rate=0.0)
+    later = make_schedule(own, steps - frozen_steps)
+    return lambda t: jnp.where(t > frozen_steps, later(jnp.maximum(t - frozen_steps, 1)), 0)
 
 
 def make_weight_decay(

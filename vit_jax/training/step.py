@@ -310,12 +310,12 @@ def make_eval_step(
         batch = _prepare(objective, evaluated.own, mesh, batch, key, numbers)
         context = StepContext(None, evaluated.objective_state, evaluated.update, mesh)
         loss = _loss(graphdef, objective, mesh, evaluated.params, evaluated.own, batch, context)
-        keep = batch["mask"]
+        keep = batch["valid"]
         values = {"loss": loss.each, **loss.metrics}
         sums = {name: jnp.where(keep, x, 0).sum() for name, x in values.items()}
         outputs = answers(evaluated, batch, loss.logits) if labelled else loss.outputs
         if outputs:
-            outputs["mask"] = keep
+            outputs["valid"] = keep
         return sums | {"images": keep.sum()}, outputs
 
     def answers(evaluated, batch, logits):

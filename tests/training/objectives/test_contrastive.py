@@ -203,7 +203,7 @@ def test_evaluation_takes_the_first_caption(tmp_path):
     (batch,) = evaluation_batches(
         open_pairs(tmp_path), batch_size=4, crop=crop, fields=(text_field(),), workers=0
     )
-    assert batch["mask"].tolist() == [True, True, True, False]
+    assert batch["valid"].tolist() == [True, True, True, False]
     decoded = ["".join(chr(token - 2) for token in row if token > 1) for row in batch[TEXT][:2]]
     assert decoded == ["a cat", "two dog"]
     assert not batch[TEXT][3].any()

@@ -197,7 +197,7 @@ def test_left_out_patches_are_not_read():
     other = copy.copy(batch)
     other["image"] = batch["image"].at[:, :8, :8].add(40)  # One patch of four.
     found = [losses_at(model, objective, one, {}, 1).each for one in (batch, other)]
-    read = losses_at(model, objective, {**batch, "mask": jnp.ones(4, bool)}, {}, 1)
+    read = losses_at(model, objective, {**batch, "valid": jnp.ones(4, bool)}, {}, 1)
     assert np.isfinite(read.each).all()
     images = [
         objective._embed(model, {**one, "keep": batch["keep"]}, None)[0] for one in (batch, other)

@@ -11,15 +11,19 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax.data.fields import TEXT
+from vit_jax.data.fields import MASK, TEXT
 from vit_jax.data.sources.array_record import ARRAY_RECORD
 from vit_jax.data.sources.base import Source, of_classes
+from vit_jax.data.sources.coco import COCO
 from vit_jax.data.sources.composed import CENTRED, SCATTERED
 from vit_jax.data.sources.csv_list import CSV, LISTS
+from vit_jax.data.sources.depth import DEPTHS
 from vit_jax.data.sources.digits import DIGITS
 from vit_jax.data.sources.folder import FOLDER
 from vit_jax.data.sources.handed_in import HANDED_IN, handed_in
+from vit_jax.data.sources.handed_in_masks import handed_in_masks
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
+from vit_jax.data.sources.masks import MASKS
 from vit_jax.data.sources.mixture import mixture_of
 from vit_jax.data.sources.slices import sliced
 from vit_jax.data.sources.synthetic import SYNTHETIC
@@ -79,15 +83,9 @@ def open_handed_in(
             f"there are no {name} data: pass {name}=..., or slice them out of others, as with "
             "config.data.train_split='train[:90%]' and config.data.test_split='train[90%:]'"
         )
-    source = handed_in(
-        data[name],
-        name,
-        labels=source_options.labels or only is not None,
-        class_names=source_options.class_names if only is None else None,
-        num_classes=source_options.num_classes,
-        label_key=source_options.label_key or "label",
-        caption_key=source_options.caption_key if TEXT in source_options.fields else None,
-    )
+    if only is not None:
+        source_options = source_options._replace(class_names=None, labels=True)
+    source = _handed_in(data[name], name, source_options)
     groups = (
         source_options.groups if isinstance(source_options.groups, str) or name == "train" else None
     )
@@ -95,6 +93,21 @@ def open_handed_in(
         raise UserError(f"groups has {len(groups):,} entries, and train {len(source):,} examples")
     part = _cut(source, split, source_options._replace(groups=groups))
     return part if only is None else of_classes(part, only)
+
+
+def _handed_in(data: Any, name: str, options: SourceOptions) -> Source:
+    """Returns the source of a split that the caller passes in, without its slices."""
+    if MASK in options.fields:
+        return handed_in_masks(data, name, options.class_names, options.num_classes)
+    return handed_in(
+        data,
+        name,
+        labels=options.labels,
+        class_names=options.class_names,
+        num_classes=options.num_classes,
+        label_key=options.label_key or "label",
+        caption_key=options.caption_key if TEXT in options.fields else None,
+    )
 
 
 def _open(kind: str, split: str, options: SourceOptions) -> Source:
@@ -127,6 +140,9 @@ SOURCES: dict[str, SourceKind] = {
         CENTRED,
         FOLDER,
         CSV,
+        MASKS,
+        DEPTHS,
+        COCO,
         TFDS,
         VTAB,
         ARRAY_RECORD,

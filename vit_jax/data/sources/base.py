@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.data.class_names import numbers_by_name
+from vit_jax.data.fields import BOXES, DEPTH, MASK, TEXT, Boxes
 from vit_jax.errors import UserError, nearest
 
 
@@ -29,6 +30,7 @@ class Source:
       left_out: numbers of skipped files by reason; `folder_rules.in_words` formats them.
       fields: names of the other values of its examples, such as the captions `text`; see
         `vit_jax.data.fields`.
+      recognized: description of the layout of its files; empty: there is only one.
     """
 
     class_names: tuple[str, ...]
@@ -38,6 +40,7 @@ class Source:
     shared_classes: tuple[str, ...] = ()
     left_out: Mapping[str, int] = {}
     fields: tuple[str, ...] = ()
+    recognized: str = ""
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -165,8 +168,15 @@ def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
             image, labels = source[index]
         except OSError:  # Such an image is counted and replaced when it is read.
             return b""
-        fields = repr(sorted(source.fields_of(index).items())).encode() if source.fields else b""
-        return bytes(image) + repr(labels).encode() + fields
+        fields = sorted(source.fields_of(index).items()) if source.fields else []
+        encoded = repr([(name, plain(value)) for name, value in fields]).encode() if fields else b""
+        return bytes(image) + repr(labels).encode() + encoded
+
+    def plain(value: Any) -> Any:
+        """Returns a field whose text contains all its values; arrays are shortened in texts."""
+        if isinstance(value, Boxes):
+            return [plain(array) for array in value]
+        return (value.shape, digest(value.tobytes())) if isinstance(value, np.ndarray) else value
 
     known, chosen = source.known_labels(), spread(len(source), samples)
     files = source.stored_files()
@@ -209,6 +219,10 @@ class Subset(Source):
     @property
     def fields(self):
         return self.source.fields
+
+    @property
+    def recognized(self):
+        return self.source.recognized
 
     def __len__(self):
         return len(self.indices)
@@ -345,15 +359,22 @@ def check_labelled(source: Source, name: str) -> None:
         )
 
 
+# What the data lack without a field, and how to give it.
+REMEDIES = {
+    TEXT: "captions: give a CSV or JSON lines with a column of captions (data.source=csv), "
+    "prepared pairs (data.source=tfds), or pass pairs of images and captions",
+    MASK: "masks: give a folder with images and masks (data.source=masks), a COCO file "
+    "(data.source=coco), or pass pairs of images and masks",
+    BOXES: "boxes: give a COCO file (data.source=coco)",
+    DEPTH: "depth maps: give a folder with images and depth maps (data.source=depth)",
+}
+
+
 def check_fields(source: Source, names: Sequence[str], split: str) -> None:
     """Raises UserError unless the examples of a split have fields with these names."""
     for name in names:
         if name not in source.fields:
-            raise UserError(
-                f"the {split} data have no captions: give a CSV or JSON lines with a column of "
-                "captions (data.source=csv), prepared pairs (data.source=tfds), or pass pairs of "
-                "images and captions"
-            )
+            raise UserError(f"the {split} data have no {REMEDIES.get(name, name)}")
 
 
 def of_classes(source: Source, names: Sequence[str]) -> Renumbered:

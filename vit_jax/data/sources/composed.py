@@ -5,7 +5,9 @@ and behind them are faint fragments and bars, a texture and noise (`vit_jax.data
 image has a single object on texture and noise, so that a small Transformer learns it within some
 hundred steps.
 
-A caption counts the objects: "a large 7 with two 3s and a 5".
+A caption counts the objects: "a large 7 with two 3s and a 5". A mask has the class of each pixel
+that is at least half covered by an object, and boxes surround the pixels of each object that are
+not hidden by others.
 
 Image k of a split is a function of k alone: the first 1,000 images are part of the first 1,000,000.
 The scene does not depend on the image size, which is only the resolution of the drawing. Images are
@@ -25,7 +27,7 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.data import scenes
-from vit_jax.data.fields import TEXT
+from vit_jax.data.fields import BACKGROUND, BOXES, MASK, TEXT, Boxes
 from vit_jax.data.kept_images import kept_images
 from vit_jax.data.scenes import (
     BARS,
@@ -67,7 +69,8 @@ class Composed(Source):
     Attributes:
       layout: a name in `LAYOUTS`.
       images: indices of these images in the split.
-      captioned: examples have captions.
+      fields: names of the fields of examples. With masks, the first class is the background, and
+        images have no labels.
     """
 
     layout: str
@@ -75,15 +78,11 @@ class Composed(Source):
     split: str
     images: range
     image_size: int
-    captioned: bool = False
-
-    @property
-    def fields(self):
-        return (TEXT,) if self.captioned else ()
+    fields: tuple[str, ...] = ()
 
     @property
     def class_names(self):
-        return class_names(self.collection)
+        return ((BACKGROUND,) if MASK in self.fields else ()) + class_names(self.collection)
 
     def __len__(self):
         return len(self.images)
@@ -102,28 +101,56 @@ class Composed(Source):
         return f"{self.layout} {self.collection} {self.split} image {self._number(index)}"
 
     def labels_of(self, index):
-        return (self._number(index) % len(self.class_names),)
+        return () if MASK in self.fields else (self._main_class(index),)
 
     def known_labels(self):
+        if MASK in self.fields:
+            return None
         numbers = np.arange(self.images.start, self.images.stop)
         return (numbers % len(self.class_names)).astype(np.int32)[:, None]
 
     def fields_of(self, index):
-        scene, _, _ = self._compose(index)
-        return {TEXT: (caption_of(scene, self.class_names),)}
+        values = {}
+        if TEXT in self.fields:
+            scene, _, _ = self._compose(index)
+            values[TEXT] = (caption_of(scene, class_names(self.collection)),)
+        if MASK in self.fields:
+            values[MASK] = self._pixels(index)[..., 1]
+        if BOXES in self.fields:
+            numbers, classes = np.moveaxis(self._pixels(index), -1, 0)
+            values[BOXES] = boxes_of(numbers, classes if MASK in self.fields else classes - 1)
+        return values
 
     def objects(self, index: int) -> Objects:
         """Returns an image's objects, from back to front, and their visible pixels."""
         scene, parts, _ = self._compose(index)
         return objects(scene, parts, self.image_size)
 
+    def _pixels(self, index: int) -> np.ndarray:
+        """Returns the object and the class visible at each pixel, uint8 `[size, size, 2]`.
+
+        Both are counted from 1; 0 is the background.
+        """
+        name = _kept_name(self.layout, self.collection, self.split, self.image_size)
+        kept = kept_images(f"{name}-objects", self.image_size, 2)
+        pixels = kept.read(self._number(index))
+        if pixels is None:
+            shown = self.objects(index)
+            classes = np.array([0, *(label + 1 for label in shown.labels)])
+            pixels = np.stack([shown.seen + 1, classes[shown.seen + 1]], -1).astype(np.uint8)
+            kept.write(self._number(index), pixels)
+        return pixels
+
     def _compose(self, index: int):
         parts = parts_of(self.collection, self.split)
         places = tuple(LAYOUTS).index(self.layout), tuple(IMAGES).index(self.split)
         key = 256 * COLLECTIONS.index(self.collection) + 16 * places[0] + places[1]
-        label, number = self.labels_of(index)[0], self._number(index)
+        label, number = self._main_class(index), self._number(index)
         scene, stream = compose(parts, LAYOUTS[self.layout], label, (key, number))
         return scene, parts, stream
+
+    def _main_class(self, index: int) -> int:
+        return self._number(index) % len(class_names(self.collection))
 
     def _number(self, index: int) -> int:
         if not 0 <= index < len(self):
@@ -156,8 +183,25 @@ def composed(layout: str, split: str, options: SourceOptions) -> Composed:
         name,
         split_range(split, IMAGES[name]),
         options.image_size,
-        TEXT in options.fields,
+        tuple(name for name in (TEXT, MASK, BOXES) if name in options.fields),
     )
+
+
+def boxes_of(numbers: np.ndarray, classes: np.ndarray) -> Boxes:
+    """Returns the boxes and masks of visible objects.
+
+    Args:
+      numbers: the object at each pixel, counted from 1, `[size, size]`; 0 for none.
+      classes: the class of each pixel, `[size, size]`.
+    """
+    present = np.unique(numbers[numbers > 0])
+    masks = numbers == present[:, None, None]
+    labels, corners = np.zeros(len(present), np.int32), np.zeros((len(present), 4), np.float32)
+    for row, mask in enumerate(masks):
+        rows, columns = np.nonzero(mask)
+        corners[row] = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
+        labels[row] = classes[rows[0], columns[0]]
+    return Boxes(corners, labels, masks)
 
 
 def caption_of(scene: Scene, class_names: Sequence[str]) -> str:

@@ -177,11 +177,11 @@ def handed_in(
     """
     if isinstance(data, Source):
         return data if class_names is None else renumbered(data, class_names, name)
-    if _is_pair_of_columns(data):
-        data, given = _checked_columns(data, name, "captions" if caption_key else "labels")
+    if is_pair_of_columns(data):
+        data, given = checked_columns(data, name, "captions" if caption_key else "labels")
         split = _alone
     else:
-        _check_indexable(data, name)
+        check_indexable(data, name)
         data, image_key, key = _columns(data, name, label_key if labels else None)
         split = _Keys(image_key, key) if image_key else _pair
         given = _known_labels(data, key) if labels else None
@@ -192,7 +192,7 @@ def handed_in(
         source = dataclasses.replace(source, captions=_captions(source, given, caption_key, name))
     if labels:
         source = _labelled(source, given, tuple(class_names or ()), num_classes, name)
-    _check_steady(source, name)
+    check_steady(source, name)
     return source
 
 
@@ -297,7 +297,7 @@ def _whole_numbers(values: np.ndarray) -> list[int]:
     return values.astype(np.int64).ravel().tolist()
 
 
-def _is_pair_of_columns(data: Any) -> bool:
+def is_pair_of_columns(data: Any) -> bool:
     """Returns True for a pair of images and labels."""
     return isinstance(data, tuple) and len(data) == 2 and all(map(_is_column, data))
 
@@ -326,7 +326,7 @@ def _is_column(value: Any) -> bool:
     return isinstance(value, list) or (hasattr(value, "shape") and hasattr(value, "__len__"))
 
 
-def _checked_columns(data: tuple, name: str, second: str) -> tuple[Any, Any]:
+def checked_columns(data: tuple, name: str, second: str) -> tuple[Any, Any]:
     """Returns a column of images and one of labels or captions, as `second` states."""
     images, values = data
     if len(images) != len(values):
@@ -335,7 +335,7 @@ def _checked_columns(data: tuple, name: str, second: str) -> tuple[Any, Any]:
     return images, values
 
 
-def _check_indexable(data: Any, name: str) -> None:
+def check_indexable(data: Any, name: str) -> None:
     """Raises UserError unless the data set has a length, indices and examples."""
     if isinstance(data, Mapping):
         raise UserError(
@@ -680,7 +680,7 @@ def _plain(label: Any) -> Any:
     return label.tolist() if hasattr(label, "tolist") else label
 
 
-def _check_steady(source: HandedIn, name: str) -> None:
+def check_steady(source: HandedIn, name: str) -> None:
     """Raises UserError if an example's image changes between reads.
 
     A run could not resume exactly with such data.

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from vit_jax.data.sources.base import Source
@@ -29,6 +29,7 @@ class SourceOptions(NamedTuple):
       caption_key: name of the column or key that contains the captions `text`.
       each_labelled: an example without a label is an error, as for a softmax; otherwise it has no
         class.
+      depth_scale: metres of a unit of 16-bit depth maps.
     """
 
     path: str = ""
@@ -45,6 +46,7 @@ class SourceOptions(NamedTuple):
     fields: tuple[str, ...] = ()
     caption_key: str = "caption"
     each_labelled: bool = False
+    depth_scale: float = 0.001
 
 
 def last_folder(path: str) -> str:
@@ -70,6 +72,8 @@ class SourceKind:
       is_whole: returns True if a path has no splits train and test, so that a user has to cut them.
       counts: returns the numbers of training images and classes at a path, if known without
         reading.
+      layout_at: returns a description of the layout at a path and the names of its splits, for
+        kinds of several layouts.
     """
 
     name: str
@@ -82,3 +86,4 @@ class SourceKind:
     name_of: Callable[[str], str] = last_folder
     is_whole: Callable[[str], bool] = lambda path: False
     counts: Callable[[str], tuple[int, int] | None] = lambda path: None
+    layout_at: Callable[[str], tuple[str, Collection[str]]] | None = None

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from vit_jax.data.fields import BOXES, MASK
 from vit_jax.data.sources.base import Source
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
 from vit_jax.errors import UserError
@@ -21,6 +22,16 @@ def _check_named_alike(parts: list[Source]) -> None:
             f"{numbered[0].describe(0)} is of a part without class names, and "
             f"{named[0].describe(0)} of one with class names: they cannot be matched; give "
             "parts that all have class names"
+        )
+
+
+def _check_numbers(part: Source, class_names: tuple[str, ...]) -> None:
+    """Raises UserError if a part has masks or boxes whose classes have other numbers."""
+    if {MASK, BOXES} & {*part.fields} and part.class_names != class_names[: len(part.class_names)]:
+        raise UserError(
+            f"{part.describe(0)} is of a part whose classes have other numbers than those of all "
+            "data.parts, and masks and boxes are not renumbered: give all parts the same classes, "
+            "in the same order"
         )
 
 
@@ -69,6 +80,7 @@ class Mixture(Source):
                     f"{part.describe(0)} is of a part with classes that training lacks: "
                     f"{', '.join(unknown[:20])}"
                 )
+            _check_numbers(part, names)
         return cls(tuple(parts), names, max(part.max_labels for part in parts), weights)
 
     @property

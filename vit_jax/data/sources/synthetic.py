@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from vit_jax.data.fields import TEXT
+from vit_jax.data.fields import BOXES, IGNORED, MASK, TEXT, Boxes
 from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.kind import SourceKind
 
@@ -17,7 +17,7 @@ class Synthetic(Source):
     num_classes: int
     size: int = 64
     max_labels: int = 1
-    fields = (TEXT,)
+    fields = (TEXT, MASK, BOXES)
 
     @property
     def class_names(self):
@@ -32,7 +32,15 @@ class Synthetic(Source):
         return Example(image, (int(rng.integers(self.num_classes)),))
 
     def fields_of(self, index):
-        return {TEXT: (f"an image of class {self.labels_of(index)[0]}",)}
+        text = f"an image of class {self.labels_of(index)[0]}"
+        rng, classes = np.random.default_rng(index), min(self.num_classes, IGNORED)
+        mask = rng.integers(classes, size=(4, 4), dtype=np.uint8)
+        rows = np.arange(self.image_size) * 4 // self.image_size
+        starts, sides = rng.uniform(0, 0.5, (3, 2)), rng.uniform(0.2, 0.5, (3, 2))
+        corners = self.image_size * np.concatenate([starts, starts + sides], axis=1)
+        labels = rng.integers(self.num_classes, size=3, dtype=np.int32)
+        boxes = Boxes(corners.astype(np.float32), labels)
+        return {TEXT: (text,), MASK: mask[rows[:, None], rows], BOXES: boxes}
 
     def describe(self, index):
         return f"synthetic image {index}"

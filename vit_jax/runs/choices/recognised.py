@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 
 from ml_collections import ConfigDict
 
+from vit_jax.data.sources import SOURCES
 from vit_jax.data.sources.folder import folders_in
 from vit_jax.data.sources.folder_rules import is_ignored, split_name
 from vit_jax.data.sources.slices import overlap
@@ -15,6 +16,7 @@ from vit_jax.runs.splits import MANY
 from vit_jax.training.objectives import objective_of
 
 KINDS = ("digits", "folder", "csv", "tfds")  # Sources that a recognized one may replace.
+WITH_LAYOUTS = tuple(name for name, kind in SOURCES.items() if kind.layout_at)
 
 
 def recognise(
@@ -30,7 +32,9 @@ def recognise(
     Raises:
       UserError: one of the user's splits shares images with an automatic one.
     """
-    if "data.path" not in given or "data.source" in given or config.data.source not in KINDS:
+    if "data.path" not in given or "data.source" in given:
+        return
+    if config.data.source not in (*KINDS, *WITH_LAYOUTS):
         return
     if config.auto != "none":  # The automatic settings then recognize it.
         return
@@ -47,9 +51,12 @@ def recognise(
 
 def _data_set(config: ConfigDict) -> DataAt | None:
     """Returns the data set at `data.path`; None if it is not recognized."""
-    path = config.data.path
+    kind, path = config.data.source, config.data.path
     has_rows = objective_of(config.objective.name).labels or config.data.source == "csv"
     try:
+        if layout_at := SOURCES[kind].layout_at:
+            words, splits = layout_at(path)
+            return DataAt(kind, path, tuple(splits), words)
         return data_at(path) if has_rows else _unlabelled(path)
     except UserError:
         return None

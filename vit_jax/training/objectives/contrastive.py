@@ -200,7 +200,7 @@ class Contrastive(Objective):
           and the entries of `DINO.prepare`. In evaluation, all patches are kept and captions are
           predicted token by token.
         """
-        if "mask" in batch:
+        if "valid" in batch:
             return batch
         of_patches, of_captions, of_masks = jax.vmap(
             lambda key: jax.random.split(key, 3), out_axes=1
@@ -233,7 +233,7 @@ class Contrastive(Objective):
         embeddings, patches = self._embed(model, batch, context.rngs)
         images, texts = unit(embeddings.astype(jnp.float32)), unit(self.text(batch[TEXT]))
         scale = self.scale
-        keep = batch.get("mask", jnp.ones(len(images), bool))
+        keep = batch.get("valid", jnp.ones(len(images), bool))
         pairs = Pairs(images, texts, scale, keep)
         if self.logit_bias is None:
             losses, matched = softmax_losses(pairs)

@@ -256,7 +256,7 @@ class DINO(Objective):
             lambda key: jax.random.split(key, 3), out_axes=1
         )(keys)
         share = jax.vmap(jax.random.uniform)(share_keys)
-        if "mask" not in batch:
+        if "valid" not in batch:
             share = (jnp.arange(len(keys)) + share) / len(keys)
         low, high = self.mask_ratios
         patches = math.prod(self.grid)
@@ -324,7 +324,7 @@ class DINO(Objective):
             ),
         }
         if views > 1:
-            metrics["views_matched"] = views_matched(embedded, batch.get("mask"))
+            metrics["views_matched"] = views_matched(embedded, batch.get("valid"))
         aux = {
             "centre": teacher_logits.mean(axis=1),
             "mean": embedded.mean(axis=1),
@@ -342,7 +342,7 @@ class DINO(Objective):
         if self.koleo_weight:
             # In evaluation any batch size is allowed.
             group = None if context.rngs is None else self.koleo_group
-            near = [koleo(features[:, view], group, batch.get("mask")) for view in range(views)]
+            near = [koleo(features[:, view], group, batch.get("valid")) for view in range(views)]
             metrics["koleo"] = sum(near) / views
             losses = losses + self.koleo_weight * views * metrics["koleo"]
         return Loss(losses, metrics, {name: x for name, x in aux.items() if name in context.state})
@@ -504,7 +504,7 @@ class DINO(Objective):
 
     def _weights(self, batch: Batch, count: int) -> jax.Array:
         """Returns weights of `count` parts of each image, `[batch, count]`; 0 for padding."""
-        real = batch.get("mask", jnp.ones(len(batch["image"]), bool))
+        real = batch.get("valid", jnp.ones(len(batch["image"]), bool))
         return jnp.broadcast_to(real[:, None], (len(real), count)).astype(jnp.float32)
 
     def initial_state(self, params: dict) -> dict[str, Any]:

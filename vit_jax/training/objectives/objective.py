@@ -93,6 +93,7 @@ class Objective(nnx.Module):
       frozen: the model requested by `teacher_spec`, which is not trained.
       pictures: None, or `(model, batch, context) -> (visible, predicted)`: images of the visible
         part and of the prediction, each `[batch, height, width, channels]` in [0, 255].
+      picture_rows: names of the rows of the report's pictures: the image, and those of `pictures`.
       paired: None, or `outputs -> (paired, first)`: the embeddings of images and texts in
         `Loss.outputs`, and the image with each distinct text, for the report's retrieved images.
     """
@@ -109,6 +110,7 @@ class Objective(nnx.Module):
     stem: ClassVar[tuple[str, ...]] = ()
     frozen: nnx.Module | None = None
     pictures = None
+    picture_rows: ClassVar[str] = "original, visible, predicted"
     paired = None
 
     @classmethod

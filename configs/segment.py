@@ -1,0 +1,39 @@
+r"""Semantic segmentation with a head on any backbone, by the recipes of their papers for ADE20K.
+
+    python -m vit_jax.main --config=configs/segment.py:backbone=DINOv3-B/16,head=linear \
+        --config.data.path=PHOTOS --workdir=DIR
+    python -m vit_jax.main --config=configs/segment.py:backbone=DINOv3-L/16,head=eomt \
+        --config.data.path=PHOTOS --workdir=DIR
+    python -m vit_jax.main --config=configs/segment.py:backbone=Swin-T,head=upernet \
+        --config.data.path=PHOTOS --workdir=DIR
+
+PHOTOS is a folder with images and masks, or ADE20K's, VOC's or Cityscapes' (`data.source=masks`).
+`backbone` is the name of a model with published weights, a checkpoint, or a workdir.
+
+`linear` is DINOv3's probe of frozen features; it needs few images. `eomt` trains the whole ViT with
+EoMT's values for DINOv3. `upernet` trains the whole pyramid with the values of Swin. The authors
+train on 20,210 images for 31, 16 and 126 epochs; `steps=2000` shortens the run, and its warm-up
+accordingly.
+"""
+
+from vit_jax.config import choose, named_values
+from vit_jax.errors import UserError, nearest
+from vit_jax.published.weights import all_weights
+from vit_jax.recipes import SEGMENTATION, segmentation
+
+
+def get_config(argument=None):
+    values, argument = named_values(argument, backbone="", head="linear", steps="")
+    head, backbone = values["head"], values["backbone"]
+    if head not in SEGMENTATION:
+        raise UserError(f"no head={head}; {nearest(head, SEGMENTATION)}")
+    backbone = backbone or SEGMENTATION[head].backbone
+    published = [weights.repository for weights in all_weights() if weights.model == backbone]
+    config = segmentation(head, int(values["steps"] or 0))
+    if argument == "smoke":
+        config.model.name = backbone if published else SEGMENTATION[head].backbone
+    else:
+        config.finetune.checkpoint = f"hf://{published[0]}" if published else backbone
+    if published and "/14" in backbone:
+        config.data.image_size = config.data.test_resize = 518  # A multiple of the patches.
+    return choose(config, argument)

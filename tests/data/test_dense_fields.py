@@ -1,0 +1,191 @@
+"""Masks, boxes and depth maps follow the crops and flips of their image."""
+
+import io
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from vit_jax.data import dense_fields
+from vit_jax.data.dense_fields import boxes_field, depth_field, mask_field
+from vit_jax.data.fields import IGNORED, Boxes
+from vit_jax.data.preprocess import FixedCrop, TestCrop, TrainCrop
+from vit_jax.errors import UserError
+from vit_jax.options.data import CROPS, INTERPOLATIONS, TEST_CROPS
+from vit_jax.training.mixing import augment
+
+SIZE = 48
+PLACED = [kind for kind in CROPS if kind != "simple_random"]
+EDGE = 1  # Pixels by which the edges of a warped mask may differ from those of the warped image.
+
+
+def rectangle(height: int, width: int, edges: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """A mask of a rectangle, uint8, and its corners in pixels; `edges` are two shares a side.
+
+    It is no thinner than the pixels of a crop, of which the nearest pixel could miss it.
+    """
+    left, right = (round(x * width) for x in sorted(edges[:2]))
+    top, bottom = (round(x * height) for x in sorted(edges[2:]))
+    right, bottom = max(right, left + 10), max(bottom, top + 10)
+    mask = np.zeros((height, width), np.uint8)
+    mask[top:bottom, left:right] = 1
+    return mask, np.array([[left, top, right, bottom]], np.float32)
+
+
+def image_of(mask: np.ndarray, encoded: bool) -> np.ndarray | bytes:
+    """A white shape on black, as an array or as a JPEG."""
+    pixels = np.repeat(255 * mask[..., None], 3, axis=-1)
+    if not encoded:
+        return pixels
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=95, subsampling=0)
+    return file.getvalue()
+
+
+def crops() -> list:
+    train = [
+        TrainCrop(SIZE, kind, resize=SIZE + 8, interpolation=interpolation)
+        for kind in PLACED
+        for interpolation in ("bilinear", "bilinear_antialias", "area")
+    ]
+    test = [
+        FixedCrop(TestCrop(SIZE, kind, SIZE + 8, interpolation=interpolation))
+        for kind in TEST_CROPS
+        for interpolation in INTERPOLATIONS
+    ]
+    return train + test
+
+
+def interior(mask: np.ndarray, pixels: int) -> np.ndarray:
+    """The pixels whose neighbours within `pixels` in each direction are there, with the same value."""
+    padded = np.pad(mask, pixels, constant_values=IGNORED)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (2 * pixels + 1,) * 2)
+    return (windows == mask[..., None, None]).all((2, 3))
+
+
+@pytest.mark.parametrize("encoded", [False, True], ids=["array", "jpeg"])
+@pytest.mark.parametrize("crop", crops(), ids=str)
+@settings(max_examples=10, deadline=None)
+@given(
+    sides=st.tuples(st.integers(30, 200), st.integers(30, 200)),
+    edges=st.tuples(*[st.floats(0, 0.6)] * 4),
+    seed=st.integers(0, 1000),
+)
+def test_mask_and_box_follow_the_crop(crop, encoded, sides, edges, seed):
+    mask, corners = rectangle(*sides, edges)
+    pixels = crop(image_of(mask, encoded), np.random.default_rng(seed))[..., 0]
+    place = crop.place(*sides, np.random.default_rng(seed))
+    warped = mask_field(SIZE).encode(mask, place)
+    shown = warped != IGNORED
+    assert shown.sum() == place.shown[0] * place.shown[1]
+    assert not shown[place.shown[0] :].any() and not shown[:, place.shown[1] :].any()
+    # A pixel of a strongly enlarged image is wider than the border.
+    edge = EDGE + int(max(place.shown[0] / place.box.height, place.shown[1] / place.box.width))
+    inner = interior(warped, edge) & shown
+    np.testing.assert_array_equal((pixels > 127)[inner], (warped == 1)[inner])
+    _check_box(boxes_field(SIZE, 2).encode(Boxes(corners, np.array([3])), place), warped, place)
+
+
+def _check_box(boxes: np.ndarray, warped: np.ndarray, place) -> None:
+    """Checks the box of a rectangle by the warped mask, in which edges are rounded."""
+    assert boxes[1].tolist() == [0, 0, 0, 0, -1]
+    rows, columns = np.nonzero(warped == 1)
+    if boxes[0, 4] == -1:
+        return  # Too little of it is in the crop.
+    left, top, right, bottom, label = boxes[0]
+    assert label == 3
+    if len(rows):
+        found = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+        np.testing.assert_allclose([left, top, right, bottom], found, atol=1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mask_and_box_follow_the_flip(seed):
+    rng = np.random.default_rng(seed)
+    masks, boxes = np.zeros((8, SIZE, SIZE), np.uint8), np.zeros((8, 2, 5), np.float32)
+    boxes[..., 4] = -1
+    for mask, rows in zip(masks, boxes, strict=True):
+        left, top = rng.integers(0, SIZE // 2, 2)
+        right, bottom = rng.integers(SIZE // 2, SIZE, 2)
+        mask[top:bottom, left:right] = 1
+        rows[0] = left, top, right, bottom, 7
+    batch = {
+        "image": jnp.repeat(masks[..., None], 3, -1),
+        "labels": jnp.zeros((8, 1), jnp.int32),
+        "mask": jnp.array(masks),
+        "boxes": jnp.array(boxes),
+    }
+    fields = {"mask": "map", "boxes": "boxes"}
+    flipped = jax.device_get(augment(batch, jax.random.key(seed), flip=True, spatial=fields))
+    np.testing.assert_array_equal(flipped["image"][..., 0], flipped["mask"])
+    assert (flipped["mask"] != masks).any(axis=(1, 2)).sum() not in (0, 8)
+    for mask, (box, _) in zip(flipped["mask"], flipped["boxes"], strict=True):
+        rows, columns = np.nonzero(mask)
+        found = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1, 7]
+        np.testing.assert_allclose(box, found)
+    np.testing.assert_array_equal(flipped["boxes"][:, 1, 4], -1)
+
+
+def placed(height=SIZE, width=SIZE, crop=None):
+    crop = crop or FixedCrop(TestCrop(SIZE, "fit", SIZE))
+    return crop.place(height, width, np.random.default_rng(0))
+
+
+def test_depth_keeps_its_metres_and_pads_with_unknown():
+    depth = np.arange(24 * 48, dtype=np.float32).reshape(24, 48)
+    encoded = depth_field(SIZE).encode(depth, placed(24, 48))
+    np.testing.assert_array_equal(encoded[:24], depth)
+    assert not encoded[24:].any() and encoded.dtype == np.float32
+
+
+def test_hidden_small_and_crowd_boxes_are_removed():
+    # The crop is the square in the middle, columns 24 to 72.
+    middle = placed(48, 96, FixedCrop(TestCrop(SIZE, "short_side", SIZE)))
+    corners = [[0, 0, 23, 9], [0, 0, 26, 9], [0, 0, 27, 9], [30, 5, 30.5, 9], [30, 30, 40, 40]]
+    crowd = np.array([False, False, False, False, True])
+    boxes = Boxes(np.array(corners, np.float32), np.arange(5, dtype=np.int32), None, crowd)
+    assert dense_fields.MIN_VISIBLE == 0.1  # 2 of 26 columns are less, 3 of 27 are more.
+    encoded = boxes_field(SIZE, 5).encode(boxes, middle)
+    assert encoded[:, 4].tolist() == [2, -1, -1, -1, -1]
+    np.testing.assert_allclose(encoded[0, :4], [0, 0, 3, 9])
+
+
+def test_largest_boxes_are_kept_in_their_order():
+    corners = np.array([[0, 0, 5, 5], [0, 0, 2, 2], [0, 0, 9, 9], [0, 0, 3, 3]], np.float32)
+    encoded = boxes_field(SIZE, 2).encode(Boxes(corners, np.arange(4)), placed())
+    assert encoded[:, 4].tolist() == [0, 2]
+
+
+def test_image_without_boxes_has_rows_of_padding():
+    none = Boxes(np.zeros((0, 4), np.float32), np.zeros(0, np.int32))
+    encoded = boxes_field(SIZE, 3).encode(none, placed())
+    np.testing.assert_array_equal(encoded, [[0, 0, 0, 0, -1]] * 3)
+
+
+@pytest.mark.parametrize(
+    ("corners", "message"),
+    [
+        ([9, 9, 9, 20], r"the box \(9, 9, 9, 20\) has no area"),
+        ([40, 40, 30, 47], r"the box \(40, 40, 30, 47\) has no area"),
+        ([40, 40, 60, 47], r"\(40, 40, 60, 47\).* is not within the image of 48x48 pixels"),
+        ([-2, 40, 20, 47], r"\(-2, 40, 20, 47\).* is not within"),
+    ],
+)
+def test_box_that_its_image_cannot_have_is_rejected(corners, message):
+    boxes = Boxes(np.array([[0, 0, 9, 9], corners], np.float32), np.zeros(2, np.int32))
+    with pytest.raises(UserError, match=message):
+        boxes_field(SIZE, 2).encode(boxes, placed())
+
+
+def test_crop_with_a_mirrored_border_is_rejected():
+    with pytest.raises(UserError, match="'simple_random' mirrors the borders of images"):
+        placed(crop=TrainCrop(SIZE, "simple_random"))
+
+
+def test_map_of_another_size_than_its_image_is_rejected():
+    with pytest.raises(UserError, match=r"the image has 48x48 pixels, .* 30x20: save both"):
+        mask_field(SIZE).encode(np.zeros((20, 30), np.uint8), placed())

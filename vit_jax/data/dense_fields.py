@@ -1,0 +1,112 @@
+"""Entries of a batch that follow an image's crop: masks, boxes and depth maps."""
+
+import functools
+
+import numpy as np
+
+from vit_jax.data.fields import BOXES, DEPTH, IGNORED, MASK, Boxes, Field
+from vit_jax.data.placement import Placement
+from vit_jax.errors import UserError
+
+MIN_VISIBLE = 0.1  # Share of a box's area that must be in the crop.
+MIN_SIDE = 1.0  # Pixels of a box in the crop, in both directions.
+TOLERANCE = 1.0  # Pixels by which boxes may be outside their image, by rounding.
+NO_OBJECT = -1  # Class of the rows that pad a batch's boxes.
+
+
+def mask_field(size: int) -> Field:
+    """Returns the field `mask`: the class of each pixel, uint8 `[size, size]`.
+
+    The value is that of the nearest pixel of the original mask. Padding is `IGNORED`.
+    """
+    encode = functools.partial(_encode_map, fill=IGNORED, dtype=np.uint8)
+    return Field(MASK, (size, size), np.uint8, encode, f"nearest, {size} pixels", "map")
+
+
+def depth_field(size: int) -> Field:
+    """Returns the field `depth`: metres, float32 `[size, size]`; 0 where the depth is unknown.
+
+    The value is that of the nearest pixel of the original map. Padding is unknown.
+    """
+    encode = functools.partial(_encode_map, fill=0, dtype=np.float32)
+    return Field(DEPTH, (size, size), np.float32, encode, f"nearest, {size} pixels", "map")
+
+
+def boxes_field(size: int, most: int) -> Field:
+    """Returns the field `boxes`: the objects in the crop, float32 `[most, 5]`.
+
+    Each row is left, top, right and bottom in pixels of the crop, then the class; the rows of the
+    padding are 0 and have the class -1. Boxes are clipped to the crop. A box is removed if less
+    than a tenth of its area is in the crop, if less than a pixel of its width or height is, or if
+    it is of a crowd. If there are more than `most`, the largest in the crop are kept.
+
+    Args:
+      size: height and width of the crop in pixels.
+      most: number of rows.
+    """
+    encode = functools.partial(_encode_boxes, most=most)
+    identity = f"{most} boxes, {MIN_VISIBLE:g} visible, {size} pixels"
+    return Field(BOXES, (most, 5), np.float32, encode, identity, "boxes")
+
+
+def _encode_map(values: np.ndarray, placement: Placement, fill: float, dtype: type) -> np.ndarray:
+    return placement.place_map(values, fill, np.empty(placement.size, dtype))
+
+
+def _encode_boxes(boxes: Boxes, placement: Placement, most: int) -> np.ndarray:
+    """Returns the boxes in the crop as `boxes_field` describes them.
+
+    Raises:
+      UserError: a box is not within the image, or has no area.
+    """
+    height, width = placement.image
+    check_corners(boxes.corners, height, width)
+    placed = placement.place_boxes(boxes.corners)
+    sides = placed[:, 2:] - placed[:, :2]
+    visible = sides.prod(1) / _scale(placement) / _areas(boxes.corners)
+    kept = (visible >= MIN_VISIBLE) & (sides >= MIN_SIDE).all(1)
+    if boxes.crowd is not None:
+        kept &= ~boxes.crowd
+    chosen = np.flatnonzero(kept)
+    largest = np.argsort(-sides[chosen].prod(1), kind="stable")[:most]
+    chosen = np.sort(chosen[largest])
+    out = np.zeros((most, 5), np.float32)
+    out[:, 4] = NO_OBJECT
+    out[: len(chosen), :4], out[: len(chosen), 4] = placed[chosen], boxes.labels[chosen]
+    return out
+
+
+def check_corners(corners: np.ndarray, height: int, width: int) -> None:
+    """Raises UserError for boxes without area and boxes outside their image.
+
+    A pixel outside is allowed, because annotations are rounded.
+
+    Args:
+      corners: left, top, right and bottom in pixels, `[boxes, 4]`.
+      height, width: size of the image.
+    """
+    if (empty := _areas(corners) <= 0).any():
+        raise UserError(
+            f"the box {_shown(corners[empty][0])} has no area: its right must be greater than its "
+            "left, and its bottom than its top; correct it, or remove it"
+        )
+    most = np.array([width, height, width, height]) + TOLERANCE
+    if (outside := ((corners < -TOLERANCE) | (corners > most)).any(1)).any():
+        raise UserError(
+            f"the box {_shown(corners[outside][0])} (left, top, right, bottom) is not within the "
+            f"image of {width}x{height} pixels: boxes are in pixels of the original image"
+        )
+
+
+def _areas(corners: np.ndarray) -> np.ndarray:
+    return (corners[:, 2:] - corners[:, :2]).clip(0).prod(1)
+
+
+def _scale(placement: Placement) -> float:
+    """Returns the pixels of the crop for a pixel of the image."""
+    box, (height, width) = placement.box, placement.shown
+    return height * width / ((box.right - box.left) * (box.bottom - box.top))
+
+
+def _shown(corners: np.ndarray) -> str:
+    return f"({', '.join(f'{edge:g}' for edge in corners.tolist())})"

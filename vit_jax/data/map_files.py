@@ -1,0 +1,96 @@
+"""Decoding of files with a value for each pixel: masks of classes and depth maps."""
+
+import io
+
+import numpy as np
+from PIL import Image
+
+from vit_jax.data.decode import FORMATS
+from vit_jax.errors import UserError
+
+MASK_SUFFIXES = (".png",)
+DEPTH_SUFFIXES = (".png", ".npy")
+
+
+def decode_mask(content: bytes) -> np.ndarray:
+    """Returns the values of a mask, uint8 or uint16 `[height, width]`.
+
+    Args:
+      content: a PNG with a palette, whose indices are the values, or in grey of 1 to 16 bits.
+
+    Raises:
+      UserError: it is in colour, of another format, or damaged.
+    """
+    opened = _opened(content)
+    if opened.format != "PNG":
+        lossy = ", and its compression changes classes" if opened.format == "JPEG" else ""
+        raise UserError(f"a mask of the format {opened.format} is unsupported{lossy}: save a PNG")
+    values = values_of(opened)
+    if opened.mode == "L" and (levels := 2 ** content[24] - 1) < 255:  # The PNG's bits.
+        values = values // (255 // levels)  # Pillow scales 2 and 4 bits to 8.
+    return values
+
+
+def values_of(mask: Image.Image) -> np.ndarray:
+    """Returns the indices in the palette of an image, or its grey levels.
+
+    Returns:
+      uint8 or uint16 `[height, width]`.
+
+    Raises:
+      UserError: it is in colour, or damaged.
+    """
+    if mask.mode not in ("P", "L", "1", "I", "I;16"):
+        raise UserError(
+            f"a mask in colour ({mask.mode}) without a palette has no classes: save the class of "
+            "each pixel, as with PIL.Image.fromarray(classes.astype('uint8'))"
+        )
+    return _pixels(mask).astype(np.uint16 if mask.mode.startswith("I") else np.uint8)
+
+
+def decode_depth(content: bytes, scale: float) -> np.ndarray:
+    """Returns a depth map in metres, float32 `[height, width]`; 0 where it is unknown.
+
+    Args:
+      content: a grey PNG of 16 bits, or an array of NumPy (.npy). Floats are metres. Values that
+        are negative, infinite or no number are unknown.
+      scale: metres of a unit, for integers.
+
+    Raises:
+      UserError: it is of another kind, or damaged.
+    """
+    if content.startswith(b"\x93NUMPY"):
+        try:
+            values = np.load(io.BytesIO(content), allow_pickle=False)
+        except (ValueError, OSError, EOFError) as error:
+            raise UserError(f"the array cannot be read: {error}") from error
+    else:
+        opened = _opened(content)
+        if not opened.mode.startswith("I"):
+            raise UserError(
+                f"a depth map must be a grey PNG of 16 bits or a .npy in metres, not a "
+                f"{opened.format} of the mode {opened.mode}"
+            )
+        values = _pixels(opened)
+    if values.ndim != 2 or values.dtype.kind not in "fiu":
+        raise UserError(
+            f"a depth map must be an array [height, width] of numbers, not {list(values.shape)} of "
+            f"{values.dtype}"
+        )
+    metres = values.astype(np.float32) * (1 if values.dtype.kind == "f" else scale)
+    return np.where(np.isfinite(metres) & (metres > 0), metres, 0).astype(np.float32)
+
+
+def _opened(content: bytes) -> Image.Image:
+    """Returns an opened image, which is not decoded yet."""
+    try:
+        return Image.open(io.BytesIO(content), formats=FORMATS)
+    except Exception as error:  # Pillow's parsers raise errors of any type.
+        raise UserError(f"it is not one of the formats {', '.join(FORMATS)}") from error
+
+
+def _pixels(opened: Image.Image) -> np.ndarray:
+    try:
+        return np.asarray(opened)
+    except Exception as error:  # Pillow's parsers raise errors of any type.
+        raise UserError(f"it cannot be decoded: {error}") from error

@@ -1,0 +1,398 @@
+"""Images with the objects of a COCO file: boxes, and masks by pycocotools."""
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.data.dense_fields import TOLERANCE
+from vit_jax.data.fields import BACKGROUND, BOXES, IGNORED, MASK, Boxes
+from vit_jax.data.sources.base import Example, Source
+from vit_jax.data.sources.folder import file_sizes, read_file
+from vit_jax.data.sources.folder_rules import split_name
+from vit_jax.data.sources.kind import SourceKind, SourceOptions
+from vit_jax.data.sources.pairs import DEV, folder_of, shortened
+from vit_jax.data.sources.slices import groups_by_path, shuffled
+from vit_jax.errors import UserError, as_text
+
+IN_SPLIT = "_annotations.coco.json"  # Roboflow's file in the folder of a split.
+EMPTY = "boxes without area"
+FORM = 'COCO\'s form is {"images": [...], "annotations": [...], "categories": [...]}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Coco(Source):
+    """Images with objects, in the order of a COCO file.
+
+    Attributes:
+      file: the COCO file.
+      root: folder of the images; it ends with a slash.
+      files: paths of the images, relative to the root.
+      shapes: height and width of each image, int64 `[images, 2]`.
+      starts: the first object of each image, and the number of objects, int64 `[images + 1]`.
+      objects: corners, labels and crowds of all objects.
+      fields: `boxes`, or `mask`, or both.
+      segmentations: COCO's `segmentation` of each object; empty without the field `mask`.
+    """
+
+    file: str
+    root: str
+    files: tuple[str, ...]
+    shapes: np.ndarray
+    starts: np.ndarray
+    objects: Boxes
+    class_names: tuple[str, ...]
+    fields: tuple[str, ...]
+    segmentations: tuple[Any, ...] = ()
+    left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, index):
+        return Example(read_file(self.root + self.files[index]), ())
+
+    def describe(self, index):
+        return as_text(self.root + self.files[index])
+
+    def labels_of(self, index):
+        return ()
+
+    def fields_of(self, index):
+        values = {BOXES: self._boxes(index)}
+        if MASK in self.fields:
+            values[MASK] = self._mask(index)
+        return {name: values[name] for name in self.fields}
+
+    def known_fields(self, indices=None):
+        chosen = range(len(self)) if indices is None else indices
+        for corners, labels, _, crowd in map(self._boxes, chosen):
+            yield corners.tobytes() + labels.tobytes() + crowd.tobytes()
+
+    def stored_files(self, indices=None):
+        files = self.files if indices is None else [self.files[index] for index in indices]
+        yield os.path.basename(self.file), os.path.getsize(self.file)
+        sizes = file_sizes(self.root, [self.root + file for file in files])
+        yield from zip(files, sizes, strict=True)
+
+    def groups(self, key):
+        return groups_by_path(self.files, key)
+
+    def fair_order(self):
+        return shuffled(len(self))
+
+    def _boxes(self, index: int) -> Boxes:
+        part = slice(self.starts[index], self.starts[index + 1])
+        corners, labels, _, crowd = self.objects
+        return Boxes(corners[part], labels[part], None, crowd[part])
+
+    def _mask(self, index: int) -> np.ndarray:
+        """Returns the class of each pixel, uint8 `[height, width]`; crowds are `IGNORED`.
+
+        Smaller objects are in front of larger ones.
+        """
+        height, width = self.shapes[index].tolist()
+        result = np.zeros((height, width), np.uint8)
+        first, boxes = self.starts[index], self._boxes(index)
+        parts = [
+            _pixels(self.segmentations[first + number], height, width, self.describe(index))
+            for number in range(len(boxes.labels))
+        ]
+        for number in sorted(range(len(parts)), key=lambda number: -int(parts[number].sum())):
+            result[parts[number]] = IGNORED if boxes.crowd[number] else boxes.labels[number]
+        return result
+
+
+class Listed(NamedTuple):
+    """A COCO file and the folders that may contain its images."""
+
+    file: str
+    folders: tuple[str, ...]
+
+
+def open_coco(split: str, options: SourceOptions) -> Coco:
+    """Opens a split.
+
+    With the field `mask` the first class is `background`, and other pixels have the class of their
+    object.
+
+    Raises:
+      UserError: there is no such split, the file is not of COCO's form, an image does not exist, or
+        a box is not within its image.
+    """
+    if options.only:
+        raise UserError("data.classes is unsupported with COCO files")
+    listed = _listed(options.path, split)
+    content = _read(listed.file)
+    try:
+        return _source(listed, content, options)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{listed.file}: {type(error).__name__}: {error}; {FORM}") from error
+
+
+def splits_at(path: str) -> dict[str, Listed]:
+    """Returns the COCO files of a folder by split; a single file is the split `all`.
+
+    Raises:
+      UserError: there is none, or there are several of a split.
+    """
+    if path.lower().endswith(".json"):
+        folder = os.path.join(os.path.dirname(path), "")
+        return {"all": Listed(path, (folder, f"{folder}images/", f"{folder}../images/"))}
+    root = folder_of(path)
+    splits: dict[str, Listed] = {}
+    files = {file: _stem(file) for file in _json_files(root)}
+    for file, stem in files.items():
+        if (split := split_name(stem)) is None:
+            continue
+        bare = re.sub(r"\d+$", "", split)  # train2017.
+        if bare in splits:
+            raise UserError(
+                f"{path} has two COCO files of the split {bare}: {splits[bare].file} and {file}; "
+                "give one of them (data.path), with slices of the split 'all'"
+            )
+        splits[bare] = _listed_in(root, file, stem, f"images/{split}", split)
+    if splits:
+        return splits
+    if len(files) == 1:
+        return {"all": _listed_in(root, *files.popitem())}
+    raise UserError(
+        f"{path} has no COCO files of splits (data.path), such as annotations/instances_train.json "
+        f"or train/{IN_SPLIT}; there are: {', '.join([*files][:5]) or 'none'}"
+    )
+
+
+def _stem(file: str) -> str:
+    """Returns the part of a COCO file's path that may name its split."""
+    folder, name = os.path.split(file)
+    stem = os.path.basename(folder) if name == IN_SPLIT else os.path.splitext(name)[0]
+    return stem.removeprefix("instances_")
+
+
+def _listed_in(root: str, file: str, stem: str, *folders: str) -> Listed:
+    """Returns a COCO file with the folders of its images: its own, and some in the root."""
+    inner = (stem, f"images/{stem}", *folders, "images", "")
+    return Listed(
+        file,
+        (os.path.join(os.path.dirname(file), ""), *(os.path.join(root, one, "") for one in inner)),
+    )
+
+
+def _json_files(root: str) -> list[str]:
+    """Returns the JSON files where COCO files may be."""
+    folders = [root, os.path.join(root, "annotations")]
+    files = [
+        os.path.join(folder, name)
+        for folder in folders
+        if os.path.isdir(folder)
+        for name in sorted(os.listdir(folder))
+        if name.lower().endswith(".json") and not re.match("captions_|person_|image_info_", name)
+    ]
+    inner = [os.path.join(root, name, IN_SPLIT) for name in sorted(os.listdir(root))]
+    return files + [file for file in inner if os.path.isfile(file)]
+
+
+def _listed(path: str, split: str) -> Listed:
+    splits = splits_at(path)
+    names = (split, re.sub(r"\d+$", "", split), *(DEV if split in DEV else ()))
+    found = next((splits[name] for name in names if name in splits), None)
+    if found is None:
+        raise UserError(
+            f"{path} has no split {split!r}, but {', '.join(splits)}: choose by data.train_split "
+            "and data.test_split" + (", as 'all[:80%]' and 'all[80%:]'" if "all" in splits else "")
+        )
+    return found
+
+
+def _read(file: str) -> Mapping[str, Any]:
+    try:
+        content = json.loads(read_file(file))
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror} (data.path)") from error
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON: {error}") from error
+    if not isinstance(content, dict) or not {"images", "annotations", "categories"} <= {*content}:
+        raise UserError(f"{file} is no COCO file of objects: {FORM}")
+    if not content["images"]:
+        raise UserError(f"{file} lists no images")
+    return content
+
+
+def _source(listed: Listed, content: Mapping[str, Any], options: SourceOptions) -> Coco:
+    """Returns the source of a COCO file's content."""
+    images = content["images"]
+    files = tuple(str(image["file_name"]) for image in images)
+    shapes = np.array([(image["height"], image["width"]) for image in images], np.int64)
+    fields = tuple(name for name in (BOXES, MASK) if name in options.fields) or (BOXES,)
+    names, number = _classes(listed.file, content, MASK in fields, options.class_names)
+    annotations, place = _in_order(listed.file, content)
+    boxes = _boxes(listed.file, annotations, number)
+    most = shapes[place][:, [1, 0, 1, 0]]
+    _check_within(listed.file, boxes.corners, most, [files[index] for index in place])
+    corners = boxes.corners.clip(0, most)
+    kept = np.flatnonzero((corners[:, 2:] > corners[:, :2]).all(1))
+    removed = len(corners) - len(kept)
+    return Coco(
+        listed.file,
+        _folder_of_images(listed, files),
+        files,
+        shapes,
+        np.searchsorted(place[kept], np.arange(len(files) + 1)),
+        Boxes(corners[kept].astype(np.float32), boxes.labels[kept], None, boxes.crowd[kept]),
+        names,
+        fields,
+        _segmentations(listed.file, annotations, kept) if MASK in fields else (),
+        {EMPTY: removed} if removed else {},
+    )
+
+
+def _boxes(file: str, annotations: Sequence[Mapping], number: Mapping[int, int]) -> Boxes:
+    """Returns the boxes of annotations.
+
+    Args:
+      number: the class of each category's id.
+
+    Raises:
+      UserError: one is of another category.
+    """
+    if unknown := {one["category_id"] for one in annotations} - {*number}:
+        raise UserError(f"{file} has objects of no category: {sorted(unknown)[:5]}")
+    boxes = np.array([one["bbox"] for one in annotations], np.float64).reshape(-1, 4)
+    corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
+    labels = np.array([number[one["category_id"]] for one in annotations], np.int32)
+    crowd = np.array([bool(one.get("iscrowd", 0)) for one in annotations], bool)
+    return Boxes(corners, labels, None, crowd)
+
+
+def _in_order(file: str, content: Mapping[str, Any]) -> tuple[list[Mapping], np.ndarray]:
+    """Returns the annotations in the order of their images, and the index of each one's image."""
+    index = {image["id"]: number for number, image in enumerate(content["images"])}
+    annotations = content["annotations"]
+    if others := [one for one in annotations if one["image_id"] not in index]:
+        raise UserError(
+            f"{file}: {len(others):,} of {len(annotations):,} objects are of images that it does "
+            f"not list, such as image_id {others[0]['image_id']}"
+        )
+    place = np.array([index[one["image_id"]] for one in annotations], np.int64)
+    order = np.argsort(place, kind="stable")
+    return [annotations[number] for number in order], place[order]
+
+
+def _classes(
+    file: str, content: Mapping[str, Any], masks: bool, class_names: Sequence[str] | None
+) -> tuple[tuple[str, ...], dict[int, int]]:
+    """Returns the class names, and the class of each category's id.
+
+    Args:
+      masks: the first class is `background`.
+      class_names: class names of the training data; None: these are the training data.
+
+    Raises:
+      UserError: the training data have no such class.
+    """
+    categories = sorted(content["categories"], key=lambda category: category["id"])
+    own = ((BACKGROUND,) if masks else ()) + tuple(str(one["name"]) for one in categories)
+    names = tuple(class_names or dict.fromkeys(own))
+    if unknown := [name for name in own if name not in names]:
+        raise UserError(f"{file} has classes that training lacks: {', '.join(unknown[:20])}")
+    if len(names) > IGNORED and masks:
+        raise UserError(f"{file} has {len(names)} classes, and masks of at most {IGNORED} are read")
+    return names, {one["id"]: names.index(str(one["name"])) for one in categories}
+
+
+def _check_within(file: str, corners: np.ndarray, most: np.ndarray, images: list[str]) -> None:
+    """Raises UserError if a box is not within its image; a pixel is allowed for rounding.
+
+    Args:
+      corners: left, top, right and bottom, `[boxes, 4]`.
+      most: the largest values of these, `[boxes, 4]`.
+      images: the image of each box.
+    """
+    outside = ((corners < -TOLERANCE) | (corners > most + TOLERANCE)).any(1)
+    if not outside.any():
+        return
+    first = int(outside.argmax())
+    left, top, right, bottom = corners[first].tolist()
+    width, height = most[first, :2].tolist()
+    raise UserError(
+        f"{file}: {outside.sum():,} of {len(corners):,} boxes are not within their image, such as "
+        f"[{left:g}, {top:g}, {right - left:g}, {bottom - top:g}] of {as_text(images[first])}, "
+        f"which has {width}x{height} pixels: a bbox is [left, top, width, height] in pixels"
+    )
+
+
+def _folder_of_images(listed: Listed, files: Sequence[str]) -> str:
+    """Returns the folder that has the images.
+
+    Raises:
+      UserError: some do not exist.
+    """
+    root = next((one for one in listed.folders if os.path.exists(one + files[0])), None)
+    if root is None:
+        where = ", ".join(dict.fromkeys(listed.folders))
+        raise UserError(f"{listed.file} lists {as_text(files[0])}, which is in none of: {where}")
+    sizes = file_sizes(root, [root + file for file in files])
+    if missing := [file for file, size in zip(files, sizes, strict=True) if size < 0]:
+        raise UserError(
+            f"{len(missing):,} of {len(files):,} images of {listed.file} do not exist in {root}: "
+            f"{shortened(missing)}; copy them, or remove them from the file"
+        )
+    return root
+
+
+def _segmentations(
+    file: str, annotations: Sequence[Mapping], kept: np.ndarray
+) -> tuple[list | dict, ...]:
+    """Returns the segmentations of the kept annotations.
+
+    Raises:
+      UserError: one has none, or pycocotools is not installed.
+    """
+    try:
+        import pycocotools.mask  # noqa: F401
+    except ImportError as error:
+        raise UserError("masks of COCO files need pycocotools: pip install pycocotools") from error
+    segmentations = tuple(annotations[number].get("segmentation") or None for number in kept)
+    if lacking := sum(one is None for one in segmentations):
+        raise UserError(
+            f"{file}: {lacking:,} of {len(segmentations):,} objects have no segmentation, which "
+            "masks need; the file has boxes only"
+        )
+    return segmentations
+
+
+def _pixels(segmentation: list | dict, height: int, width: int, image: str) -> np.ndarray:
+    """Returns the pixels of an object, bool `[height, width]`.
+
+    Args:
+      segmentation: polygons, or run lengths, as lists or as text.
+      image: name of the image, for errors.
+    """
+    from pycocotools import mask
+
+    try:
+        if isinstance(segmentation, list):
+            runs = mask.merge(mask.frPyObjects(segmentation, height, width))
+        elif isinstance(segmentation["counts"], list):
+            runs = mask.frPyObjects(segmentation, height, width)
+        else:
+            runs = segmentation
+        return mask.decode(runs).astype(bool)
+    except Exception as error:  # Of its C code.
+        raise UserError(f"{image}: a segmentation cannot be read: {error}") from error
+
+
+COCO = SourceKind(
+    "coco",
+    "images with the objects of COCO files, for detection and segmentation",
+    open_coco,
+    path="a folder with COCO's annotations/instances_train2017.json and train2017/, with "
+    f"train/{IN_SPLIT}, or a COCO file",
+    layout_at=lambda path: ("COCO files of objects", splits_at(path)),
+)

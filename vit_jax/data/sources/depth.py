@@ -1,0 +1,66 @@
+"""Images with depth maps."""
+
+import dataclasses
+
+from vit_jax.data.fields import DEPTH
+from vit_jax.data.map_files import DEPTH_SUFFIXES, decode_depth
+from vit_jax.data.sources.kind import SourceKind, SourceOptions
+from vit_jax.data.sources.pairs import Pairs, Split, find_pairs, find_splits, folder_of, split_of
+from vit_jax.errors import UserError
+
+DEPTH_FOLDERS = ("depth", "depths", "depth_maps")
+
+
+@dataclasses.dataclass(frozen=True)
+class Depths(Pairs):
+    """Images with depth maps.
+
+    Attributes:
+      scale: metres of a unit of a PNG.
+    """
+
+    fields = (DEPTH,)
+    scale: float = 0.001
+
+    def fields_of(self, index):
+        try:
+            return {DEPTH: decode_depth(self.read_map(index), self.scale)}
+        except UserError as error:
+            raise UserError(f"{self.describe_map(index)}: {error}") from error
+
+    def known_fields(self, indices=None):
+        return (repr(self.scale).encode(),)
+
+
+def open_depths(split: str, options: SourceOptions) -> Depths:
+    """Opens a split.
+
+    Raises:
+      UserError: there are no folders of images and depth maps, the split does not exist, or an
+        image has no map or one of another size.
+    """
+    root = folder_of(options.path)
+    _, splits = _layout(root)
+    found = split_of(options.path, splits, split)
+    images, maps, left_out = find_pairs(root, found, DEPTH_SUFFIXES, "depth map")
+    source = Depths(root, tuple(images), tuple(maps), dict(left_out), scale=options.depth_scale)
+    source.check_sizes(DEPTH)
+    return source
+
+
+def _layout(root: str) -> tuple[str, dict[str, Split]]:
+    if splits := find_splits(root, DEPTH_FOLDERS):
+        return "folders of images and depth maps", splits
+    raise UserError(
+        f"{root} has no images with depth maps (data.path): put them into {root}images and "
+        f"{root}depth, with the same names"
+    )
+
+
+DEPTHS = SourceKind(
+    "depth",
+    "images with depth maps",
+    open_depths,
+    path="a folder with images and depth maps (16-bit PNG or .npy) of the same names",
+    layout_at=lambda path: _layout(folder_of(path)),
+)

@@ -1,0 +1,178 @@
+"""Images with masks, passed in by a program: arrays, or any sequence of pairs."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vit_jax.data.fields import MASK
+from vit_jax.data.map_files import decode_mask, values_of
+from vit_jax.data.sources.base import Example, Source
+from vit_jax.data.sources.folder import read_file
+from vit_jax.data.sources.handed_in import (
+    IMAGE_KEYS,
+    as_image,
+    check_indexable,
+    check_steady,
+    checked_columns,
+    is_pair_of_columns,
+)
+from vit_jax.data.sources.masks import as_they_are, class_count, classes_of
+from vit_jax.data.sources.slices import shuffled
+from vit_jax.errors import UserError
+
+MASK_KEYS = ("mask", "annotation", "segmentation_mask", "label")
+REMEDY = "give their number as config.data.num_classes"
+
+
+@dataclasses.dataclass(frozen=True)
+class HandedInMasks(Source):
+    """The caller's images and masks; each example must return the same whenever it is read.
+
+    Attributes:
+      data: has `len(data)` and `data[index]`, a pair of an image and a mask, or a mapping.
+    """
+
+    name: str
+    data: Any
+    class_names: tuple[str, ...] = ()
+    numbered: bool = True
+    fields = (MASK,)
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        return Example(self._read(index, as_image, 0, IMAGE_KEYS), ())
+
+    def describe(self, index):
+        return f"{self.name} data's example {index}"
+
+    def labels_of(self, index):
+        return ()
+
+    def fair_order(self):
+        return shuffled(len(self))
+
+    def fields_of(self, index):
+        values, number = self.values(index), len(self.class_names)
+        try:
+            return {MASK: classes_of(values, as_they_are(number), number, REMEDY)}
+        except UserError as error:
+            raise UserError(f"{self.describe(index)}: {error}") from error
+
+    def values(self, index: int) -> np.ndarray:
+        """Returns the values of a mask, integers `[height, width]`."""
+        return self._read(index, as_mask, 1, MASK_KEYS)
+
+    def _read(self, index: int, convert, place: int, keys: Sequence[str]) -> Any:
+        """Returns a converted part of an item.
+
+        Args:
+          place: its position in a pair.
+          keys: its possible keys in a mapping.
+
+        Raises:
+          UserError: it does not exist, or cannot be read.
+        """
+        try:
+            item = self.data[index]
+            if isinstance(item, tuple | list):
+                return convert(item[place])
+            if not isinstance(item, Mapping):
+                raise UserError(f"a {type(item).__name__} is no pair (image, mask)")
+            key = next((key for key in keys if key in item), None)
+            if key is None:
+                raise UserError(f"there is none of {', '.join(keys)}, but {', '.join(item)}")
+            return convert(item[key])
+        except OSError:
+            raise
+        except UserError as error:
+            raise UserError(f"{self.describe(index)}: {error}") from error
+        except Exception as error:  # The user's code may raise anything.
+            raise UserError(
+                f"cannot read {self.describe(index)}: {type(error).__name__}: {error}"
+            ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class _Zipped:
+    """Two columns as a sequence of pairs."""
+
+    images: Any
+    masks: Any
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return self.images[index], self.masks[index]
+
+
+def handed_in_masks(
+    data: Any, name: str, class_names: Sequence[str] | None = None, num_classes: int | None = None
+) -> Source:
+    """Returns a source for images with masks.
+
+    Args:
+      data: a pair of images and masks; anything with `len(data)` whose items are pairs `(image,
+        mask)` or mappings with `image` and `mask`; or a `Source`. Images are as in `handed_in`.
+        Masks are integers `[height, width]`, as arrays, tensors, PIL images, or PNG files.
+      name: name in error messages, such as "train".
+      class_names: class names of the training data; None: these are the training data.
+      num_classes: number of classes; None: all masks are read.
+
+    Raises:
+      UserError: the data have another form, or the values of masks are not 0, 1, 2, ...
+    """
+    if isinstance(data, Source):
+        if class_names and tuple(class_names) != data.class_names:
+            raise UserError(
+                f"the {name} data have other classes than the training data, and masks are not "
+                f"renumbered: {', '.join(data.class_names[:10])} and {', '.join(class_names[:10])}"
+            )
+        return data
+    if is_pair_of_columns(data):
+        data = _Zipped(*checked_columns(data, name, "masks"))
+    check_indexable(data, name)
+    source = HandedInMasks(name, data)
+    if not class_names:
+        present = (np.unique(source.values(index)) for index in range(len(source)))
+        number = num_classes or class_count(present, f"the {name} data", REMEDY)
+        class_names = tuple(map(str, range(number)))
+    source = dataclasses.replace(source, class_names=tuple(class_names))
+    check_steady(source, name)
+    source.fields_of(0)
+    return source
+
+
+def as_mask(value: Any) -> np.ndarray:
+    """Returns the values of a mask, integers `[height, width]`.
+
+    Raises:
+      UserError: it is no mask.
+    """
+    if isinstance(value, bytes | bytearray):
+        return decode_mask(bytes(value))
+    if isinstance(value, str | Path):
+        return decode_mask(read_file(str(value)))
+    if isinstance(value, Image.Image):
+        return values_of(value)
+    detach = getattr(value, "detach", None)  # Of a torch tensor.
+    return _checked(np.asarray(detach().cpu() if detach else value))
+
+
+def _checked(values: np.ndarray) -> np.ndarray:
+    """Returns a mask without its dimension of channels; raises UserError if it is no mask."""
+    if values.ndim == 3 and 1 in (values.shape[0], values.shape[-1]):  # With a channel.
+        values = values.squeeze(0 if values.shape[0] == 1 else -1)
+    if values.ndim != 2 or values.dtype.kind not in "iub":
+        raise UserError(
+            f"a mask must be integers [height, width], not {list(values.shape)} of {values.dtype}"
+        )
+    if values.size and values.min() < 0:
+        raise UserError(f"a mask has the value {values.min()}: unknown pixels have the value 255")
+    return values.astype(np.uint8) if values.dtype.kind == "b" else values

@@ -1,0 +1,299 @@
+"""Images with masks: folders of one's own, and the layouts of VOC, ADE20K and Cityscapes."""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.data.fields import IGNORED, MASK
+from vit_jax.data.map_files import MASK_SUFFIXES, decode_mask
+from vit_jax.data.sources.folder import read_file
+from vit_jax.data.sources.kind import SourceKind, SourceOptions
+from vit_jax.data.sources.pairs import Pairs, Split, find_pairs, find_splits, folder_of, split_of
+from vit_jax.errors import UserError, as_text
+
+MASK_FOLDERS = ("masks", "mask", "annotations", "labels", "segmentation")
+CLASSES_FILE = "classes.txt"
+ADE_CLASSES, ADE_NAMES = 150, "objectInfo150.txt"
+VOC_CLASSES = (
+    *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat"),
+    *("chair", "cow", "diningtable", "dog", "horse", "motorbike", "person", "pottedplant"),
+    *("sheep", "sofa", "train", "tvmonitor"),
+)
+# The classes that the benchmark evaluates, in the order of their trainIds, each with its id.
+CITYSCAPES_IDS = {
+    **{"road": 7, "sidewalk": 8, "building": 11, "wall": 12, "fence": 13, "pole": 17},
+    **{"traffic light": 19, "traffic sign": 20, "vegetation": 21, "terrain": 22, "sky": 23},
+    **{"person": 24, "rider": 25, "car": 26, "truck": 27, "bus": 28, "train": 31},
+    **{"motorcycle": 32, "bicycle": 33},
+}
+REMEDY = f"name all classes, a line for each, in {CLASSES_FILE}"  # For more classes.
+INVALID = -1  # Marks values that are no class.
+
+
+class Layout(NamedTuple):
+    """How the masks of a folder are stored.
+
+    Attributes:
+      words: description for the user.
+      splits: the files of each split.
+      class_names: empty if the folder does not contain them.
+      classes: class of each value of a mask, `IGNORED` or `INVALID`; None: values are classes.
+    """
+
+    words: str
+    splits: dict[str, Split]
+    class_names: tuple[str, ...] = ()
+    classes: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Masks(Pairs):
+    """Images with masks.
+
+    Attributes:
+      classes: class of each value of a mask, `IGNORED` or `INVALID`, int16 `[values]`.
+    """
+
+    fields = (MASK,)
+    classes: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int16))
+    numbered: bool = False
+    recognized: str = ""
+
+    def fields_of(self, index):
+        try:
+            values = decode_mask(self.read_map(index))
+            number = len(self.class_names)
+            return {MASK: classes_of(values, self.classes, number, REMEDY)}
+        except UserError as error:
+            raise UserError(f"{self.describe_map(index)}: {error}") from error
+
+    def known_fields(self, indices=None):
+        return (self.classes.tobytes(),)
+
+
+def open_masks(split: str, options: SourceOptions) -> Masks:
+    """Opens a split.
+
+    The classes are those of the layout or of `classes.txt`; else `data.num_classes` is their
+    number; else the values of all masks are read.
+
+    Raises:
+      UserError: the folder has another layout, the split does not exist, an image has no mask or
+        one of another size, or the classes are not known.
+    """
+    if options.only:
+        raise UserError("data.classes is unsupported with masks: their pixels have classes")
+    root = folder_of(options.path)
+    layout = layout_of(root)
+    found = split_of(options.path, layout.splits, split)
+    images, maps, left_out = find_pairs(root, found, MASK_SUFFIXES, "mask")
+    names = options.class_names or layout.class_names
+    numbered = not layout.class_names
+    if not names:
+        number = options.num_classes or class_count(_values_in(root, maps), root, REMEDY)
+        names = tuple(map(str, range(number)))
+    if len(names) > IGNORED:
+        raise UserError(
+            f"{options.path} has {len(names):,} classes, and at most {IGNORED} are supported"
+        )
+    classes = as_they_are(len(names)) if layout.classes is None else layout.classes
+    pairs = tuple(images), tuple(maps), dict(left_out)
+    source = Masks(root, *pairs, names, classes, numbered, layout.words)
+    source.check_sizes(MASK)
+    return source
+
+
+def layout_of(root: str) -> Layout:
+    """Returns the layout of a folder.
+
+    Raises:
+      UserError: it has no folders of images and masks.
+    """
+    for recognize in (_voc, _cityscapes, _ade, _own):
+        if (layout := recognize(root)) is not None:
+            return layout
+    raise UserError(
+        f"{root} has no images with masks (data.path): put them into {root}images and "
+        f"{root}masks, with the same names, or give a folder of VOC, ADE20K or Cityscapes"
+    )
+
+
+def _voc(root: str) -> Layout | None:
+    lists = os.path.join(root, "ImageSets", "Segmentation")
+    if not os.path.isdir(lists):
+        return None
+    splits = {
+        os.path.splitext(name)[0]: Split(
+            "JPEGImages", "SegmentationClass", listed=f"ImageSets/Segmentation/{name}"
+        )
+        for name in sorted(os.listdir(lists))
+        if name.endswith(".txt")
+    }
+    words = f"VOC: {len(VOC_CLASSES)} classes with background"
+    return Layout(words, splits, VOC_CLASSES, as_they_are(len(VOC_CLASSES)))
+
+
+def _cityscapes(root: str) -> Layout | None:
+    if not all(os.path.isdir(os.path.join(root, name)) for name in ("leftImg8bit", "gtFine")):
+        return None
+    folder = os.path.join(root, "gtFine")
+    splits = {
+        split: Split(f"leftImg8bit/{split}", f"gtFine/{split}", "_leftImg8bit", "_gtFine_labelIds")
+        for split in sorted(os.listdir(folder))
+        if os.path.isdir(os.path.join(root, "leftImg8bit", split))
+    }
+    names = tuple(CITYSCAPES_IDS)
+    words = f"Cityscapes: the {len(names)} classes of its benchmark, others ignored"
+    if _has_file(folder, "_gtFine_labelIds.png"):
+        classes = np.full(IGNORED + 1, IGNORED, np.int16)
+        classes[list(CITYSCAPES_IDS.values())] = range(len(names))
+    else:  # Only the files that its scripts write.
+        splits = {
+            split: one._replace(map_end="_gtFine_labelTrainIds") for split, one in splits.items()
+        }
+        classes = as_they_are(len(names))
+    return Layout(words, splits, names, classes)
+
+
+def _has_file(folder: str, end: str) -> bool:
+    """Returns True if a file below a folder has a name with this end."""
+    return any(
+        name.endswith(end) for _, _, names in os.walk(folder, followlinks=True) for name in names
+    )
+
+
+def _ade(root: str) -> Layout | None:
+    """Returns the layout of ADE20K's benchmark, where 0 is unknown and class k has the value k + 1.
+
+    It is recognized by the list of its classes, or by the names of its files.
+    """
+    file = os.path.join(root, ADE_NAMES)
+    first = os.path.join(root, "annotations", "training", "ADE_train_00000001.png")
+    if not (os.path.isfile(file) or os.path.isfile(first)):
+        return None
+    splits = find_splits(root, ("annotations",))
+    names = tuple(map(str, range(1, ADE_CLASSES + 1)))
+    if os.path.isfile(file):
+        rows = [line.rstrip().split("\t") for line in _lines(file)[1:]]
+        names = tuple(row[-1].split(",")[0] for row in rows)
+    classes = np.full(IGNORED + 1, INVALID, np.int16)
+    classes[[0, IGNORED]] = IGNORED
+    classes[1 : len(names) + 1] = range(len(names))
+    return Layout(f"ADE20K: {len(names)} classes, 0 ignored", splits, names, classes)
+
+
+def _own(root: str) -> Layout | None:
+    splits = find_splits(root, MASK_FOLDERS)
+    if not splits:
+        return None
+    file = os.path.join(root, CLASSES_FILE)
+    names = _class_names(file) if os.path.isfile(file) else ()
+    known = f"{len(names)} classes of {CLASSES_FILE}" if names else "values of masks are classes"
+    return Layout(f"folders of images and masks: {known}", splits, names)
+
+
+def _class_names(file: str) -> tuple[str, ...]:
+    """Returns the names in a file: line k has the name of the class k.
+
+    Raises:
+      UserError: there is none, or one comes twice.
+    """
+    names = tuple(line.strip() for line in _lines(file) if line.strip())
+    if not names or len({*names}) < len(names):
+        raise UserError(f"{file} must have a line for each class, from 0, each with another name")
+    return names
+
+
+def _lines(file: str) -> list[str]:
+    try:
+        with open(file, encoding="utf-8") as lines:
+            return lines.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {file}: {error}") from error
+
+
+def as_they_are(number: int) -> np.ndarray:
+    """Returns the table of a folder whose values are classes, and `IGNORED` is unknown."""
+    classes = np.full(IGNORED + 1, INVALID, np.int16)
+    classes[:number], classes[IGNORED] = range(number), IGNORED
+    return classes
+
+
+def classes_of(values: np.ndarray, classes: np.ndarray, number: int, remedy: str) -> np.ndarray:
+    """Returns the class of each pixel, uint8 `[height, width]`.
+
+    Args:
+      values: values of a mask, integers `[height, width]`.
+      classes: class of each value.
+      number: number of classes.
+      remedy: how to define more classes, for errors.
+
+    Raises:
+      UserError: values that are no class.
+    """
+    result = classes[np.minimum(values, len(classes) - 1)]
+    beyond = (result == INVALID) | (values >= len(classes))
+    if beyond.any():
+        wrong, counts = np.unique(values[beyond], return_counts=True)
+        shown = ", ".join(
+            f"{value} ({count:,} pixels)" for value, count in zip(wrong[:5], counts, strict=False)
+        )
+        more = " ..." if len(wrong) > 5 else ""
+        raise UserError(
+            f"{shown}{more} beyond the {number} classes, which are {_range(classes)}, and "
+            f"{IGNORED} for unknown pixels: correct the mask, or {remedy}"
+        )
+    return result.astype(np.uint8)
+
+
+def _range(classes: np.ndarray) -> str:
+    """Returns the range of the values that are classes, for an error."""
+    values = np.flatnonzero((classes >= 0) & (classes != IGNORED))
+    return f"{values[0]} to {values[-1]}"
+
+
+def _values_in(root: str, maps: Sequence[str]) -> Iterator[np.ndarray]:
+    """Yields the values that occur in each mask."""
+
+    def present(name: str) -> np.ndarray:
+        try:
+            return np.unique(decode_mask(read_file(root + name)))
+        except (UserError, OSError) as error:
+            raise UserError(f"{as_text(root + name)}: {error}") from error
+
+    with ThreadPoolExecutor(8) as pool:
+        yield from pool.map(present, maps)
+
+
+def class_count(present: Iterable[np.ndarray], where: str, remedy: str) -> int:
+    """Returns the number of classes of masks whose values are not described.
+
+    Args:
+      present: the values that occur in each mask.
+      where: name of the data, for errors.
+      remedy: how to define the classes, for errors.
+
+    Raises:
+      UserError: values between the lowest and the highest do not occur, or there is only one.
+    """
+    values = sorted(set().union(*(found.tolist() for found in present)) - {IGNORED})
+    if len(values) > 1 and values == [*range(len(values))]:
+        return len(values)
+    shown = ", ".join(map(str, values[:8])) + (" ..." if len(values) > 8 else "")
+    raise UserError(
+        f"the masks of {where} have the values {shown}, and {IGNORED} for unknown pixels: number "
+        f"the classes 0, 1, 2, ..., or {remedy}"
+    )
+
+
+MASKS = SourceKind(
+    "masks",
+    "images with masks, for segmentation",
+    open_masks,
+    path="a folder with images and masks of the same names, or of VOC, ADE20K or Cityscapes",
+    layout_at=lambda path: layout_of(folder_of(path))[:2],
+)

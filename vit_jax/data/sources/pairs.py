@@ -1,0 +1,281 @@
+"""Images with a file of values for each pixel: two folders with files of the same names."""
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from vit_jax.data.decode import Unreadable, open_image
+from vit_jax.data.sources.base import Example, Source, spread
+from vit_jax.data.sources.folder import file_sizes, folders_in, read_file, walk
+from vit_jax.data.sources.folder_rules import of_system, sort_out, split_name
+from vit_jax.data.sources.slices import groups_by_path, stratified
+from vit_jax.errors import UserError, as_text
+
+IMAGE_FOLDERS = ("images", "image", "imgs", "img")
+DEV = ("val", "valid", "validation", "dev")  # Names of one split.
+SAMPLES = 16  # Pairs that are compared when a split is opened.
+SHOWN = 3  # Names in an error.
+
+
+class Split(NamedTuple):
+    """The files of a split.
+
+    Attributes:
+      images, maps: folders, relative to the root of the data set.
+      image_end, map_end: ends of file names before the suffix; the rest of both is the same.
+      listed: a file with the names of the split's images, without folder and suffix; empty: all.
+    """
+
+    images: str
+    maps: str
+    image_end: str = ""
+    map_end: str = ""
+    listed: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs(Source):
+    """Images, each with a file of values for its pixels.
+
+    Attributes:
+      root: the folder of the data set; it ends with a slash.
+      images, maps: paths of the files, relative to the root.
+    """
+
+    root: str
+    images: tuple[str, ...]
+    maps: tuple[str, ...]
+    left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return Example(read_file(self.root + self.images[index]), ())
+
+    def describe(self, index):
+        return as_text(self.root + self.images[index])
+
+    def labels_of(self, index):
+        return ()
+
+    def stored_files(self, indices=None):
+        chosen = range(len(self)) if indices is None else indices
+        names = [column[index] for column in (self.images, self.maps) for index in chosen]
+        sizes = file_sizes(self.root, [self.root + name for name in names])
+        return zip(names, sizes, strict=True)
+
+    def groups(self, key):
+        return groups_by_path(self.images, key)
+
+    def fair_order(self):
+        return stratified([os.path.dirname(name) for name in self.images], self.images)
+
+    def read_map(self, index: int) -> bytes:
+        """Returns the content of an image's map.
+
+        Raises:
+          UserError: it cannot be read.
+        """
+        try:
+            return read_file(self.root + self.maps[index])
+        except OSError as error:
+            raise UserError(f"cannot read {self.describe_map(index)}: {error.strerror}") from error
+
+    def describe_map(self, index: int) -> str:
+        """Returns the name of an image's map, for a person."""
+        return as_text(self.root + self.maps[index])
+
+    def check_sizes(self, field: str) -> None:
+        """Raises UserError if one of a few images has a map of another size.
+
+        Args:
+          field: name of the map in `fields_of`.
+        """
+        for index in spread(len(self), SAMPLES):
+            try:
+                image = open_image(self[index].image)
+            except (Unreadable, OSError):  # It is counted and replaced when it is read.
+                continue
+            rows, columns = self.fields_of(index)[field].shape
+            if (rows, columns) != (image.height, image.width):
+                raise UserError(
+                    f"{self.describe(index)} has {image.width}x{image.height} pixels, and "
+                    f"{self.describe_map(index)} {columns}x{rows}: save both at one size, and "
+                    "images upright, without an EXIF rotation"
+                )
+
+
+def find_splits(root: str, map_folders: Sequence[str]) -> dict[str, Split]:
+    """Returns the splits of a folder with folders of images and of maps.
+
+    These are `images/train` and `masks/train`, or `train/images` and `train/masks`; without splits
+    `images` and `masks` are the split `all`.
+
+    Args:
+      map_folders: names that the folder of maps may have, the most likely first.
+    """
+    folders = _folders(root)
+    if pair := _two_folders(root, map_folders):
+        images, maps = pair
+        both = _splits_in(os.path.join(root, images)), _splits_in(os.path.join(root, maps))
+        splits = {
+            split: Split(f"{images}/{folder}", f"{maps}/{both[1][split]}")
+            for split, folder in both[0].items()
+            if split in both[1]
+        }
+        return splits or {"all": Split(images, maps)}
+    splits = {}
+    for folder in filter(split_name, folders):
+        if pair := _two_folders(os.path.join(root, folder), map_folders):
+            splits[split_name(folder)] = Split(*(f"{folder}/{name}" for name in pair))
+    return splits
+
+
+def split_of(path: str, splits: Mapping[str, Split], name: str) -> Split:
+    """Returns a split by its name; the names of `DEV` stand for each other.
+
+    Raises:
+      UserError: there is no such split.
+    """
+    names = (name, *(DEV if name in DEV else ()))
+    found = next((splits[one] for one in names if one in splits), None)
+    if found is None:
+        raise UserError(
+            f"{path} has no split {name!r}, but {', '.join(splits)}: choose by data.train_split "
+            "and data.test_split" + (", as 'all[:80%]' and 'all[80%:]'" if "all" in splits else "")
+        )
+    return found
+
+
+def find_pairs(
+    root: str, split: Split, suffixes: Sequence[str], what: str
+) -> tuple[list[str], list[str], Counter[str]]:
+    """Returns the images of a split, their maps, and counts of skipped files by reason.
+
+    Args:
+      root: the folder of the data set, with a slash at its end.
+      suffixes: suffixes of maps, in lower case.
+      what: the kind of map, for errors.
+
+    Raises:
+      UserError: there are no images, an image has no map, or two files have one name.
+    """
+    images, left_out = sort_out(_files(root + split.images))
+    maps = [
+        file
+        for file in _files(root + split.maps)
+        if file.lower().endswith(tuple(suffixes)) and not of_system(file)
+    ]
+    image_of = _by_name(root + split.images, images, split.image_end)
+    map_of = _by_name(root + split.maps, maps, split.map_end)
+    names = sorted(image_of)
+    if split.listed:
+        names = _listed(root + split.listed)
+        _check_all(names, image_of, f"of {split.listed} do not exist", root + split.images)
+    elif others := len(map_of.keys() - image_of.keys()):
+        left_out[f"{what}s without an image"] += others
+    if not names:
+        raise UserError(f"no images in {root}{split.images}")
+    remedy = (
+        f"; a {what} has the name of its image and the suffix {' or '.join(suffixes)}: add them, "
+        "or move the images away"
+    )
+    _check_all(names, map_of, f"have no {what}", root + split.maps, remedy)
+    return (
+        [f"{split.images}/{image_of[name]}" for name in names],
+        [f"{split.maps}/{map_of[name]}" for name in names],
+        left_out,
+    )
+
+
+def _check_all(
+    names: Sequence[str], files: Mapping[str, str], lack: str, folder: str, remedy: str = ""
+) -> None:
+    """Raises UserError if images have no file in a folder.
+
+    Args:
+      names: the images.
+      files: the folder's files by the names of their images.
+      lack: words for images without a file.
+      remedy: end of the message.
+    """
+    if missing := [name for name in names if name not in files]:
+        raise UserError(
+            f"{len(missing):,} of {len(names):,} images {lack} in {folder}: {shortened(missing)}"
+            f"{remedy}"
+        )
+
+
+def folder_of(path: str) -> str:
+    """Returns the folder of a data set with a slash at its end.
+
+    Raises:
+      UserError: it does not exist, or is not on a disk of this machine.
+    """
+    if "://" in path:
+        raise UserError(f"{path} (data.path): masks are read from disks; copy or mount the bucket")
+    if not os.path.isdir(path):
+        raise UserError(f"there is no folder {path!r} (data.path)")
+    return os.path.join(path, "")
+
+
+def _folders(where: str) -> list[str]:
+    return [os.path.basename(folder) for folder in folders_in(where)]
+
+
+def _two_folders(where: str, map_folders: Sequence[str]) -> tuple[str, str] | None:
+    """Returns the names of the folders of images and of maps in a folder; None: there are none."""
+    named = {name.lower(): name for name in _folders(where)}
+    found = [
+        next((named[name] for name in names if name in named), None)
+        for names in (IMAGE_FOLDERS, map_folders)
+    ]
+    return (found[0], found[1]) if found[0] and found[1] else None
+
+
+def _splits_in(where: str) -> dict[str, str]:
+    return {split: name for name in _folders(where) if (split := split_name(name))}
+
+
+def _files(folder: str) -> list[str]:
+    """Returns the paths of all files below a folder, relative to it."""
+    start = len(os.path.join(folder, ""))
+    return [path[start:] for path in walk(folder)]
+
+
+def _by_name(folder: str, files: Sequence[str], end: str) -> dict[str, str]:
+    """Returns files by their path without suffix and `end`; files without this end are skipped.
+
+    Raises:
+      UserError: two files have one name.
+    """
+    named: dict[str, str] = {}
+    for file in sorted(files):
+        stem = os.path.splitext(file)[0]
+        if not stem.endswith(end):
+            continue
+        if (other := named.setdefault(stem.removesuffix(end), file)) != file:
+            raise UserError(
+                f"{folder} has two files of one name, {as_text(other)} and {as_text(file)}: rename "
+                "one of them"
+            )
+    return named
+
+
+def _listed(file: str) -> list[str]:
+    """Returns the lines of a file with a name in each."""
+    try:
+        with open(file, encoding="utf-8") as lines:
+            return [line.split()[0] for line in lines if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {file}: {error}") from error
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Returns the first names of files, for an error."""
+    more = " ..." if len(names) > SHOWN else ""
+    return ", ".join(map(as_text, names[:SHOWN])) + more

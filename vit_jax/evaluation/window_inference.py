@@ -1,0 +1,112 @@
+"""Semantic segmentation of images of any size by windows, compiled once for all sizes."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from vit_jax.data.decode import Box, Unreadable, open_image
+from vit_jax.data.preprocess import TestCrop
+from vit_jax.data.sources.base import Source
+from vit_jax.models.dense.segmenter import Segmenter
+from vit_jax.models.dense.windows import Windows, sliding, whole
+from vit_jax.models.layers import placing
+from vit_jax.models.pixels import in_channels
+from vit_jax.parallel.mesh import place, replicated, split_batch, whole_batch
+from vit_jax.parallel.sharding import parameter_shardings, place_activation
+
+WINDOWS = 8  # Windows of one call of the model, of all devices.
+
+
+class _Image(NamedTuple):
+    """An image whose windows are computed: their places, and the scores of those that are done."""
+
+    windows: Windows
+    scores: list[np.ndarray]
+
+
+class WindowInference:
+    """Computes class maps of images of any size, by one segmenter with any parameters.
+
+    Args:
+      segmenter: the model and its head.
+      mesh: mesh of devices, of one process.
+      crop: the run's evaluation transform: images are decoded and resized as it does.
+      squeezed: squeeze each image to one window, instead of sliding windows.
+    """
+
+    def __init__(self, segmenter: Segmenter, mesh: Mesh, crop: TestCrop, squeezed: bool = False):
+        graphdef, params = nnx.split(segmenter)
+        self._shardings = parameter_shardings(mesh, nnx.to_pure_dict(params))
+        self._sharding, self._batch_size = split_batch(mesh), whole_batch(mesh, WINDOWS)
+        self._crop, self._windows = crop, whole if squeezed else sliding
+        self._size = segmenter.model.image_size
+
+        def scores(params: dict, images: jax.Array) -> jax.Array:
+            with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
+                merged = nnx.merge(graphdef, params)
+                return merged(in_channels(images, merged.model.channels))
+
+        self._scores = jax.jit(
+            scores, in_shardings=(self._shardings, self._sharding), out_shardings=replicated(mesh)
+        )
+
+    def __call__(
+        self,
+        segmenter: Segmenter,
+        source: Source,
+        on_unreadable: Callable[[int, Unreadable | OSError], None],
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields the index and the class map of each readable image, in order.
+
+        The windows of several images are computed together.
+
+        Args:
+          segmenter: the segmenter, whose parameters may have changed.
+          source: the images.
+          on_unreadable: callback for the index of an image that cannot be read, and the error.
+        """
+        params = nnx.to_pure_dict(nnx.state(segmenter))
+        params = jax.tree.map(place, params, self._shardings)
+        started: deque[tuple[int, _Image]] = deque()
+
+        def cut() -> Iterator[np.ndarray]:
+            for index in range(len(source)):
+                try:
+                    windows, resized = self._resized(source[index].image)
+                except (Unreadable, OSError) as error:
+                    on_unreadable(index, error)
+                    continue
+                started.append((index, _Image(windows, [])))
+                yield from windows.cut(resized)
+
+        waiting = cut()
+        while batch := list(islice(waiting, self._batch_size)):
+            for scores in self._scores_of(params, batch):
+                # Windows are in the order of their images.
+                index, image = next(x for x in started if len(x[1].scores) < x[1].windows.count)
+                image.scores.append(scores)
+            while started and len(started[0][1].scores) == started[0][1].windows.count:
+                index, image = started.popleft()
+                yield index, image.windows.class_map(np.stack(image.scores))
+
+    def _resized(self, image: bytes | np.ndarray) -> tuple[Windows, np.ndarray]:
+        """Returns the windows of an image, and the image resized for them."""
+        crop = self._crop
+        opened = open_image(image, crop.mode, crop.background)
+        windows = self._windows((opened.height, opened.width), self._size)
+        resized = np.empty((*windows.resized, 3), np.uint8)
+        opened.crop(Box(0, 0, opened.width, opened.height), resized, crop.interpolation)
+        return windows, resized
+
+    def _scores_of(self, params: dict, batch: list[np.ndarray]) -> np.ndarray:
+        """Returns the scores of windows; a smaller batch is padded to the compiled size."""
+        padding = [np.zeros_like(batch[0])] * (self._batch_size - len(batch))
+        images = jax.device_put(np.stack([*batch, *padding]), self._sharding)
+        return jax.device_get(self._scores(params, images))[: len(batch)]

@@ -1,0 +1,74 @@
+"""Class maps as images: palettes, PNG files with a palette, and overlays."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vit_jax.inspection.page_images import image_address
+from vit_jax.models.dense.palette import coloured, voc_palette
+
+
+def palette_image(mask: np.ndarray) -> Image.Image:
+    """Returns a class map as an image whose pixels are the classes, with VOC's palette.
+
+    Args:
+      mask: class of each pixel, uint8 `[height, width]`.
+    """
+    image = Image.fromarray(mask)
+    image.putpalette(voc_palette().tobytes())
+    return image
+
+
+def overlay(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Returns an image under the colours of its classes, as `coloured`, uint8.
+
+    Args:
+      image: uint8 `[height, width, 3]`.
+      mask: class of each pixel, uint8 `[height, width]`.
+    """
+    return coloured(image, mask, voc_palette().astype(np.float32)).round().astype(np.uint8)
+
+
+class Segments:
+    """The section `segments.html`: images under the colours of their classes, and a legend.
+
+    Args:
+      class_names: names of all classes.
+    """
+
+    def __init__(self, class_names: Sequence[str]):
+        self._class_names, self._seen = class_names, set()
+        self._figures: list[dict[str, Any]] = []
+
+    def __len__(self):
+        return len(self._figures)
+
+    def add(self, name: str, image: np.ndarray, masks: Sequence[np.ndarray], caption: str) -> None:
+        """Adds an image.
+
+        Args:
+          name: its path.
+          image: uint8 `[height, width, 3]`.
+          masks: class of each pixel, uint8 `[height, width]`; an overlay is shown of each.
+          caption: text below the name.
+        """
+        for mask in masks:
+            self._seen |= {*np.unique(mask).tolist()}
+        pictures = [image, *(overlay(image, mask) for mask in masks)]
+        addresses = [*map(image_address, pictures)]
+        self._figures.append(dict(name=name, pictures=addresses, caption=caption))
+
+    def values(self, note: str) -> dict[str, Any]:
+        """Returns the values of the template.
+
+        Args:
+          note: text above the images.
+        """
+        legend = {}
+        for label in sorted(self._seen):
+            known = label < len(self._class_names)
+            name = self._class_names[label] if known else "unknown"
+            legend[name] = "#" + voc_palette()[label].tobytes().hex()
+        return dict(figures=self._figures, legend=legend, note=note)

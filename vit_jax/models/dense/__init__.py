@@ -1,0 +1,45 @@
+"""Heads for dense prediction: a value for each place of an image.
+
+A head is a module that runs the image model itself, since some heads change its last layers:
+`head(model, images, rngs, state)` returns what the head's loss needs, and `head.scores(outputs)`
+the score of each class at each place. The parameters are those of the training objective; `state`
+is a part of the objective's state, such as the running statistics of batch norms.
+"""
+
+from functools import partial
+
+from flax import nnx
+
+from vit_jax.models.dense.eomt import EoMT
+from vit_jax.models.dense.linear import LinearHead
+from vit_jax.models.dense.upernet import UPerNet
+from vit_jax.models.image_model import ImageModel
+from vit_jax.options.objective import SegmentationOptions
+
+Head = LinearHead | UPerNet | EoMT
+_KINDS = {"linear": LinearHead, "upernet": UPerNet, "eomt": EoMT}
+
+
+def make_head(
+    options: SegmentationOptions,
+    model: ImageModel,
+    num_classes: int,
+    *,
+    frozen: bool = False,
+    rngs: nnx.Rngs,
+) -> Head:
+    """Returns the segmentation head of a config for a model, which may be abstract.
+
+    Args:
+      num_classes: number of classes of a pixel.
+      frozen: the model is not trained, so it runs without dropout.
+
+    Raises:
+      UserError: the head does not support the model.
+    """
+    make = partial(_KINDS[options.head], model, num_classes, frozen=frozen, rngs=rngs)
+    if options.head == "eomt":
+        return make(queries=options.queries, layers=options.query_layers)
+    if options.head == "upernet":
+        make = partial(make, dim=options.dim, auxiliary_dim=options.auxiliary_dim)
+    return make(dropout=options.dropout)

@@ -1,0 +1,182 @@
+"""A head that predicts a set of objects: proposals at each place, refined by a decoder.
+
+It is a DETR (Carion et al., 2005.12872) in the two-stage form of Deformable DETR (Zhu et al.,
+2010.04159), with plain attention: there are no anchors and no suppression of overlapping boxes.
+The queries are the places with the highest class scores, and each layer of the decoder refines
+their boxes.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.models import initializers
+from vit_jax.models.attention import attend
+from vit_jax.models.dense.neck import make_neck, places_of
+from vit_jax.models.dense.pyramid import pyramid, widths_of
+from vit_jax.models.image_model import ImageModel
+
+HEAD_DIM = 32  # Channels of an attention head.
+PRIOR = 0.01  # Initial probability of a class at a place.
+SMALLEST = 0.05  # Initial side of a box at the finest level, as a share of the image's.
+TEMPERATURE = 10000.0  # Of the sine embeddings.
+
+
+class DetectionHead(nnx.Module):
+    """Boxes and class scores of `queries` objects.
+
+    Args:
+      model: the image model, which may be abstract.
+      num_classes: number of classes.
+      dim: width of the pyramid and of the decoder.
+      queries: number of predicted objects; at most the number of places.
+      depth: number of decoder layers; 0: the proposals are the predictions.
+      frozen: the model is not trained, so it runs without dropout.
+      rngs: random keys for initialization.
+    """
+
+    def __init__(
+        self,
+        model: ImageModel,
+        num_classes: int,
+        *,
+        dim: int,
+        queries: int,
+        depth: int,
+        frozen: bool = False,
+        rngs: nnx.Rngs,
+    ):
+        self.queries, self.frozen = queries, frozen
+        channels = widths_of(model)
+        self.neck = make_neck(channels, dim, rngs=rngs)
+        levels = 4 if len(channels) == 1 else len(channels)
+        self.level_embedding = nnx.Embed(levels, dim, rngs=rngs)
+        self.propose = Predictor(dim, num_classes, rngs=rngs)
+        self.query_norm = nnx.LayerNorm(dim, rngs=rngs)
+        self.layers = nnx.Dict(
+            {f"{layer:02d}": DecoderLayer(dim, num_classes, rngs=rngs) for layer in range(depth)}
+        )
+
+    def __call__(
+        self,
+        model: ImageModel,
+        images: jax.Array,
+        rngs: nnx.Rngs | None = None,
+        state: Any = None,
+    ) -> dict[str, jax.Array]:
+        """Returns predictions of the proposals and after each decoder layer.
+
+        Returns:
+          `classes`, logits `[1 + depth, batch, queries, classes]`, and `boxes`, centre x, centre y,
+          width and height in [0, 1] of the image, `[1 + depth, batch, queries, 4]`; float32.
+        """
+        stages = pyramid(model, images, None if self.frozen else rngs)
+        levels = self.neck([stage.astype(jnp.float32) for stage in stages])
+        memory, centres, numbers = places_of(levels)
+        sides = SMALLEST * 2.0 ** jnp.stack([numbers, numbers], axis=-1)
+        boxes = jnp.concatenate([centres, sides], axis=-1)
+        positions = embedded(boxes, memory.shape[-1]) + self.level_embedding(numbers)
+        classes, boxes = self.propose(memory, jnp.broadcast_to(boxes, (len(memory), *boxes.shape)))
+        _, best = jax.lax.top_k(classes.max(-1), min(self.queries, classes.shape[1]))
+
+        def chosen(x):
+            return jnp.take_along_axis(x, best[..., None], axis=1)
+
+        predicted = [(chosen(classes), chosen(boxes))]
+        x = self.query_norm(jax.lax.stop_gradient(chosen(memory)))
+        for layer in self.layers.values():
+            boxes = jax.lax.stop_gradient(predicted[-1][1])
+            x, own = layer(x, boxes, memory, positions)
+            predicted.append(own)
+        classes, boxes = map(jnp.stack, zip(*predicted, strict=True))
+        return {"classes": classes, "boxes": boxes}
+
+
+class Predictor(nnx.Module):
+    """Class logits, and boxes relative to reference boxes."""
+
+    def __init__(self, dim: int, num_classes: int, *, rngs: nnx.Rngs):
+        prior = nnx.initializers.constant(jnp.log(PRIOR / (1 - PRIOR)))
+        self.classes = nnx.Linear(
+            dim, num_classes, kernel_init=initializers.lecun(), bias_init=prior, rngs=rngs
+        )
+        self.hidden = nnx.List([nnx.Linear(dim, dim, rngs=rngs) for _ in range(2)])
+        self.boxes = nnx.Linear(dim, 4, kernel_init=nnx.initializers.zeros, rngs=rngs)
+
+    def __call__(self, x: jax.Array, boxes: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns logits `[batch, queries, classes]` and boxes `[batch, queries, 4]` in [0, 1].
+
+        Args:
+          x: `[batch, queries, dim]`.
+          boxes: reference boxes, `[batch, queries, 4]`.
+        """
+        changes = x
+        for layer in self.hidden:
+            changes = nnx.relu(layer(changes))
+        return self.classes(x), nnx.sigmoid(self.boxes(changes) + logit(boxes))
+
+
+class DecoderLayer(nnx.Module):
+    """Pre-norm self-attention, cross-attention to the places and MLP, and its predictions."""
+
+    def __init__(self, dim: int, num_classes: int, *, rngs: nnx.Rngs):
+        self.position = nnx.List([nnx.Linear(dim, dim, rngs=rngs) for _ in range(2)])
+        self.norms = nnx.List([nnx.LayerNorm(dim, rngs=rngs) for _ in range(4)])
+        self.among = PlacedAttention(dim, rngs=rngs)
+        self.across = PlacedAttention(dim, rngs=rngs)
+        self.mlp = nnx.List(
+            [nnx.Linear(dim, 4 * dim, rngs=rngs), nnx.Linear(4 * dim, dim, rngs=rngs)]
+        )
+        self.predict = Predictor(dim, num_classes, rngs=rngs)
+
+    def __call__(
+        self, x: jax.Array, boxes: jax.Array, memory: jax.Array, positions: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """Returns the queries after this layer, and their class logits and boxes.
+
+        Args:
+          x: queries, `[batch, queries, dim]`.
+          boxes: their boxes so far, `[batch, queries, 4]`.
+          memory: features of all places, `[batch, places, dim]`.
+          positions: embeddings of the places, `[places, dim]`.
+        """
+        first, second = self.position
+        own = second(nnx.relu(first(embedded(boxes, x.shape[-1]))))
+        y = self.norms[0](x)
+        x = x + self.among(y + own, y + own, y)
+        x = x + self.across(self.norms[1](x) + own, memory + positions, memory)
+        x = x + self.mlp[1](nnx.relu(self.mlp[0](self.norms[2](x))))
+        return x, self.predict(self.norms[3](x), boxes)
+
+
+class PlacedAttention(nnx.Module):
+    """Multi-head attention whose queries and keys contain positions, and its values do not."""
+
+    def __init__(self, dim: int, *, rngs: nnx.Rngs):
+        heads = max(1, dim // HEAD_DIM), min(HEAD_DIM, dim)
+        values = dict(kernel_init=initializers.xavier(), rngs=rngs)
+        self.query, self.key, self.value = (
+            nnx.LinearGeneral(dim, heads, **values) for _ in range(3)
+        )
+        self.out = nnx.LinearGeneral(heads, dim, axis=(-2, -1), **values)
+
+    def __call__(self, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        """Maps `[batch, queries, dim]`, and keys and values `[batch, keys, dim]`, to queries'."""
+        return self.out(attend(self.query(query), self.key(key), self.value(value)))
+
+
+def embedded(boxes: jax.Array, dim: int) -> jax.Array:
+    """Returns sine embeddings of boxes, `[..., dim]`; each coordinate has a quarter of `dim`."""
+    count = dim // 8
+    frequencies = 2 * jnp.pi / TEMPERATURE ** (jnp.arange(count) / count)
+    angles = boxes[..., None] * frequencies
+    waves = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+    return waves.reshape(*boxes.shape[:-1], 8 * count)
+
+
+def logit(shares: jax.Array) -> jax.Array:
+    """Inverts the sigmoid, for shares clipped to [1e-5, 1 - 1e-5]."""
+    shares = shares.clip(1e-5, 1 - 1e-5)
+    return jnp.log(shares) - jnp.log1p(-shares)

@@ -1,0 +1,134 @@
+"""Necks: features of one width at several strides, for heads that find objects of any size."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.models import initializers
+from vit_jax.models.layers import GELUS
+
+EPSILON = 1e-6  # Of the norms.
+
+
+class NormedConv(nnx.Module):
+    """A convolution without bias, then a layer norm over the channels."""
+
+    def __init__(self, channels: int, dim: int, side: int, *, rngs: nnx.Rngs):
+        self.conv = nnx.Conv(
+            channels,
+            dim,
+            (side, side),
+            use_bias=False,
+            kernel_init=nnx.initializers.he_uniform(),
+            rngs=rngs,
+        )
+        self.norm = nnx.LayerNorm(dim, epsilon=EPSILON, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps `[batch, rows, columns, channels]` to `[batch, rows, columns, dim]`."""
+        return self.norm(self.conv(x))
+
+
+class Doubling(nnx.Module):
+    """A transposed convolution of stride 2 with a kernel of 2x2: no two outputs overlap."""
+
+    def __init__(self, channels: int, dim: int, *, rngs: nnx.Rngs):
+        self.dense = nnx.LinearGeneral(
+            channels, (2, 2, dim), kernel_init=initializers.lecun(), rngs=rngs
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps `[batch, rows, columns, channels]` to `[batch, 2 rows, 2 columns, dim]`."""
+        batch, rows, columns, _ = x.shape
+        return self.dense(x).swapaxes(2, 3).reshape(batch, 2 * rows, 2 * columns, -1)
+
+
+class SimplePyramid(nnx.Module):
+    """ViTDet's simple feature pyramid: four strides from a ViT's last patches (Li et al., 2022).
+
+    The strides are a quarter, a half, one and two of the patches' (2203.16527, detectron2's
+    `SimpleFeaturePyramid`).
+
+    Args:
+      channels: width of the patches.
+      dim: width of all outputs.
+      rngs: random keys for initialization.
+    """
+
+    def __init__(self, channels: int, dim: int, *, rngs: nnx.Rngs):
+        half, quarter = channels // 2, channels // 4
+        self.double = Doubling(channels, half, rngs=rngs)
+        self.double_first = Doubling(channels, half, rngs=rngs)
+        self.norm = nnx.LayerNorm(half, epsilon=EPSILON, rngs=rngs)
+        self.double_again = Doubling(half, quarter, rngs=rngs)
+        widths = quarter, half, channels, channels
+        self.project = nnx.List([NormedConv(width, dim, 1, rngs=rngs) for width in widths])
+        self.smooth = nnx.List([NormedConv(dim, dim, 3, rngs=rngs) for _ in widths])
+
+    def __call__(self, stages: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns features `[batch, rows, columns, dim]` of each stride, the finest first.
+
+        Args:
+          stages: the patches, `[batch, rows, columns, channels]`, as the only stage.
+        """
+        (x,) = stages
+        finest = self.double_again(GELUS["erf"](self.norm(self.double_first(x))))
+        coarsest = nnx.max_pool(x, (2, 2), (2, 2), padding="SAME")
+        levels = finest, self.double(x), x, coarsest
+        return [
+            smooth(project(level))
+            for project, smooth, level in zip(self.project, self.smooth, levels, strict=True)
+        ]
+
+
+class FeaturePyramid(nnx.Module):
+    """A feature pyramid network on the stages of a Swin or a ConvNeXt (Lin et al., 1612.03144).
+
+    Args:
+      channels: width of each stage, the finest first.
+      dim: width of all outputs.
+      rngs: random keys for initialization.
+    """
+
+    def __init__(self, channels: Sequence[int], dim: int, *, rngs: nnx.Rngs):
+        self.project = nnx.List([NormedConv(width, dim, 1, rngs=rngs) for width in channels])
+        self.smooth = nnx.List([NormedConv(dim, dim, 3, rngs=rngs) for _ in channels])
+
+    def __call__(self, stages: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns features `[batch, rows, columns, dim]` of each stage, the finest first."""
+        x, levels = None, []
+        for project, smooth, stage in reversed(
+            [*zip(self.project, self.smooth, stages, strict=True)]
+        ):
+            own = project(stage)
+            x = own if x is None else own + jax.image.resize(x, own.shape, "nearest")
+            levels.append(smooth(x))
+        return levels[::-1]
+
+
+def make_neck(channels: Sequence[int], dim: int, *, rngs: nnx.Rngs) -> nnx.Module:
+    """Returns the neck for the stages of a model: of a ViT, which has one, or of a pyramid."""
+    if len(channels) == 1:
+        return SimplePyramid(channels[0], dim, rngs=rngs)
+    return FeaturePyramid(channels, dim, rngs=rngs)
+
+
+def places_of(levels: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns all places of all levels in one sequence.
+
+    Returns:
+      Features `[batch, places, dim]`; the centre of each place, x and y in [0, 1], float32
+      `[places, 2]`; and its level, int32 `[places]`.
+    """
+    features, centres, numbers = [], [], []
+    for number, level in enumerate(levels):
+        batch, rows, columns, dim = level.shape
+        features.append(level.reshape(batch, rows * columns, dim))
+        y, x = jnp.meshgrid(
+            (jnp.arange(rows) + 0.5) / rows, (jnp.arange(columns) + 0.5) / columns, indexing="ij"
+        )
+        centres.append(jnp.stack([x, y], axis=-1).reshape(-1, 2))
+        numbers.append(jnp.full(rows * columns, number))
+    return jnp.concatenate(features, 1), jnp.concatenate(centres), jnp.concatenate(numbers)

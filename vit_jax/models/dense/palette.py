@@ -1,0 +1,38 @@
+"""Colours of classes."""
+
+from typing import Any
+
+import numpy as np
+
+COLOURS = 256
+OPACITY = 0.6  # Of the classes' colours on an image.
+
+
+def voc_palette() -> np.ndarray:
+    """Returns the colours of VOC's masks, uint8 `[256, 3]`: class 0 is black, 255 nearly white.
+
+    The bits of a class are spread over the highest bits of red, green and blue (the VOC development
+    kit's `VOClabelcolormap.m`).
+    """
+    classes = np.arange(COLOURS)
+    palette = np.zeros((COLOURS, 3), np.uint8)
+    for bit in range(8):
+        for channel in range(3):
+            palette[:, channel] |= ((classes >> channel & 1) << (7 - bit)).astype(np.uint8)
+        classes = classes >> 3
+    return palette
+
+
+def coloured(image: Any, mask: Any, palette: Any) -> Any:
+    """Returns an image under the colours of its classes; class 0 is black and not coloured.
+
+    Args:
+      image: pixels from 0 to 255, `[..., height, width, 3]`, of NumPy or JAX.
+      mask: class of each pixel, `[..., height, width]`.
+      palette: colour of each class, float32 `[256, 3]`, of the same library.
+
+    Returns:
+      Floats from 0 to 255, not rounded.
+    """
+    share = OPACITY * (mask > 0)[..., None]
+    return (1 - share) * image + share * palette[mask]

@@ -1,0 +1,37 @@
+"""Dense features of an image model as a list of stages."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.models.image_model import ImageModel, TokenModel
+
+
+def pyramid(model: ImageModel, images: jax.Array, rngs: nnx.Rngs | None = None) -> list[jax.Array]:
+    """Returns the dense features of each stage, `[batch, rows, columns, channels]`, finest first.
+
+    A ViT has one stage, its normalized patches.
+    """
+    found = model.features(images, rngs, dense=True)
+    return found if isinstance(found, list) else [found]
+
+
+def widths_of(model: ImageModel) -> tuple[int, ...]:
+    """Returns the channels of each stage of `pyramid`; the model may be abstract."""
+    if isinstance(model, TokenModel):
+        return (model.dim,)
+    image = jax.ShapeDtypeStruct((1, *model.image_size, model.channels), jnp.uint8)
+    graphdef, params = nnx.split(model)
+    shapes = jax.eval_shape(
+        lambda params, images: pyramid(nnx.merge(graphdef, params), images), params, image
+    )
+    return tuple(stage.shape[-1] for stage in shapes)
+
+
+def resized(scores: jax.Array, size: tuple[int, ...]) -> jax.Array:
+    """Resizes `[batch, rows, columns, classes]` bilinearly to this height and width.
+
+    It is PyTorch's `interpolate(mode="bilinear", align_corners=False)`.
+    """
+    shape = (scores.shape[0], *size, scores.shape[-1])
+    return jax.image.resize(scores, shape, "linear", antialias=False)

@@ -1,0 +1,150 @@
+"""Sliding windows: class maps of images of any size from scores of windows of one size.
+
+The result is that of mmsegmentation's slide inference: scores of each window are resized to its
+pixels, averaged where windows overlap, and resized to the original image, all bilinearly. All of
+these are linear along each side of the image. So each side has one matrix, from the places of all
+windows to the pixels of the original image, and the scores of all pixels are never in memory.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+LONGEST = 16  # Most windows' lengths in a side; a longer image is squeezed.
+TILE = 128  # Side of the squares of pixels whose scores are computed at once.
+
+
+def bilinear(values: np.ndarray, size: int) -> np.ndarray:
+    """Resizes the first axis, as PyTorch does with `align_corners=False` and no antialiasing."""
+    places = (np.arange(size) + 0.5) * len(values) / size - 0.5
+    places = places.clip(0, len(values) - 1)
+    first = np.floor(places).astype(np.int64)
+    share = (places - first).astype(values.dtype).reshape(-1, *[1] * (values.ndim - 1))
+    following = np.minimum(first + 1, len(values) - 1)
+    return values[first] * (1 - share) + values[following] * share
+
+
+class Axis(NamedTuple):
+    """Windows along one side of an image.
+
+    Attributes:
+      original: pixels of the original image.
+      resized: pixels of the image that the windows are cut from.
+      window: pixels of a window.
+      starts: first pixel of each window.
+    """
+
+    original: int
+    resized: int
+    window: int
+    starts: tuple[int, ...]
+
+    def weights(self, places: int) -> np.ndarray:
+        """Returns the weight of each place of each window in each pixel of the original image.
+
+        Args:
+          places: number of scores of a window along this side.
+
+        Returns:
+          float32 `[original, windows * places]`.
+        """
+        inside = bilinear(np.eye(places, dtype=np.float32), self.window)
+        weights = np.zeros((self.resized, len(self.starts), places), np.float32)
+        count = np.zeros((self.resized, 1, 1), np.float32)
+        for index, start in enumerate(self.starts):
+            weights[start : start + self.window, index] = inside
+            count[start : start + self.window] += 1
+        return bilinear((weights / count).reshape(self.resized, -1), self.original)
+
+
+class Windows(NamedTuple):
+    """Windows of an image, in rows and columns.
+
+    Attributes:
+      rows, columns: windows along the height and along the width.
+    """
+
+    rows: Axis
+    columns: Axis
+
+    @property
+    def resized(self) -> tuple[int, int]:
+        """Height and width of the image that the windows are cut from."""
+        return self.rows.resized, self.columns.resized
+
+    @property
+    def count(self) -> int:
+        """Number of windows."""
+        return len(self.rows.starts) * len(self.columns.starts)
+
+    def cut(self, image: np.ndarray) -> list[np.ndarray]:
+        """Returns the windows in raster order, each `[window, window, channels]`.
+
+        Args:
+          image: `[*resized, channels]`.
+        """
+        return [
+            image[top : top + self.rows.window, left : left + self.columns.window]
+            for top in self.rows.starts
+            for left in self.columns.starts
+        ]
+
+    def class_map(self, scores: np.ndarray) -> np.ndarray:
+        """Returns the class with the highest score at each pixel of the original image.
+
+        Args:
+          scores: float32 `[windows, rows, columns, classes]`, in the order of `cut`.
+
+        Returns:
+          `[height, width]`, uint8, or uint16 for more than 255 classes.
+        """
+        _, rows, columns, classes = scores.shape
+        across = len(self.columns.starts)
+        scores = scores.reshape(-1, across, rows, columns, classes).transpose(0, 2, 1, 3, 4)
+        places = scores.reshape(-1, across * columns, classes)
+        of_rows, of_columns = self.rows.weights(rows), self.columns.weights(columns)
+        dtype = np.uint8 if classes <= 255 else np.uint16
+        result = np.empty((self.rows.original, self.columns.original), dtype)
+        for top in range(0, len(result), TILE):
+            above, used_rows = _used(of_rows[top : top + TILE])
+            strip = np.tensordot(above, places[used_rows], axes=1)
+            for left in range(0, result.shape[1], TILE):
+                beside, used_columns = _used(of_columns[left : left + TILE])
+                tile = np.matmul(beside, strip[:, used_columns])
+                result[top : top + TILE, left : left + TILE] = tile.argmax(axis=-1)
+        return result
+
+
+def _used(weights: np.ndarray) -> tuple[np.ndarray, slice]:
+    """Returns the columns from the first to the last that are not all 0, and their slice."""
+    columns = np.flatnonzero(weights.any(axis=0))
+    used = slice(columns[0], columns[-1] + 1)
+    return weights[:, used], used
+
+
+def sliding(sides: tuple[int, int], window: tuple[int, int]) -> Windows:
+    """Returns windows that cover an image, each two thirds of a window from the one before.
+
+    The image is resized, so that it just covers one window: for square windows, its short side is a
+    window's. The stride is DINOv3's, 341 of 512 pixels; the last window ends with the image.
+
+    Args:
+      sides: height and width of the original image in pixels.
+      window: height and width of a window in pixels.
+    """
+    factor = max(length / side for side, length in zip(sides, window, strict=True))
+    axes = []
+    for side, length in zip(sides, window, strict=True):
+        resized = min(max(length, round(side * factor)), LONGEST * length)
+        stride = max(1, 2 * length // 3)
+        starts = (*range(0, resized - length, stride), resized - length)
+        axes.append(Axis(side, resized, length, starts))
+    return Windows(*axes)
+
+
+def whole(sides: tuple[int, int], window: tuple[int, int]) -> Windows:
+    """Returns one window, to which the whole image is squeezed; arguments as in `sliding`."""
+    rows, columns = (
+        Axis(side, length, length, (0,)) for side, length in zip(sides, window, strict=True)
+    )
+    return Windows(rows, columns)

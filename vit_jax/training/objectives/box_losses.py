@@ -1,0 +1,48 @@
+"""Losses between predicted and true boxes: L1, generalized IoU and the focal loss.
+
+Boxes are centre x, centre y, width and height, as shares of the image's sides.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+ALPHA, GAMMA = 0.25, 2.0  # Of the focal loss (Lin et al., 1708.02002).
+
+
+def corners_of(boxes: jax.Array) -> jax.Array:
+    """Returns left, top, right and bottom of boxes, `[..., 4]`."""
+    centres, half = boxes[..., :2], boxes[..., 2:] / 2
+    return jnp.concatenate([centres - half, centres + half], axis=-1)
+
+
+def centred(corners: jax.Array) -> jax.Array:
+    """Returns centre x, centre y, width and height of `[..., 4]` left, top, right and bottom."""
+    start, end = corners[..., :2], corners[..., 2:]
+    return jnp.concatenate([(start + end) / 2, end - start], axis=-1)
+
+
+def generalized_iou(one: jax.Array, other: jax.Array) -> jax.Array:
+    """Returns the generalized IoU of boxes, `[...]` in [-1, 1] (Rezatofighi et al., 1902.09630).
+
+    Args:
+      one, other: left, top, right and bottom, `[..., 4]`, which are broadcast.
+    """
+
+    def area(start, end):
+        return jnp.prod((end - start).clip(0), axis=-1)
+
+    starts, ends = (one[..., :2], other[..., :2]), (one[..., 2:], other[..., 2:])
+    shared = area(jnp.maximum(*starts), jnp.minimum(*ends))
+    union = area(starts[0], ends[0]) + area(starts[1], ends[1]) - shared
+    hull = area(jnp.minimum(*starts), jnp.maximum(*ends))
+    return shared / jnp.maximum(union, 1e-9) - (hull - union) / jnp.maximum(hull, 1e-9)
+
+
+def focal_losses(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Returns the sigmoid focal loss of each logit, of the shape of `logits`.
+
+    Args:
+      targets: 0 or 1.
+    """
+    return optax.sigmoid_focal_loss(logits, targets, alpha=ALPHA, gamma=GAMMA)

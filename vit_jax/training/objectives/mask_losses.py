@@ -1,0 +1,217 @@
+"""Losses of sets of masks: classes, and masks at sampled points (Mask2Former, 2112.01527).
+
+A segmentation is a set of masks, one for each class that occurs. Each is matched with a query. A
+mask's loss is computed at some points, most of which are where the prediction is uncertain.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from vit_jax.data.fields import IGNORED
+from vit_jax.training.objectives.matching import match
+
+OVERSAMPLED = 3  # Candidates for each point of the loss.
+UNCERTAIN = 0.75  # Share of the points that are taken from the candidates.
+
+
+class Weights(NamedTuple):
+    """Weights of the losses, which are also those of the matching's costs.
+
+    Attributes:
+      mask: weight of the binary cross-entropy of a mask's points.
+      dice: weight of the dice loss.
+      classes: weight of the cross-entropy of the class.
+      no_object: weight of queries without a target within the class loss.
+    """
+
+    mask: float = 5.0
+    dice: float = 5.0
+    classes: float = 2.0
+    no_object: float = 0.1
+
+
+class Points(NamedTuple):
+    """Places in an image, x and y in [0, 1], each `[..., points, 2]`.
+
+    The masks of an image share them: Mask2Former draws candidates for each of its masks.
+
+    Attributes:
+      matched: points of the matching's costs.
+      candidates: points of which the most uncertain ones of each mask are used.
+      others: points that are used for every mask.
+    """
+
+    matched: jax.Array
+    candidates: jax.Array
+    others: jax.Array
+
+
+class Targets(NamedTuple):
+    """Masks of an image, one for each class that occurs.
+
+    Attributes:
+      labels: class of each mask, int32 `[..., targets]`.
+      valid: False for padding, bool `[..., targets]`.
+      mask: class of each pixel, `[..., height, width]`.
+    """
+
+    labels: jax.Array
+    valid: jax.Array
+    mask: jax.Array
+
+
+def draw_points(key: jax.Array, points: int) -> Points:
+    """Draws the points of one image, `points` for each mask."""
+    chosen = int(UNCERTAIN * points)
+    keys = jax.random.split(key, 3)
+    sizes = points, OVERSAMPLED * points, points - chosen
+    return Points(*(jax.random.uniform(k, (n, 2)) for k, n in zip(keys, sizes, strict=True)))
+
+
+def targets_of(mask: jax.Array, classes: int, most: int) -> Targets:
+    """Returns the masks of one image, of at most `most` classes, those with the largest areas.
+
+    Args:
+      mask: class of each pixel, `[height, width]`; `IGNORED` belongs to no mask.
+    """
+    counted = jnp.where(mask == IGNORED, classes, mask).reshape(-1).astype(jnp.int32)
+    areas = jnp.zeros(classes, jnp.int32).at[counted].add(1, mode="drop")
+    areas, labels = jax.lax.top_k(areas, min(classes, most))
+    return Targets(labels.astype(jnp.int32), areas > 0, mask)
+
+
+def sample(maps: jax.Array, points: jax.Array) -> jax.Array:
+    """Interpolates maps at points bilinearly, with zeros around them; PyTorch's `grid_sample`.
+
+    Args:
+      maps: `[maps, height, width]`.
+      points: x and y in [0, 1], `[points, 2]` for all maps, or `[maps, points, 2]`.
+
+    Returns:
+      float32 `[maps, points]`.
+    """
+    flat = maps.reshape(len(maps), -1)
+
+    def read(index):
+        values = flat[:, index] if index.ndim == 1 else jnp.take_along_axis(flat, index, axis=1)
+        return values.astype(jnp.float32)
+
+    corners = _corners(maps.shape[1:], points)
+    return jnp.stack([weight * read(index) for weight, index in corners]).sum(0)
+
+
+def sample_targets(targets: Targets, points: jax.Array) -> jax.Array:
+    """Interpolates the masks of an image at points, as `sample`; float32 `[targets, points]`."""
+    flat, corners = targets.mask.reshape(-1), _corners(targets.mask.shape, points)
+    parts = [weight * (flat[index] == targets.labels[:, None]) for weight, index in corners]
+    return jnp.stack(parts).sum(0)
+
+
+def _corners(size: tuple[int, ...], points: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+    """Returns weight and index of the four pixels around each point, `[..., points]`."""
+    height, width = size
+    x, y = points[..., 0] * width - 0.5, points[..., 1] * height - 0.5
+    left, top = jnp.floor(x), jnp.floor(y)
+    found = []
+    for row, of_row in ((top, top + 1 - y), (top + 1, y - top)):
+        for column, of_column in ((left, left + 1 - x), (left + 1, x - left)):
+            inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+            index = row.clip(0, height - 1) * width + column.clip(0, width - 1)
+            found.append((jnp.where(inside, of_row * of_column, 0), index.astype(jnp.int32)))
+    return found
+
+
+def matching_costs(
+    masks: jax.Array, classes: jax.Array, targets: Targets, points: jax.Array, weights: Weights
+) -> jax.Array:
+    """Returns the cost of each pair of one image, float32 `[targets, queries]`.
+
+    Args:
+      masks: logits `[queries, rows, columns]`.
+      classes: logits `[queries, classes + 1]`.
+    """
+    predicted, true = sample(masks, points), sample_targets(targets, points)
+    count = predicted.shape[-1]
+    of_masks = true @ jax.nn.softplus(-predicted).T + (1 - true) @ jax.nn.softplus(predicted).T
+    probability = jax.nn.sigmoid(predicted)
+    shared, both = true @ probability.T, true.sum(-1)[:, None] + probability.sum(-1)
+    of_dice = 1 - (2 * shared + 1) / (both + 1)
+    of_classes = -jax.nn.softmax(classes)[:, targets.labels].T
+    return weights.mask * of_masks / count + weights.dice * of_dice + weights.classes * of_classes
+
+
+class Sums(NamedTuple):
+    """Sums of the losses of an image, without weights, over its masks and over its queries."""
+
+    mask: jax.Array
+    dice: jax.Array
+    classes: jax.Array
+
+
+def image_losses(
+    masks: jax.Array,
+    classes: jax.Array,
+    targets: Targets,
+    matched: jax.Array,
+    points: Points,
+    no_object: float,
+) -> Sums:
+    """Returns the losses of one image for a matching.
+
+    Args:
+      masks: logits `[queries, rows, columns]`.
+      classes: logits `[queries, classes + 1]`.
+      matched: query of each target, int32 `[targets]`.
+      no_object: weight of the queries without a target.
+    """
+    masks = masks[matched]
+    uncertainty = -jnp.abs(sample(jax.lax.stop_gradient(masks), points.candidates))
+    chosen = jax.lax.top_k(uncertainty, len(points.matched) - len(points.others))[1]
+    others = jnp.broadcast_to(points.others, (len(masks), *points.others.shape))
+    places = jnp.concatenate([points.candidates[chosen], others], axis=1)
+    predicted, true = sample(masks, places), sample_targets(targets, places)
+    of_mask = optax.sigmoid_binary_cross_entropy(predicted, true).mean(-1)
+    probability = jax.nn.sigmoid(predicted)
+    shared, both = (probability * true).sum(-1), probability.sum(-1) + true.sum(-1)
+    of_dice = 1 - (2 * shared + 1) / (both + 1)
+    nothing = classes.shape[-1] - 1
+    labels = jnp.where(targets.valid, targets.labels, nothing)
+    labels = jnp.full(len(classes), nothing).at[matched].set(labels)
+    of_classes = optax.softmax_cross_entropy_with_integer_labels(classes, labels)
+    weighted = of_classes * jnp.where(labels == nothing, no_object, 1)
+    valid = targets.valid
+    return Sums((of_mask * valid).sum(), (of_dice * valid).sum(), weighted.sum())
+
+
+def set_losses(
+    masks: jax.Array,
+    classes: jax.Array,
+    targets: Targets,
+    points: Points,
+    count: jax.Array,
+    weights: Weights,
+) -> jax.Array:
+    """Returns the weighted loss of each image, float32 `[batch]`; all arguments are of a batch.
+
+    The mean over a batch is Mask2Former's: losses of masks are divided by the number of masks in
+    the batch, that of classes by the sum of its weights.
+
+    Args:
+      masks: logits `[batch, queries, rows, columns]`.
+      classes: logits `[batch, queries, classes + 1]`.
+      count: mean number of masks of an image, `[batch]`.
+    """
+    costs = jax.vmap(matching_costs, (0, 0, 0, 0, None))(
+        masks, classes, targets, points.matched, weights
+    )
+    matched = match(costs, targets.valid)
+    sums = jax.vmap(image_losses, (0, 0, 0, 0, 0, None))(
+        masks, classes, targets, matched, points, weights.no_object
+    )
+    of_queries = count + weights.no_object * (classes.shape[1] - count)
+    of_masks = weights.mask * sums.mask + weights.dice * sums.dice
+    # Without any mask the numerator is 0, too.
+    return of_masks / jnp.maximum(count, 1e-6) + weights.classes * sums.classes / of_queries

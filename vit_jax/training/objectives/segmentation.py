@@ -1,0 +1,251 @@
+"""Semantic segmentation: a head predicts the class of each pixel."""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from vit_jax.data.dense_fields import mask_field
+from vit_jax.data.fields import IGNORED, MASK, Field
+from vit_jax.errors import UserError
+from vit_jax.models.dense import Head, make_head
+from vit_jax.models.dense.batch_norm import initial_statistics, updated_statistics
+from vit_jax.models.dense.eomt import EoMT, Masking, mask_probabilities
+from vit_jax.models.dense.palette import coloured, voc_palette
+from vit_jax.models.dense.pyramid import resized
+from vit_jax.options.objective import SegmentationOptions
+from vit_jax.options.run import RunOptions
+from vit_jax.training.objectives.mask_losses import (
+    Targets,
+    Weights,
+    draw_points,
+    set_losses,
+    targets_of,
+)
+from vit_jax.training.objectives.objective import (
+    EVALUATION,
+    Batch,
+    Loss,
+    Objective,
+    StepContext,
+    check_self_supervised,
+)
+
+STATISTICS = "statistics"  # State: running mean and variance of the head's batch norms.
+
+
+class Segmentation(Objective):
+    """Semantic segmentation by a head on the model's dense features.
+
+    The loss of a linear head and of UPerNet is the cross-entropy of the resized scores, summed over
+    an image's pixels without ignored ones and divided by the number of all pixels, as in
+    mmsegmentation and DINOv3. In training UPerNet's includes that of its auxiliary head. EoMT's is
+    that of sets of masks (`mask_losses.py`), summed over the predictions before and after its last
+    layers.
+
+    Args:
+      options: the section `segmentation`.
+      head: the head.
+      classes: number of classes.
+      steps: length of the run.
+    """
+
+    section = "segmentation"
+    own_classes = True
+    made_by = ("head", "dim", "auxiliary_dim", "queries", "query_layers")
+    carried = (STATISTICS,)
+    metrics: ClassVar = {"pixel_accuracy": "share"}
+    split_metrics: ClassVar = {"miou": "share", "pixel_accuracy": "share"}
+    picture_rows = "original, true classes, predicted classes"
+
+    def __init__(self, options: SegmentationOptions, head: Head, classes: int, steps: int):
+        self.head: Any = head
+        self.classes, self.steps = classes, steps
+        self.auxiliary_weight = options.auxiliary_weight
+        self.masked = tuple(options.masked_until), tuple(options.unmasked_from)
+        self.points, self.weights = options.points, _weights(options)
+
+    @staticmethod
+    def sees_length(config: RunOptions) -> bool:
+        return config.segmentation.head == "eomt"
+
+    @staticmethod
+    def fields(config: RunOptions) -> tuple[Field, ...]:
+        return (mask_field(config.data.image_size),)
+
+    @classmethod
+    def make(cls, config: RunOptions, model: Any, steps: int, rngs: nnx.Rngs) -> "Segmentation":
+        check_self_supervised(config, all_trained=False)
+        classes = config.data.num_classes
+        if classes is None or not 2 <= classes <= IGNORED:
+            raise UserError(
+                f"config.data.num_classes is {classes}, and segmentation needs 2 to {IGNORED} "
+                "classes: their names are the data's"
+            )
+        options, frozen = config.segmentation, config.finetune.train == "head"
+        head = make_head(options, model, classes, frozen=frozen, rngs=rngs)
+        return cls(options, head, classes, steps)
+
+    def initial_state(self, params: dict) -> dict[str, Any]:
+        statistics = initial_statistics(self.head)
+        return {STATISTICS: statistics} if statistics else {}
+
+    def update_state(self, state: dict, params: dict, aux: dict, update: jax.Array) -> dict:
+        return {name: updated_statistics(old, aux) for name, old in state.items()}
+
+    def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
+        """Adds EoMT's values: a random key of each image, and the mean number of its masks.
+
+        Returns:
+          The batch with `key`, data of a key `[batch, ...]`, and `masks_per_image` float32
+          `[batch]`, the same for all images.
+        """
+        if not isinstance(self.head, EoMT):
+            return batch
+        count = jnp.full(len(keys), self._targets(batch).valid.sum(-1).mean())
+        return batch | {"key": jax.random.key_data(keys), "masks_per_image": count}
+
+    def __call__(self, model: Any, batch: Batch, context: StepContext = EVALUATION) -> Loss:
+        """Returns the loss and the pixel accuracy of each image.
+
+        In evaluation `Loss.outputs` has `areas`, as `class_areas` returns them.
+
+        Args:
+          batch: `image`, and `mask` uint8 `[batch, height, width]`.
+        """
+        images, mask, more = batch["image"], batch[MASK], {}
+        if isinstance(self.head, EoMT):
+            more["masking"] = self._masking(batch, context.update)
+        outputs = self.head(model, images, context.rngs, context.state.get(STATISTICS), **more)
+        scores = resized(self.head.scores(outputs), mask.shape[1:])
+        if isinstance(self.head, EoMT):
+            losses = self._set_losses(outputs, batch, training=context.rngs is not None)
+        else:
+            losses = pixel_losses(scores, mask)
+        if "auxiliary" in outputs:
+            auxiliary = resized(outputs["auxiliary"], mask.shape[1:])
+            losses += self.auxiliary_weight * pixel_losses(auxiliary, mask)
+        areas = class_areas(scores.argmax(-1), mask, self.classes)
+        shared, true = areas[..., 0].sum(-1), areas[..., 2].sum(-1)
+        return Loss(
+            losses,
+            {"pixel_accuracy": shared / jnp.maximum(true, 1)},
+            aux=outputs.get("moments", {}),
+            outputs={"areas": areas},
+        )
+
+    def pictures(
+        self, model: Any, batch: Batch, context: StepContext = EVALUATION
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the images under the colours of their true and of their predicted classes.
+
+        Ignored pixels have the colour of `IGNORED` in both. Each is `[batch, height, width,
+        channels]` in [0, 255].
+        """
+        images, mask = batch["image"], batch[MASK]
+        outputs = self.head(model, images, None, context.state.get(STATISTICS))
+        predicted = resized(self.head.scores(outputs), mask.shape[1:]).argmax(-1)
+        predicted = jnp.where(mask == IGNORED, IGNORED, predicted)
+        palette = jnp.asarray(voc_palette(), jnp.float32)
+        return coloured(images, mask, palette), coloured(images, predicted, palette)
+
+    def over_split(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
+        """Returns the mean IoU over the classes that masks or predictions have, and the accuracy.
+
+        Args:
+          outputs: `areas` int32 `[images, classes, 3]`.
+        """
+        shared, predicted, true = np.moveaxis(outputs["areas"].sum(0, np.int64), -1, 0)
+        union = predicted + true - shared
+        occurs = union > 0
+        return {
+            "miou": float((shared[occurs] / union[occurs]).mean()) if occurs.any() else 0.0,
+            "pixel_accuracy": float(shared.sum() / max(true.sum(), 1)),
+        }
+
+    def _targets(self, batch: Batch) -> Targets:
+        """Returns the masks of each image."""
+        most = self.head.queries.shape[0]
+        return jax.vmap(lambda mask: targets_of(mask, self.classes, most))(batch[MASK])
+
+    def _masking(self, batch: Batch, update: jax.Array | int) -> Masking:
+        """Returns which queries of each image attend to their own masks only in this update."""
+        shape = self.head.layers, self.head.queries.shape[0]
+        draws = jax.vmap(lambda key: jax.random.uniform(key, shape))(_keys(batch, 0))
+        return Masking(mask_probabilities(update, *self.masked, self.steps), draws)
+
+    def _set_losses(self, outputs: dict[str, Any], batch: Batch, *, training: bool) -> jax.Array:
+        """Returns the loss of each image, `[batch]`, summed over the predictions.
+
+        Args:
+          training: the losses are divided by the numbers of the batch; else by those of the image.
+        """
+        targets = self._targets(batch)
+        count = batch["masks_per_image"] if training else targets.valid.sum(-1)
+
+        def losses(prediction):
+            number, masks, classes = prediction
+            points = jax.vmap(lambda key: draw_points(key, self.points))(_keys(batch, number))
+            return set_losses(masks, classes, targets, points, count, self.weights)
+
+        masks, classes = outputs["masks"], outputs["classes"]
+        numbers = jnp.arange(1, len(masks) + 1)
+        return jax.lax.map(losses, (numbers, masks, classes)).sum(0)
+
+
+def _weights(options: SegmentationOptions) -> Weights:
+    return Weights(
+        options.mask_weight, options.dice_weight, options.class_weight, options.no_object_weight
+    )
+
+
+def _keys(batch: Batch, number: jax.Array | int) -> jax.Array:
+    """Returns a random key of each image."""
+    keys = jax.random.wrap_key_data(batch["key"])
+    return jax.vmap(jax.random.fold_in, (0, None))(keys, number)
+
+
+def pixel_losses(scores: jax.Array, mask: jax.Array) -> jax.Array:
+    """Returns the cross-entropy of each image, `[batch]`: the mean over its pixels.
+
+    An ignored pixel counts in the mean with a loss of 0.
+
+    Args:
+      scores: float32 `[batch, height, width, classes]`.
+      mask: class of each pixel, `[batch, height, width]`.
+    """
+    known = mask != IGNORED
+    targets = jnp.where(known, mask, 0).astype(jnp.int32)
+    losses = optax.softmax_cross_entropy_with_integer_labels(scores, targets)
+    return jnp.where(known, losses, 0).mean((1, 2))
+
+
+def class_areas(predicted: jax.Array, mask: jax.Array, classes: int) -> jax.Array:
+    """Returns for each image and class the pixels that agree, are predicted, and are true.
+
+    Ignored pixels do not count. Sums over images give the split's IoU and accuracy.
+
+    Args:
+      predicted: class of each pixel, `[batch, height, width]`.
+      mask: true classes, of the same shape.
+      classes: number of classes.
+
+    Returns:
+      int32 `[batch, classes, 3]`.
+    """
+
+    def count(labels, counted):
+        empty = jnp.zeros(classes, jnp.int32)
+        return jax.vmap(lambda labels, ones: empty.at[labels].add(ones, mode="drop"))(
+            labels.reshape(len(labels), -1), counted.reshape(len(labels), -1).astype(jnp.int32)
+        )
+
+    known, mask = mask != IGNORED, mask.astype(jnp.int32)
+    areas = (count(mask, known & (predicted == mask)), count(predicted, known), count(mask, known))
+    return jnp.stack(areas, axis=-1)
+
+
+OBJECTIVE = Segmentation
