@@ -1,0 +1,101 @@
+"""Photographs with masks, composed of cut-outs with an alpha channel on other photographs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vit_jax.data.sources.folder import IMAGE_SUFFIXES
+from vit_jax.errors import UserError
+
+BACKGROUND = "background"  # The first class.
+TEST_EVERY = 3  # Of the cut-outs of a class and of the backgrounds.
+SIDE = 336  # Pixels of an image.
+LENGTH = 0.35, 0.8  # Longer side of a cut-out, as a share of the image's.
+MOST = 3  # Cut-outs in an image.
+
+
+def compose_all(
+    stamps: Path, classes: Sequence[str], backgrounds: Path, out: Path, images: dict[str, int]
+) -> None:
+    """Writes `images/SPLIT`, `masks/SPLIT` and `classes.txt`; splits share no photograph.
+
+    Args:
+      stamps: folder of cut-outs; a class is a folder in it, with subfolders.
+      classes: the folders.
+      backgrounds: folder of photographs.
+      out: folder to write.
+      images: number of images of each split, `train` and `test`.
+
+    Raises:
+      UserError: a class has fewer than `TEST_EVERY` cut-outs, or there are too few backgrounds.
+    """
+    parts = {name: split_files(stamps / name, {".png"}) for name in classes}
+    grounds = split_files(backgrounds, IMAGE_SUFFIXES)
+    names = [BACKGROUND, *(name.rsplit("/", 1)[-1] for name in classes)]
+    out.mkdir(parents=True)
+    (out / "classes.txt").write_text("\n".join(names) + "\n")
+    for split, count in images.items():
+        for kind in ("images", "masks"):
+            (out / kind / split).mkdir(parents=True)
+        opened = [Image.open(file).convert("RGB") for file in grounds[split]]
+        for number in range(count):
+            rng = np.random.default_rng((number, split == "test"))
+            image, mask = compose(
+                opened[int(rng.integers(len(opened)))],
+                [parts[name][split] for name in classes],
+                rng,
+            )
+            image.save(out / "images" / split / f"{number:05d}.jpg", quality=92)
+            Image.fromarray(mask).save(out / "masks" / split / f"{number:05d}.png")
+
+
+def split_files(folder: Path, suffixes: set[str] | Sequence[str]) -> dict[str, list[Path]]:
+    """Returns the image files of a folder and its subfolders, by split.
+
+    Raises:
+      UserError: there are fewer than `TEST_EVERY`.
+    """
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in suffixes)
+    if len(files) < TEST_EVERY:
+        raise UserError(f"{folder} has {len(files)} images, and must have {TEST_EVERY} or more")
+    test = files[TEST_EVERY - 1 :: TEST_EVERY]
+    return {"train": [file for file in files if file not in test], "test": test}
+
+
+def compose(
+    background: Image.Image, cut_outs: Sequence[Sequence[Path]], rng: np.random.Generator
+) -> tuple[Image.Image, np.ndarray]:
+    """Returns a random image and the class of each pixel, uint8 `[SIDE, SIDE]`.
+
+    Args:
+      background: a photograph, of which a random square is used.
+      cut_outs: files of each class; class i + 1 of the mask has those of `cut_outs[i]`.
+    """
+    shortest = min(background.size)
+    side = int(rng.uniform(0.4, 1) * shortest)
+    left, top = (int(rng.integers(0, length - side + 1)) for length in background.size)
+    square = background.resize((SIDE, SIDE), box=(left, top, left + side, top + side))
+    image, mask = square.convert("RGBA"), np.zeros((SIDE, SIDE), np.uint8)
+    for _ in range(int(rng.integers(1, MOST + 1))):
+        label = int(rng.integers(len(cut_outs)))
+        file = cut_outs[label][int(rng.integers(len(cut_outs[label])))]
+        layer = Image.new("RGBA", image.size)
+        layer.paste(turned(Image.open(file).convert("RGBA"), rng), place(rng))
+        image = Image.alpha_composite(image, layer)
+        mask[np.asarray(layer)[..., 3] > 127] = label + 1
+    return image.convert("RGB"), mask
+
+
+def turned(cut_out: Image.Image, rng: np.random.Generator) -> Image.Image:
+    """Returns a cut-out at a random size, and mirrored with probability 1/2."""
+    factor = rng.uniform(*LENGTH) * SIDE / max(cut_out.size)
+    width, height = (max(1, round(side * factor)) for side in cut_out.size)
+    resized = cut_out.resize((width, height), Image.Resampling.LANCZOS)
+    return resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else resized
+
+
+def place(rng: np.random.Generator) -> tuple[int, int]:
+    """Returns a random position of a cut-out's top left corner; parts may lie outside."""
+    return int(rng.uniform(-0.1, 0.7) * SIDE), int(rng.uniform(-0.1, 0.7) * SIDE)
