@@ -117,6 +117,7 @@ setup(
         "test": [
             *onnx,
             *cloud,
+            *boxes,
             *curate,
             # A server that speaks S3.
             "moto[s3]>=5.1,<6",
@@ -148,7 +149,7 @@ setup(
             "open_clip_torch>=3.2,<5",
             *text,
             # Metrics of dense prediction.
-            *("torchmetrics>=1.9,<2", *boxes),
+            "torchmetrics>=1.9,<2",
         ],
         # Tokenizers of CLIP and SigLIP; ftfy cleans texts as open_clip does.
         "text": text,
