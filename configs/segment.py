@@ -8,7 +8,8 @@ r"""Semantic segmentation with a head on any backbone, by the recipes of their p
         --config.data.path=PHOTOS --workdir=DIR
 
 PHOTOS is a folder with images and masks, or ADE20K's, VOC's or Cityscapes' (`data.source=masks`).
-`backbone` is the name of a model with published weights, a checkpoint, or a workdir.
+`backbone` is the name of a model, whose published weights are taken if there are any, a checkpoint,
+or a workdir.
 
 `linear` is DINOv3's probe of frozen features; it needs few images. `eomt` trains the whole ViT with
 EoMT's values for DINOv3. `upernet` trains the whole pyramid with the values of Swin. The authors
@@ -18,8 +19,7 @@ accordingly.
 
 from vit_jax.config import choose, named_values
 from vit_jax.errors import UserError, nearest
-from vit_jax.published.weights import all_weights
-from vit_jax.recipes import SEGMENTATION, segmentation
+from vit_jax.recipes import SEGMENTATION, segmentation, set_backbone
 
 
 def get_config(argument=None):
@@ -28,13 +28,8 @@ def get_config(argument=None):
     if head not in SEGMENTATION:
         raise UserError(f"no head={head}; {nearest(head, SEGMENTATION)}")
     backbone = backbone or SEGMENTATION[head].backbone
-    published = [weights.repository for weights in all_weights() if weights.model == backbone]
     config = segmentation(head, int(values["steps"] or 0))
-    if argument == "smoke":
-        config.model.name = backbone if published else SEGMENTATION[head].backbone
-    else:
-        config.model.name = ""  # The checkpoint's.
-        config.finetune.checkpoint = f"hf://{published[0]}" if published else backbone
-    if published and "/14" in backbone:
+    set_backbone(config, backbone, smoke=argument == "smoke")
+    if backbone.endswith("/14"):
         config.data.image_size = config.data.test_resize = 518  # A multiple of the patches.
     return choose(config, argument)

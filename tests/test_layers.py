@@ -19,7 +19,7 @@ ALLOWED = {
     "parallel": {"models", "options"},
     "options": set(),
     "config": {"config_types", "options", "models"},
-    "recipes": {"config", "data", "models"},
+    "recipes": {"config", "data", "models", "published"},
     "interop": {"models", "options", "published"},
     "evaluation": {"models", "data", "parallel", "config", "options", "recipes", "published"},
     "run_suites": {"checkpoint_crop", "data", "evaluation", "image_text", "interop", "load"}
@@ -85,6 +85,8 @@ ALLOWED = {
     "segmentation": {"checkpoint_crop", "data", "evaluation", "inference", "interop", "load"}
     | {"models", "parallel"},
     "mask_files": {"data", "inspection", "models"},
+    "detection": {"checkpoint_crop", "data", "inference", "interop", "load", "models"},
+    "object_files": {"data", "inspection", "mask_files", "models"},
     "classifier": {"checkpoint_crop", "data", "image_text", "interop", "load", "models"},
     "serving": {"classifier", "data", "evaluation", "inspection", "models", "parallel"},
     "planning": {"config", "models", "options", "data", "parallel", "training", "runs", "libtpu"},

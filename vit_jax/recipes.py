@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from vit_jax.config import base_config
 from vit_jax.data.sources.vtab import TASKS
 from vit_jax.errors import UserError, nearest
+from vit_jax.published.weights import all_weights
 
 IMAGENET_IMAGES = 1_281_167  # Training images.
 IMAGENET_21K_IMAGES = 14_197_122  # The release of fall 2011, which has 21,841 classes.
@@ -635,3 +636,26 @@ def detection(size: int, window: int = 0, steps: int = 0) -> ConfigDict:
     config.optimizer.update(dict(warmup_steps=min(250, config.steps // 10), count_from=0))
     config.evaluate_every = config.checkpoint.every = min(2000, config.steps)
     return config
+
+
+def set_backbone(config: ConfigDict, backbone: str, smoke: bool = False) -> None:
+    """Sets the model that a dense head is trained on.
+
+    Args:
+      config: the config to change.
+      backbone: the name of a model, trained from published weights if there are any, else from
+        scratch; or a checkpoint.
+      smoke: the run is a smoke test, which downloads nothing.
+    """
+    from vit_jax.models import parse_name  # It imports JAX, which would slow down `--help`.
+
+    published = [weights.repository for weights in all_weights() if weights.model == backbone]
+    try:
+        named = bool(published) or bool(parse_name(backbone))
+    except UserError:
+        named = False
+    if named and (smoke or not published):
+        config.model.name = backbone
+    else:
+        config.model.name = ""  # The checkpoint's.
+        config.finetune.checkpoint = f"hf://{published[0]}" if published else backbone
