@@ -1,14 +1,21 @@
 """Detection: the losses of a set of boxes, and their matching."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from scipy.optimize import linear_sum_assignment
 
+import vit_jax
+from vit_jax.config import from_json, run_options
 from vit_jax.models.dense.detector import best_of, corners_of
+from vit_jax.training.objectives import make_objective
 from vit_jax.training.objectives.box_losses import centred, focal_losses, generalized_iou
 from vit_jax.training.objectives.detection import set_losses
+from vit_jax.training.objectives.objective import StepContext
 
 
 def drawn_boxes(rng, count):
@@ -104,3 +111,60 @@ def test_best_predictions_come_first():
     assert classes.tolist() == [[1, 0, 0]]
     assert np.all(np.diff(scores[0]) <= 0)
     np.testing.assert_allclose(corners[0, 1], [0.7, 0.7, 1.0, 1.0], atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def program():
+    """Returns a tiny detector, its objective and a batch of boxes, one of them without any."""
+    config = from_json(json.dumps({"objective": {"name": "detection"}}))
+    config.detection.update(dict(dim=16, depth=1, queries=6, most=3))
+    config.data.num_classes, config.data.image_size = 2, 32
+    options = run_options(config)
+    model = vit_jax.create_model(
+        "ViT-32x1/8", image_size=32, num_classes=0, mlp_dim=32, pooling="gap"
+    )
+    objective = make_objective(options, model, rngs=nnx.Rngs(0))
+    rng = np.random.default_rng(0)
+    corners = rng.uniform(0, 16, (4, 3, 2))
+    boxes = np.concatenate([corners, corners + 12, rng.integers(0, 2, (4, 3, 1))], axis=2)
+    boxes[0, :, 4], boxes[1, 1:, 4] = -1, -1
+    images = rng.integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
+    batch = {"image": jnp.asarray(images), "boxes": jnp.asarray(boxes, jnp.float32)}
+    return model, objective, batch
+
+
+def test_losses_of_a_batch_are_those_of_its_parts(program):
+    model, objective, batch = program
+    keys = jax.random.split(jax.random.key(0), 4)
+    prepared = objective.prepare(batch, keys)
+    assert prepared["objects_per_image"].tolist() == [7 / 4] * 4
+    training = StepContext(nnx.Rngs(dropout=0))
+    whole = objective(model, prepared, training).each
+    halves = [
+        objective(model, {key: x[part] for key, x in prepared.items()}, training).each
+        for part in (slice(0, 2), slice(2, 4))
+    ]
+    np.testing.assert_allclose(whole, jnp.concatenate(halves), rtol=1e-5)
+
+
+def test_evaluation_of_an_image_does_not_depend_on_the_others(program):
+    model, objective, batch = program
+    each = objective(model, batch).each
+    alone = [
+        objective(model, {key: x[i : i + 1] for key, x in batch.items()}).each for i in range(4)
+    ]
+    np.testing.assert_allclose(each, jnp.concatenate(alone), rtol=1e-5)
+    assert np.isfinite(each).all()
+
+
+def test_average_precision_is_one_where_the_best_boxes_are_the_true_ones(program):
+    pytest.importorskip("pycocotools")
+    _, objective, batch = program
+    boxes = np.asarray(batch["boxes"])
+    outputs = {
+        "boxes": boxes[..., :4],
+        "classes": np.maximum(boxes[..., 4], 0).astype(int),
+        "scores": np.where(boxes[..., 4] >= 0, 0.9, 0.1),
+        "true": boxes,
+    }
+    assert objective.over_split(outputs) == pytest.approx({"ap": 1, "ap50": 1})

@@ -32,6 +32,7 @@ from vit_jax.training.objectives.objective import (
     check_self_supervised,
 )
 
+COUNT = "objects_per_image"  # Entry of a prepared batch.
 # Weights of a term in the matching cost and in the loss.
 CLASS_WEIGHT, BOX_WEIGHT, GIOU_WEIGHT = 2.0, 5.0, 2.0
 
@@ -41,7 +42,7 @@ class Detection(Objective):
 
     The loss is the sum over the proposals and the layers of the decoder of the focal loss of all
     predictions, and of the L1 distance and the generalized IoU of the matched ones, divided by the
-    mean number of objects in an image.
+    mean number of objects in the images of the batch; in evaluation, by that of the image.
 
     Args:
       head: the head.
@@ -80,6 +81,11 @@ class Detection(Objective):
         frozen = config.finetune.train == "head"
         return cls(detection_head(options, model, classes, frozen=frozen, rngs=rngs), classes)
 
+    def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
+        """Adds `objects_per_image` float32 `[batch]`: the mean number, the same for all images."""
+        count = (batch[BOXES][..., 4] >= 0).sum(-1).mean()
+        return batch | {COUNT: jnp.full(len(keys), jnp.maximum(count, 1 / len(keys)))}
+
     def __call__(self, model: Any, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss of each image and its terms.
 
@@ -94,7 +100,8 @@ class Detection(Objective):
         predicted = self.head(model, batch["image"], context.rngs)
         labels = batch[BOXES][..., 4].astype(jnp.int32)
         targets = centred(batch[BOXES][..., :4] / sides)
-        count = jnp.maximum((labels >= 0).sum(-1).mean(), 1 / len(labels))
+        own = jnp.maximum((labels >= 0).sum(-1), 1).astype(jnp.float32)
+        count = own if context.rngs is None else batch[COUNT]
         terms = jax.vmap(jax.vmap(set_losses), in_axes=(0, 0, None, None))(
             predicted["classes"], predicted["boxes"], targets, labels
         )
