@@ -84,6 +84,7 @@ MODELS = {
     "linear segmentation": VIT,
     "UPerNet": CONVNEXT,
     "EoMT": DROPOUT,
+    "detection": VIT,
 }
 TEXT = dict(text_length=16, text_dim=64, text_depth=2, text_heads=8)
 OBJECTIVES = {
@@ -117,6 +118,7 @@ OBJECTIVES = {
         **dict(name="segmentation", head="eomt", queries=8, query_layers=1, points=64),
         **dict(masked_until=(0.0,), unmasked_from=(1.0,)),
     ),
+    "detection": dict(name="detection", dim=32, depth=1, queries=8, most=4),
 }
 SELF_DISTILLATION = dict(
     **dict(head_hidden=64, prototypes=128, local_crops=2, local_size=8, global_crops=1),
@@ -141,7 +143,7 @@ def train(
     objective = OBJECTIVES.get(model, {})
     if objective:
         set_objective(config, **objective)
-    if objective.get("name") == "segmentation":
+    if objective.get("name") in ("segmentation", "detection"):
         config.data.num_classes = CLASSES
     if model == "SigLIP 2":
         config.dino.update(SELF_DISTILLATION)
@@ -175,6 +177,10 @@ def train(
         }
         if "mask" in batch:
             batch["mask"] %= CLASSES
+        if "boxes" in batch:  # The last of each image's rows is padding.
+            batch["boxes"][..., :4] = np.sort(batch["boxes"][..., :4] % config.data.image_size)
+            batch["boxes"][..., 4] %= CLASSES
+            batch["boxes"][:, -1, 4] = -1
         batch["labels"] = rng.integers(CLASSES, size=(batch_size, 1)).astype(np.int32)
         state, sums = step(state, metrics, to_devices(batch, mesh))
         losses.append(float(sums["loss"]))

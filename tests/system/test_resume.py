@@ -135,9 +135,17 @@ HEADS = {
 }
 
 
+DETECTION = (
+    *("objective.name=detection", "detection.dim=16", "detection.depth=1", "detection.queries=12"),
+    *("detection.most=8", "model.pooling=gap", "model.attention=windows", "model.window=4"),
+    "model.global_layers=0",
+)
+HEADS["detection"] = DETECTION
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("head", HEADS)
-def test_killed_run_of_segmentation_ends_with_the_same_bits(run, tmp_path, head):
+def test_killed_run_of_a_dense_head_ends_with_the_same_bits(run, tmp_path, head):
     flags = [SCATTERED.format("ViT-32x1/4")]
     flags += [f"--config.{value}" for value in (*SEGMENTATION, *HEADS[head])]
     result = run(*flags, f"--workdir={tmp_path / 'whole'}")
