@@ -55,6 +55,7 @@ def workdir(run, data, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_predict_writes_a_coco_file_overlays_and_a_page(run, data, workdir, tmp_path):
     out = tmp_path / "detected"
     arguments = f"--checkpoint={workdir}", "--threshold=0.001", f"--out={out}"
@@ -77,6 +78,7 @@ def test_predict_writes_a_coco_file_overlays_and_a_page(run, data, workdir, tmp_
     assert "--overwrite" in again.stderr
 
 
+@pytest.mark.slow
 def test_detector_finds_what_the_command_wrote(data, workdir, run, tmp_path):
     detector = vit_jax.load_detector(workdir, log=str)
     assert detector.class_names == ("square", "bar")

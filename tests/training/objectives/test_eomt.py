@@ -323,6 +323,7 @@ def test_micro_batches_have_the_loss_of_the_batch():
     np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_evaluation_of_an_image_does_not_depend_on_its_batch():
     model, objective = made()
     keys = jax.random.split(jax.random.key(0), 4)
