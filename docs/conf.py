@@ -61,6 +61,7 @@ MARGIN = {
         "Pre-train without labels": "docs/self_supervised",
         "Train on images with captions": "docs/image_text",
         "Segmentation and detection": "docs/dense_prediction",
+        "Masks, boxes and depth maps": "docs/dense_data",
         "Fine-tune": "docs/finetuning",
         "Transfer: two examples": "docs/transfer",
         "Evaluate": "docs/evaluation",

@@ -40,7 +40,7 @@ QUESTIONS = {
     "mixed precision": "docs/sharding",
     "data augmentation": "docs/augmentation",
     "confusion matrix": "docs/monitoring",
-    "segmentation": "docs/models",
+    "segmentation": "docs/dense_prediction",
     "zero-shot": "docs/models",
     "citing": "README",
 }
