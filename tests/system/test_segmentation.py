@@ -141,7 +141,7 @@ def test_flags_of_classifiers_are_rejected(run, segmentation_run, photos):
 
 @pytest.fixture(scope="module")
 def evaluated(segmentation_run, shapes, tmp_path_factory):
-    """What the suite printed, its results, and the folder."""
+    """Returns the printed text of the suite, its results and their folder."""
     out = tmp_path_factory.mktemp("evaluated") / "results"
     lines = []
     options = {"set": parse_sets([str(shapes)])}

@@ -1,4 +1,4 @@
-"""Fields: values of each example besides its image and its labels, such as captions and masks."""
+"""Fields: values of each example other than its image and labels, such as captions and masks."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

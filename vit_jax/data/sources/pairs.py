@@ -136,7 +136,7 @@ def find_splits(root: str, map_folders: Sequence[str]) -> dict[str, Split]:
 
 
 def split_of(path: str, splits: Mapping[str, Split], name: str) -> Split:
-    """Returns a split by its name; the names of `DEV` stand for each other.
+    """Returns a split by its name; the names in `DEV` are synonyms.
 
     Raises:
       UserError: there is no such split.
