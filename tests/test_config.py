@@ -247,13 +247,21 @@ def test_unknown_name_in_the_argument_is_named():
         load("augreg_i1k", "modle=ViT-S/16")
 
 
+# Without a checkpoint these must be told of which model.
+OF_MODEL = {
+    "finetune": "model=ViT-B/16",
+    "bit_hyperrule": "model=ViT-B/16",
+    "segment": "backbone=ViT-B/16",
+    "detect": "backbone=ViT-B/16",
+}
+
+
 @pytest.mark.one_variant
 @pytest.mark.parametrize("name", FILES)
 def test_config_describes_a_model(name):
-    # Without a checkpoint fine-tuning must be told of which model.
-    config = load(name, "model=ViT-B/16" if name in ("finetune", "bit_hyperrule") else None)
+    config = load(name, OF_MODEL.get(name))
     configs.check(config)
-    if config.auto != "none":  # The model is the checkpoint's.
+    if not config.model.name:  # The checkpoint's.
         config.model.name = "ViT-S/16"
     factory = model_factory(num_classes=10, **model_arguments(config))
     assert count_parameters(abstract(factory)) > 1000

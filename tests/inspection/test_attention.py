@@ -123,7 +123,7 @@ def test_distance_is_the_sum_of_its_definition():
         (
             "ViT-Ti/4",
             dict(SMALL, attention="axial", pooling="gap"),
-            "not defined for model.attention=",
+            "not defined for axial attention",
         ),
         ("ViT-Ti/32", SMALL, "the model has one patch"),
     ],

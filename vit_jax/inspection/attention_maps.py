@@ -22,8 +22,8 @@ def check_attends(model: ImageModel) -> None:
         )
     if not model.attends_fully:
         raise UserError(
-            f"rollout and distance are not defined for model.attention="
-            f"{model.options.attention!r}: its patches do not all attend to one another"
+            f"rollout and distance are not defined for {model.options.attention} attention "
+            "(model.attention): its patches do not all attend to one another"
         )
     if model.grid == (1, 1):
         raise UserError("the model has one patch: there is no attention between patches")

@@ -8,18 +8,16 @@ import pytest
 
 from vit_jax.models.dense.windows import LONGEST, bilinear, sliding, whole
 
-torch = pytest.importorskip("torch")
-
 WINDOW, PLACES, CLASSES = 24, 6, 5
 # Height and width: square, wide, high, smaller than a window, much longer than high, one pixel.
 SIDES = [(24, 24), (30, 47), (200, 61), (9, 13), (7, 100), (1, 1), (11, 24)]
 
 
-def resize(scores, sides):
+def resize(torch, scores, sides):
     return torch.nn.functional.interpolate(scores, size=sides, mode="bilinear", align_corners=False)
 
 
-def slide_inference(scores, starts, resized, sides):
+def slide_inference(torch, scores, starts, resized, sides):
     """Averages the scores of windows as mmsegmentation does, at all pixels of the original image.
 
     Args:
@@ -30,20 +28,20 @@ def slide_inference(scores, starts, resized, sides):
     count = torch.zeros(1, 1, *resized)
     for window, (top, left) in zip(scores, starts, strict=True):
         here = np.s_[:, :, top : top + WINDOW, left : left + WINDOW]
-        upscaled = resize(torch.from_numpy(window).permute(2, 0, 1)[None], (WINDOW, WINDOW))
+        upscaled = resize(torch, torch.from_numpy(window).permute(2, 0, 1)[None], (WINDOW, WINDOW))
         total[here] += upscaled
         count[here] += 1
     assert (count > 0).all()
-    return resize(total / count, sides)[0].numpy()
+    return resize(torch, total / count, sides)[0].numpy()
 
 
 @pytest.mark.parametrize("sides", SIDES)
-def test_class_maps_are_those_of_slide_inference(sides):
+def test_class_maps_are_those_of_slide_inference(torch, sides):
     windows = sliding(sides, (WINDOW, WINDOW))
     rng = np.random.default_rng(0)
     scores = rng.normal(size=(windows.count, PLACES, PLACES, CLASSES)).astype(np.float32)
     starts = [(y, x) for y in windows.rows.starts for x in windows.columns.starts]
-    expected = slide_inference(scores, starts, windows.resized, sides)
+    expected = slide_inference(torch, scores, starts, windows.resized, sides)
     found = windows.class_map(scores)
     assert found.shape == sides and found.dtype == np.uint8
     second, first = np.sort(expected, axis=0)[-2:]
@@ -80,10 +78,10 @@ def test_an_image_of_extreme_length_is_squeezed():
     assert windows.class_map(scores).shape == (1, 100_000)
 
 
-def test_one_window_of_a_whole_image_is_resized():
+def test_one_window_of_a_whole_image_is_resized(torch):
     scores = np.random.default_rng(2).normal(size=(1, PLACES, PLACES, CLASSES)).astype(np.float32)
-    inside = resize(torch.from_numpy(scores).permute(0, 3, 1, 2), (WINDOW, WINDOW))
-    expected = resize(inside, (31, 50))[0].argmax(dim=0).numpy()
+    inside = resize(torch, torch.from_numpy(scores).permute(0, 3, 1, 2), (WINDOW, WINDOW))
+    expected = resize(torch, inside, (31, 50))[0].argmax(dim=0).numpy()
     assert (whole((31, 50), (WINDOW, WINDOW)).class_map(scores) == expected).mean() > 0.999
 
 
@@ -111,7 +109,7 @@ def test_scores_of_all_pixels_are_never_in_memory():
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 40])
-def test_resizing_is_pytorchs(size):
+def test_resizing_is_pytorchs(torch, size):
     values = np.random.default_rng(4).normal(size=(7, 2)).astype(np.float32)
-    expected = resize(torch.from_numpy(values)[None, None], (size, 2))[0, 0].numpy()
+    expected = resize(torch, torch.from_numpy(values)[None, None], (size, 2))[0, 0].numpy()
     np.testing.assert_allclose(bilinear(values, size), expected, atol=1e-6)
