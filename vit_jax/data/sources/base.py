@@ -364,8 +364,10 @@ REMEDIES = {
     TEXT: "captions: give a CSV or JSON lines with a column of captions (data.source=csv), "
     "prepared pairs (data.source=tfds), or pass pairs of images and captions",
     MASK: "masks: give a folder with images and masks (data.source=masks), a COCO file "
-    "(data.source=coco), or pass pairs of images and masks",
-    BOXES: "boxes: give a COCO file (data.source=coco)",
+    "(data.source=coco), a data set with masks (data.source=tfds), or pass pairs of images and "
+    "masks",
+    BOXES: "boxes: give a COCO file (data.source=coco), or a data set with boxes "
+    "(data.source=tfds)",
     DEPTH: "depth maps: give a folder with images and depth maps (data.source=depth)",
 }
 

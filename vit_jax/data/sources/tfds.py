@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from vit_jax.data.fields import TEXT, caption_keys
+from vit_jax.data.fields import BOXES, MASK, TEXT, caption_keys
 from vit_jax.data.sources.array_record import Records, first_line, image_and_labels, refuse_s3
-from vit_jax.data.sources.kind import SourceKind, last_folder
+from vit_jax.data.sources.kind import SourceKind, SourceOptions, last_folder
 from vit_jax.data.sources.slices import absolute
+from vit_jax.data.sources.tfds_dense import DenseRecords, dense_reader
 from vit_jax.errors import UserError, nearest
 
 PREPARED = "prepared.json"  # Settings, sizes and hashes that `vit_jax.prepare` writes.
@@ -55,6 +56,26 @@ def tfds_records(
         each_labelled=each_labelled and label_key is not None,
         shards=tfds_shards(builder, split),
         **({} if caption_key is None else _captions_of(builder, split, caption_key)),
+    )
+
+
+def open_tfds(split: str, options: SourceOptions) -> Records:
+    """Opens a split, with the boxes or masks of its images if they are required."""
+    if not {BOXES, MASK} & {*options.fields}:
+        captions = options.caption_key if TEXT in options.fields else None
+        return tfds_records(options.path, split, options.label_key, options.each_labelled, captions)
+    builder = tfds_builder(options.path)
+    tfds_feature(builder, "image")
+    field, names, read_field = dense_reader(builder, options)
+    return DenseRecords(
+        f"{builder.info.full_name} {split}",
+        tfds_split(builder, split),
+        partial(image_and_labels, label_key=None),
+        names,
+        max_labels=1,
+        shards=tfds_shards(builder, split),
+        field=field,
+        read_field=read_field,
     )
 
 
@@ -247,13 +268,7 @@ def _name_of(path: str) -> str:
 TFDS = SourceKind(
     "tfds",
     "a data set of TensorFlow Datasets, prepared as ArrayRecord",
-    lambda split, options: tfds_records(
-        options.path,
-        split,
-        options.label_key,
-        options.each_labelled,
-        options.caption_key if TEXT in options.fields else None,
-    ),
+    open_tfds,
     path="NAME or NAME:DATA_DIR of a prepared data set, or the folder that holds its files",
     reads_slices=True,
     name_of=_name_of,
