@@ -267,6 +267,13 @@ def test_config_describes_a_model(name):
     assert count_parameters(abstract(factory)) > 1000
 
 
+@pytest.mark.parametrize("head", ["linear", "eomt"])
+def test_a_dense_head_is_trained_on_a_model_without_weights(head):
+    config = load("segment", f"backbone=ViT-64x4/8,head={head}")
+    configs.check(config)
+    assert (config.model.name, config.finetune.frozen_steps) == ("ViT-64x4/8", 0)
+
+
 def finished_runs(output: str) -> int:
     """Returns how many runs logged their report's path; "writing the report: 5 s so far" does not
     count.
