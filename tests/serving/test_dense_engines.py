@@ -12,15 +12,16 @@ from PIL import Image
 import vit_jax
 from tests.serving import test_service
 from tests.serving.test_service import ask
-from tests.shapes import NAMES, draw, segmentation_run, shapes
+from tests.shapes import NAMES, draw
 from vit_jax.data.preprocess import TestCrop
-from vit_jax.dense import DetectionPredictor
+from vit_jax.dense import DetectionPredictor, SegmentationPredictor
+from vit_jax.models.dense.batch_norm import initial_statistics
 from vit_jax.models.dense.detector import Detector
 from vit_jax.models.dense.detr import DetectionHead
+from vit_jax.models.dense.linear import LinearHead
+from vit_jax.models.dense.segmenter import Segmenter
 from vit_jax.serving.dense_engines import DetectorEngine, SegmenterEngine
 from vit_jax.serving.engine import Asked
-
-__all__ = ["segmentation_run", "shapes"]  # Fixtures.
 
 
 def encoded(image):
@@ -43,8 +44,13 @@ def answers(engine, images, **asked):
 
 
 @pytest.fixture(scope="module")
-def segmenter(segmentation_run):
-    return vit_jax.load_segmenter(segmentation_run[0], log=str)
+def segmenter():
+    """One that classifies each patch by its random features."""
+    model = vit_jax.create_model("ViT-32x2/8", num_classes=0, image_size=32)
+    head = LinearHead(model, len(NAMES), rngs=nnx.Rngs(0))
+    segmenter = Segmenter(model, head, NAMES, initial_statistics(head))
+    segmenter.predictor = SegmentationPredictor(TestCrop(32, "fit", 32))
+    return segmenter
 
 
 def test_masks_are_those_of_predict(segmenter):
@@ -65,7 +71,7 @@ def test_the_overlay_has_colours_where_the_mask_has_classes(segmenter, monkeypat
     (answer,) = answers(engine, [draw(1000)[0]], seen=True, overlay=True)
     seen, overlay = (np.asarray(picture(answer[name]), int) for name in ("seen", "overlay"))
     assert seen.shape == overlay.shape and min(seen.shape[:2]) == 32
-    coloured = 1 - next(row["share"] for row in answer["classes"] if row["label"] == 0)
+    coloured = 1 - sum(row["share"] for row in answer["classes"] if row["label"] == 0)
     assert (seen != overlay).any(-1).mean() == pytest.approx(coloured, abs=0.05)
     monkeypatch.setattr(test_service, "ENGINE", engine)
     status, _, text = ask("/predict", encoded(draw(0)[0]), query=b"heat=1")
@@ -90,5 +96,5 @@ def test_objects_are_those_of_predict_in_pixels_of_the_image():
     named = [detector.class_names[label] for label in expected.labels]
     assert [row["class"] for row in answer["objects"]] == named
     width, height = picture(answer["overlay"]).size  # Without the padding of the crop.
-    assert max(width, height) == 32
+    assert max(width, height) == 1024  # Enlarged for the names.
     assert width / height == pytest.approx(image.shape[1] / image.shape[0], rel=0.05)

@@ -118,7 +118,10 @@ class DetectorEngine(Engine):
         if asked.seen:
             answer["seen"] = image_address(shown, SIDE)
         if asked.overlay:
-            drawn = result._replace(corners=placement.place_boxes(result.corners))
-            picture = draw_objects(shown, drawn, self._names)
+            # Names would be illegible in a small picture.
+            factor = max(1, SIDE // max(shown.shape))
+            large = cv2.resize(shown, None, fx=factor, fy=factor, interpolation=cv2.INTER_CUBIC)
+            drawn = result._replace(corners=factor * placement.place_boxes(result.corners))
+            picture = draw_objects(large, drawn, self._names)
             answer["overlay"] = image_address(np.asarray(picture), SIDE)
         return answer
