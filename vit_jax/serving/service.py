@@ -256,14 +256,7 @@ class Service:
         if "names" in said and "names" in supported:
             names = self._names(said.pop("names"))
         for key, value in said.items():
-            if key not in supported:
-                known = ", ".join(supported)
-                raise Refused(400, f"{key!r} is an unknown parameter; supported: {known}")
-            if not isinstance(value, int):
-                raise Refused(400, f"{key} must be a whole number")
-            most = MOST_NEIGHBOURS if key == "neighbours" else 1
-            if not 0 <= value <= most:
-                raise Refused(400, f"{key} must be 0 to {most}")
+            _check_parameter(key, value, supported)
         flags = {key: bool(said.get(key)) for key in ("heat", "seen", "overlay")}
         asked = Asked(images, neighbours=int(said.get("neighbours", 0)), names=names, **flags)
         if asked.heat and (reason := self._classifier_engine.no_heat) is not None:
@@ -375,6 +368,18 @@ class _Guard:
             words = f"this server is not known as {host[:100]!r}; to allow the name: --hosts=NAME"
             app = JSONResponse({"error": words}, 421)
         await app(scope, receive, send_guarded)
+
+
+def _check_parameter(key: str, value: object, supported: Sequence[str]) -> None:
+    """Raises Refused if a parameter that is a number is unknown or out of range."""
+    if key not in supported:
+        known = ", ".join(supported)
+        raise Refused(400, f"{key!r} is an unknown parameter; supported: {known}")
+    if not isinstance(value, int):
+        raise Refused(400, f"{key} must be a whole number")
+    most = MOST_NEIGHBOURS if key == "neighbours" else 1
+    if not 0 <= value <= most:
+        raise Refused(400, f"{key} must be 0 to {most}")
 
 
 def _where(number: int, images: list[bytes]) -> str:
