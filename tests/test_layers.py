@@ -82,13 +82,13 @@ ALLOWED = {
     "command": {"config", "config_page", "config_types", "shipped"},
     "commands": {"shipped"},
     "image_text": {"interop", "load", "models", "published"},
-    "segmentation": {"checkpoint_crop", "data", "evaluation", "inference", "interop", "load"}
-    | {"models", "parallel"},
+    "dense": {"checkpoint_crop", "data", "evaluation", "inference", "interop", "load"}
+    | {"models", "parallel", "runs"},
     "mask_files": {"data", "inspection", "models"},
-    "detection": {"checkpoint_crop", "data", "inference", "interop", "load", "models"},
     "object_files": {"data", "inspection", "mask_files", "models"},
     "classifier": {"checkpoint_crop", "data", "image_text", "interop", "load", "models"},
-    "serving": {"classifier", "data", "evaluation", "inspection", "models", "parallel"},
+    "serving": {"classifier", "data", "dense", "evaluation", "inspection", "models", "object_files"}
+    | {"parallel"},
     "planning": {"config", "models", "options", "data", "parallel", "training", "runs", "libtpu"},
     "benchmarks": {"config", "models", "data", "parallel", "interop", "evaluation"}
     | {"training", "runs", "planning", "load", "save"},

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from vit_jax.data.decode import Unreadable, decode, why_unreadable
 from vit_jax.data.image_files import ImageFiles
@@ -105,11 +105,14 @@ def overlay(image: np.ndarray, found: Detections, class_names: Sequence[str]) ->
     """Returns an image with the boxes of its objects, and their classes and scores."""
     drawn = Image.fromarray(image)
     pen, width = ImageDraw.Draw(drawn), max(1, round(min(drawn.size) / 200))
+    font = ImageFont.load_default(max(10, min(drawn.size) / 28))
     for corners, label, score in zip(*found[:3], strict=True):
         colour = tuple(voc_palette()[int(label) + 1].tolist())
         left, top, right, bottom = corners.tolist()
         pen.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), None, colour, width)
-        pen.text((left + width + 1, top + width), f"{class_names[label]} {score:.0%}", colour)
+        words, place = f"{class_names[label]} {score:.0%}", (left + width + 1, top + width)
+        pen.rectangle(pen.textbbox(place, words, font), fill=colour)
+        pen.text(place, words, "white" if sum(colour) < 384 else "black", font)
     return drawn
 
 

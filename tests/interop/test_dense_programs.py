@@ -1,0 +1,59 @@
+"""Segmenters and detectors as programs: run by ONNX Runtime and by JAX alone."""
+
+import json
+
+import jax
+import numpy as np
+import onnxruntime
+import pytest
+from flax import nnx
+
+import vit_jax
+from vit_jax.interop.programs import Objects, dense_metadata_of, write_onnx, write_stablehlo
+from vit_jax.models.dense import make_head
+from vit_jax.models.dense.batch_norm import initial_statistics
+from vit_jax.models.dense.detector import Detector
+from vit_jax.models.dense.detr import DetectionHead
+from vit_jax.models.dense.segmenter import Segmenter
+from vit_jax.options.objective import SegmentationOptions
+
+SHAPE = (32, 32, 3)
+NAMES = ("sky", "road", "car")
+IMAGES = np.random.default_rng(0).integers(256, size=(3, *SHAPE), dtype=np.uint8)
+
+
+def backbone():
+    return vit_jax.create_model("ViT-32x2/8", num_classes=0, image_size=32)
+
+
+def segmenter_of(head):
+    model = backbone()
+    options = SegmentationOptions(head=head, queries=8, query_layers=1)
+    made = make_head(options, model, len(NAMES), rngs=nnx.Rngs(0))
+    return Segmenter(model, made, NAMES, initial_statistics(made))
+
+
+@pytest.mark.parametrize("head", ["linear", "eomt"])  # EoMT has transposed convolutions.
+def test_onnx_gives_the_scores_of_a_segmenter(tmp_path, head):
+    segmenter, file = segmenter_of(head), tmp_path / "m.onnx"
+    metadata = dense_metadata_of(segmenter, IMAGES.dtype, None)
+    write_onnx(segmenter, file, SHAPE, IMAGES.dtype, metadata, ("images", "scores"))
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    assert json.loads(session.get_modelmeta().custom_metadata_map["class_names"]) == [*NAMES]
+    for images in (IMAGES, IMAGES[:1]):
+        (scores,) = session.run(["scores"], {"images": images})
+        expected = np.asarray(segmenter(images))
+        assert np.ptp(expected) > 1e-3
+        np.testing.assert_allclose(scores, expected, atol=1e-4 * np.abs(expected).max())
+
+
+def test_stablehlo_gives_the_objects_of_a_detector(tmp_path):
+    model = backbone()
+    head = DetectionHead(model, 2, dim=16, queries=6, depth=1, rngs=nnx.Rngs(0))
+    detector, file = Detector(model, head, NAMES[:2]), tmp_path / "m.stablehlo"
+    write_stablehlo(Objects(detector), file, SHAPE, IMAGES.dtype)
+    objects = np.asarray(jax.export.deserialize(bytearray(file.read_bytes())).call(IMAGES))
+    scores, labels, boxes = detector(IMAGES)
+    np.testing.assert_allclose(objects[..., :4], boxes, atol=1e-4)
+    np.testing.assert_allclose(objects[..., 4], scores, atol=1e-4)
+    assert (objects[..., 5] == labels).all()
