@@ -82,10 +82,9 @@ ALLOWED = {
     "command": {"config", "config_page", "config_types", "shipped"},
     "commands": {"shipped"},
     "image_text": {"interop", "load", "models", "published"},
-    "segmentation": {"checkpoint_crop", "data", "evaluation", "inference", "interop", "load"}
+    "dense": {"checkpoint_crop", "data", "evaluation", "inference", "interop", "load"}
     | {"models", "parallel"},
     "mask_files": {"data", "inspection", "models"},
-    "detection": {"checkpoint_crop", "data", "inference", "interop", "load", "models"},
     "object_files": {"data", "inspection", "mask_files", "models"},
     "classifier": {"checkpoint_crop", "data", "image_text", "interop", "load", "models"},
     "serving": {"classifier", "data", "evaluation", "inspection", "models", "parallel"},

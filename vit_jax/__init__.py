@@ -11,7 +11,7 @@ from vit_jax.libtpu import expect_no_tpu_where_none_is
 from vit_jax.simulated_devices import give_threads_to_simulated_devices
 
 if TYPE_CHECKING:
-    from vit_jax.detection import load_detector
+    from vit_jax.dense import load_detector, load_segmenter
     from vit_jax.errors import UserError
     from vit_jax.image_text import load_image_text, zero_shot
     from vit_jax.interface import FineTuned, Pretrained, finetune, pretrain, train
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from vit_jax.models import MODELS, ModelCard, create_model, list_models, model_card
     from vit_jax.models.prediction import Prediction
     from vit_jax.save import save_model
-    from vit_jax.segmentation import load_segmenter
 
 __version__ = "0.1.0"
 __all__ = [
@@ -57,8 +56,8 @@ _MODULES = {
     "list_models": "models",
     "load_image_text": "image_text",
     "load_model": "load",
-    "load_detector": "detection",
-    "load_segmenter": "segmentation",
+    "load_detector": "dense",
+    "load_segmenter": "dense",
     "model_card": "models",
     "pretrain": "interface",
     "save_model": "save",

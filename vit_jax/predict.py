@@ -179,8 +179,8 @@ def dense(objective: str, arguments: list[str]) -> None:
 
 def segment(folder: Path, images: ImageFiles, loaded: dict[str, Any]) -> int:
     """Writes the masks of images, and returns the number of images that were read."""
+    from vit_jax.dense import load_segmenter
     from vit_jax.mask_files import shares_in_words, write_masks
-    from vit_jax.segmentation import load_segmenter
 
     segmenter = load_segmenter(CHECKPOINT.value, **loaded)
     return write_masks(
@@ -194,7 +194,7 @@ def segment(folder: Path, images: ImageFiles, loaded: dict[str, Any]) -> int:
 
 def detect(folder: Path, images: ImageFiles, loaded: dict[str, Any]) -> int:
     """Writes the objects of images, and returns the number of images that were read."""
-    from vit_jax.detection import load_detector
+    from vit_jax.dense import load_detector
     from vit_jax.object_files import write_objects
 
     detector = load_detector(CHECKPOINT.value, **loaded)

@@ -29,9 +29,9 @@ from vit_jax.evaluation.suites import SUITES
 from vit_jax.evaluation.text_encoder import TextEncoder
 from vit_jax.image_text import open_text_part, towers_place
 from vit_jax.interop.checkpoint import Checkpoint
+from vit_jax.interop.dense import SEGMENTATION, with_head
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.preprocessing import Preprocessing
-from vit_jax.interop.segmentation import with_head
 from vit_jax.load import build_model
 from vit_jax.parallel.mesh import make_mesh, place
 from vit_jax.parallel.sharding import parameter_shardings
@@ -104,7 +104,7 @@ def run_suites(
         finetune=lambda config, folder: train(
             config, results.folder / f"{folder}-{version['content']}"
         ),
-        segmenter=lambda: with_head(opened, model()),
+        segmenter=lambda: with_head(SEGMENTATION, opened, model()),
         num_classes=opened.options.num_classes,
         class_names=opened.class_names,
         batch_size=batch_size,

@@ -9,7 +9,7 @@ from PIL import Image
 import vit_jax
 from vit_jax.data.placement import Placement
 from vit_jax.data.preprocess import TestCrop
-from vit_jax.detection import original_corners
+from vit_jax.dense import original_corners
 
 CONFIG = "configs/detect.py:backbone=ViT-32x2/8,size=64"
 

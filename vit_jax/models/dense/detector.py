@@ -1,6 +1,5 @@
 """A model of images with a head that finds objects."""
 
-from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -8,9 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.errors import UserError
-from vit_jax.models.dense.detr import DetectionHead
-from vit_jax.models.image_model import ImageModel
+from vit_jax.models.dense.dense_model import DenseModel
 
 
 class Detections(NamedTuple):
@@ -33,20 +30,8 @@ class Detections(NamedTuple):
         return Detections(*(x[self.scores >= threshold] for x in self[:3]))
 
 
-class Detector(nnx.Module):
-    """A model of images with a head that predicts a set of objects.
-
-    Attributes:
-      model: the model of images.
-      head: the head.
-      class_names: names of the classes.
-      predictor: preprocessing of images of any size; None: the detector is not of a checkpoint.
-    """
-
-    def __init__(self, model: ImageModel, head: DetectionHead, class_names: Sequence[str]):
-        self.model, self.head = model, head
-        self.class_names: tuple[str, ...] = tuple(class_names)
-        self.predictor: Any = None
+class Detector(DenseModel):
+    """A model of images with a head that predicts a set of objects."""
 
     def __call__(self, images: Any, most: int = 100) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns scores, classes and boxes of the most certain objects; see `best_of`.
@@ -55,7 +40,7 @@ class Detector(nnx.Module):
           images: of the model's size, as in `ImageModel.__call__`.
           most: number of objects.
         """
-        return best_of(self.head(self.model, images), most)
+        return best_of(self.outputs(images), most)
 
     def predict(self, images: Any, threshold: float = 0.3) -> list[Detections]:
         """Returns the objects in images of any size.
@@ -67,21 +52,7 @@ class Detector(nnx.Module):
         Raises:
           UserError: an image cannot be read, or the detector was not loaded from a run.
         """
-        if self.predictor is None:
-            raise UserError(
-                "this detector is not of a checkpoint, and has no preprocessing of images: see "
-                "vit_jax.load_detector"
-            )
-        return [found.above(threshold) for found in self.predictor(self, images)]
-
-    def stream(self, source: Any, on_unreadable: Any) -> Iterator[tuple[int, Detections]]:
-        """Yields the index and the objects of each readable image, read as it is needed.
-
-        Args:
-          source: a data source.
-          on_unreadable: callback for the index of an unreadable image, and the error.
-        """
-        return self.predictor.stream(self, source, on_unreadable)
+        return [found.above(threshold) for found in self._loaded(self, images)]
 
 
 def corners_of(boxes: jax.Array) -> jax.Array:

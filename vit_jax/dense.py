@@ -1,0 +1,187 @@
+"""Models with heads of dense prediction: loading, and prediction of images of any size."""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from vit_jax.checkpoint_crop import checkpoint_crop
+from vit_jax.data.decode import Unreadable, why_unreadable
+from vit_jax.data.placement import Placement
+from vit_jax.data.preprocess import FixedCrop, TestCrop
+from vit_jax.data.sources.base import Source
+from vit_jax.errors import UserError
+from vit_jax.evaluation.window_inference import WindowInference
+from vit_jax.inference import image_source
+from vit_jax.interop.dense import DETECTION, SEGMENTATION, Kind, Task, with_head
+from vit_jax.interop.open import open_checkpoint
+from vit_jax.load import build_model
+from vit_jax.models.dense.detector import Detections, Detector
+from vit_jax.models.dense.segmenter import Segmenter
+from vit_jax.models.pixels import in_channels
+from vit_jax.parallel.mesh import make_mesh
+
+BATCH = 8  # Images of one call of a detector.
+
+OnUnreadable = Callable[[int, Unreadable | OSError], None]
+
+
+def load_segmenter(
+    source: str | Path,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    decode: str | None = None,
+    log: Callable[[str], None] = print,
+) -> Segmenter:
+    """Loads the model of a segmentation run with its head.
+
+    `segmenter.predict(images)` returns the class of each pixel of images of any size;
+    `segmenter(images)` the scores of preprocessed images.
+
+    Args:
+      source: the workdir of a run with `config.objective.name='segmentation'`, `WORKDIR@best` or
+        `WORKDIR@STEP`.
+      image_size: size of the windows in pixels; None: that of the run's images.
+      decode: `fast`, or `exact` to decode JPEGs whole by Pillow; None: as the run.
+      log: callback for each line of the log.
+
+    Raises:
+      UserError: the checkpoint does not exist, is damaged, or has no segmentation head.
+    """
+    return _load(SEGMENTATION, SegmentationPredictor, source, image_size, decode, log)
+
+
+def load_detector(
+    source: str | Path,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    decode: str | None = None,
+    log: Callable[[str], None] = print,
+) -> Detector:
+    """Loads the model of a detection run with its head.
+
+    `detector.predict(images)` returns the objects in images of any size.
+
+    Args:
+      source: the workdir of a run with `config.objective.name='detection'`, `WORKDIR@best` or
+        `WORKDIR@STEP`.
+      image_size: size to which images are resized, in pixels; None: that of the run's images.
+      decode: `fast`, or `exact` to decode JPEGs whole by Pillow; None: as the run.
+      log: callback for each line of the log.
+
+    Raises:
+      UserError: the checkpoint does not exist, is damaged, or has no detection head.
+    """
+    return _load(DETECTION, DetectionPredictor, source, image_size, decode, log)
+
+
+def _load(
+    task: Task[Kind],
+    predictor: Callable[[TestCrop], "Predictor"],
+    source: str | Path,
+    image_size: int | tuple[int, int] | None,
+    decode: str | None,
+    log: Callable[[str], None],
+) -> Kind:
+    checkpoint = open_checkpoint(source, image_size)
+    changes: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
+    loaded = with_head(task, checkpoint, build_model(checkpoint, log=log, **changes))
+    loaded.predictor = predictor(checkpoint_crop(checkpoint, loaded.model.image_size, decode))
+    return loaded
+
+
+class Predictor:
+    """Predictions of a model with a head for images of any size.
+
+    Args:
+      crop: the run's evaluation transform.
+    """
+
+    def __init__(self, crop: TestCrop):
+        self._crop = crop
+
+    def __call__(self, model: Any, images: Any, **options: Any) -> list[Any]:
+        """Returns the prediction of each image, as in `Segmenter.predict`."""
+        source = image_source(images)
+
+        def reject(index: int, error: Unreadable | OSError) -> None:
+            raise UserError(f"cannot read {source.describe(index)}: {why_unreadable(error)}")
+
+        return [found for _, found in self.stream(model, source, reject, **options)]
+
+    def stream(
+        self, model: Any, source: Source, on_unreadable: OnUnreadable, **options: Any
+    ) -> Iterator[tuple[int, Any]]:
+        """Yields the index and the prediction of each readable image; see `DenseModel.stream`."""
+        raise NotImplementedError
+
+
+class SegmentationPredictor(Predictor):
+    """Predicts class maps by windows."""
+
+    def __init__(self, crop: TestCrop):
+        super().__init__(crop)
+        self._inferences: dict[bool, WindowInference] = {}
+
+    def stream(
+        self,
+        model: Segmenter,
+        source: Source,
+        on_unreadable: OnUnreadable,
+        whole: bool = False,
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        if whole not in self._inferences:
+            self._inferences[whole] = WindowInference(model, make_mesh(), self._crop, whole)
+        return self._inferences[whole](model, source, on_unreadable)
+
+
+class DetectionPredictor(Predictor):
+    """Predicts objects, with any score; their corners are mapped back to the original image."""
+
+    def __init__(self, crop: TestCrop):
+        super().__init__(crop)
+
+        @nnx.jit
+        def best(detector: Detector, images: jax.Array):
+            return detector(in_channels(images, detector.model.channels))
+
+        self._best = best
+
+    def stream(
+        self, model: Detector, source: Source, on_unreadable: OnUnreadable
+    ) -> Iterator[tuple[int, Detections]]:
+        def crops() -> Iterator[tuple[int, Placement, np.ndarray]]:
+            for index in range(len(source)):
+                try:
+                    opened = FixedCrop(self._crop).open(source[index].image)
+                    yield index, self._crop.place(opened.height, opened.width), self._crop(opened)
+                except (Unreadable, OSError) as error:
+                    on_unreadable(index, error)
+
+        waiting = crops()
+        while batch := list(islice(waiting, BATCH)):
+            images = np.stack([pixels for _, _, pixels in batch])
+            padded = np.pad(images, ((0, BATCH - len(batch)), (0, 0), (0, 0), (0, 0)))
+            scores, labels, boxes = map(np.asarray, self._best(model, padded))
+            for row, (index, placement, _) in enumerate(batch):
+                corners = original_corners(boxes[row], placement)
+                yield index, Detections(corners, labels[row].astype(np.int32), scores[row])
+
+
+def original_corners(boxes: np.ndarray, placement: Placement) -> np.ndarray:
+    """Returns left, top, right and bottom in pixels of the original image, clipped to it.
+
+    Args:
+      boxes: left, top, right and bottom as shares of the crop's sides, `[boxes, 4]`.
+      placement: the placement of the crop.
+    """
+    (rows, columns), (height, width) = placement.size, placement.shown
+    box = placement.box
+    scale = np.array([(box.right - box.left) / width, (box.bottom - box.top) / height])
+    corners = boxes.reshape(-1, 2, 2) * [columns, rows] * scale + [box.left, box.top]
+    corners = corners.clip([box.left, box.top], [box.right, box.bottom])
+    return corners.reshape(-1, 4).astype(np.float32)

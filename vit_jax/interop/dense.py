@@ -1,0 +1,74 @@
+"""Reads the heads of dense prediction of runs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from flax import nnx
+
+from vit_jax.errors import UserError
+from vit_jax.interop.checkpoint import Checkpoint, fill
+from vit_jax.models.dense import make_head
+from vit_jax.models.dense.dense_model import DenseModel
+from vit_jax.models.dense.detector import Detector
+from vit_jax.models.dense.detr import detection_head
+from vit_jax.models.dense.segmenter import Segmenter
+from vit_jax.models.image_model import ImageModel
+from vit_jax.models.model_card import abstract, parameter_shapes
+from vit_jax.options.objective import DetectionOptions, SegmentationOptions
+
+_HEAD, _STATISTICS = "head/", "statistics/"  # Starts of paths of parameters, and of the state.
+
+Kind = TypeVar("Kind", bound=DenseModel)
+
+
+@dataclass(frozen=True)
+class Task(Generic[Kind]):
+    """A task of dense prediction.
+
+    Attributes:
+      objective: name of the training objective, of its section in a config and of the head.
+      options: class of the objective's options.
+      head: returns the head for the options, the model and the number of classes.
+      model: class of the model with its head.
+    """
+
+    objective: str
+    options: type[Any]
+    head: Callable[..., nnx.Module]
+    model: type[Kind]
+
+
+SEGMENTATION = Task("segmentation", SegmentationOptions, make_head, Segmenter)
+DETECTION = Task("detection", DetectionOptions, detection_head, Detector)
+
+
+def with_head(task: Task[Kind], checkpoint: Checkpoint, model: ImageModel) -> Kind:
+    """Returns a run's model with its head.
+
+    Args:
+      task: the task of the head.
+      checkpoint: the run's, opened.
+      model: its model.
+
+    Raises:
+      UserError: the run has no head of this task.
+    """
+    found = checkpoint.objective
+    if found is None or found.name != task.objective:
+        raise UserError(
+            f"{checkpoint.place} has no {task.objective} head: give the workdir of a run with "
+            f"config.objective.name={task.objective!r}"
+        )
+    options, names = task.options(**found.values), found.class_names
+    sketched = abstract(partial(task.head, options, model, len(names)))
+    shapes = {_HEAD + path: shape for path, shape in parameter_shapes(sketched).items()}
+    sources = found.sources(shapes)
+    head = fill(sketched, {path.removeprefix(_HEAD): read for path, read in sources.items()})
+    statistics = {
+        tuple(path.removeprefix(_STATISTICS).split("/")): tensor.read()
+        for path, tensor in found.state.items()
+        if path.startswith(_STATISTICS)
+    }
+    return task.model(model, head, names, nnx.traversals.unflatten_mapping(statistics))

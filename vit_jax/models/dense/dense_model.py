@@ -1,0 +1,72 @@
+"""A model of images with a head for dense prediction."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.errors import UserError
+from vit_jax.models.dense.batch_norm import Moments
+from vit_jax.models.image_model import ImageModel
+
+
+class DenseModel(nnx.Module):
+    """A model of images with a head that predicts a value for each place, or objects.
+
+    Attributes:
+      model: the model of images.
+      head: the head.
+      class_names: names of the classes.
+      statistics: running mean and variance of the head's batch norms; empty: it has none.
+      predictor: preprocessing and prediction of images of any size; None: the model is not of a
+        checkpoint.
+    """
+
+    def __init__(
+        self,
+        model: ImageModel,
+        head: Any,
+        class_names: Sequence[str] = (),
+        statistics: Moments | None = None,
+    ):
+        self.model, self.head = model, head
+        self.class_names: tuple[str, ...] = tuple(class_names)
+        self.statistics = nnx.Dict(
+            {
+                name: nnx.Dict({key: nnx.BatchStat(jnp.asarray(x)) for key, x in norm.items()})
+                for name, norm in (statistics or {}).items()
+            }
+        )
+        self.predictor: Any = None
+
+    def outputs(self, images: Any) -> Any:
+        """Returns the outputs of the head for images of the model's size."""
+        statistics = nnx.to_pure_dict(nnx.state(self.statistics))
+        return self.head(self.model, images, None, statistics or None)
+
+    def stream(
+        self, source: Any, on_unreadable: Callable[[int, Any], None]
+    ) -> Iterator[tuple[int, Any]]:
+        """Yields the index and the prediction of each readable image, of its size.
+
+        Images are read as they are needed, so memory does not grow with their number.
+
+        Args:
+          source: a data source.
+          on_unreadable: callback for the index of an unreadable image, and the error.
+
+        Raises:
+          UserError: the model was not loaded from a run.
+        """
+        return self._loaded.stream(self, source, on_unreadable)
+
+    @property
+    def _loaded(self) -> Any:
+        if self.predictor is None:
+            kind = type(self).__name__.lower()
+            raise UserError(
+                f"this {kind} is not of a checkpoint, and has no preprocessing of images: see "
+                f"vit_jax.load_{kind}"
+            )
+        return self.predictor
