@@ -640,11 +640,11 @@ class DepthOptions:
     )
     bins: int = option(256, whole(2, 2**16), "Bins of depths, uniform in their range.", smoke=16)
     min_depth: float = option(
-        0.001, number(above=0, most=1e6), "Least predicted depth in metres: NYU's by default."
+        0.001, number(above=0, most=6000), "Least predicted depth in metres: NYU's by default."
     )
     max_depth: float = option(
         10.0,
-        number(above=0, most=1e6),
+        number(above=0, most=6000),
         "Greatest depth in metres, 80 for KITTI; pixels beyond it count as unknown.",
         validate=lambda value, config: unless(
             value > config.depth.min_depth,
