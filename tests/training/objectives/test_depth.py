@@ -216,6 +216,16 @@ def test_first_steps_of_training_learn_the_scale_only():
     assert (third > second).all()
 
 
+def test_pictures_are_lighter_where_it_is_nearer_and_black_where_unknown():
+    model, objective = made()
+    batch = batch_of() | {"depth": jnp.tile(jnp.linspace(1, 9, 16), (3, 16, 1)).at[:, 0].set(0)}
+    context = StepContext(state=objective.initial_state({}))
+    true, predicted = objective.pictures(model, batch, context)
+    assert true.shape == predicted.shape == (3, 16, 16, 3) and not true[:, 0].any()
+    brightness = np.asarray(true[:, 1:].sum(-1))
+    assert (np.diff(brightness) < 0).all() and brightness.min() < 20 < 600 < brightness.max()
+
+
 def test_metrics_are_the_benchmarks_and_skip_images_without_depth():
     _, objective = made()
     true, predicted = depths(4, 9, 8), np.abs(floats(4, 9, 8)) * 3 + 0.1

@@ -46,7 +46,7 @@ def depth_palette() -> np.ndarray:
     import cv2
 
     levels = np.arange(COLOURS, dtype=np.uint8)
-    return cv2.applyColorMap(levels, cv2.COLORMAP_INFERNO)[:, 0, ::-1]
+    return cv2.applyColorMap(levels, cv2.COLORMAP_INFERNO).reshape(COLOURS, 3)[:, ::-1]
 
 
 def coloured_depth(depth: Any, nearest: Any, farthest: Any) -> Any:
