@@ -28,7 +28,7 @@ class DepthModel(DenseModel):
         """Returns the depth of each pixel of images of any size.
 
         By default an image's short side is resized to the model's size, windows slide along the
-        long side, and depths are averaged where windows overlap.
+        long side; depths are blended where windows overlap.
 
         Args:
           images: as in `ImageModel.predict`: paths, PIL images or arrays of any size.

@@ -40,21 +40,27 @@ class Axis(NamedTuple):
     window: int
     starts: tuple[int, ...]
 
-    def weights(self, places: int) -> np.ndarray:
+    def weights(self, places: int, blended: bool = False) -> np.ndarray:
         """Returns the weight of each place of each window in each pixel of the original image.
 
         Args:
           places: number of scores of a window along this side.
+          blended: windows count less towards their ends, so that no edge is seen between them;
+            else all windows of a pixel count the same.
 
         Returns:
           float32 `[original, windows * places]`.
         """
         inside = bilinear(np.eye(places, dtype=np.float32), self.window)
+        share = np.ones((self.window, 1), np.float32)
+        if blended:
+            pixels = np.arange(1, self.window + 1, dtype=np.float32)
+            share = np.minimum(pixels, pixels[::-1])[:, None]
         weights = np.zeros((self.resized, len(self.starts), places), np.float32)
         count = np.zeros((self.resized, 1, 1), np.float32)
         for index, start in enumerate(self.starts):
-            weights[start : start + self.window, index] = inside
-            count[start : start + self.window] += 1
+            weights[start : start + self.window, index] = inside * share
+            count[start : start + self.window] += share[:, None]
         return bilinear((weights / count).reshape(self.resized, -1), self.original)
 
 
@@ -105,13 +111,19 @@ class Windows(NamedTuple):
     def value_map(self, values: np.ndarray) -> np.ndarray:
         """Returns the value at each pixel of the original image, float32 `[height, width]`.
 
+        Windows are blended where they overlap.
+
         Args:
           values: float32 `[windows, rows, columns, 1]`, in the order of `cut`.
         """
-        return self._merged(values, np.float32, lambda tile: tile[..., 0])
+        return self._merged(values, np.float32, lambda tile: tile[..., 0], blended=True)
 
     def _merged(
-        self, scores: np.ndarray, dtype: type, finish: Callable[[np.ndarray], np.ndarray]
+        self,
+        scores: np.ndarray,
+        dtype: type,
+        finish: Callable[[np.ndarray], np.ndarray],
+        blended: bool = False,
     ) -> np.ndarray:
         """Returns a map of the original image.
 
@@ -119,12 +131,14 @@ class Windows(NamedTuple):
           scores: as in `class_map`.
           dtype: dtype of the map.
           finish: returns the values of pixels from their scores, `[..., classes]`.
+          blended: as in `Axis.weights`.
         """
         _, rows, columns, classes = scores.shape
         across = len(self.columns.starts)
         scores = scores.reshape(-1, across, rows, columns, classes).transpose(0, 2, 1, 3, 4)
         places = scores.reshape(-1, across * columns, classes)
-        of_rows, of_columns = self.rows.weights(rows), self.columns.weights(columns)
+        of_rows = self.rows.weights(rows, blended)
+        of_columns = self.columns.weights(columns, blended)
         result = np.empty((self.rows.original, self.columns.original), dtype)
         for top in range(0, len(result), TILE):
             above, used_rows = _used(of_rows[top : top + TILE])
