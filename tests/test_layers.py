@@ -83,12 +83,13 @@ ALLOWED = {
     "commands": {"shipped"},
     "image_text": {"interop", "load", "models", "published"},
     "dense": {"checkpoint_crop", "data", "evaluation", "inference", "interop", "load"}
-    | {"models", "parallel"},
+    | {"models", "parallel", "runs"},
     "mask_files": {"data", "inspection", "models"},
     "depth_files": {"data", "inspection", "mask_files", "models"},
     "object_files": {"data", "inspection", "mask_files", "models"},
     "classifier": {"checkpoint_crop", "data", "image_text", "interop", "load", "models"},
-    "serving": {"classifier", "data", "evaluation", "inspection", "models", "parallel"},
+    "serving": {"classifier", "data", "dense", "evaluation", "inspection", "models", "object_files"}
+    | {"parallel"},
     "planning": {"config", "models", "options", "data", "parallel", "training", "runs", "libtpu"},
     "benchmarks": {"config", "models", "data", "parallel", "interop", "evaluation"}
     | {"training", "runs", "planning", "load", "save"},

@@ -26,10 +26,21 @@ from vit_jax.models.dense.segmenter import Segmenter
 from vit_jax.models.dense.windows import Windows
 from vit_jax.models.pixels import in_channels
 from vit_jax.parallel.mesh import make_mesh
+from vit_jax.paths import is_workdir, split_checkpoint
 
 BATCH = 8  # Images of one call of a detector.
 
 OnUnreadable = Callable[[int, Unreadable | OSError], None]
+
+
+def objective_at(source: str) -> str | None:
+    """Returns the name of the objective of a run; None: the checkpoint is not a run's."""
+    if not is_workdir(split_checkpoint(source)[0]):
+        return None
+    from vit_jax.runs.workdir import place_of, saved_run
+
+    saved = saved_run(place_of(source)[0])
+    return saved and saved.options.objective.name
 
 
 def load_segmenter(
@@ -128,7 +139,7 @@ class Predictor:
     """
 
     def __init__(self, crop: TestCrop):
-        self._crop = crop
+        self.crop = crop
 
     def __call__(self, model: Any, images: Any, **options: Any) -> list[Any]:
         """Returns the prediction of each image, as in `Segmenter.predict`."""
@@ -164,7 +175,7 @@ class SegmentationPredictor(Predictor):
     ) -> Iterator[tuple[int, np.ndarray]]:
         if whole not in self._inferences:
             self._inferences[whole] = WindowInference(
-                model, make_mesh(), self._crop, whole, self.merge
+                model, make_mesh(), self.crop, whole, self.merge
             )
         return self._inferences[whole](model, source, on_unreadable)
 
@@ -183,7 +194,7 @@ class DetectionPredictor(Predictor):
 
         @nnx.jit
         def best(detector: Detector, images: jax.Array):
-            return detector(in_channels(images, detector.model.channels))
+            return detector(in_channels(images, detector.channels))
 
         self._best = best
 
@@ -193,8 +204,7 @@ class DetectionPredictor(Predictor):
         def crops() -> Iterator[tuple[int, Placement, np.ndarray]]:
             for index in range(len(source)):
                 try:
-                    opened = FixedCrop(self._crop).open(source[index].image)
-                    yield index, self._crop.place(opened.height, opened.width), self._crop(opened)
+                    yield index, *placed_crop(self.crop, source[index].image)
                 except (Unreadable, OSError) as error:
                     on_unreadable(index, error)
 
@@ -204,8 +214,24 @@ class DetectionPredictor(Predictor):
             padded = np.pad(images, ((0, BATCH - len(batch)), (0, 0), (0, 0), (0, 0)))
             scores, labels, boxes = map(np.asarray, self._best(model, padded))
             for row, (index, placement, _) in enumerate(batch):
-                corners = original_corners(boxes[row], placement)
-                yield index, Detections(corners, labels[row].astype(np.int32), scores[row])
+                yield index, detections(scores[row], labels[row], boxes[row], placement)
+
+
+def placed_crop(crop: TestCrop, image: bytes | np.ndarray) -> tuple[Placement, np.ndarray]:
+    """Returns the placement of an image's crop, and the crop, uint8 `[height, width, 3]`.
+
+    Raises:
+      Unreadable: the image is damaged.
+    """
+    opened = FixedCrop(crop).open(image)
+    return crop.place(opened.height, opened.width), crop(opened)
+
+
+def detections(
+    scores: np.ndarray, labels: np.ndarray, boxes: np.ndarray, placement: Placement
+) -> Detections:
+    """Returns the outputs of a detector for a crop as objects of the original image."""
+    return Detections(original_corners(boxes, placement), labels.astype(np.int32), scores)
 
 
 def original_corners(boxes: np.ndarray, placement: Placement) -> np.ndarray:

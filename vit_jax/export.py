@@ -12,6 +12,10 @@ With --tower=image or --tower=text, CHECKPOINT is a model of images and texts as
 The program returns embeddings of length 1, float32 `[batch, dim]`. That of the text tower takes
 tokens, int32 `[batch, length]`. The metadata contain the scale and the bias of the similarities.
 
+A segmentation run's program returns `scores` `[batch, rows, columns, classes]` at the resolution of
+the head, and a detection run's (StableHLO) `objects` `[batch, objects, 6]`: left, top, right and
+bottom in [0, 1] of the image, score and class.
+
     program = jax.export.deserialize(open("model.stablehlo", "rb").read())
     logits = program.call(images)       # Needs JAX alone; on a CPU, a GPU or a TPU.
 
@@ -47,6 +51,7 @@ TOWER = flags.DEFINE_enum(
     "tower", None, ["image", "text"], "The tower of a model of images and texts to export."
 )
 
+DENSE = {"segmentation": "scores", "detection": "objects"}  # Outputs, by the run's objective.
 BATCHES = (1, 3)  # Batch sizes at which program and model are compared.
 
 
@@ -61,6 +66,11 @@ def main(arguments: list[str]) -> None:
     jax.config.update("jax_platforms", "cpu")  # The file does not depend on the machine.
     if TOWER.value:
         _export_tower(source, file)
+        return
+    from vit_jax.dense import objective_at
+
+    if (task := objective_at(source)) in DENSE:
+        _export_dense(source, file, task)
         return
     from vit_jax.interop.open import open_checkpoint
     from vit_jax.interop.programs import as_served, metadata_of
@@ -93,6 +103,39 @@ def _image_size() -> int | tuple[int, int] | None:
 
 def _pixel_dtype() -> np.dtype:
     return np.dtype(np.uint8 if UINT8.value else np.float32)
+
+
+def _export_dense(source: str, file: Path, task: str) -> None:
+    """Exports the model of a segmentation or detection run with its head."""
+    from vit_jax.interop.dense import DETECTION, SEGMENTATION, with_head
+    from vit_jax.interop.open import open_checkpoint
+    from vit_jax.interop.programs import Objects, as_served, dense_metadata_of
+    from vit_jax.load import build_model
+
+    if NUM_CLASSES.value is not None:
+        raise UserError(f"--num_classes does not apply to a {task} run: its head has the classes")
+    if task == "detection" and file.suffix == ".onnx":
+        raise UserError("Unsupported: a detector as ONNX. Give a file called .stablehlo.")
+    size = _image_size()
+    changes = {} if size is None else {"image_size": size}
+    with phase(f"reading {source}"):
+        checkpoint = open_checkpoint(source, size)
+        model, exact = (
+            as_served(
+                with_head(
+                    SEGMENTATION if task == "segmentation" else DETECTION,
+                    checkpoint,
+                    build_model(checkpoint, log=log, dtype=dtype, **changes),
+                )
+            )
+            for dtype, log in ((DTYPE.value, print_line), ("float32", str))
+        )
+    metadata = dense_metadata_of(model, _pixel_dtype(), checkpoint.preprocessing)
+    program = _of_images(model, exact, metadata, DENSE[task])
+    if task == "detection":
+        program = program._replace(model=Objects(model), exact=Objects(exact))
+    _write_and_describe(file, program)
+    print(f"preprocessing of each image: {wanted(checkpoint, model.image_size)}")
 
 
 def _export_tower(source: str, file: Path) -> None:

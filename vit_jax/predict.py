@@ -31,7 +31,6 @@ from vit_jax import command
 from vit_jax.data.image_files import ImageFiles, find_images
 from vit_jax.data.sources.folder_rules import is_unsupported
 from vit_jax.errors import UserError, as_text
-from vit_jax.paths import is_workdir, split_checkpoint
 from vit_jax.prediction_files import SUFFIXES, most_named, written_to
 
 if TYPE_CHECKING:
@@ -43,7 +42,6 @@ DENSE = {
     "detection": ("detected", "objects"),
     "depth": ("depths", "depth maps"),
 }
-LEAST_SCORE = 0.3  # Default of --threshold for objects.
 
 CHECKPOINT = flags.DEFINE_string(
     "checkpoint", None, "Checkpoint: a workdir, a file or hf://owner/name, as in load_model."
@@ -104,6 +102,8 @@ THREADS = flags.DEFINE_integer("threads", 2, "That decode images.", lower_bound=
 def main(arguments: list[str]) -> None:
     if not CHECKPOINT.value or not arguments:
         raise UserError("give --checkpoint=WORKDIR and at least one image, folder, pattern or -")
+    from vit_jax.dense import objective_at
+
     objective = objective_at(CHECKPOINT.value)
     if not EMBED.value and objective in DENSE:
         return dense(objective, arguments)
@@ -137,16 +137,6 @@ def exit_if_skipped(images: ImageFiles, num_read: int) -> None:
     """Exits with code 3 if images were not read."""
     if num_read < len(images) or any(map(is_unsupported, images.left_out)):
         sys.exit(3)
-
-
-def objective_at(source: str) -> str | None:
-    """Returns the name of the objective of a run; None: the checkpoint is not a run's."""
-    if not is_workdir(split_checkpoint(source)[0]):
-        return None
-    from vit_jax.runs.workdir import place_of, saved_run
-
-    saved = saved_run(place_of(source)[0])
-    return saved and saved.options.objective.name
 
 
 def dense(objective: str, arguments: list[str]) -> None:
@@ -201,6 +191,7 @@ def segment(folder: Path, images: ImageFiles, loaded: dict[str, Any]) -> int:
 def detect(folder: Path, images: ImageFiles, loaded: dict[str, Any]) -> int:
     """Writes the objects of images, and returns the number of images that were read."""
     from vit_jax.dense import load_detector
+    from vit_jax.models.dense.detector import LEAST_SCORE
     from vit_jax.object_files import write_objects
 
     detector = load_detector(CHECKPOINT.value, **loaded)

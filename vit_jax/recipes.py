@@ -701,6 +701,7 @@ def set_backbone(config: ConfigDict, backbone: str, smoke: bool = False) -> None
         named = False
     if named and (smoke or not published):
         config.model.name = backbone
+        config.finetune.frozen_steps = config.finetune.warmup_steps = 0  # All of it is new.
     else:
         config.model.name = ""  # The checkpoint's.
         config.finetune.checkpoint = f"hf://{published[0]}" if published else backbone

@@ -9,21 +9,27 @@ the page at http://localhost:8000 to see its classes, attention rollout and near
 
   curl --data-binary @photo.jpg 'http://localhost:8000/predict?names=cat,dog'
 
-The last one is for CLIP, SigLIP and runs of configs/siglip.py, served with --names="cat,dog". There
-are /health, /metrics (Prometheus). By default it listens on this machine alone; --host changes it.
-Ctrl-C or SIGTERM ends it after the requests in progress are answered. Exit codes: 0, it was ended;
-2, a user error.
+The last one is for CLIP, SigLIP and runs of configs/siglip.py, served with --names="cat,dog". A run
+of config.objective.name='segmentation' is answered with a mask, and one of 'detection' with boxes.
+There are /health, /metrics (Prometheus). By default it listens on this machine alone; --host
+changes it. Ctrl-C or SIGTERM ends it after the requests in progress are answered. Exit codes: 0, it
+was ended; 2, a user error.
 """
 
 import os
 import signal
 import socket
 import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from absl import flags
 
 from vit_jax import command
 from vit_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from vit_jax.serving.engine import Engine
+    from vit_jax.serving.neighbours import Neighbours
 
 PORT = flags.DEFINE_integer(
     "port", 8000, "Port to listen on; 0: any that is free.", lower_bound=0, upper_bound=65535
@@ -48,7 +54,10 @@ TOP = flags.DEFINE_integer(
     lower_bound=1,
 )
 THRESHOLD = flags.DEFINE_float(
-    "threshold", None, "Lowest probability of these classes, above 0, up to 1."
+    "threshold",
+    None,
+    "Lowest probability of these classes, above 0, up to 1; of a detection run, lowest score of an "
+    "object, by default 0.3.",
 )
 CLASSES = flags.DEFINE_string(
     "classes", None, "File with the classes' names, one a line, if not the checkpoint's."
@@ -149,15 +158,114 @@ def main(arguments: list[str]) -> None:
     print("ended: all that was under way is answered", flush=True)
 
 
+class Served(NamedTuple):
+    """An engine with all of its programs compiled, and its description.
+
+    Attributes:
+      engine: the engine.
+      about: facts about the model for /health.
+      page: the HTML of /.
+      neighbours: the images of --neighbours; None: there are none.
+    """
+
+    engine: "Engine"
+    about: dict[str, Any]
+    page: str
+    neighbours: "Neighbours | None" = None
+
+
 def make_service(checkpoint: str):
-    """Returns the service of a checkpoint and its metrics; all of its programs are compiled."""
-    from vit_jax.classifier import open_classifier
+    """Returns the service of a checkpoint and its metrics."""
+    from vit_jax.dense import objective_at
     from vit_jax.parallel.process_settings import keep_freed_memory
+    from vit_jax.serving.metrics import Metrics
+    from vit_jax.serving.service import Limits, Service
 
     keep_freed_memory()
+    task = objective_at(checkpoint)
+    dense = task in ("segmentation", "detection")
+    served = serve_dense(checkpoint, task) if dense else serve_classifier(checkpoint)
+    metrics = Metrics(served.engine.sizes)
+    service = Service(
+        served.engine,
+        served.neighbours,
+        metrics,
+        Limits(int(MAX_MB.value * 1e6), int(MAX_MEGAPIXELS.value * 1e6), TIMEOUT.value),
+        served.about,
+        served.page,
+        most=QUEUE.value,
+        threads=THREADS.value,
+        hosts=[HOST.value, *HOSTS.value],
+    )
+    return service, metrics
+
+
+def print_compiling() -> None:
+    """Prints that programs are compiled."""
+    print(
+        f"compiling for batches of up to {BATCH_SIZE.value} images; nothing is compiled later",
+        flush=True,
+    )
+
+
+def image_size() -> int | tuple[int, int] | None:
+    """Returns the value of --image_size."""
+    return command.parse_image_size(IMAGE_SIZE.value) if IMAGE_SIZE.value else None
+
+
+def serve_dense(checkpoint: str, task: str) -> Served:
+    """Compiles the programs of a segmentation or detection run.
+
+    Raises:
+      UserError: a flag is for classifiers.
+    """
+    unsupported = (NEIGHBOURS, TOP, CLASSES, NAMES, TEMPLATE, RESIZE)
+    for flag in unsupported if task == "detection" else (*unsupported, THRESHOLD):
+        if flag.present:
+            raise UserError(f"--{flag.name} is unsupported with a {task} run: remove it")
+    from vit_jax.dense import load_detector, load_segmenter
+    from vit_jax.models.dense.detector import LEAST_SCORE
+    from vit_jax.models.dense.palette import voc_palette
+    from vit_jax.serving.dense_engines import DetectorEngine, SegmenterEngine
+    from vit_jax.serving.drop_page import drop_page
+
+    size, decode = image_size(), DECODE.value
+    if task == "segmentation":
+        loaded = load_segmenter(checkpoint, image_size=size, decode=decode)
+        print_compiling()
+        engine = SegmenterEngine(loaded, loaded.predictor.crop, BATCH_SIZE.value)
+        shown, palette = "the class of each pixel", voc_palette()
+    else:
+        threshold = THRESHOLD.value or LEAST_SCORE
+        loaded = load_detector(checkpoint, image_size=size, decode=decode)
+        print_compiling()
+        engine = DetectorEngine(loaded, loaded.predictor.crop, BATCH_SIZE.value, threshold)
+        shown, palette = f"objects with a score of {threshold:g} or more", voc_palette()[1:]
+    model, names = loaded.model, loaded.class_names
+    name = model.about.name if model.about else type(model).__name__
+    about = {"model": name, "task": task, "classes": len(names), "image_size": [*model.image_size]}
+    page = drop_page(
+        f"What {name} sees",
+        f"{len(names):,} classes: {shown}. Photographs are not stored.",
+        "overlay",
+        colours={
+            name: "#" + colour.tobytes().hex() for name, colour in zip(names, palette, strict=False)
+        },
+    )
+    return Served(engine, about, page)
+
+
+def serve_classifier(checkpoint: str) -> Served:
+    """Compiles the programs of a classifier.
+
+    Raises:
+      UserError: the checkpoint has no head.
+    """
+    from vit_jax.classifier import open_classifier
+
     classifier = open_classifier(
         checkpoint,
-        image_size=command.parse_image_size(IMAGE_SIZE.value) if IMAGE_SIZE.value else None,
+        image_size=image_size(),
         resize=RESIZE.value,
         decode=DECODE.value,
         classes=CLASSES.value,
@@ -174,15 +282,10 @@ def make_service(checkpoint: str):
     from vit_jax.models.image_text import TEMPLATES
     from vit_jax.serving.drop_page import drop_page
     from vit_jax.serving.engine import make_engine
-    from vit_jax.serving.metrics import Metrics
     from vit_jax.serving.names import MOST_NAMES
     from vit_jax.serving.neighbours import Neighbours
-    from vit_jax.serving.service import Limits, Service
 
-    print(
-        f"compiling for batches of up to {BATCH_SIZE.value} images; nothing is compiled later",
-        flush=True,
-    )
+    print_compiling()
     engine = make_engine(
         classifier, BATCH_SIZE.value, TOP.value, THRESHOLD.value, TEMPLATE.value or TEMPLATES
     )
@@ -199,26 +302,15 @@ def make_service(checkpoint: str):
     about["probabilities"] = classifier.probabilities
     if by_name:
         about["names"] = f"up to {MOST_NAMES} in a request"
-    metrics = Metrics(engine.sizes)
-    service = Service(
-        engine,
-        neighbours,
-        metrics,
-        Limits(int(MAX_MB.value * 1e6), int(MAX_MEGAPIXELS.value * 1e6), TIMEOUT.value),
-        about,
-        drop_page(
-            f"What {name} sees",
-            f"{len(names):,} classes. Preprocessing of each photograph: {classifier.crop}. "
-            "Photographs are not stored.",
-            engine.no_heat is None,
-            neighbours.folder.name if neighbours else "",
-            shortened(names) if by_name else None,
-        ),
-        most=QUEUE.value,
-        threads=THREADS.value,
-        hosts=[HOST.value, *HOSTS.value],
+    page = drop_page(
+        f"What {name} sees",
+        f"{len(names):,} classes. Preprocessing of each photograph: {classifier.crop}. "
+        "Photographs are not stored.",
+        "heat" if engine.no_heat is None else "",
+        neighbours.folder.name if neighbours else "",
+        shortened(names) if by_name else None,
     )
-    return service, metrics
+    return Served(engine, about, page, neighbours)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import logging
-import types
 from pathlib import Path
 
 import jax
@@ -23,7 +22,7 @@ from vit_jax.models.text import TextTower
 from vit_jax.models.text_tokens import open_tokenizer
 from vit_jax.options.text import TextOptions
 from vit_jax.serving import names as names_module
-from vit_jax.serving.engine import Engine, make_engine
+from vit_jax.serving.engine import ClassifierEngine, make_engine
 from vit_jax.serving.names import Names
 
 OWN = ["cat", "dog"]
@@ -46,7 +45,7 @@ def engine(model):
     classifier = model.classifier(OWN, TEMPLATES)
     names = Names(model, TEMPLATES, np.asarray(classifier.classes[...]))
     opened = Classifier(classifier, OWN, TestCrop(16, resize=16), "softmax", model)
-    return Engine(opened, 2, 5, None, names)
+    return ClassifierEngine(opened, 2, 5, None, names)
 
 
 @pytest.fixture
@@ -84,7 +83,7 @@ def test_names_of_a_request_are_its_classes(engine, model):
     classes = engine.names.embeddings(engine.names.checked(names))
     images = [np.asarray(Image.open(io.BytesIO(drawn(seed)))) for seed in (0, 1)]
     # A batch may have images of requests with other names.
-    (first, order), (second, own) = engine.classify(images, [classes, None])
+    (first, order), (second, own) = engine.compute(images, [classes, None])
     found = {names[label]: x for label, x in zip(order.tolist(), first.tolist(), strict=True)}
     assert found == pytest.approx(expected(model, 0, names), rel=1e-4)
     found = {OWN[label]: x for label, x in zip(own.tolist(), second.tolist(), strict=True)}
@@ -100,7 +99,7 @@ def test_a_request_can_have_more_names_than_the_server(model, top, listed):
     )
     engine = make_engine(opened, batch_size=2, top=top, threshold=None, templates=TEMPLATES)
     image = np.asarray(Image.open(io.BytesIO(drawn())))
-    ((probabilities, _),) = engine.classify([image], [engine.names.embeddings(names)])
+    ((probabilities, _),) = engine.compute([image], [engine.names.embeddings(names)])
     assert len(probabilities) == listed
 
 
@@ -126,8 +125,7 @@ def test_bad_names_are_one_line(names, words, asked):
         raise ValueError(json.loads(text)["error"])
 
 
-def test_a_server_without_a_text_tower_has_no_names(monkeypatch):
-    monkeypatch.setattr(test_service, "ENGINE", types.SimpleNamespace(sizes=[1, 4], names=None))
+def test_a_server_without_a_text_tower_has_no_names():
     status, _, text = ask("/predict", body(OWN), kind=JSON)
     assert status == 400
     assert "started without --names" in text

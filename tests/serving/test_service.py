@@ -10,15 +10,16 @@ from PIL import Image
 
 from vit_jax.serving import batching, service
 from vit_jax.serving.batching import Batcher, Busy
+from vit_jax.serving.engine import ClassifierEngine
 from vit_jax.serving.hosts import is_ours
 from vit_jax.serving.metrics import Metrics
 from vit_jax.serving.service import Limits, Service
 
-ENGINE = types.SimpleNamespace(sizes=[1, 4])
+ENGINE = types.SimpleNamespace(sizes=[1, 4], names=None, parameters=ClassifierEngine.parameters)
 JSON = "application/json"
 
 
-def ask(path="/", body=b"", host="localhost", kind="", most=4, taken=0, **options):
+def ask(path="/", body=b"", host="localhost", kind="", query=b"", most=4, taken=0, **options):
     """Status, headers and text of the answer of a server whose images may have a million pixels.
 
     Args:
@@ -33,7 +34,7 @@ def ask(path="/", body=b"", host="localhost", kind="", most=4, taken=0, **option
     scope |= {
         "http_version": "1.1",
         "scheme": "http",
-        "query_string": b"",
+        "query_string": query,
         "raw_path": path.encode(),
     }
     sent = []

@@ -156,13 +156,13 @@ def test_a_new_head_forgets_the_kind_of_probabilities(several_labels):
 
 def test_a_server_answers_by_the_sigmoid_of_each_class(several_labels):
     from vit_jax.classifier import open_classifier
-    from vit_jax.serving.engine import Engine
+    from vit_jax.serving.engine import ClassifierEngine
 
     images = NOISE[:2]
     expected = sigmoids(several_labels, images)
     lowest = float(np.median(expected))
-    engine = Engine(open_classifier(str(several_labels), log=str), 2, 12, lowest)
-    answers = engine.classify(images, [None] * len(images))
+    engine = ClassifierEngine(open_classifier(str(several_labels), log=str), 2, 12, lowest)
+    answers = engine.compute(images, [None] * len(images))
     for (probabilities, classes), row in zip(answers, expected, strict=True):
         np.testing.assert_allclose(probabilities, row[classes], atol=1e-5)
         assert sorted(classes) == np.flatnonzero(row >= lowest).tolist()

@@ -190,7 +190,9 @@ class TestCrop:
                 f"{self.resize:g}: images are not padded"
             )
 
-    def __call__(self, image: bytes | np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    def __call__(
+        self, image: bytes | np.ndarray | Jpeg | Pixels, out: np.ndarray | None = None
+    ) -> np.ndarray:
         """Returns the crop, uint8 `[height, width, 3]`, in `out` if given; raises `Unreadable`."""
         opened = open_image(image, self.mode, self.background)
         height, width = opened.height, opened.width

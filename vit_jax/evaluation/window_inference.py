@@ -32,6 +32,30 @@ class _Image(NamedTuple):
     scores: list[np.ndarray]
 
 
+def in_windows(
+    image: bytes | np.ndarray,
+    crop: TestCrop,
+    size: tuple[int, int],
+    windows_of: Callable[[tuple[int, int], tuple[int, int]], Windows] = sliding,
+) -> tuple[Windows, np.ndarray]:
+    """Returns the windows of an image, and the image resized for them, uint8 `[..., 3]`.
+
+    Args:
+      image: the image, which may be encoded.
+      crop: the evaluation transform, as in `WindowInference`.
+      size: height and width of a window in pixels.
+      windows_of: function of `vit_jax.models.dense.windows`.
+
+    Raises:
+      Unreadable: the image is damaged.
+    """
+    opened = open_image(image, crop.mode, crop.background)
+    windows = windows_of((opened.height, opened.width), size)
+    resized = np.empty((*windows.resized, 3), np.uint8)
+    opened.crop(Box(0, 0, opened.width, opened.height), resized, crop.interpolation)
+    return windows, resized
+
+
 class WindowInference:
     """Computes maps of images of any size, by one model with any parameters.
 
@@ -55,12 +79,12 @@ class WindowInference:
         self._shardings = parameter_shardings(mesh, nnx.to_pure_dict(params))
         self._sharding, self._batch_size = split_batch(mesh), whole_batch(mesh, WINDOWS)
         self._crop, self._windows = crop, whole if squeezed else sliding
-        self._size, self._merge = segmenter.model.image_size, merge
+        self._size, self._merge = segmenter.image_size, merge
 
         def scores(params: dict, images: jax.Array) -> jax.Array:
             with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
                 merged = nnx.merge(graphdef, params)
-                return merged(in_channels(images, merged.model.channels))
+                return merged(in_channels(images, merged.channels))
 
         self._scores = jax.jit(
             scores, in_shardings=(self._shardings, self._sharding), out_shardings=replicated(mesh)
@@ -88,7 +112,8 @@ class WindowInference:
         def cut() -> Iterator[np.ndarray]:
             for index in range(len(source)):
                 try:
-                    windows, resized = self._resized(source[index].image)
+                    image = source[index].image
+                    windows, resized = in_windows(image, self._crop, self._size, self._windows)
                 except (Unreadable, OSError) as error:
                     on_unreadable(index, error)
                     continue
@@ -104,15 +129,6 @@ class WindowInference:
             while started and len(started[0][1].scores) == started[0][1].windows.count:
                 index, image = started.popleft()
                 yield index, self._merge(image.windows, np.stack(image.scores))
-
-    def _resized(self, image: bytes | np.ndarray) -> tuple[Windows, np.ndarray]:
-        """Returns the windows of an image, and the image resized for them."""
-        crop = self._crop
-        opened = open_image(image, crop.mode, crop.background)
-        windows = self._windows((opened.height, opened.width), self._size)
-        resized = np.empty((*windows.resized, 3), np.uint8)
-        opened.crop(Box(0, 0, opened.width, opened.height), resized, crop.interpolation)
-        return windows, resized
 
     def _scores_of(self, params: dict, batch: list[np.ndarray]) -> np.ndarray:
         """Returns the scores of windows; a smaller batch is padded to the compiled size."""

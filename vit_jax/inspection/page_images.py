@@ -16,7 +16,7 @@ def image_address(pixels: np.ndarray, most_side: int = 320) -> str:
     from PIL import Image
 
     if max(pixels.shape) <= SMALL:
-        return inline(_png(Image.fromarray(pixels)))
+        return inline(png(Image.fromarray(pixels)))
     made, encoded = Image.fromarray(pixels), io.BytesIO()
     made.thumbnail((most_side, most_side))
     made.save(encoded, "JPEG", quality=88)
@@ -27,7 +27,7 @@ def colours_address(colours: np.ndarray) -> str:
     """Returns the data URL of a picture of colours in 0 ... 1, `[rows, columns, 3]`."""
     from PIL import Image
 
-    return inline(_png(Image.fromarray((255 * colours).round().astype(np.uint8))))
+    return inline(png(Image.fromarray((255 * colours).round().astype(np.uint8))))
 
 
 def heat_address(weights: np.ndarray) -> str:
@@ -55,10 +55,11 @@ def levels_address(pixels: np.ndarray) -> str:
     opacity = (255 * np.sqrt(np.arange(256) / 255)).round().astype(np.uint8)
     made = Image.fromarray(pixels)
     made.putpalette(heat.tobytes())
-    return inline(_png(made, transparency=opacity.tobytes()))
+    return inline(png(made, transparency=opacity.tobytes()))
 
 
-def _png(image, **options) -> bytes:
+def png(image, **options) -> bytes:
+    """Returns an image of Pillow as a PNG file."""
     encoded = io.BytesIO()
     image.save(encoded, "PNG", **options)
     return encoded.getvalue()

@@ -477,21 +477,39 @@ class _Graph:
         **_,
     ) -> _Value:
         image, kernel = inputs
-        if set(lhs_dilation) != {1}:
-            raise UserError(
-                "the model has a transposed convolution, unsupported by the ONNX export"
+        operands = [
+            self.transpose(self.whole(image), dimension_numbers.lhs_spec),
+            self.constant_or_transpose(kernel, dimension_numbers.rhs_spec),
+        ]
+        if set(lhs_dilation) == {1}:
+            name = self.add(
+                "Conv",
+                operands,
+                strides=window_strides,
+                pads=[low for low, _ in padding] + [high for _, high in padding],
+                dilations=rhs_dilation,
+                group=feature_group_count,
             )
-        name = self.add(
-            "Conv",
-            [
-                self.transpose(self.whole(image), dimension_numbers.lhs_spec),
-                self.constant_or_transpose(kernel, dimension_numbers.rhs_spec),
-            ],
-            strides=window_strides,
-            pads=[low for low, _ in padding] + [high for _, high in padding],
-            dilations=rhs_dilation,
-            group=feature_group_count,
-        )
+        else:
+            if {*window_strides, *rhs_dilation, feature_group_count} != {1} or not kernel.known:
+                raise UserError(
+                    "the model has a transposed convolution with groups, dilation or a computed "
+                    "kernel, unsupported by the ONNX export"
+                )
+            # ONNX's kernel is mirrored, has its input channels first, and its padding is cropped.
+            weights = kernel.held.transpose(dimension_numbers.rhs_spec)
+            operands[1] = self.name(np.ascontiguousarray(weights.swapaxes(0, 1)[..., ::-1, ::-1]))
+            reaches = [size - 1 for size in weights.shape[2:]]
+            cropped = [
+                (reach - low, reach - high)
+                for reach, (low, high) in zip(reaches, padding, strict=True)
+            ]
+            name = self.add(
+                "ConvTranspose",
+                operands,
+                strides=lhs_dilation,
+                pads=[low for low, _ in cropped] + [high for _, high in cropped],
+            )
         return self.full(self.transpose(name, np.argsort(dimension_numbers.out_spec).tolist()), out)
 
     def constant_or_transpose(self, value: _Value, order: Sequence[int]) -> str:

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from vit_jax.errors import UserError
 from vit_jax.interop.image_text import TextPart
 from vit_jax.interop.preprocessing import UNSAID, Preprocessing, per_channel
+from vit_jax.models.dense.dense_model import DenseModel
+from vit_jax.models.dense.detector import Detector
 from vit_jax.models.image_text import unit
 from vit_jax.models.layers import placing
 from vit_jax.options.text import TextOptions
@@ -39,6 +42,22 @@ class Embedder(nnx.Module):
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns the embeddings, float32 `[batch, dim]`, of images or tokens."""
         return unit(self.tower(inputs).astype(np.float32))
+
+
+class Objects(nnx.Module):
+    """A detector whose output is one array."""
+
+    def __init__(self, detector: Detector):
+        self.detector = detector
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """Returns the objects, float32 `[batch, objects, 6]`, the most certain first.
+
+        An object is left, top, right and bottom in [0, 1] of the image, the score and the class.
+        """
+        scores, labels, boxes = self.detector(images)
+        columns = scores[..., None], labels[..., None].astype(boxes.dtype)
+        return jnp.concatenate([boxes, *columns], axis=-1)
 
 
 def function_of(model) -> Callable:
@@ -91,11 +110,26 @@ def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> 
     # Both sides are resized, each in this proportion to the crop.
     if seen.kind == "square":
         facts["resize_to"] = [int(side / seen.share) for side in size]
+    elif seen.kind == "fit":
+        facts["resize_to"], facts["crop"] = [*size], "none: padded at the right and at the bottom"
     if model.num_classes:
         about = model.about
         facts["class_names"] = [*about.class_names] if about else []
         facts["probabilities"] = about.probabilities if about else "softmax"
     return facts
+
+
+def dense_metadata_of(
+    model: DenseModel, dtype: np.dtype, preprocessing: Preprocessing | None
+) -> dict[str, Any]:
+    """Returns the facts that a server needs for a segmenter or a detector, as `metadata_of`."""
+    output = (
+        "left, top, right and bottom in [0, 1] of the input, score, class"
+        if isinstance(model, Detector)
+        else "score of each class at each place, to be resized bilinearly to the input"
+    )
+    facts = metadata_of(model.model, dtype, preprocessing)
+    return facts | {"output": output, "class_names": [*model.class_names]}
 
 
 def text_metadata_of(part: TextPart) -> dict[str, Any]:

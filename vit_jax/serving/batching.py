@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
-from vit_jax.serving.engine import Engine, Look
+from vit_jax.serving.engine import Engine
 from vit_jax.serving.metrics import Metrics
 
 # Seconds for which a request waits for places. Rejecting it costs as much as answering it.
@@ -40,9 +41,7 @@ class Batcher:
         self._pixels = 0
         # One computation at a time, in the order of arrival.
         self._device = ThreadPoolExecutor(1, "device")
-        self._queue: asyncio.Queue[tuple[np.ndarray, np.ndarray | None, asyncio.Future]] = (
-            asyncio.Queue()
-        )
+        self._queue: asyncio.Queue[tuple[Any, np.ndarray | None, asyncio.Future]] = asyncio.Queue()
         self.waiting = 0
         metrics.waiting.set_function(lambda: self.waiting)
 
@@ -69,30 +68,20 @@ class Batcher:
             self.waiting, self._pixels = self.waiting - images, self._pixels - pixels
             self._freed.set()
 
-    async def classify(
-        self, image: np.ndarray, classes: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns probabilities and classes of an image, the most probable first.
+    async def compute(self, image: Any, classes: np.ndarray | None = None) -> Any:
+        """Returns the engine's result for an image.
 
         Args:
-          classes: output of `embeddings`; None: the server's classes.
+          image: output of the engine's `decode`.
+          classes: embeddings of the request's names; None: the server's classes.
         """
         answer = asyncio.get_running_loop().create_future()
         self._queue.put_nowait((image, classes, answer))
         return await answer
 
-    async def embeddings(self, names: Sequence[str]) -> np.ndarray:
-        """Returns the embeddings of class names, float32 `[names, dim]`."""
-        assert self._engine.names is not None
-        return await asyncio.get_running_loop().run_in_executor(
-            self._device, self._engine.names.embeddings, names
-        )
-
-    async def look(self, image: np.ndarray) -> Look:
-        """Returns the features and the attention rollout of an image."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._device, self._engine.look, image
-        )
+    async def on_device(self, function: Callable, *arguments: Any) -> Any:
+        """Calls a function in the thread that computes, between two batches."""
+        return await asyncio.get_running_loop().run_in_executor(self._device, function, *arguments)
 
     async def run(self) -> None:
         """Computes queued images until it is cancelled."""
@@ -106,15 +95,13 @@ class Batcher:
 
     async def _answer(
         self,
-        images: tuple[np.ndarray, ...],
+        images: tuple[Any, ...],
         classes: tuple[np.ndarray | None, ...],
         answers: tuple[asyncio.Future, ...],
     ) -> None:
         self._metrics.batch.observe(len(images))
         try:
-            found = await asyncio.get_running_loop().run_in_executor(
-                self._device, self._engine.classify, images, classes
-            )
+            found = await self.on_device(self._engine.compute, images, classes)
         # A bug, or not enough memory: the next batch may succeed.
         except Exception as error:
             for answer in answers:

@@ -1,20 +1,30 @@
 """Page of the server, on which a photograph is dropped."""
 
+from collections.abc import Mapping
+
 from vit_jax.inspection.html_page import render
 
 NEAREST = 8
 
 
-def drop_page(title: str, about: str, heat: bool, folder: str, names: str | None = None) -> str:
+def drop_page(
+    title: str,
+    about: str,
+    layer: str,
+    folder: str = "",
+    names: str | None = None,
+    colours: Mapping[str, str] | None = None,
+) -> str:
     """Returns the page as HTML.
 
     Args:
       about: text below the title.
-      heat: show attention rollout over the image.
+      layer: picture that is shown over the image: `heat`, `overlay`, or empty.
       folder: folder of the nearest images; empty: none are shown.
       names: the server's class names, in words, where a request can have others; None: it cannot.
+      colours: colours of classes in the overlay, by name; None: there is no overlay.
     """
-    asked = ["seen=1", *["heat=1"] * heat, *[f"neighbours={NEAREST}"] * bool(folder)]
+    asked = ["seen=1", *[f"{layer}=1"] * bool(layer), *[f"neighbours={NEAREST}"] * bool(folder)]
     query = "&".join(asked)
-    values = dict(heat=heat, folder=folder, query=query, names=names)
+    values = dict(layer=layer, folder=folder, query=query, names=names, colours=colours or {})
     return render("drop.html", title=title, about=about, **values)

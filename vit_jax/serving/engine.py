@@ -1,4 +1,4 @@
-"""Compiled programs of a classifier, for batches of a few fixed sizes."""
+"""Compiled programs of a model, for batches of a few fixed sizes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from vit_jax.evaluation.features import (
     top_of,
 )
 from vit_jax.inspection.attention_maps import check_attends, of_patches, rollout
+from vit_jax.inspection.page_images import image_address
 from vit_jax.models.image_model import TokenModel
 from vit_jax.models.image_text import ZeroShotClassifier
 from vit_jax.parallel.mesh import make_mesh, place, to_devices, whole_batch
@@ -27,6 +28,30 @@ from vit_jax.parallel.sharding import parameter_shardings
 from vit_jax.serving.names import MOST_NAMES, Names
 
 DEFAULT_TOP = 5  # Classes per image without a threshold.
+
+
+class Asked(NamedTuple):
+    """The content of a request.
+
+    Attributes:
+      images: encoded images.
+      heat, seen: return attention rollout, and the part of the image that the model receives.
+      overlay: return the image with its classes or objects drawn on it.
+      neighbours: number of nearest images to return.
+      names: names of the classes; empty: the server's.
+    """
+
+    images: list[bytes]
+    heat: bool = False
+    neighbours: int = 0
+    seen: bool = False
+    overlay: bool = False
+    names: tuple[str, ...] = ()
+
+    @property
+    def looks(self) -> bool:
+        """True if the request needs more than the classes."""
+        return self.heat or self.neighbours > 0
 
 
 class Look(NamedTuple):
@@ -37,7 +62,82 @@ class Look(NamedTuple):
 
 
 class Engine:
-    """Programs for classification, features and attention, compiled only at construction.
+    """Programs of a model for batches of a few fixed sizes, compiled only at construction.
+
+    Subclasses define how an image is decoded, computed and answered.
+
+    Args:
+      model: the model.
+      batch_size: largest number of images in a batch.
+      compute: function of the model and a batch of images.
+
+    Attributes:
+      sizes: batch sizes of the programs; smaller batches are padded.
+      parameters: parameters of requests that the engine supports.
+      names: the classes of requests; None: the model's own.
+    """
+
+    parameters: tuple[str, ...] = ()
+    names: Names | None = None
+
+    def __init__(self, model: Any, batch_size: int, compute: Callable):
+        self._model, self._mesh = model, make_mesh()
+        self._graphdef, params = nnx.split(model)
+        params = nnx.to_pure_dict(params)
+        self._shardings = parameter_shardings(self._mesh, params)
+        self._params = jax.tree.map(place, params, self._shardings)
+        powers = (1 << power for power in range(batch_size.bit_length()))
+        self.sizes = sorted({whole_batch(self._mesh, size) for size in (*powers, batch_size)})
+        self._programs = {size: self._compiled(compute, size) for size in self.sizes}
+
+    def _compiled(self, compute: Callable, size: int) -> Callable[[dict, dict], dict[str, Any]]:
+        program = make_features(self._graphdef, self._mesh, self._shardings, compute)
+        return program.lower(self._params, self._batch([], size)).compile()
+
+    def _batch(self, images: Sequence[np.ndarray], size: int) -> dict[str, jax.Array]:
+        """Returns images on the devices, padded with black ones."""
+        pixels = np.zeros((size, *self._model.image_size, 3), np.uint8)
+        for row, image in zip(pixels, images, strict=False):
+            row[:] = image
+        labels, mask = np.full((size, 1), -1, np.int32), np.arange(size) < len(images)
+        return to_devices({"image": pixels, "labels": labels, "valid": mask}, self._mesh)
+
+    def _values(self, images: Sequence[np.ndarray]) -> Any:
+        """Returns the outputs of `compute` for any number of images, arrays `[images, ...]`."""
+        parts, most = [], self.sizes[-1]
+        for start in range(0, len(images), most):
+            part = images[start : start + most]
+            size = next(size for size in self.sizes if size >= len(part))
+            found = self._programs[size](self._params, self._batch(part, size))
+            parts.append(jax.device_get(found["values"]))
+        return jax.tree.map(lambda *x: np.concatenate(x)[: len(images)], *parts)
+
+    def decode(self, image: bytes) -> Any:
+        """Returns an image as `compute` takes it; raises `Unreadable`."""
+        raise NotImplementedError
+
+    def compute(self, images: Sequence[Any], classes: Sequence[np.ndarray | None]) -> list[Any]:
+        """Returns the results of images, at most as many as the largest of `sizes`.
+
+        Args:
+          images: outputs of `decode`.
+          classes: embeddings of the classes of each image's request; None: the server's classes.
+        """
+        raise NotImplementedError
+
+    def answer(self, image: Any, result: Any, asked: Asked) -> dict[str, Any]:
+        """Returns the answer for an image, ready for JSON.
+
+        Args:
+          image: output of `decode`.
+          result: its result.
+          asked: the request.
+        """
+        raise NotImplementedError
+
+
+class ClassifierEngine(Engine):
+    """Programs for classification, features and attention.
 
     Args:
       batch_size: largest number of images in a batch.
@@ -46,9 +146,10 @@ class Engine:
       names: the classes of requests; None: the classifier's head has the classes.
 
     Attributes:
-      sizes: batch sizes of the programs; smaller batches are padded.
       no_heat: reason why attention rollout is undefined; None if it is defined.
     """
+
+    parameters = ("heat", "neighbours", "seen", "names")
 
     def __init__(
         self,
@@ -59,54 +160,43 @@ class Engine:
         names: Names | None = None,
     ):
         self.classifier, self._threshold, self.names, self._top = classifier, threshold, names, top
-        self._mesh = make_mesh()
-        self._graphdef, params = nnx.split(classifier.model)
-        params = nnx.to_pure_dict(params)
-        self._shardings = parameter_shardings(self._mesh, params)
-        self._params = jax.tree.map(place, params, self._shardings)
-        powers = (1 << power for power in range(batch_size.bit_length()))
-        self.sizes = sorted({whole_batch(self._mesh, size) for size in (*powers, batch_size)})
         compute = representation
         if names is None:
             compute = likeliest(min(top, classifier.model.num_classes), classifier.probabilities)
-        self._classify = {size: self._compiled(compute, size) for size in self.sizes}
+        super().__init__(classifier.model, batch_size, compute)
         self.no_heat = _reason(check_attends, classifier.model)
         self._look = self._compiled(
             _features_and_attention if self.no_heat is None else _features, self.sizes[0]
         )
 
-    def _compiled(self, compute: Callable, size: int) -> Callable[[dict, dict], dict[str, Any]]:
-        program = make_features(self._graphdef, self._mesh, self._shardings, compute)
-        return program.lower(self._params, self._batch([], size)).compile()
+    def decode(self, image: bytes) -> np.ndarray:
+        return self.classifier.crop(image)
 
-    def _batch(self, images: Sequence[np.ndarray], size: int) -> dict[str, jax.Array]:
-        """Returns images on the devices, padded with black ones."""
-        pixels = np.zeros((size, *self.classifier.model.image_size, 3), np.uint8)
-        for row, image in zip(pixels, images, strict=False):
-            row[:] = image
-        labels, mask = np.full((size, 1), -1, np.int32), np.arange(size) < len(images)
-        return to_devices({"image": pixels, "labels": labels, "valid": mask}, self._mesh)
-
-    def classify(
+    def compute(
         self, images: Sequence[np.ndarray], classes: Sequence[np.ndarray | None]
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns probabilities and classes of images, the most probable first.
-
-        Args:
-          images: output of the evaluation transform, at most as many as the largest of `sizes`.
-          classes: embeddings of the classes of each image's request; None: the server's classes.
-        """
-        size = next(size for size in self.sizes if size >= len(images))
-        found = self._classify[size](self._params, self._batch(images, size))
-        values = jax.device_get(found["values"])
+        """Returns probabilities and classes of images, the most probable first."""
+        values = self._values(images)
         if self.names is None:
-            each = [*zip(*(x[: len(images)] for x in values), strict=True)]
+            each = [*zip(*values, strict=True)]
         else:
-            each = [self._of_names(*one) for one in zip(values, classes, strict=False)]
+            each = [self._of_names(*one) for one in zip(values, classes, strict=True)]
         counts = (reaching(self._threshold, chances) for chances, _ in each)
         return [
             (x[:count], labels[:count]) for (x, labels), count in zip(each, counts, strict=True)
         ]
+
+    def answer(
+        self, image: np.ndarray, result: tuple[np.ndarray, np.ndarray], asked: Asked
+    ) -> dict[str, Any]:
+        chances, found = result
+        names = asked.names or self.classifier.class_names
+        predictions = [
+            {"class": names[label], "probability": chance}
+            for label, chance in zip(found.tolist(), chances.tolist(), strict=True)
+        ]
+        seen = {"seen": image_address(image)} if asked.seen else {}
+        return {"predictions": predictions, **seen}
 
     def _of_names(
         self, image: np.ndarray, classes: np.ndarray | None
@@ -174,7 +264,7 @@ def make_engine(
     top: int | None,
     threshold: float | None,
     templates: Sequence[str],
-) -> Engine:
+) -> ClassifierEngine:
     """Returns the engine of a classifier, with names in requests if it has a text tower.
 
     Args:
@@ -189,6 +279,6 @@ def make_engine(
         assert isinstance(model, ZeroShotClassifier)
         names = Names(classifier.image_text, templates, np.asarray(model.classes[...]))
         count = max(count, MOST_NAMES)  # A request can have more names than the server.
-    return Engine(
+    return ClassifierEngine(
         classifier, batch_size, top_of(top, threshold, count, DEFAULT_TOP), threshold, names
     )

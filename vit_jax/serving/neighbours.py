@@ -12,7 +12,7 @@ from vit_jax.data.image_files import find_images
 from vit_jax.errors import as_text
 from vit_jax.evaluation.knn import unit
 from vit_jax.inspection.page_images import image_address
-from vit_jax.serving.engine import Engine
+from vit_jax.serving.engine import ClassifierEngine
 
 
 class Neighbours:
@@ -25,7 +25,9 @@ class Neighbours:
       UserError: the folder contains no readable image.
     """
 
-    def __init__(self, folder: str, engine: Engine, threads: int, log: Callable[[str], None]):
+    def __init__(
+        self, folder: str, engine: ClassifierEngine, threads: int, log: Callable[[str], None]
+    ):
         self.folder, self._crop = Path(folder).absolute(), engine.classifier.crop
         self._files = find_images([folder])
         for line in self._files.note():

@@ -1,4 +1,4 @@
-"""HTTP handlers of the classification server."""
+"""HTTP handlers of the server."""
 
 import asyncio
 import base64
@@ -6,7 +6,7 @@ import contextlib
 import io
 import json
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -22,9 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vit_jax.data.decode import FORMATS, Unreadable
 from vit_jax.errors import UserError
-from vit_jax.inspection.page_images import heat_address, image_address
+from vit_jax.inspection.page_images import heat_address
 from vit_jax.serving.batching import Batcher, Busy
-from vit_jax.serving.engine import Engine
+from vit_jax.serving.engine import Asked, ClassifierEngine, Engine
 from vit_jax.serving.hosts import is_ours
 from vit_jax.serving.metrics import Metrics
 from vit_jax.serving.neighbours import Neighbours
@@ -32,7 +32,6 @@ from vit_jax.serving.neighbours import Neighbours
 MOST_NEIGHBOURS = 24
 MOST_HELD = 1 << 29  # Bytes of all current uploads.
 AGAIN = {"Retry-After": "1"}
-NUMBERS = ("heat", "neighbours", "seen")  # Parameters that are numbers.
 MOST_SYNTAX = 10_000  # Characters of JSON outside of strings and numbers.
 WORDS = (
     bytes(range(ord("a"), ord("z") + 1)) + bytes(range(ord("A"), ord("Z") + 1)) + b"0123456789+/=\\"
@@ -56,28 +55,6 @@ class Limits(NamedTuple):
     upload: int
     pixels: int
     seconds: float
-
-
-class Asked(NamedTuple):
-    """The content of a request.
-
-    Attributes:
-      images: encoded images.
-      heat, seen: return attention rollout, and the part of the image that the model receives.
-      neighbours: number of nearest images to return.
-      names: names of the classes; empty: the server's.
-    """
-
-    images: list[bytes]
-    heat: bool
-    neighbours: int
-    seen: bool
-    names: tuple[str, ...] = ()
-
-    @property
-    def looks(self) -> bool:
-        """True if the request needs more than the classes."""
-        return self.heat or self.neighbours > 0
 
 
 class Refused(Exception):
@@ -188,7 +165,7 @@ class Service:
                 asked, single, pixels = await self._in_thread(self._measured, request, bytes(body))
                 async with self._batcher.places(len(pixels), sum(pixels)):
                     names = asked.names
-                    classes = await self._batcher.embeddings(names) if names else None
+                    classes = await self._embeddings(names) if names else None
                     answers = [
                         self._of_image(*each, asked, classes)
                         for each in zip(
@@ -275,25 +252,22 @@ class Service:
             raise Refused(400, str(error)) from None
 
     def _checked(self, said: dict[str, Any], images: list[bytes]) -> Asked:
-        names = self._names(said.pop("names")) if "names" in said else ()
+        supported, names = self._engine.parameters, ()
+        if "names" in said and "names" in supported:
+            names = self._names(said.pop("names"))
         for key, value in said.items():
-            if key not in NUMBERS:
-                known = ", ".join((*NUMBERS, "names"))
+            if key not in supported:
+                known = ", ".join(supported)
                 raise Refused(400, f"{key!r} is an unknown parameter; supported: {known}")
             if not isinstance(value, int):
                 raise Refused(400, f"{key} must be a whole number")
             most = MOST_NEIGHBOURS if key == "neighbours" else 1
             if not 0 <= value <= most:
                 raise Refused(400, f"{key} must be 0 to {most}")
-        asked = Asked(
-            images,
-            bool(said.get("heat")),
-            int(said.get("neighbours", 0)),
-            bool(said.get("seen")),
-            names,
-        )
-        if asked.heat and self._engine.no_heat is not None:
-            raise Refused(400, f"there is no heat map: {self._engine.no_heat}")
+        flags = {key: bool(said.get(key)) for key in ("heat", "seen", "overlay")}
+        asked = Asked(images, neighbours=int(said.get("neighbours", 0)), names=names, **flags)
+        if asked.heat and (reason := self._classifier_engine.no_heat) is not None:
+            raise Refused(400, f"there is no heat map: {reason}")
         if asked.neighbours and self._neighbours is None:
             raise Refused(
                 400, "there are no neighbours: the server was started without --neighbours=FOLDER"
@@ -311,19 +285,11 @@ class Service:
           classes: embeddings of the request's names; None: the server's classes.
         """
         async with self._one_large if size > self._large else contextlib.nullcontext():
-            pixels = await self._in_thread(self._decode, image, _where(number, asked.images))
-        chances, found = await self._batcher.classify(pixels, classes)
-        names = asked.names or self._engine.classifier.class_names
-        answer: dict[str, Any] = {
-            "predictions": [
-                {"class": names[label], "probability": chance}
-                for label, chance in zip(found.tolist(), chances.tolist(), strict=True)
-            ]
-        }
-        if asked.seen:
-            answer["seen"] = await self._in_thread(image_address, pixels)
+            decoded = await self._in_thread(self._decode, image, _where(number, asked.images))
+        result = await self._batcher.compute(decoded, classes)
+        answer = await self._in_thread(self._engine.answer, decoded, result, asked)
         if asked.looks:
-            look = await self._batcher.look(pixels)
+            look = await self._batcher.on_device(self._classifier_engine.look, decoded)
             if asked.heat and look.heat is not None:
                 answer["heat"] = {"weights": look.heat.tolist(), "picture": heat_address(look.heat)}
             if asked.neighbours and self._neighbours:
@@ -331,6 +297,17 @@ class Service:
                     self._neighbours.nearest, look.features, asked.neighbours
                 )
         return answer
+
+    @property
+    def _classifier_engine(self) -> ClassifierEngine:
+        """The engine, for parameters that only a classifier's has."""
+        assert isinstance(self._engine, ClassifierEngine)
+        return self._engine
+
+    async def _embeddings(self, names: Sequence[str]) -> np.ndarray:
+        """Returns the embeddings of class names, float32 `[names, dim]`."""
+        assert self._engine.names is not None
+        return await self._batcher.on_device(self._engine.names.embeddings, names)
 
     async def _in_thread(self, function, *arguments):
         return await asyncio.get_running_loop().run_in_executor(
@@ -363,14 +340,14 @@ class Service:
             raise Refused(413, f"{allowed} in a request, and {have}; send fewer at once")
         return pixels
 
-    def _decode(self, image: bytes, where: str) -> np.ndarray:
-        """Decodes an image with the evaluation transform.
+    def _decode(self, image: bytes, where: str) -> Any:
+        """Returns an image as the engine takes it.
 
         Raises:
           Refused: it is damaged.
         """
         try:
-            return self._engine.classifier.crop(image)
+            return self._engine.decode(image)
         except Unreadable as error:
             reason = " ".join(str(error).split())
             raise Refused(422, f"{where}the image is damaged or truncated: {reason}") from None

@@ -1,4 +1,5 @@
 const query = {{ query|tojson }}, at = id => document.getElementById(id), drop = at("drop"), said = at("said");
+const colours = {{ colours|tojson }};
 let newest = 0;
 
 function made(tag, text, kind) {
@@ -42,14 +43,21 @@ function show(name, answer) {
   const box = at("answer"), [photograph, map] = box.querySelectorAll("img");
   photograph.onload = sharpen;
   photograph.src = answer.seen;
-  if (answer.heat) map.src = answer.heat.picture;
+  if (map) map.src = answer.heat ? answer.heat.picture : answer.overlay;
   box.querySelector("figcaption").textContent = `What the model sees of ${name}`;
-  box.querySelector(".classes").replaceChildren(...answer.predictions.map(found => {
-    const bar = made("div", undefined, "bar"), meter = made("meter");
-    meter.value = found.probability;
-    bar.append(made("span", found.class), made("span", `${(100 * found.probability).toFixed(1)}%`), meter);
+  const rows = answer.predictions || answer.classes || answer.objects;
+  box.querySelector(".classes").replaceChildren(...rows.map(found => {
+    const bar = made("div", undefined, "bar"), meter = made("meter"), title = made("span", found.class);
+    meter.value = found.probability ?? found.share ?? found.score;
+    if (found.class in colours) {
+      const swatch = made("i", undefined, "swatch");
+      swatch.style.background = colours[found.class];
+      title.prepend(swatch);
+    }
+    bar.append(title, made("span", `${(100 * meter.value).toFixed(1)}%`), meter);
     return bar;
   }));
+  if (!rows.length) box.querySelector(".classes").textContent = "Nothing was found.";
   box.hidden = false;
   at("near").hidden = !answer.neighbours;
   at("near").querySelector(".samples").replaceChildren(...(answer.neighbours || []).map(near => {

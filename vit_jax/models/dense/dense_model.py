@@ -43,6 +43,16 @@ class DenseModel(nnx.Module):
         )
         self.predictor: Any = None
 
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of the model's images in pixels."""
+        return self.model.image_size
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of the model's images."""
+        return self.model.channels
+
     def outputs(self, images: Any) -> Any:
         """Returns the outputs of the head for images of the model's size."""
         statistics = nnx.to_pure_dict(nnx.state(self.statistics))

@@ -9,6 +9,8 @@ from flax import nnx
 
 from vit_jax.models.dense.dense_model import DenseModel
 
+LEAST_SCORE = 0.3  # Of an object, by default.
+
 
 class Detections(NamedTuple):
     """The predicted objects of an image, the most certain first.
@@ -44,7 +46,7 @@ class Detector(DenseModel):
         """
         return best_of(self.outputs(images), most)
 
-    def predict(self, images: Any, threshold: float = 0.3) -> list[Detections]:
+    def predict(self, images: Any, threshold: float = LEAST_SCORE) -> list[Detections]:
         """Returns the objects in images of any size.
 
         Args:

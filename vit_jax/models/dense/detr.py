@@ -79,7 +79,9 @@ class DetectionHead(nnx.Module):
         sides = SMALLEST * 2.0 ** jnp.stack([numbers, numbers], axis=-1)
         boxes = jnp.concatenate([centres, sides], axis=-1)
         positions = embedded(boxes, memory.shape[-1]) + self.level_embedding(numbers)
-        classes, boxes = self.propose(memory, jnp.broadcast_to(boxes, (len(memory), *boxes.shape)))
+        classes, boxes = self.propose(
+            memory, jnp.broadcast_to(boxes, (memory.shape[0], *boxes.shape))
+        )
         _, best = jax.lax.top_k(classes.max(-1), min(self.queries, classes.shape[1]))
 
         def chosen(x):

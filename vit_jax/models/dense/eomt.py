@@ -129,7 +129,7 @@ class EoMT(nnx.Module):
             return full.at[:, :, model.patch_tokens].set(within | free[..., None])
 
         x = model.assemble(model.patches(images), own)
-        queries = jnp.broadcast_to(self.queries[...], (len(x), *self.queries.shape))
+        queries = jnp.broadcast_to(self.queries[...], (x.shape[0], *self.queries.shape))
         x = model.encode_with(x, queries, self.layers, mask, own)
         predictions.append(self.predict(model, x))
         masks, classes = (jnp.stack(part) for part in zip(*predictions, strict=True))
@@ -146,7 +146,7 @@ class EoMT(nnx.Module):
         """
         x = x if model.norm is None else model.norm(x)
         queries = x[:, -self.queries.shape[0] :]
-        features = x[:, model.patch_tokens].reshape(len(x), *model.grid, -1)
+        features = x[:, model.patch_tokens].reshape(x.shape[0], *model.grid, -1)
         for step in self.upscale:
             features = step(features)
         embedding = queries

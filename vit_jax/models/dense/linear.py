@@ -58,7 +58,7 @@ class LinearHead(nnx.Module):
         """
         statistics = Statistics(state if rngs is None else None)
         x = pyramid(model, images, None if self.frozen else rngs)[-1]
-        x = drop(x, self.dropout, rngs, (len(x), 1, 1, x.shape[-1]))
+        x = drop(x, self.dropout, rngs, (x.shape[0], 1, 1, x.shape[-1]))
         x = self.norm(x.astype(jnp.float32), statistics)
         return {"scores": self.classifier(x), "moments": statistics.moments}
 

@@ -149,7 +149,7 @@ class UPerNet(nnx.Module):
 
     def _dropped(self, x: jax.Array, rngs: nnx.Rngs | None) -> jax.Array:
         """Drops whole channels in training; the result is float32."""
-        return drop(x.astype(jnp.float32), self.dropout, rngs, (len(x), 1, 1, x.shape[-1]))
+        return drop(x.astype(jnp.float32), self.dropout, rngs, (x.shape[0], 1, 1, x.shape[-1]))
 
     def scores(self, outputs: dict[str, Any]) -> jax.Array:
         """Returns the score of each class, float32 `[batch, rows, columns, classes]`."""
