@@ -1,5 +1,7 @@
 """A run that learns the depth of foggy scenes, and what its checkpoint is used for."""
 
+import contextlib
+import io
 from pathlib import Path
 
 import numpy as np
@@ -60,11 +62,12 @@ def config_of_scenes(folder: Path):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A workdir, and its last metrics."""
-    folder = tmp_path_factory.mktemp("depth")
-    return folder / "run", vit_jax.train(
-        config_of_scenes(write_scenes(folder / "scenes")), folder / "run"
-    )
+    """A workdir, its last metrics, and what it printed."""
+    folder, printed = tmp_path_factory.mktemp("depth"), io.StringIO()
+    config = config_of_scenes(write_scenes(folder / "scenes"))
+    with contextlib.redirect_stdout(printed):
+        figures = vit_jax.train(config, folder / "run")
+    return folder / "run", figures, printed.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +76,8 @@ def model(trained):
 
 
 def test_the_run_learns_and_its_model_predicts_metres(trained, model):
-    figures = trained[1]
+    _, figures, printed = trained
+    assert "trains   depth, depths from 0.001 to 10 metres, 1,120 parameters of its own" in printed
     assert figures["delta1"] > 0.6 and figures["rmse"] < 1.5, figures
     scenes = [scene(1000 + index) for index in range(8)]
     predicted = model.predict([image for image, _ in scenes])

@@ -132,6 +132,11 @@ class Depth(Objective):
             return dict.fromkeys(self.split_metrics, 0.0)
         return {name: float(outputs[name][known].mean()) for name in self.split_metrics}
 
+    @staticmethod
+    def summary(config: RunOptions) -> str:
+        options = config.depth
+        return f"depths from {options.min_depth:g} to {options.max_depth:g} metres"
+
     def warning(self, means: dict[str, float], update: int) -> str | None:
         if means["known_pixels"] > 0:
             return None
