@@ -60,7 +60,7 @@ MARGIN = {
         "Pre-train with labels": "docs/pretraining",
         "Pre-train without labels": "docs/self_supervised",
         "Train on images with captions": "docs/image_text",
-        "Segmentation and detection": "docs/dense_prediction",
+        "Segmentation, detection, depth": "docs/dense_prediction",
         "Masks, boxes and depth maps": "docs/dense_data",
         "Fine-tune": "docs/finetuning",
         "Transfer: two examples": "docs/transfer",

@@ -84,6 +84,7 @@ OTHER_JOBS = (
 )
 OTHER_JOBS += (
     "clip",
+    "depth",
     "detect",
     "segment",
     "siglip",
@@ -252,6 +253,7 @@ OF_MODEL = {
     "finetune": "model=ViT-B/16",
     "bit_hyperrule": "model=ViT-B/16",
     "segment": "backbone=ViT-B/16",
+    "depth": "backbone=ViT-B/16",
     "detect": "backbone=ViT-B/16",
 }
 

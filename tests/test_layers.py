@@ -85,6 +85,7 @@ ALLOWED = {
     "dense": {"checkpoint_crop", "data", "evaluation", "inference", "interop", "load"}
     | {"models", "parallel", "runs"},
     "mask_files": {"data", "inspection", "models"},
+    "depth_files": {"data", "inspection", "mask_files", "models"},
     "object_files": {"data", "inspection", "mask_files", "models"},
     "classifier": {"checkpoint_crop", "data", "image_text", "interop", "load", "models"},
     "serving": {"classifier", "data", "dense", "evaluation", "inspection", "models", "object_files"}

@@ -11,7 +11,7 @@ from vit_jax.libtpu import expect_no_tpu_where_none_is
 from vit_jax.simulated_devices import give_threads_to_simulated_devices
 
 if TYPE_CHECKING:
-    from vit_jax.dense import load_detector, load_segmenter
+    from vit_jax.dense import load_depth, load_detector, load_segmenter
     from vit_jax.errors import UserError
     from vit_jax.image_text import load_image_text, zero_shot
     from vit_jax.interface import FineTuned, Pretrained, finetune, pretrain, train
@@ -31,6 +31,7 @@ __all__ = [
     "create_model",
     "finetune",
     "list_models",
+    "load_depth",
     "load_detector",
     "load_image_text",
     "load_model",
@@ -56,6 +57,7 @@ _MODULES = {
     "list_models": "models",
     "load_image_text": "image_text",
     "load_model": "load",
+    "load_depth": "dense",
     "load_detector": "dense",
     "load_segmenter": "dense",
     "model_card": "models",

@@ -299,6 +299,22 @@ class ContrastiveConfig(Section):
     initial_bias: float
 
 
+class DepthConfig(Section):
+    """Values of `config.depth`."""
+
+    head: str
+    layers: int
+    class_token: bool
+    normalize: bool
+    upsample: int
+    dim: int
+    bins: int
+    min_depth: float
+    max_depth: float
+    gradient_weight: float
+    scale_steps: int
+
+
 class DetectionConfig(Section):
     """Values of `config.detection`."""
 
@@ -459,6 +475,7 @@ class TypedConfig(Section):
     vqkd: VqkdConfig
     beitv2: Beitv2Config
     contrastive: ContrastiveConfig
+    depth: DepthConfig
     detection: DetectionConfig
     segmentation: SegmentationConfig
     loss: LossConfig

@@ -17,11 +17,13 @@ from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 from vit_jax.evaluation.window_inference import WindowInference
 from vit_jax.inference import image_source
-from vit_jax.interop.dense import DETECTION, SEGMENTATION, Kind, Task, with_head
+from vit_jax.interop.dense import DEPTH, DETECTION, SEGMENTATION, Kind, Task, with_head
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.load import build_model
+from vit_jax.models.dense.depth_model import DepthModel
 from vit_jax.models.dense.detector import Detections, Detector
 from vit_jax.models.dense.segmenter import Segmenter
+from vit_jax.models.dense.windows import Windows
 from vit_jax.models.pixels import in_channels
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.paths import is_workdir, split_checkpoint
@@ -90,6 +92,30 @@ def load_detector(
     return _load(DETECTION, DetectionPredictor, source, image_size, decode, log)
 
 
+def load_depth(
+    source: str | Path,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    decode: str | None = None,
+    log: Callable[[str], None] = print,
+) -> DepthModel:
+    """Loads the model of a depth run with its head.
+
+    `model.predict(images)` returns the depth of each pixel, in metres, of images of any size.
+
+    Args:
+      source: the workdir of a run with `config.objective.name='depth'`, `WORKDIR@best` or
+        `WORKDIR@STEP`.
+      image_size: size of the windows in pixels; None: that of the run's images.
+      decode: `fast`, or `exact` to decode JPEGs whole by Pillow; None: as the run.
+      log: callback for each line of the log.
+
+    Raises:
+      UserError: the checkpoint does not exist, is damaged, or has no depth head.
+    """
+    return _load(DEPTH, DepthPredictor, source, image_size, decode, log)
+
+
 def _load(
     task: Task[Kind],
     predictor: Callable[[TestCrop], "Predictor"],
@@ -134,20 +160,30 @@ class Predictor:
 class SegmentationPredictor(Predictor):
     """Predicts class maps by windows."""
 
+    merge = staticmethod(Windows.class_map)
+
     def __init__(self, crop: TestCrop):
         super().__init__(crop)
         self._inferences: dict[bool, WindowInference] = {}
 
     def stream(
         self,
-        model: Segmenter,
+        model: Segmenter | DepthModel,
         source: Source,
         on_unreadable: OnUnreadable,
         whole: bool = False,
     ) -> Iterator[tuple[int, np.ndarray]]:
         if whole not in self._inferences:
-            self._inferences[whole] = WindowInference(model, make_mesh(), self.crop, whole)
+            self._inferences[whole] = WindowInference(
+                model, make_mesh(), self.crop, whole, self.merge
+            )
         return self._inferences[whole](model, source, on_unreadable)
+
+
+class DepthPredictor(SegmentationPredictor):
+    """Predicts depths by windows."""
+
+    merge = staticmethod(Windows.value_map)
 
 
 class DetectionPredictor(Predictor):

@@ -10,7 +10,9 @@ With a run of config.objective.name='segmentation', the classes of all pixels ar
 folder: masks as PNG files with VOC's palette, overlays, and a page, index.html. --out=FOLDER names
 it; by default it is `segmented`. Each image is printed with the shares of its classes. With a run
 of config.objective.name='detection', objects whose score is at least --threshold (by default 0.3)
-are written to `detected`: a COCO file, objects.json, overlays, and a page.
+are written to `detected`: a COCO file, objects.json, overlays, and a page. With a run of
+config.objective.name='depth', depth maps are written to `depths`: PNG files of 16 bits in
+millimetres, or in 1/256 m for depths above 65 m, pictures of them in colours, and a page.
 
 Files that are not images are skipped and named, or counted if they are in a folder. Exit codes: 0,
 all images were read; 2, a user error, or no image could be read; 3, some images were skipped.
@@ -35,7 +37,11 @@ if TYPE_CHECKING:
     from vit_jax.classifier import Classifier
 
 # Folder of --out by default, and its contents, by the objective of a run.
-DENSE = {"segmentation": ("segmented", "masks"), "detection": ("detected", "objects")}
+DENSE = {
+    "segmentation": ("segmented", "masks"),
+    "detection": ("detected", "objects"),
+    "depth": ("depths", "depth maps"),
+}
 
 CHECKPOINT = flags.DEFINE_string(
     "checkpoint", None, "Checkpoint: a workdir, a file or hf://owner/name, as in load_model."
@@ -55,7 +61,7 @@ OUT = flags.DEFINE_string(
     "out",
     None,
     "Write the predictions to this file: .csv, .jsonl or, as lines of text, .txt; a folder for a "
-    "segmentation or detection run.",
+    "segmentation, detection or depth run.",
 )
 EMBED = flags.DEFINE_string("embed", None, "Write features to this .safetensors or .parquet file.")
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace the file of --out or --embed.")
@@ -162,7 +168,7 @@ def dense(objective: str, arguments: list[str]) -> None:
     command.use_compilation_cache()
     size = command.parse_image_size(IMAGE_SIZE.value) if IMAGE_SIZE.value else None
     loaded = dict(image_size=size, decode=DECODE.value, log=print_line)
-    num_read = (segment if objective == "segmentation" else detect)(folder, images, loaded)
+    num_read = WRITERS[objective](folder, images, loaded)
     print_line(f"{what} of {num_read:,} images in {folder}; page: {folder / PAGE}")
     exit_if_skipped(images, num_read)
 
@@ -197,6 +203,23 @@ def detect(folder: Path, images: ImageFiles, loaded: dict[str, Any]) -> int:
         log=print_line,
         on_objects=lambda path, words: print(f"{path}  {words}"),
     )
+
+
+def estimate_depth(folder: Path, images: ImageFiles, loaded: dict[str, Any]) -> int:
+    """Writes the depth maps of images, and returns the number of images that were read."""
+    from vit_jax.dense import load_depth
+    from vit_jax.depth_files import write_depths
+
+    return write_depths(
+        folder,
+        load_depth(CHECKPOINT.value, **loaded),
+        images,
+        log=print_line,
+        on_depth=lambda path, words: print(f"{path}  {words}"),
+    )
+
+
+WRITERS = {"segmentation": segment, "detection": detect, "depth": estimate_depth}
 
 
 def check_embed(file: Path, writes_predictions: bool) -> None:

@@ -464,6 +464,51 @@ def segmentation(head: str, steps: int = 0) -> ConfigDict:
     return config
 
 
+# Options of the heads for depth, by name: DINOv3's probe, DINOv2's of four layers, and DINOv2's DPT
+# with DINOv3's bins.
+DEPTH = {
+    "linear": dict(head="linear"),
+    "linear4": dict(head="linear", layers=4, class_token=True, normalize=False, upsample=4),
+    "dpt": dict(head="dpt", class_token=True, normalize=False, gradient_weight=0.5),
+}
+
+
+def depth(head: str, size: int = 416, steps: int = 0) -> ConfigDict:
+    """Returns DINOv3's values for NYU Depth v2, on a frozen backbone.
+
+    Their crops are 416x544 pixels of images of 480x640; ours are squares of the whole height. They
+    also rotate images by up to 2.5 degrees, change gamma and colours, and let beta1 follow the
+    schedule. The gradient loss is in DINOv2's configs, but has no effect on the two images of each
+    of its GPUs.
+
+    Args:
+      head: a key of `DEPTH`.
+      size: height and width of the crops.
+      steps: another length of the run; the warm-up changes in proportion. 0: the authors'.
+    """
+    own = 38_400
+    steps = steps or own
+
+    def part(count: int) -> int:
+        return max(1, round(count * steps / own))
+
+    config = base_config()
+    config.objective.name = "depth"
+    config.depth.update(DEPTH[head])
+    config.depth.scale_steps = part(100)
+    config.batch_size, config.steps = 16, steps
+    config.data.update(dict(source="depth", test_split="val", test_crop="fit"))
+    config.data.update(dict(image_size=size, test_resize=size))
+    config.data.update(dict(crop="scale_jitter", crop_scale=(1.0, 1.0)))
+    config.augment.color_jitter = (0.25, 0.0, 0.0)
+    config.finetune.train = "head"
+    config.optimizer.update(dict(learning_rate=3e-4, beta2=0.99, weight_decay=1e-4, decay="all"))
+    config.optimizer.update(dict(warmup_steps=part(12_800), warmup_learning_rate=3e-4 / 1000))
+    config.optimizer.update(dict(end_learning_rate=3e-4 / 25 / 1000, count_from=0, clip_norm=35.0))
+    config.evaluate_every = config.checkpoint.every = part(1600)
+    return config
+
+
 class Transfer(NamedTuple):
     """A row of the paper's table 4, with its learning rate search (appendix B.1.1)."""
 

@@ -113,3 +113,15 @@ def test_resizing_is_pytorchs(torch, size):
     values = np.random.default_rng(4).normal(size=(7, 2)).astype(np.float32)
     expected = resize(torch, torch.from_numpy(values)[None, None], (size, 2))[0, 0].numpy()
     np.testing.assert_allclose(bilinear(values, size), expected, atol=1e-6)
+
+
+def test_value_maps_are_blended_where_windows_overlap():
+    """Windows with different values have no edge between them, unlike in a mean."""
+    windows = sliding((WINDOW, 3 * WINDOW), (WINDOW, WINDOW))
+    values = np.arange(windows.count, dtype=np.float32)[:, None, None, None]
+    values = np.broadcast_to(values, (windows.count, PLACES, PLACES, 1))
+    (row, *others) = windows.value_map(values)
+    assert all(np.array_equal(row, other) for other in others) and row.dtype == np.float32
+    assert row[0] == 0 and row[-1] == windows.count - 1
+    assert (np.diff(row) >= 0).all() and np.diff(row).max() < 2 / (WINDOW // 3)
+    np.testing.assert_allclose(windows.value_map(np.full_like(values, 7)), 7, rtol=1e-6)

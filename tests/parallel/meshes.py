@@ -85,6 +85,7 @@ MODELS = {
     "UPerNet": CONVNEXT,
     "EoMT": DROPOUT,
     "detection": VIT,
+    "depth": VIT,
 }
 TEXT = dict(text_length=16, text_dim=64, text_depth=2, text_heads=8)
 OBJECTIVES = {
@@ -119,6 +120,7 @@ OBJECTIVES = {
         **dict(masked_until=(0.0,), unmasked_from=(1.0,)),
     ),
     "detection": dict(name="detection", dim=32, depth=1, queries=8, most=4),
+    "depth": dict(name="depth", head="dpt", dim=16, bins=16, gradient_weight=0.5, scale_steps=1),
 }
 SELF_DISTILLATION = dict(
     **dict(head_hidden=64, prototypes=128, local_crops=2, local_size=8, global_crops=1),
@@ -177,6 +179,8 @@ def train(
         }
         if "mask" in batch:
             batch["mask"] %= CLASSES
+        if "depth" in batch:
+            batch["depth"] /= 25  # Metres, 0 in some pixels.
         if "boxes" in batch:  # The last of each image's rows is padding.
             batch["boxes"][..., :4] = np.sort(batch["boxes"][..., :4] % config.data.image_size)
             batch["boxes"][..., 4] %= CLASSES

@@ -77,7 +77,7 @@ def test_teachers_of_both_kinds_and_crops_of_two_sizes_say_the_same_on_one_devic
 @pytest.mark.slow
 def test_dense_heads_are_alike_on_one_device_and_on_eight():
     """Statistics of batch norms, numbers of masks and boxes, and points are of the whole batch."""
-    names = ("linear segmentation", "UPerNet", "EoMT", "detection")
+    names = ("linear segmentation", "UPerNet", "EoMT", "detection", "depth")
     found = losses(*(f"{name}: {mesh}" for name in names for mesh in ("one", "all")))
     for name in names:
         one, every = (found[f"{name}: {mesh}"]["losses"] for mesh in ("one", "all"))

@@ -141,6 +141,11 @@ DETECTION = (
     "model.global_layers=0",
 )
 HEADS["detection"] = DETECTION
+# The composed source has no depth maps; those of the synthetic one are random.
+HEADS["depth"] = (
+    *("objective.name=depth", "data.source=synthetic", "data.path=", "data.test_split=test"),
+    *("depth.bins=16", "depth.scale_steps=10", "depth.gradient_weight=0.5"),
+)
 
 
 @pytest.mark.slow

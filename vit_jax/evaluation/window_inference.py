@@ -1,4 +1,4 @@
-"""Semantic segmentation of images of any size by windows, compiled once for all sizes."""
+"""Maps of images of any size, such as classes or depths, by windows of one compiled size."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from vit_jax.data.decode import Box, Unreadable, open_image
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Source
+from vit_jax.models.dense.depth_model import DepthModel
 from vit_jax.models.dense.segmenter import Segmenter
 from vit_jax.models.dense.windows import Windows, sliding, whole
 from vit_jax.models.layers import placing
@@ -56,21 +57,29 @@ def in_windows(
 
 
 class WindowInference:
-    """Computes class maps of images of any size, by one segmenter with any parameters.
+    """Computes maps of images of any size, by one model with any parameters.
 
     Args:
-      segmenter: the model and its head.
+      segmenter: the model and its head: a segmenter, or a model of depth.
       mesh: mesh of devices, of one process.
       crop: the run's evaluation transform: images are decoded and resized as it does.
       squeezed: squeeze each image to one window, instead of sliding windows.
+      merge: returns the map of an image from the outputs of its windows.
     """
 
-    def __init__(self, segmenter: Segmenter, mesh: Mesh, crop: TestCrop, squeezed: bool = False):
+    def __init__(
+        self,
+        segmenter: Segmenter | DepthModel,
+        mesh: Mesh,
+        crop: TestCrop,
+        squeezed: bool = False,
+        merge: Callable[[Windows, np.ndarray], np.ndarray] = Windows.class_map,
+    ):
         graphdef, params = nnx.split(segmenter)
         self._shardings = parameter_shardings(mesh, nnx.to_pure_dict(params))
         self._sharding, self._batch_size = split_batch(mesh), whole_batch(mesh, WINDOWS)
         self._crop, self._windows = crop, whole if squeezed else sliding
-        self._size = segmenter.image_size
+        self._size, self._merge = segmenter.image_size, merge
 
         def scores(params: dict, images: jax.Array) -> jax.Array:
             with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
@@ -83,16 +92,16 @@ class WindowInference:
 
     def __call__(
         self,
-        segmenter: Segmenter,
+        segmenter: Segmenter | DepthModel,
         source: Source,
         on_unreadable: Callable[[int, Unreadable | OSError], None],
     ) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields the index and the class map of each readable image, in order.
+        """Yields the index and the map of each readable image, in order.
 
         The windows of several images are computed together.
 
         Args:
-          segmenter: the segmenter, whose parameters may have changed.
+          segmenter: the model, whose parameters may have changed.
           source: the images.
           on_unreadable: callback for the index of an image that cannot be read, and the error.
         """
@@ -119,7 +128,7 @@ class WindowInference:
                 image.scores.append(scores)
             while started and len(started[0][1].scores) == started[0][1].windows.count:
                 index, image = started.popleft()
-                yield index, image.windows.class_map(np.stack(image.scores))
+                yield index, self._merge(image.windows, np.stack(image.scores))
 
     def _scores_of(self, params: dict, batch: list[np.ndarray]) -> np.ndarray:
         """Returns the scores of windows; a smaller batch is padded to the compiled size."""

@@ -11,12 +11,14 @@ from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import Checkpoint, fill
 from vit_jax.models.dense import make_head
 from vit_jax.models.dense.dense_model import DenseModel
+from vit_jax.models.dense.depth import depth_head
+from vit_jax.models.dense.depth_model import DepthModel
 from vit_jax.models.dense.detector import Detector
 from vit_jax.models.dense.detr import detection_head
 from vit_jax.models.dense.segmenter import Segmenter
 from vit_jax.models.image_model import ImageModel
 from vit_jax.models.model_card import abstract, parameter_shapes
-from vit_jax.options.objective import DetectionOptions, SegmentationOptions
+from vit_jax.options.objective import DepthOptions, DetectionOptions, SegmentationOptions
 
 _HEAD, _STATISTICS = "head/", "statistics/"  # Starts of paths of parameters, and of the state.
 
@@ -42,6 +44,12 @@ class Task(Generic[Kind]):
 
 SEGMENTATION = Task("segmentation", SegmentationOptions, make_head, Segmenter)
 DETECTION = Task("detection", DetectionOptions, detection_head, Detector)
+DEPTH = Task(
+    "depth",
+    DepthOptions,
+    lambda options, model, _, **more: depth_head(options, model, **more),
+    DepthModel,
+)
 
 
 def with_head(task: Task[Kind], checkpoint: Checkpoint, model: ImageModel) -> Kind:

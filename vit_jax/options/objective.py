@@ -21,6 +21,7 @@ OBJECTIVE_NAMES = (
     "vqkd",
     "beitv2",
     "contrastive",
+    "depth",
     "detection",
     "segmentation",
 )
@@ -597,6 +598,69 @@ class ContrastiveOptions:
 
 
 _EOMT = only_with("segmentation.head", "eomt")
+
+
+@options
+class DepthOptions:
+    """Depth: the distance of each pixel in metres"""
+
+    head: str = option(
+        "linear",
+        one_of("linear", "dpt"),
+        "Head: a linear layer on the tokens (linear), or DPT's decoder of four layers of a ViT "
+        "(dpt).",
+    )
+    layers: int = option(
+        1,
+        Rule(int, "1 or 4", lambda x: type(x) is int and x in (1, 4)),
+        "Layers that the linear head reads: the last one, or four at equal distances.",
+        requires=only_with("depth.head", "linear"),
+    )
+    class_token: bool = option(
+        False, flag(), "The head also reads the class token, together with each patch."
+    )
+    normalize: bool = option(
+        True,
+        flag(),
+        "Normalizes tokens by the model's last layer norm and patches by batch norm (DINOv3); "
+        "False: neither (DINOv2).",
+    )
+    upsample: int = option(
+        1,
+        whole(1, 32),
+        "Factor by which the linear head's scores are upsampled before they become a depth.",
+        requires=only_with("depth.head", "linear"),
+    )
+    dim: int = option(
+        256,
+        whole(2, 2**16),
+        "Channels of DPT.",
+        smoke=16,
+        requires=only_with("depth.head", "dpt"),
+    )
+    bins: int = option(256, whole(2, 2**16), "Bins of depths, uniform in their range.", smoke=16)
+    min_depth: float = option(
+        0.001, number(above=0, most=6000), "Least predicted depth in metres: NYU's by default."
+    )
+    max_depth: float = option(
+        10.0,
+        number(above=0, most=6000),
+        "Greatest depth in metres, 80 for KITTI; pixels beyond it count as unknown.",
+        validate=lambda value, config: unless(
+            value > config.depth.min_depth,
+            f"above depth.min_depth = {config.depth.min_depth:g}",
+        ),
+    )
+    gradient_weight: float = option(
+        0.0, number(least=0), "Weight of the loss of the gradients of the logarithm of depth."
+    )
+    scale_steps: int = option(
+        100,
+        whole(0),
+        "First steps, in which only the mean error of the logarithm of depth is trained, without "
+        "its variance.",
+        smoke=1,
+    )
 
 
 @options

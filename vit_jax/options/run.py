@@ -9,6 +9,7 @@ from vit_jax.options.objective import (
     BEiTOptions,
     BEiTv2Options,
     ContrastiveOptions,
+    DepthOptions,
     DetectionOptions,
     DINOOptions,
     DistillationOptions,
@@ -392,6 +393,7 @@ class RunOptions:
     vqkd: VQKDOptions = _of_objective(VQKDOptions, "vqkd")
     beitv2: BEiTv2Options = _of_objective(BEiTv2Options, "beitv2")
     contrastive: ContrastiveOptions = _of_objective(ContrastiveOptions, "contrastive")
+    depth: DepthOptions = _of_objective(DepthOptions, "depth")
     detection: DetectionOptions = _of_objective(DetectionOptions, "detection")
     segmentation: SegmentationOptions = _of_objective(SegmentationOptions, "segmentation")
     loss: LossOptions = section(LossOptions)

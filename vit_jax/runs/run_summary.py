@@ -12,6 +12,7 @@ from vit_jax.options.run import RunOptions
 from vit_jax.runs.assemble import Parts, learned_classes
 from vit_jax.runs.splits import SPOKEN, Splits
 from vit_jax.training.lora import objective_weights
+from vit_jax.training.objectives import objective_of
 
 
 def describe(parts: Parts, manifest: dict) -> str:
@@ -19,9 +20,9 @@ def describe(parts: Parts, manifest: dict) -> str:
     config, program, origin = parts.config, parts.program, parts.origin
     parameters = parameter_overview.count_parameters(program.state["params"])
     own = sum(math.prod(x.shape) for x in jax.tree.leaves(objective_weights(program.state)))
-    objective = (
-        f"{config.objective.name}, {own:,} parameters of its own" if own else config.objective.name
-    )
+    of_objective = [config.objective.name, objective_of(config.objective.name).summary(config)]
+    if own:
+        of_objective.append(f"{own:,} parameters of its own")
     return "\n".join(
         [
             f"model    {origin.name}, {config.data.image_size} pixels, {config.model.dtype}, "
@@ -29,7 +30,7 @@ def describe(parts: Parts, manifest: dict) -> str:
             *(f"from     {line}" for line in origin.found),
             *_of_data(parts, manifest),
             f"decodes  {_decoders(config, manifest['images']['train'])}",
-            f"trains   {objective}",
+            f"trains   {', '.join(filter(None, of_objective))}",
             *(f"frozen   {line}" for line in (parts.frozen.found if parts.frozen else ())),
             f"devices  {manifest['devices']}, {manifest['processes']} process(es), "
             f"batch {config.batch_size} ({config.batch_size / jax.device_count():g} a device)"

@@ -1,7 +1,7 @@
 """A model of images with a head for dense prediction."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
@@ -15,6 +15,7 @@ class DenseModel(nnx.Module):
     """A model of images with a head that predicts a value for each place, or objects.
 
     Attributes:
+      loaded_by: name of the function that loads it from a run.
       model: the model of images.
       head: the head.
       class_names: names of the classes.
@@ -22,6 +23,8 @@ class DenseModel(nnx.Module):
       predictor: preprocessing and prediction of images of any size; None: the model is not of a
         checkpoint.
     """
+
+    loaded_by: ClassVar[str]
 
     def __init__(
         self,
@@ -74,9 +77,8 @@ class DenseModel(nnx.Module):
     @property
     def _loaded(self) -> Any:
         if self.predictor is None:
-            kind = type(self).__name__.lower()
             raise UserError(
-                f"this {kind} is not of a checkpoint, and has no preprocessing of images: see "
-                f"vit_jax.load_{kind}"
+                f"this {type(self).__name__} is not of a checkpoint, and has no preprocessing of "
+                f"images: see vit_jax.{self.loaded_by}"
             )
         return self.predictor

@@ -35,6 +35,8 @@ class Detections(NamedTuple):
 class Detector(DenseModel):
     """A model of images with a head that predicts a set of objects."""
 
+    loaded_by = "load_detector"
+
     def __call__(self, images: Any, most: int = 100) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns scores, classes and boxes of the most certain objects; see `best_of`.
 

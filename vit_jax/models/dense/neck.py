@@ -1,6 +1,7 @@
 """Necks: features of one width at several strides, for heads that find objects of any size."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,18 +32,32 @@ class NormedConv(nnx.Module):
         return self.norm(self.conv(x))
 
 
-class Doubling(nnx.Module):
-    """A transposed convolution of stride 2 with a kernel of 2x2: no two outputs overlap."""
+class Upsampling(nnx.Module):
+    """A transposed convolution whose kernel is as large as its stride: no two outputs overlap.
 
-    def __init__(self, channels: int, dim: int, *, rngs: nnx.Rngs):
+    Args:
+      channels, dim: number of inputs and outputs.
+      factor: the stride.
+      dtype: dtype of the computation; None: that of the input.
+    """
+
+    def __init__(
+        self, channels: int, dim: int, factor: int = 2, *, dtype: Any = None, rngs: nnx.Rngs
+    ):
+        self.factor = factor
         self.dense = nnx.LinearGeneral(
-            channels, (2, 2, dim), kernel_init=initializers.lecun(), rngs=rngs
+            channels,
+            (factor, factor, dim),
+            kernel_init=initializers.lecun(),
+            dtype=dtype,
+            rngs=rngs,
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps `[batch, rows, columns, channels]` to `[batch, 2 rows, 2 columns, dim]`."""
+        """Maps `[batch, rows, columns, channels]` to `factor` times the rows and columns."""
         batch, rows, columns, _ = x.shape
-        return self.dense(x).swapaxes(2, 3).reshape(batch, 2 * rows, 2 * columns, -1)
+        sides = self.factor * rows, self.factor * columns
+        return self.dense(x).swapaxes(2, 3).reshape(batch, *sides, -1)
 
 
 class SimplePyramid(nnx.Module):
@@ -59,10 +74,10 @@ class SimplePyramid(nnx.Module):
 
     def __init__(self, channels: int, dim: int, *, rngs: nnx.Rngs):
         half, quarter = channels // 2, channels // 4
-        self.double = Doubling(channels, half, rngs=rngs)
-        self.double_first = Doubling(channels, half, rngs=rngs)
+        self.double = Upsampling(channels, half, rngs=rngs)
+        self.double_first = Upsampling(channels, half, rngs=rngs)
         self.norm = nnx.LayerNorm(half, epsilon=EPSILON, rngs=rngs)
-        self.double_again = Doubling(half, quarter, rngs=rngs)
+        self.double_again = Upsampling(half, quarter, rngs=rngs)
         widths = quarter, half, channels, channels
         self.project = nnx.List([NormedConv(width, dim, 1, rngs=rngs) for width in widths])
         self.smooth = nnx.List([NormedConv(dim, dim, 3, rngs=rngs) for _ in widths])

@@ -1,7 +1,9 @@
-"""Colours of classes."""
+"""Colours of classes and of depths."""
 
+import functools
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 COLOURS = 256
@@ -36,3 +38,28 @@ def coloured(image: Any, mask: Any, palette: Any) -> Any:
     """
     share = OPACITY * (mask > 0)[..., None]
     return (1 - share) * image + share * palette[mask]
+
+
+@functools.cache
+def depth_palette() -> np.ndarray:
+    """Returns the colours of depths from far to near, uint8 `[256, 3]`: black to light yellow."""
+    import cv2
+
+    levels = np.arange(COLOURS, dtype=np.uint8)
+    return cv2.applyColorMap(levels, cv2.COLORMAP_INFERNO).reshape(COLOURS, 3)[:, ::-1]
+
+
+def coloured_depth(depth: Any, nearest: Any, farthest: Any) -> Any:
+    """Returns depths in colours that are uniform in the inverse depth, the nearest one lightest.
+
+    Args:
+      depth: metres, `[..., height, width]`.
+      nearest, farthest: the range of the colours, which broadcast to `depth`.
+
+    Returns:
+      Floats from 0 to 255, `[..., height, width, 3]`.
+    """
+    near, far, own = (1 / jnp.maximum(x, 1e-6) for x in (nearest, farthest, depth))
+    share = jnp.clip((own - far) / jnp.maximum(near - far, 1e-6), 0, 1)
+    levels = jnp.round(share * (COLOURS - 1)).astype(jnp.int32)
+    return jnp.asarray(depth_palette(), jnp.float32)[levels]

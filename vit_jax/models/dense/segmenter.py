@@ -11,6 +11,8 @@ from vit_jax.models.dense.dense_model import DenseModel
 class Segmenter(DenseModel):
     """A model of images with a head that classifies each place."""
 
+    loaded_by = "load_segmenter"
+
     def __call__(self, images: Any) -> jax.Array:
         """Returns the score of each class at each place of the head.
 

@@ -6,6 +6,7 @@ these are linear along each side of the image. So each side has one matrix, from
 windows to the pixels of the original image, and the scores of all pixels are never in memory.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -39,21 +40,27 @@ class Axis(NamedTuple):
     window: int
     starts: tuple[int, ...]
 
-    def weights(self, places: int) -> np.ndarray:
+    def weights(self, places: int, blended: bool = False) -> np.ndarray:
         """Returns the weight of each place of each window in each pixel of the original image.
 
         Args:
           places: number of scores of a window along this side.
+          blended: windows count less towards their ends, so that no edge is seen between them;
+            else all windows of a pixel count the same.
 
         Returns:
           float32 `[original, windows * places]`.
         """
         inside = bilinear(np.eye(places, dtype=np.float32), self.window)
+        share = np.ones((self.window, 1), np.float32)
+        if blended:
+            pixels = np.arange(1, self.window + 1, dtype=np.float32)
+            share = np.minimum(pixels, pixels[::-1])[:, None]
         weights = np.zeros((self.resized, len(self.starts), places), np.float32)
         count = np.zeros((self.resized, 1, 1), np.float32)
         for index, start in enumerate(self.starts):
-            weights[start : start + self.window, index] = inside
-            count[start : start + self.window] += 1
+            weights[start : start + self.window, index] = inside * share
+            count[start : start + self.window] += share[:, None]
         return bilinear((weights / count).reshape(self.resized, -1), self.original)
 
 
@@ -98,12 +105,40 @@ class Windows(NamedTuple):
         Returns:
           `[height, width]`, uint8, or uint16 for more than 255 classes.
         """
+        dtype = np.uint8 if scores.shape[-1] <= 255 else np.uint16
+        return self._merged(scores, dtype, lambda tile: tile.argmax(axis=-1))
+
+    def value_map(self, values: np.ndarray) -> np.ndarray:
+        """Returns the value at each pixel of the original image, float32 `[height, width]`.
+
+        Windows are blended where they overlap.
+
+        Args:
+          values: float32 `[windows, rows, columns, 1]`, in the order of `cut`.
+        """
+        return self._merged(values, np.float32, lambda tile: tile[..., 0], blended=True)
+
+    def _merged(
+        self,
+        scores: np.ndarray,
+        dtype: type,
+        finish: Callable[[np.ndarray], np.ndarray],
+        blended: bool = False,
+    ) -> np.ndarray:
+        """Returns a map of the original image.
+
+        Args:
+          scores: as in `class_map`.
+          dtype: dtype of the map.
+          finish: returns the values of pixels from their scores, `[..., classes]`.
+          blended: as in `Axis.weights`.
+        """
         _, rows, columns, classes = scores.shape
         across = len(self.columns.starts)
         scores = scores.reshape(-1, across, rows, columns, classes).transpose(0, 2, 1, 3, 4)
         places = scores.reshape(-1, across * columns, classes)
-        of_rows, of_columns = self.rows.weights(rows), self.columns.weights(columns)
-        dtype = np.uint8 if classes <= 255 else np.uint16
+        of_rows = self.rows.weights(rows, blended)
+        of_columns = self.columns.weights(columns, blended)
         result = np.empty((self.rows.original, self.columns.original), dtype)
         for top in range(0, len(result), TILE):
             above, used_rows = _used(of_rows[top : top + TILE])
@@ -111,7 +146,7 @@ class Windows(NamedTuple):
             for left in range(0, result.shape[1], TILE):
                 beside, used_columns = _used(of_columns[left : left + TILE])
                 tile = np.matmul(beside, strip[:, used_columns])
-                result[top : top + TILE, left : left + TILE] = tile.argmax(axis=-1)
+                result[top : top + TILE, left : left + TILE] = finish(tile)
         return result
 
 

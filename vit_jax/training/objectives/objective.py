@@ -241,6 +241,11 @@ class Objective(nnx.Module):
         """
         return state
 
+    @staticmethod
+    def summary(config: RunOptions) -> str:
+        """Returns properties of the objective that a run prints at its start; empty: none."""
+        return ""
+
     def warning(self, means: dict[str, float], update: int) -> str | None:
         """Returns a warning if the metrics show that training has failed, else None.
 

@@ -1,0 +1,32 @@
+r"""Monocular depth with a head on a frozen backbone, by DINOv3's and DINOv2's recipes for NYU.
+
+    python -m vit_jax.main --config=configs/depth.py:backbone=DINOv2-S/14,head=linear \
+        --config.data.path=DIR --workdir=RUN
+    python -m vit_jax.main --config=configs/depth.py:backbone=DINOv2-S/14,head=dpt,steps=2000 \
+        --config.data.path=DIR --config.depth.max_depth=80 --workdir=RUN
+
+DIR is a folder with images and depth maps (`data.source=depth`). Depths are in metres; those beyond
+`depth.max_depth`, by default 10 as in NYU Depth v2, are unknown. A 16-bit PNG has millimetres,
+unless `data.depth_scale` has another unit. `backbone` is the name of a model, whose published
+weights are taken if there are any, a checkpoint, or a workdir.
+
+`linear` is DINOv3's probe of the last layer, `linear4` DINOv2's of four layers and class tokens,
+and `dpt` is DPT's decoder. The authors train on NYU Depth v2 for 38,400 steps of 16 images;
+`steps=2000` shortens the run, and its warm-up accordingly. `--config.finetune.train=all` also
+trains the backbone.
+"""
+
+from vit_jax.config import choose, named_values
+from vit_jax.errors import UserError, nearest
+from vit_jax.recipes import DEPTH, depth, set_backbone
+
+
+def get_config(argument=None):
+    values, argument = named_values(argument, backbone="DINOv2-S/14", head="linear", steps="")
+    head, backbone = values["head"], values["backbone"]
+    if head not in DEPTH:
+        raise UserError(f"no head={head}; {nearest(head, DEPTH)}")
+    size = 420 if backbone.endswith("/14") else 416  # Multiples of the patches.
+    config = depth(head, size, int(values["steps"] or 0))
+    set_backbone(config, backbone, smoke=argument == "smoke")
+    return choose(config, argument)

@@ -1,0 +1,113 @@
+"""A run that learns the depth of foggy scenes, and what its checkpoint is used for."""
+
+import contextlib
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vit_jax
+from vit_jax.config import base_config
+from vit_jax.errors import UserError
+from vit_jax.evaluation.dense_metrics import depth_metrics
+
+
+def scene(index: int) -> tuple[np.ndarray, np.ndarray]:
+    """A floor up to a horizon with two boxes, which fog makes paler, and its depth in metres."""
+    rng = np.random.default_rng(index)
+    height, width = rng.integers(40, 80, 2)
+    depth = np.repeat(np.linspace(8, 1.5, height)[:, None], width, 1).astype(np.float32)
+    colours = np.full((height, width, 3), (60, 70, 50), np.float32)
+    for distance in sorted(rng.uniform(1, 7, 2), reverse=True):
+        top, left = rng.integers(0, (height - 20, width - 20))
+        depth[top : top + 20, left : left + 20] = distance
+        colours[top : top + 20, left : left + 20] = rng.uniform(0, 90, 3)
+    seen = np.exp(-depth / 4)[..., None]
+    image = colours * seen + 230 * (1 - seen) + rng.normal(0, 4, colours.shape)
+    depth[:2] = 0  # Unknown.
+    return image.clip(0, 255).astype(np.uint8), depth
+
+
+def write_scenes(folder: Path) -> Path:
+    """Writes 64 scenes for training and 8 for validation, with depths in millimetres."""
+    for split, start, images in (("train", 0, 64), ("val", 1000, 8)):
+        for kind in ("images", "depth"):
+            (folder / kind / split).mkdir(parents=True)
+        for index in range(start, start + images):
+            image, depth = scene(index)
+            Image.fromarray(image).save(folder / "images" / split / f"{index}.png")
+            millimetres = np.round(1000 * depth).astype(np.uint16)
+            Image.fromarray(millimetres).save(folder / "depth" / split / f"{index}.png")
+    return folder
+
+
+def config_of_scenes(folder: Path):
+    """The config of a run that learns the depth of scenes."""
+    config = base_config()
+    config.model.name = "ViT-Ti/8"
+    config.model.update(dict(dim=32, depth=2, mlp_dim=64, heads=2))
+    config.objective.name = "depth"
+    config.depth.update(dict(bins=32, upsample=2))
+    config.data.update(dict(source="depth", path=str(folder), test_split="val"))
+    config.data.update(dict(image_size=32, test_resize=32, crop_scale=(1.0, 1.0)))
+    config.data.update(dict(crop="scale_jitter", test_crop="fit", workers=0, interpolation="area"))
+    config.batch_size, config.steps, config.log_every = 16, 60, 20
+    config.depth.scale_steps = 5
+    config.optimizer.learning_rate, config.optimizer.warmup_steps = 1e-2, 5
+    config.evaluate_every = config.checkpoint.every = 60
+    return config
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A workdir, its last metrics, and what it printed."""
+    folder, printed = tmp_path_factory.mktemp("depth"), io.StringIO()
+    config = config_of_scenes(write_scenes(folder / "scenes"))
+    with contextlib.redirect_stdout(printed):
+        figures = vit_jax.train(config, folder / "run")
+    return folder / "run", figures, printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def model(trained):
+    return vit_jax.load_depth(trained[0], log=str)
+
+
+def test_the_run_learns_and_its_model_predicts_metres(trained, model):
+    _, figures, printed = trained
+    assert "trains   depth, depths from 0.001 to 10 metres, 1,120 parameters of its own" in printed
+    assert figures["delta1"] > 0.6 and figures["rmse"] < 1.5, figures
+    scenes = [scene(1000 + index) for index in range(8)]
+    predicted = model.predict([image for image, _ in scenes])
+    for found, (image, depth) in zip(predicted, scenes, strict=True):
+        assert found.shape == image.shape[:2] and found.dtype == np.float32
+        assert depth_metrics(found, depth).delta1 > 0.4
+    whole = model.predict(scenes[0][0], whole=True)[0]
+    assert whole.shape == predicted[0].shape and (whole != predicted[0]).any()
+
+
+def test_predict_writes_millimetres_colours_and_a_page(trained, model, run, tmp_path):
+    image, _ = scene(2000)
+    (tmp_path / "photos").mkdir()
+    Image.fromarray(image).save(tmp_path / "photos" / "a.png")
+    out = tmp_path / "out"
+    flags = (f"--checkpoint={trained[0]}", f"--out={out}", str(tmp_path / "photos"))
+    result = run(*flags, module="vit_jax.predict")
+    assert result.returncode == 0, result.stderr
+    assert "millimetres (config.data.depth_scale=0.001)" in result.stderr
+    assert " m, median " in result.stdout
+    written = np.asarray(Image.open(out / "depth" / "a.png"))
+    assert written.dtype == np.uint16
+    np.testing.assert_allclose(written / 1000, model.predict(image)[0], atol=1e-3)
+    assert Image.open(out / "colours" / "a.jpg").size == image.shape[1::-1]
+    assert "a.png" in (out / "index.html").read_text()
+
+
+def test_other_runs_have_no_depth_head(trained, tmp_path):
+    with pytest.raises(UserError, match="has no segmentation head"):
+        vit_jax.load_segmenter(trained[0], log=str)
+    vit_jax.save_model(vit_jax.create_model("ViT-Ti/16", num_classes=2), tmp_path / "model")
+    with pytest.raises(UserError, match="has no depth head: give the workdir of a run"):
+        vit_jax.load_depth(tmp_path / "model", log=str)

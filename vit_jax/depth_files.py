@@ -1,0 +1,81 @@
+"""Depth maps of images in a folder, with pictures in colours and a page that shows them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vit_jax.data.decode import Unreadable, decode, why_unreadable
+from vit_jax.data.image_files import ImageFiles
+from vit_jax.errors import UserError
+from vit_jax.inspection.html_page import render, write_text
+from vit_jax.inspection.page_images import image_address
+from vit_jax.mask_files import MOST_SHOWN, PAGE, mask_names, save_image
+from vit_jax.models.dense.depth_model import DepthModel
+from vit_jax.models.dense.palette import coloured_depth, depth_palette
+
+DEPTHS, COLOURS = "depth", "colours"
+# Metres of a unit of a PNG, and their name: millimetres, KITTI's, and decimetres for far places.
+UNITS = {0.001: "millimetres", 1 / 256: "1/256 m", 0.1: "decimetres"}
+MOST = 2**16 - 1  # Units.
+
+
+def unit_of(farthest: float) -> float:
+    """Returns the metres of a unit, the finest of `UNITS` in which 16 bits contain a depth."""
+    return next(unit for unit in UNITS if farthest <= MOST * unit)
+
+
+def write_depths(
+    folder: Path,
+    model: DepthModel,
+    images: ImageFiles,
+    log: Callable[[str], None],
+    on_depth: Callable[[str, str], None],
+) -> int:
+    """Writes the depth maps of images and a page; returns the number of images that were read.
+
+    A depth map is a grey PNG of 16 bits, of the image's size, in the unit of `unit_of`. A picture
+    in colours is a JPEG; its range is that of the image.
+
+    Args:
+      folder: `depth/`, `colours/` and `index.html` are written to it.
+      model: the model.
+      images: the images.
+      log: callback for messages on images that cannot be read, and on the unit.
+      on_depth: callback for the path of each image and its depths in words.
+
+    Raises:
+      UserError: no image can be read.
+    """
+    names = mask_names([images.path(index) for index in range(len(images))])
+    unit, figures, num_read = unit_of(model.head.range[1]), [], 0
+    units = f"{UNITS[unit]} (config.data.depth_scale={unit:g})"
+
+    def skip(index: int, error: Unreadable | OSError) -> None:
+        log(f"unreadable image skipped: {images.describe(index)} ({why_unreadable(error)})")
+
+    for index, depth in model.stream(images, skip):
+        num_read += 1
+        levels = np.round(depth / unit).clip(0, MOST).astype(np.uint16)
+        save_image(Image.fromarray(levels), folder / DEPTHS / f"{names[index]}.png")
+        colours = np.asarray(coloured_depth(depth, depth.min(), depth.max())).astype(np.uint8)
+        save_image(Image.fromarray(colours), folder / COLOURS / f"{names[index]}.jpg")
+        nearest, median, farthest = np.quantile(depth, (0, 0.5, 1)).tolist()
+        words = f"{nearest:.2f} to {farthest:.2f} m, median {median:.2f} m"
+        on_depth(images.describe(index), words)
+        if len(figures) < MOST_SHOWN:
+            pictures = [*map(image_address, (decode(images[index].image), colours))]
+            figures.append(dict(name=images.describe(index), pictures=pictures, caption=words))
+    if not num_read:
+        raise UserError(f"none of the {len(images)} files is an image that can be read")
+    note = f"Depth maps in {DEPTHS} are in {units}."
+    log(note)
+    if num_read > MOST_SHOWN:
+        note += f" The first {MOST_SHOWN} images; the others are in {DEPTHS} and {COLOURS}."
+    far, near = ("#" + depth_palette()[level].tobytes().hex() for level in (0, -1))
+    legend = {"nearest place of the image": near, "farthest": far}
+    segments = dict(figures=figures, legend=legend, note=note)
+    page = render("masks.html", title=f"Depth of {num_read:,} images", segments=segments)
+    write_text(folder / PAGE, page)
+    return num_read

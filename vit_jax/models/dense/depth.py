@@ -1,0 +1,350 @@
+"""Heads for monocular depth: distances in metres as expectations over bins.
+
+The linear head is that of DINOv2's and DINOv3's probes, and DPT (Ranftl et al., 2103.13413) is the
+decoder of both (their `eval/depth/models`).
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax.errors import UserError
+from vit_jax.models import initializers
+from vit_jax.models.dense.batch_norm import BatchNorm, Moments, Statistics
+from vit_jax.models.dense.neck import Upsampling
+from vit_jax.models.dense.pyramid import pyramid, resized, widths_of
+from vit_jax.models.image_model import ImageModel, TokenModel
+from vit_jax.models.layers import GELUS
+from vit_jax.options.objective import DepthOptions
+
+LEAST_SCORE = 0.1  # Added to the score of each bin, as in AdaBins: all bins have gradients.
+CLASS_TOKEN = "cls"
+HIDDEN = 32  # Channels before DPT's classifier.
+
+
+def expected_depth(scores: jax.Array, nearest: float, farthest: float) -> jax.Array:
+    """Returns the mean distance of bins weighted by their scores, float32 without the last axis.
+
+    Negative scores count as 0, and 0.1 is added to each (AdaBins' "linear" normalization).
+
+    Args:
+      scores: score of each bin, `[..., bins]`.
+      nearest, farthest: distances of the first and of the last bin; those in between are uniform.
+    """
+    weights = nnx.relu(scores.astype(jnp.float32)) + LEAST_SCORE
+    bins = jnp.linspace(nearest, farthest, scores.shape[-1])
+    return weights @ bins / weights.sum(-1)
+
+
+class Layer(NamedTuple):
+    """Tokens of a layer: patches `[batch, rows, columns, dim]`, and class tokens `[batch, dim]`."""
+
+    patches: jax.Array
+    class_token: jax.Array | None
+
+
+def even_layers(depth: int) -> tuple[int, ...]:
+    """Returns the four layers that the authors read, counted from 0: each quarter's last one.
+
+    Of 24 layers DINOv2 and DINOv3 read 4, 11, 17 and 23. Of fewer than four layers some are read
+    several times.
+    """
+    if depth == 24:
+        return 4, 11, 17, 23
+    return tuple(max(0, quarter * depth // 4 - 1) for quarter in range(1, 5))
+
+
+class DepthHead(nnx.Module):
+    """Base of the heads: the layers of the model that are read, and the range of depths.
+
+    Args:
+      options: the section `depth`.
+      model: the image model.
+      num_layers: number of layers that are read: 1, the last one, or 4.
+      frozen: the model is not trained, so it runs without dropout.
+
+    Raises:
+      UserError: four layers are read and the model is no ViT, or it has no class token to read.
+    """
+
+    def __init__(
+        self, options: DepthOptions, model: ImageModel, num_layers: int, *, frozen: bool = False
+    ):
+        self.frozen, self.normalize = frozen, options.normalize
+        self.range = options.min_depth, options.max_depth
+        self.class_token, self.layers = options.class_token, ()
+        if isinstance(model, TokenModel):
+            last = (model.depth - 1,)
+            self.layers = last if num_layers == 1 else even_layers(model.depth)
+        elif num_layers > 1:
+            raise UserError(
+                f"the head reads {num_layers} layers of a ViT, and the model is a "
+                f"{type(model).__name__}: use config.depth.head='linear' with "
+                "config.depth.layers=1, or a ViT"
+            )
+        tokens = model.prefix_tokens if isinstance(model, TokenModel) else ()
+        if options.class_token and CLASS_TOKEN not in tokens:
+            raise UserError(
+                f"config.depth.class_token=True needs a class token, and this "
+                f"{type(model).__name__} has none: use config.depth.class_token=False"
+            )
+        width = widths_of(model)[-1]
+        self.norms = nnx.List(
+            [BatchNorm(f"norm_{layer}", width) for layer in range(num_layers)]
+            if options.normalize
+            else []
+        )
+
+    def __call__(
+        self,
+        model: ImageModel,
+        images: jax.Array,
+        rngs: nnx.Rngs | None = None,
+        state: Moments | None = None,
+    ) -> dict[str, Any]:
+        """Returns float32 `depth` `[batch, rows, columns]` in metres; in training also `moments`.
+
+        Args:
+          images: uint8, or floats in [-1, 1].
+          rngs: random keys, in training.
+          state: running statistics, in evaluation.
+        """
+        statistics = Statistics(state if rngs is None else None)
+        layers = self._read(model, images, None if self.frozen else rngs)
+        if self.norms:
+            layers = [
+                layer._replace(patches=norm(layer.patches, statistics))
+                for norm, layer in zip(self.norms, layers, strict=True)
+            ]
+        depth = expected_depth(self.decode(layers), *self.range)
+        return {"depth": depth, "moments": statistics.moments}
+
+    def decode(self, layers: Sequence[Layer]) -> jax.Array:
+        """Returns the score of each bin, `[batch, rows, columns, bins]`."""
+        raise NotImplementedError
+
+    def scores(self, outputs: dict[str, Any]) -> jax.Array:
+        """Returns the depth in metres, float32 `[batch, rows, columns, 1]`."""
+        return outputs["depth"][..., None]
+
+    def _read(self, model: Any, images: jax.Array, rngs: nnx.Rngs | None) -> list[Layer]:
+        """Returns the layers that the head reads."""
+        if not isinstance(model, TokenModel):
+            return [Layer(pyramid(model, images, rngs)[-1], None)]
+        x = model.assemble(model.patches(images), rngs)
+        with model.capturing(("tokens",)) as captured:
+            model.encode(x, rngs)
+        tokens = [captured["tokens"][layer + 1][:, : model.tokens] for layer in self.layers]
+        norm: Any = getattr(model, "norm", None)
+        if self.normalize and norm is not None:
+            tokens = [*map(norm, tokens)]
+        place = model.prefix_tokens.index(CLASS_TOKEN) if self.class_token else None
+        return [
+            Layer(
+                x[:, model.patch_tokens].reshape(-1, *model.grid, model.dim),
+                None if place is None else x[:, place],
+            )
+            for x in tokens
+        ]
+
+
+class LinearDepth(DepthHead):
+    """A linear layer on the tokens of the last layer, or of four layers.
+
+    With a class token, each patch is concatenated with it. The scores of the bins are upsampled
+    before they are normalized.
+
+    Args:
+      options: the section `depth`.
+      model: the image model; of a pyramid the last stage is read.
+      frozen: the model is not trained, so it runs without dropout.
+
+    Raises:
+      UserError: four layers are read and the model is no ViT, or it has no class token to read.
+    """
+
+    def __init__(
+        self, options: DepthOptions, model: ImageModel, *, frozen: bool = False, rngs: nnx.Rngs
+    ):
+        super().__init__(options, model, options.layers, frozen=frozen)
+        self.upsample = options.upsample
+        width = widths_of(model)[-1] * options.layers * (2 if options.class_token else 1)
+        self.classifier = nnx.Linear(
+            width, options.bins, kernel_init=initializers.normal(0.01), rngs=rngs
+        )
+
+    def decode(self, layers: Sequence[Layer]) -> jax.Array:
+        """Returns the score of each bin, float32 `[batch, rows, columns, bins]`."""
+        parts = []
+        for patches, token in layers:
+            parts.append(patches)
+            if token is not None:
+                parts.append(jnp.broadcast_to(token[:, None, None], patches.shape))
+        scores = self.classifier(jnp.concatenate(parts, -1).astype(jnp.float32))
+        if self.upsample == 1:
+            return scores
+        _, rows, columns, _ = scores.shape
+        return resized(scores, (self.upsample * rows, self.upsample * columns))
+
+
+class DPT(DepthHead):
+    """Four layers of a ViT, reassembled as a pyramid and fused from coarse to fine.
+
+    The strides of the pyramid are a quarter, a half, one and two of the patches', and that of the
+    scores of the bins is a 16th. With a class token, it is mixed into each patch ("project").
+
+    Args:
+      options: the section `depth`.
+      model: the image model.
+      frozen: the model is not trained, so it runs without dropout.
+
+    Raises:
+      UserError: the model is no ViT, or has no class token to read.
+    """
+
+    def __init__(
+        self, options: DepthOptions, model: ImageModel, *, frozen: bool = False, rngs: nnx.Rngs
+    ):
+        super().__init__(options, model, 4, frozen=frozen)
+        dtype, dim, width = jnp.dtype(model.options.dtype), options.dim, widths_of(model)[-1]
+        widths = [max(1, width // 2 ** (3 - level)) for level in range(4)]
+
+        def dense(inputs, outputs):
+            return nnx.Linear(
+                inputs, outputs, kernel_init=initializers.lecun(), dtype=dtype, rngs=rngs
+            )
+
+        self.readout = nnx.List(
+            [dense(2 * width, width) for _ in widths] if self.class_token else []
+        )
+        self.project = nnx.List([dense(width, channels) for channels in widths])
+        self.resize = nnx.List(
+            [
+                Upsampling(widths[0], widths[0], 4, dtype=dtype, rngs=rngs),
+                Upsampling(widths[1], widths[1], 2, dtype=dtype, rngs=rngs),
+                conv(widths[3], widths[3], stride=2, dtype=dtype, rngs=rngs),
+            ]
+        )
+        self.convs = nnx.List(
+            [conv(channels, dim, bias=False, dtype=dtype, rngs=rngs) for channels in widths]
+        )
+        self.fusion = nnx.List(
+            [Fusion(dim, skips=level > 0, dtype=dtype, rngs=rngs) for level in range(4)]
+        )
+        self.fused = conv(dim, dim, dtype=dtype, rngs=rngs)
+        half = max(1, dim // 2)
+        self.halve = conv(dim, half, dtype=dtype, rngs=rngs)
+        self.hidden = conv(half, HIDDEN, dtype=dtype, rngs=rngs)
+        self.classifier = nnx.Linear(
+            HIDDEN, options.bins, kernel_init=initializers.lecun(), rngs=rngs
+        )
+
+    def decode(self, layers: Sequence[Layer]) -> jax.Array:
+        """Returns the score of each bin, float32 `[batch, rows, columns, bins]`."""
+        pyramid = [
+            convolve(x) for convolve, x in zip(self.convs, self._reassembled(layers), strict=True)
+        ]
+        x = self.fusion[0](pyramid[-1])
+        for block, level in zip(self.fusion[1:], pyramid[-2::-1], strict=True):
+            x = block(x, level)
+        x = doubled(self.halve(nnx.relu(self.fused(x))))
+        return self.classifier(nnx.relu(self.hidden(x)).astype(jnp.float32))
+
+    def _reassembled(self, layers: Sequence[Layer]) -> list[jax.Array]:
+        """Returns the pyramid, the finest level first, before its convolutions to one width."""
+        levels = []
+        for level, (x, token) in enumerate(layers):
+            if token is not None:
+                token = jnp.broadcast_to(token[:, None, None], x.shape)
+                x = GELUS["erf"](self.readout[level](jnp.concatenate([x, token], -1)))
+            levels.append(self.project[level](x))
+        finest, fine, plain, coarse = levels
+        quarter, half, twice = self.resize
+        return [quarter(finest), half(fine), plain, twice(coarse)]
+
+
+def conv(
+    inputs: int, outputs: int, *, stride: int = 1, bias: bool = True, dtype: Any, rngs: nnx.Rngs
+) -> nnx.Conv:
+    """Returns a convolution of 3x3, padded by a pixel, with mmcv's Kaiming initializer."""
+    return nnx.Conv(
+        inputs,
+        outputs,
+        (3, 3),
+        strides=stride,
+        padding=((1, 1), (1, 1)),
+        use_bias=bias,
+        kernel_init=initializers.normal(math.sqrt(2 / (9 * outputs))),
+        dtype=dtype,
+        rngs=rngs,
+    )
+
+
+class Residual(nnx.Module):
+    """Two convolutions, each after a ReLU, and a skip connection."""
+
+    def __init__(self, dim: int, *, dtype: Any, rngs: nnx.Rngs):
+        self.first = conv(dim, dim, bias=False, dtype=dtype, rngs=rngs)
+        self.second = conv(dim, dim, bias=False, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x + self.second(nnx.relu(self.first(nnx.relu(x))))
+
+
+class Fusion(nnx.Module):
+    """DPT's fusion block: adds a level of the pyramid and doubles the resolution.
+
+    Args:
+      dim: number of channels.
+      skips: the block adds a level; the first one does not.
+    """
+
+    def __init__(self, dim: int, *, skips: bool, dtype: Any, rngs: nnx.Rngs):
+        self.skip = Residual(dim, dtype=dtype, rngs=rngs) if skips else None
+        self.residual = Residual(dim, dtype=dtype, rngs=rngs)
+        self.project = nnx.Linear(
+            dim, dim, kernel_init=initializers.lecun(), dtype=dtype, rngs=rngs
+        )
+
+    def __call__(self, x: jax.Array, level: jax.Array | None = None) -> jax.Array:
+        """Maps `[batch, rows, columns, dim]` to twice the rows and columns."""
+        if self.skip is not None and level is not None:
+            x = x + self.skip(resized(level, x.shape[1:3]))
+        return self.project(doubled(self.residual(x)))
+
+
+def doubled(x: jax.Array) -> jax.Array:
+    """Doubles rows and columns bilinearly, with PyTorch's `align_corners=True`."""
+    for axis in (1, 2):
+        size = x.shape[axis]
+        places = np.linspace(0, size - 1, 2 * size)
+        first = np.floor(places).astype(np.int32)
+        shape = [1] * x.ndim
+        shape[axis] = 2 * size
+        share = jnp.asarray((places - first).reshape(shape), x.dtype)
+        following = np.minimum(first + 1, size - 1)
+        x = jnp.take(x, first, axis) * (1 - share) + jnp.take(x, following, axis) * share
+    return x
+
+
+_KINDS = {"linear": LinearDepth, "dpt": DPT}
+
+
+def depth_head(
+    options: DepthOptions, model: ImageModel, *, frozen: bool = False, rngs: nnx.Rngs
+) -> DepthHead:
+    """Returns the depth head of a config for a model, which may be abstract.
+
+    Args:
+      options: the section `depth`.
+      frozen: the model is not trained, so it runs without dropout.
+
+    Raises:
+      UserError: the head does not support the model.
+    """
+    return _KINDS[options.head](options, model, frozen=frozen, rngs=rngs)

@@ -1,0 +1,43 @@
+"""A model of images with a head for monocular depth."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax.models.dense.dense_model import DenseModel
+
+
+class DepthModel(DenseModel):
+    """A model of images with a head that predicts the distance of each place."""
+
+    loaded_by = "load_depth"
+
+    def __call__(self, images: Any) -> jax.Array:
+        """Returns the depth in metres at each place of the head.
+
+        Args:
+          images: of the model's size, as in `ImageModel.__call__`.
+
+        Returns:
+          float32 `[batch, rows, columns, 1]`.
+        """
+        return self.head.scores(self.outputs(images))
+
+    def predict(self, images: Any, whole: bool = False) -> list[np.ndarray]:
+        """Returns the depth of each pixel of images of any size.
+
+        By default an image's short side is resized to the model's size, windows slide along the
+        long side; depths are blended where windows overlap.
+
+        Args:
+          images: as in `ImageModel.predict`: paths, PIL images or arrays of any size.
+          whole: squeeze the whole image to the model's size instead.
+
+        Returns:
+          Metres, float32 `[height, width]`, for each image, of its size.
+
+        Raises:
+          UserError: an image cannot be read, or the model was not loaded from a run.
+        """
+        return self._loaded(self, images, whole=whole)
