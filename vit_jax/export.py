@@ -51,7 +51,6 @@ TOWER = flags.DEFINE_enum(
     "tower", None, ["image", "text"], "The tower of a model of images and texts to export."
 )
 
-DENSE = {"segmentation": "scores", "detection": "objects"}  # Outputs, by the run's objective.
 BATCHES = (1, 3)  # Batch sizes at which program and model are compared.
 
 
@@ -68,8 +67,9 @@ def main(arguments: list[str]) -> None:
         _export_tower(source, file)
         return
     from vit_jax.dense import objective_at
+    from vit_jax.interop.dense import TASKS
 
-    if (task := objective_at(source)) in DENSE:
+    if (task := objective_at(source)) in TASKS:
         _export_dense(source, file, task)
         return
     from vit_jax.interop.open import open_checkpoint
@@ -106,8 +106,8 @@ def _pixel_dtype() -> np.dtype:
 
 
 def _export_dense(source: str, file: Path, task: str) -> None:
-    """Exports the model of a segmentation or detection run with its head."""
-    from vit_jax.interop.dense import DETECTION, SEGMENTATION, with_head
+    """Exports the model of a run of dense prediction with its head."""
+    from vit_jax.interop.dense import TASKS, with_head
     from vit_jax.interop.open import open_checkpoint
     from vit_jax.interop.programs import Objects, as_served, dense_metadata_of
     from vit_jax.load import build_model
@@ -123,7 +123,7 @@ def _export_dense(source: str, file: Path, task: str) -> None:
         model, exact = (
             as_served(
                 with_head(
-                    SEGMENTATION if task == "segmentation" else DETECTION,
+                    TASKS[task],
                     checkpoint,
                     build_model(checkpoint, log=log, dtype=dtype, **changes),
                 )
@@ -131,7 +131,7 @@ def _export_dense(source: str, file: Path, task: str) -> None:
             for dtype, log in ((DTYPE.value, print_line), ("float32", str))
         )
     metadata = dense_metadata_of(model, _pixel_dtype(), checkpoint.preprocessing)
-    program = _of_images(model, exact, metadata, DENSE[task])
+    program = _of_images(model, exact, metadata, model.output[0])
     if task == "detection":
         program = program._replace(model=Objects(model), exact=Objects(exact))
     _write_and_describe(file, program)

@@ -183,6 +183,11 @@ def make_service(checkpoint: str):
 
     keep_freed_memory()
     task = objective_at(checkpoint)
+    if task == "depth":
+        raise UserError(
+            f"Unsupported: serving a run of depth. Write depth maps by vit-jax predict "
+            f"--checkpoint={checkpoint} --out=DIR PHOTOS"
+        )
     dense = task in ("segmentation", "detection")
     served = serve_dense(checkpoint, task) if dense else serve_classifier(checkpoint)
     metrics = Metrics(served.engine.sizes)

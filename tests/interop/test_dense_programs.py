@@ -12,10 +12,12 @@ import vit_jax
 from vit_jax.interop.programs import Objects, dense_metadata_of, write_onnx, write_stablehlo
 from vit_jax.models.dense import make_head
 from vit_jax.models.dense.batch_norm import initial_statistics
+from vit_jax.models.dense.depth import depth_head
+from vit_jax.models.dense.depth_model import DepthModel
 from vit_jax.models.dense.detector import Detector
 from vit_jax.models.dense.detr import DetectionHead
 from vit_jax.models.dense.segmenter import Segmenter
-from vit_jax.options.objective import SegmentationOptions
+from vit_jax.options.objective import DepthOptions, SegmentationOptions
 
 SHAPE = (32, 32, 3)
 NAMES = ("sky", "road", "car")
@@ -45,6 +47,17 @@ def test_onnx_gives_the_scores_of_a_segmenter(tmp_path, head):
         expected = np.asarray(segmenter(images))
         assert np.ptp(expected) > 1e-3
         np.testing.assert_allclose(scores, expected, atol=1e-4 * np.abs(expected).max())
+
+
+def test_onnx_gives_the_depth(tmp_path):
+    model, file = backbone(), tmp_path / "m.onnx"
+    made = depth_head(DepthOptions(head="linear"), model, rngs=nnx.Rngs(0))
+    depth = DepthModel(model, made, (), initial_statistics(made))
+    write_onnx(depth, file, SHAPE, IMAGES.dtype, {}, ("images", "depth"))
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    (metres,) = session.run(["depth"], {"images": IMAGES})
+    assert np.ptp(metres) > 1e-3
+    np.testing.assert_allclose(metres, depth(IMAGES), rtol=1e-4)
 
 
 def test_stablehlo_gives_the_objects_of_a_detector(tmp_path):

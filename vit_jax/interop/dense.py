@@ -50,6 +50,7 @@ DEPTH = Task(
     lambda options, model, _, **more: depth_head(options, model, **more),
     DepthModel,
 )
+TASKS: dict[str, Task[Any]] = {task.objective: task for task in (SEGMENTATION, DETECTION, DEPTH)}
 
 
 def with_head(task: Task[Kind], checkpoint: Checkpoint, model: ImageModel) -> Kind:

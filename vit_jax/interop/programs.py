@@ -122,14 +122,9 @@ def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> 
 def dense_metadata_of(
     model: DenseModel, dtype: np.dtype, preprocessing: Preprocessing | None
 ) -> dict[str, Any]:
-    """Returns the facts that a server needs for a segmenter or a detector, as `metadata_of`."""
-    output = (
-        "left, top, right and bottom in [0, 1] of the input, score, class"
-        if isinstance(model, Detector)
-        else "score of each class at each place, to be resized bilinearly to the input"
-    )
+    """Returns the facts that a server needs for a model of dense prediction, as `metadata_of`."""
     facts = metadata_of(model.model, dtype, preprocessing)
-    return facts | {"output": output, "class_names": [*model.class_names]}
+    return facts | {"output": model.output[1], "class_names": [*model.class_names]}
 
 
 def text_metadata_of(part: TextPart) -> dict[str, Any]:

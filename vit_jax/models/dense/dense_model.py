@@ -16,6 +16,7 @@ class DenseModel(nnx.Module):
 
     Attributes:
       loaded_by: name of the function that loads it from a run.
+      output: name of the output of its exported program, and the output in words.
       model: the model of images.
       head: the head.
       class_names: names of the classes.
@@ -25,6 +26,7 @@ class DenseModel(nnx.Module):
     """
 
     loaded_by: ClassVar[str]
+    output: ClassVar[tuple[str, str]]
 
     def __init__(
         self,

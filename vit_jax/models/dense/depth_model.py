@@ -12,6 +12,7 @@ class DepthModel(DenseModel):
     """A model of images with a head that predicts the distance of each place."""
 
     loaded_by = "load_depth"
+    output = "depth", "metres at each place, to be resized bilinearly to the input"
 
     def __call__(self, images: Any) -> jax.Array:
         """Returns the depth in metres at each place of the head.

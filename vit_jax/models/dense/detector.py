@@ -36,6 +36,7 @@ class Detector(DenseModel):
     """A model of images with a head that predicts a set of objects."""
 
     loaded_by = "load_detector"
+    output = "objects", "left, top, right and bottom in [0, 1] of the input, score, class"
 
     def __call__(self, images: Any, most: int = 100) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns scores, classes and boxes of the most certain objects; see `best_of`.

@@ -12,6 +12,7 @@ class Segmenter(DenseModel):
     """A model of images with a head that classifies each place."""
 
     loaded_by = "load_segmenter"
+    output = "scores", "score of each class at each place, to be resized bilinearly to the input"
 
     def __call__(self, images: Any) -> jax.Array:
         """Returns the score of each class at each place of the head.
