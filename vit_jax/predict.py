@@ -191,7 +191,7 @@ def segment(folder: Path, images: ImageFiles, loaded: dict[str, Any]) -> int:
 def detect(folder: Path, images: ImageFiles, loaded: dict[str, Any]) -> int:
     """Writes the objects of images, and returns the number of images that were read."""
     from vit_jax.dense import load_detector
-    from vit_jax.models.dense.detector import LEAST_SCORE
+    from vit_jax.models.dense.detector import least_score
     from vit_jax.object_files import write_objects
 
     detector = load_detector(CHECKPOINT.value, **loaded)
@@ -199,7 +199,7 @@ def detect(folder: Path, images: ImageFiles, loaded: dict[str, Any]) -> int:
         folder,
         detector,
         images,
-        THRESHOLD.value or LEAST_SCORE,
+        least_score(THRESHOLD.value),
         log=print_line,
         on_objects=lambda path, words: print(f"{path}  {words}"),
     )

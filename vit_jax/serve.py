@@ -229,7 +229,7 @@ def serve_dense(checkpoint: str, task: str) -> Served:
         if flag.present:
             raise UserError(f"--{flag.name} is unsupported with a {task} run: remove it")
     from vit_jax.dense import load_detector, load_segmenter
-    from vit_jax.models.dense.detector import LEAST_SCORE
+    from vit_jax.models.dense.detector import least_score
     from vit_jax.models.dense.palette import voc_palette
     from vit_jax.serving.dense_engines import DetectorEngine, SegmenterEngine
     from vit_jax.serving.drop_page import drop_page
@@ -241,7 +241,7 @@ def serve_dense(checkpoint: str, task: str) -> Served:
         engine = SegmenterEngine(loaded, loaded.predictor.crop, BATCH_SIZE.value)
         shown, palette = "the class of each pixel", voc_palette()
     else:
-        threshold = THRESHOLD.value or LEAST_SCORE
+        threshold = least_score(THRESHOLD.value)
         loaded = load_detector(checkpoint, image_size=size, decode=decode)
         print_compiling()
         engine = DetectorEngine(loaded, loaded.predictor.crop, BATCH_SIZE.value, threshold)

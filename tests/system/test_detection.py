@@ -10,6 +10,7 @@ import vit_jax
 from vit_jax.data.placement import Placement
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.dense import original_corners
+from vit_jax.models.dense.detector import least_score
 
 CONFIG = "configs/detect.py:backbone=ViT-32x2/8,size=64"
 
@@ -90,6 +91,12 @@ def test_detector_finds_what_the_command_wrote(data, workdir, run, tmp_path):
         assert len(found.corners) == len(found.labels) == len(found.scores) == 20
     with pytest.raises(vit_jax.UserError, match="has no segmentation head"):
         vit_jax.load_segmenter(workdir, log=str)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.5])
+def test_threshold_that_is_no_score_is_refused(threshold):
+    with pytest.raises(vit_jax.UserError, match="--threshold is .*, and must be above 0"):
+        least_score(threshold)
 
 
 def test_corners_are_mapped_back_to_the_original_image():

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from vit_jax.errors import UserError
 from vit_jax.models.dense.dense_model import DenseModel
 
 LEAST_SCORE = 0.3  # Of an object, by default.
@@ -30,6 +31,17 @@ class Detections(NamedTuple):
     def above(self, threshold: float) -> "Detections":
         """Returns the objects whose score is at least the threshold."""
         return Detections(*(x[self.scores >= threshold] for x in self[:3]))
+
+
+def least_score(threshold: float | None) -> float:
+    """Returns the value of `--threshold`: the lowest score of the objects shown; None: 0.3.
+
+    Raises:
+      UserError: it is not a score.
+    """
+    if threshold is not None and not 0 < threshold <= 1:
+        raise UserError(f"--threshold is {threshold:g}, and must be above 0, and at most 1")
+    return LEAST_SCORE if threshold is None else threshold
 
 
 class Detector(DenseModel):
