@@ -109,7 +109,7 @@ def test_pages_forbid_scripts_but_their_own_before_anything_else_is_read(report)
     start = '<head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="'
     policy = report().partition(start)[2].partition('"')[0]
     assert "default-src 'none';" in policy and "script-src" not in policy
-    text = drop_page("A", "b", heat=True, folder="")
+    text = drop_page("A", "b", layer="heat")
     policy = text.partition(start)[2].partition('"')[0]
     (script,) = re.findall("<script>(.*?)</script>", text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
