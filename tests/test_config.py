@@ -248,7 +248,7 @@ def test_unknown_name_in_the_argument_is_named():
         load("augreg_i1k", "modle=ViT-S/16")
 
 
-# Without a checkpoint these must be told of which model.
+# These need the name of a model where there is no checkpoint.
 OF_MODEL = {
     "finetune": "model=ViT-B/16",
     "bit_hyperrule": "model=ViT-B/16",
