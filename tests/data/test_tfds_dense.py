@@ -61,3 +61,8 @@ def test_data_set_without_the_field_is_refused(data_dir):
         open_source("tfds", "train", path=f"voc/2007:{data_dir}", fields=("mask",), num_classes=2)
     with pytest.raises(UserError, match="must have one sequence with bbox and label"):
         open_source("tfds", "train", path=f"oxford_iiit_pet:{data_dir}", fields=("boxes",))
+
+
+def test_chosen_classes_are_refused(data_dir):
+    with pytest.raises(UserError, match="data.classes is unsupported with the boxes and masks"):
+        open_source("tfds", "train", path=f"voc/2007:{data_dir}", fields=("boxes",), only=["boat"])

@@ -51,8 +51,11 @@ def dense_reader(builder, options: SourceOptions) -> tuple[str, tuple[str, ...],
     of one channel, as of Cityscapes.
 
     Raises:
-      UserError: the data set has no such feature, or several, or its number of classes is unknown.
+      UserError: the data set has no such feature, or several, its number of classes is unknown, or
+        some classes are chosen.
     """
+    if options.only:
+        raise UserError("data.classes is unsupported with the boxes and masks of TFDS data sets")
     if BOXES in options.fields:
         name, labels = _only(builder, "sequence with bbox and label", _is_objects)
         return BOXES, tuple(labels.feature["label"].names), partial(_boxes, name=name)
