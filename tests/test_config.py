@@ -695,6 +695,7 @@ def test_every_value_is_read(tmp_path, monkeypatch):
         ("siglip2", "smoke"),
         ("segment", "head=eomt,smoke"),
         ("segment", "head=upernet,smoke"),
+        ("depth", "head=dpt,smoke"),
     ):
         typed = configs.run_options(load(name, argument))
         classes = OBJECTIVES[typed.objective.name].outputs(typed)
