@@ -26,6 +26,16 @@ def unit_of(farthest: float) -> float:
     return next(unit for unit in UNITS if farthest <= MOST * unit)
 
 
+def depth_image(depth: np.ndarray, unit: float) -> Image.Image:
+    """Returns a grey image of 16 bits from depths in metres, in a unit of `UNITS`."""
+    return Image.fromarray(np.round(depth / unit).clip(0, MOST).astype(np.uint16))
+
+
+def in_colours(depth: np.ndarray) -> np.ndarray:
+    """Returns depths in the colours of their own range, uint8 `[height, width, 3]`."""
+    return np.asarray(coloured_depth(depth, depth.min(), depth.max())).astype(np.uint8)
+
+
 def write_depths(
     folder: Path,
     model: DepthModel,
@@ -57,9 +67,8 @@ def write_depths(
 
     for index, depth in model.stream(images, skip):
         num_read += 1
-        levels = np.round(depth / unit).clip(0, MOST).astype(np.uint16)
-        save_image(Image.fromarray(levels), folder / DEPTHS / f"{names[index]}.png")
-        colours = np.asarray(coloured_depth(depth, depth.min(), depth.max())).astype(np.uint8)
+        save_image(depth_image(depth, unit), folder / DEPTHS / f"{names[index]}.png")
+        colours = in_colours(depth)
         save_image(Image.fromarray(colours), folder / COLOURS / f"{names[index]}.jpg")
         nearest, median, farthest = np.quantile(depth, (0, 0.5, 1)).tolist()
         words = f"{nearest:.2f} to {farthest:.2f} m, median {median:.2f} m"

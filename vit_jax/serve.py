@@ -10,7 +10,8 @@ the page at http://localhost:8000 to see its classes, attention rollout and near
   curl --data-binary @photo.jpg 'http://localhost:8000/predict?names=cat,dog'
 
 The last one is for CLIP, SigLIP and runs of configs/siglip.py, served with --names="cat,dog". A run
-of config.objective.name='segmentation' is answered with a mask, and one of 'detection' with boxes.
+of config.objective.name='segmentation' is answered with a mask, one of 'depth' with a depth map,
+and one of 'detection' with boxes.
 There are /health, /metrics (Prometheus). By default it listens on this machine alone; --host
 changes it. Ctrl-C or SIGTERM ends it after the requests in progress are answered. Exit codes: 0, it
 was ended; 2, a user error.
@@ -183,12 +184,7 @@ def make_service(checkpoint: str):
 
     keep_freed_memory()
     task = objective_at(checkpoint)
-    if task == "depth":
-        raise UserError(
-            f"Unsupported: serving a run of depth. Write depth maps by vit-jax predict "
-            f"--checkpoint={checkpoint} --out=DIR PHOTOS"
-        )
-    dense = task in ("segmentation", "detection")
+    dense = task in ("segmentation", "detection", "depth")
     served = serve_dense(checkpoint, task) if dense else serve_classifier(checkpoint)
     metrics = Metrics(served.engine.sizes)
     service = Service(
@@ -219,7 +215,7 @@ def image_size() -> int | tuple[int, int] | None:
 
 
 def serve_dense(checkpoint: str, task: str) -> Served:
-    """Compiles the programs of a segmentation or detection run.
+    """Compiles the programs of a segmentation, detection or depth run.
 
     Raises:
       UserError: a flag is for classifiers.
@@ -228,30 +224,34 @@ def serve_dense(checkpoint: str, task: str) -> Served:
     for flag in unsupported if task == "detection" else (*unsupported, THRESHOLD):
         if flag.present:
             raise UserError(f"--{flag.name} is unsupported with a {task} run: remove it")
-    from vit_jax.dense import load_detector, load_segmenter
+    from vit_jax.dense import load_depth, load_detector, load_segmenter
     from vit_jax.models.dense.detector import least_score
     from vit_jax.models.dense.palette import voc_palette
-    from vit_jax.serving.dense_engines import DetectorEngine, SegmenterEngine
+    from vit_jax.serving.dense_engines import DepthEngine, DetectorEngine, SegmenterEngine
     from vit_jax.serving.drop_page import drop_page
 
-    size, decode = image_size(), DECODE.value
-    if task == "segmentation":
-        loaded = load_segmenter(checkpoint, image_size=size, decode=decode)
-        print_compiling()
-        engine = SegmenterEngine(loaded, loaded.predictor.crop, BATCH_SIZE.value)
-        shown, palette = "the class of each pixel", voc_palette()
+    threshold = least_score(THRESHOLD.value)
+    load = {"segmentation": load_segmenter, "detection": load_detector, "depth": load_depth}[task]
+    loaded = load(checkpoint, image_size=image_size(), decode=DECODE.value)
+    print_compiling()
+    crop, names = loaded.predictor.crop, loaded.class_names
+    if task == "detection":
+        engine = DetectorEngine(loaded, crop, BATCH_SIZE.value, threshold)
+        what, palette = f"Objects with a score of {threshold:g} or more", voc_palette()[1:]
+    elif task == "segmentation":
+        engine = SegmenterEngine(loaded, crop, BATCH_SIZE.value)
+        what, palette = "The class of each pixel", voc_palette()
     else:
-        threshold = least_score(THRESHOLD.value)
-        loaded = load_detector(checkpoint, image_size=size, decode=decode)
-        print_compiling()
-        engine = DetectorEngine(loaded, loaded.predictor.crop, BATCH_SIZE.value, threshold)
-        shown, palette = f"objects with a score of {threshold:g} or more", voc_palette()[1:]
-    model, names = loaded.model, loaded.class_names
+        engine = DepthEngine(loaded, crop, BATCH_SIZE.value)
+        what, palette = "The depth of each pixel; the nearest is the lightest", ()
+    model = loaded.model
     name = model.about.name if model.about else type(model).__name__
-    about = {"model": name, "task": task, "classes": len(names), "image_size": [*model.image_size]}
+    about = {"model": name, "task": task, "image_size": [*model.image_size]}
+    if names:
+        about["classes"], what = len(names), f"{len(names):,} classes: {what[0].lower()}{what[1:]}"
     page = drop_page(
         f"What {name} sees",
-        f"{len(names):,} classes: {shown}. Photographs are not stored.",
+        f"{what}. Photographs are not stored.",
         "overlay",
         colours={
             name: "#" + colour.tobytes().hex() for name, colour in zip(names, palette, strict=False)

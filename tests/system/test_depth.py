@@ -1,7 +1,9 @@
 """A run that learns the depth of foggy scenes, and what its checkpoint is used for."""
 
+import base64
 import contextlib
 import io
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from PIL import Image
 
 import vit_jax
+from tests.system.test_serve import Server
 from vit_jax.config import base_config
 from vit_jax.errors import UserError
 from vit_jax.evaluation.dense_metrics import depth_metrics
@@ -103,6 +106,31 @@ def test_predict_writes_millimetres_colours_and_a_page(trained, model, run, tmp_
     np.testing.assert_allclose(written / 1000, model.predict(image)[0], atol=1e-3)
     assert Image.open(out / "colours" / "a.jpg").size == image.shape[1::-1]
     assert "a.png" in (out / "index.html").read_text()
+
+
+@pytest.mark.slow
+def test_the_server_answers_with_predicts_depths(trained, model, run, tmp_path):
+    image, _ = scene(2000)
+    encoded = io.BytesIO()
+    Image.fromarray(image).save(encoded, "PNG")
+    server = Server(run, tmp_path, trained[0], "--port=0", "--batch_size=2")
+    with contextlib.closing(server):
+        answer = server.predict(encoded.getvalue(), "?overlay=1&seen=1")
+        _, _, about = server.ask("/health")
+        _, _, page = server.ask("/")
+    (expected,) = model.predict(image)
+    served = np.asarray(Image.open(io.BytesIO(base64.b64decode(answer["depth"]))))
+    np.testing.assert_allclose(served * answer["unit"], expected, atol=1e-3)
+    found = [answer["metres"][place] for place in ("nearest", "median", "farthest")]
+    np.testing.assert_allclose(found, np.quantile(expected, (0, 0.5, 1)), rtol=1e-4)
+    colours, seen = (
+        Image.open(io.BytesIO(base64.b64decode(answer[name].partition(",")[2])))
+        for name in ("overlay", "seen")
+    )
+    assert colours.size == seen.size
+    lightness = np.asarray(colours.convert("L").resize(expected.shape[::-1]), float)
+    assert np.corrcoef(lightness.ravel(), expected.ravel())[0, 1] < -0.7  # Near places are light.
+    assert json.loads(about)["task"] == "depth" and "The depth of each pixel" in page
 
 
 def test_other_runs_have_no_depth_head(trained, tmp_path):

@@ -1,4 +1,4 @@
-"""Compiled programs of segmenters and detectors."""
+"""Compiled programs of segmenters, detectors and models of depth."""
 
 import base64
 from collections.abc import Sequence
@@ -11,9 +11,11 @@ import numpy as np
 from vit_jax.data.placement import Placement
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.dense import detections, placed_crop
+from vit_jax.depth_files import depth_image, in_colours, unit_of
 from vit_jax.evaluation.window_inference import in_windows
 from vit_jax.inspection.class_maps import overlay, palette_image
 from vit_jax.inspection.page_images import image_address, png
+from vit_jax.models.dense.depth_model import DepthModel
 from vit_jax.models.dense.detector import Detections, Detector
 from vit_jax.models.dense.segmenter import Segmenter
 from vit_jax.models.dense.windows import Windows
@@ -23,23 +25,22 @@ from vit_jax.serving.engine import Asked, Engine
 SIDE = 1024  # Pixels of the longest side of a picture.
 
 
-class SegmenterEngine(Engine):
-    """Programs for class maps of images at their original size.
+class WindowsEngine(Engine):
+    """Programs for maps of images at their original size.
 
     The windows of the images of a batch are computed together.
 
     Args:
-      segmenter: the segmenter.
+      model: the segmenter or model of depth.
       crop: the run's evaluation transform.
       batch_size: largest number of windows in a batch.
     """
 
     parameters = ("overlay", "seen")
 
-    def __init__(self, segmenter: Segmenter, crop: TestCrop, batch_size: int):
-        super().__init__(segmenter, batch_size, Segmenter.__call__)
-        self._names = segmenter.class_names
-        self._in_windows = partial(in_windows, crop=crop, size=segmenter.image_size)
+    def __init__(self, model: Segmenter | DepthModel, crop: TestCrop, batch_size: int):
+        super().__init__(model, batch_size, type(model).__call__)
+        self._in_windows = partial(in_windows, crop=crop, size=model.image_size)
 
     def decode(self, image: bytes) -> tuple[Windows, np.ndarray]:
         return self._in_windows(image)
@@ -47,31 +48,82 @@ class SegmenterEngine(Engine):
     def compute(
         self, images: Sequence[tuple[Windows, np.ndarray]], classes: Sequence[Any] = ()
     ) -> list[np.ndarray]:
-        """Returns the scores of the windows of each image, `[windows, rows, columns, classes]`."""
-        scores = self._values([cut for windows, image in images for cut in windows.cut(image)])
+        """Returns the output for the windows of each image, `[windows, rows, columns, values]`."""
+        outputs = self._values([cut for windows, image in images for cut in windows.cut(image)])
         ends = np.cumsum([windows.count for windows, _ in images])
-        return np.split(scores, ends[:-1])
+        return np.split(outputs, ends[:-1])
 
     def answer(
         self, image: tuple[Windows, np.ndarray], result: np.ndarray, asked: Asked
     ) -> dict[str, Any]:
         windows, resized = image
-        mask = windows.class_map(result)
-        counts = np.sum([np.bincount(row, minlength=len(self._names)) for row in mask], axis=0)
-        order = [label for label in np.argsort(-counts, kind="stable").tolist() if counts[label]]
-        answer: dict[str, Any] = {
-            "mask": base64.b64encode(png(palette_image(mask))).decode(),
-            "classes": [
-                {"class": self._names[label], "label": label, "share": counts[label] / mask.size}
-                for label in order
-            ],
-        }
+        whole = self._map(windows, result)
+        answer = self._described(whole)
         if asked.seen:
             answer["seen"] = image_address(resized, SIDE)
         if asked.overlay:
-            shown = cv2.resize(mask, resized.shape[1::-1], interpolation=cv2.INTER_NEAREST)
-            answer["overlay"] = image_address(overlay(resized, shown), SIDE)
+            answer["overlay"] = image_address(self._picture(resized, whole), SIDE)
         return answer
+
+    def _map(self, windows: Windows, result: np.ndarray) -> np.ndarray:
+        """Returns the map of an image, `[height, width]`, from the output for its windows."""
+        raise NotImplementedError
+
+    def _described(self, whole: np.ndarray) -> dict[str, Any]:
+        """Returns the map of an image as an answer, without pictures."""
+        raise NotImplementedError
+
+    def _picture(self, resized: np.ndarray, whole: np.ndarray) -> np.ndarray:
+        """Returns the colours of a map, of the size of the resized image."""
+        raise NotImplementedError
+
+
+class SegmenterEngine(WindowsEngine):
+    """Programs for class maps; arguments as in `WindowsEngine`."""
+
+    def __init__(self, model: Segmenter, crop: TestCrop, batch_size: int):
+        super().__init__(model, crop, batch_size)
+        self._names = model.class_names
+
+    def _map(self, windows: Windows, result: np.ndarray) -> np.ndarray:
+        return windows.class_map(result)
+
+    def _described(self, whole: np.ndarray) -> dict[str, Any]:
+        counts = np.sum([np.bincount(row, minlength=len(self._names)) for row in whole], axis=0)
+        order = [label for label in np.argsort(-counts, kind="stable").tolist() if counts[label]]
+        return {
+            "mask": base64.b64encode(png(palette_image(whole))).decode(),
+            "classes": [
+                {"class": self._names[label], "label": label, "share": counts[label] / whole.size}
+                for label in order
+            ],
+        }
+
+    def _picture(self, resized: np.ndarray, whole: np.ndarray) -> np.ndarray:
+        shown = cv2.resize(whole, resized.shape[1::-1], interpolation=cv2.INTER_NEAREST)
+        return overlay(resized, shown)
+
+
+class DepthEngine(WindowsEngine):
+    """Programs for depth maps; arguments as in `WindowsEngine`."""
+
+    def __init__(self, model: DepthModel, crop: TestCrop, batch_size: int):
+        super().__init__(model, crop, batch_size)
+        self._unit = unit_of(model.head.range[1])
+
+    def _map(self, windows: Windows, result: np.ndarray) -> np.ndarray:
+        return windows.value_map(result)
+
+    def _described(self, whole: np.ndarray) -> dict[str, Any]:
+        nearest, median, farthest = np.quantile(whole, (0, 0.5, 1)).tolist()
+        return {
+            "depth": base64.b64encode(png(depth_image(whole, self._unit))).decode(),
+            "unit": self._unit,
+            "metres": {"nearest": nearest, "median": median, "farthest": farthest},
+        }
+
+    def _picture(self, resized: np.ndarray, whole: np.ndarray) -> np.ndarray:
+        return in_colours(cv2.resize(whole, resized.shape[1::-1], interpolation=cv2.INTER_AREA))
 
 
 class DetectorEngine(Engine):

@@ -45,8 +45,9 @@ function show(name, answer) {
   photograph.src = answer.seen;
   if (map) map.src = answer.heat ? answer.heat.picture : answer.overlay;
   box.querySelector("figcaption").textContent = `What the model sees of ${name}`;
-  const rows = answer.predictions || answer.classes || answer.objects;
-  box.querySelector(".classes").replaceChildren(...rows.map(found => {
+  const rows = answer.predictions || answer.classes || answer.objects || [], metres = answer.metres || {};
+  const depths = Object.entries(metres).map(([place, depth]) => made("div", `${place} ${depth.toFixed(2)} m`));
+  box.querySelector(".classes").replaceChildren(...depths, ...rows.map(found => {
     const bar = made("div", undefined, "bar"), meter = made("meter"), title = made("span", found.class);
     meter.value = found.probability ?? found.share ?? found.score;
     if (found.class in colours) {
@@ -57,7 +58,7 @@ function show(name, answer) {
     bar.append(title, made("span", `${(100 * meter.value).toFixed(1)}%`), meter);
     return bar;
   }));
-  if (!rows.length) box.querySelector(".classes").textContent = "Nothing was found.";
+  if (!rows.length && !depths.length) box.querySelector(".classes").textContent = "Nothing was found.";
   box.hidden = false;
   at("near").hidden = !answer.neighbours;
   at("near").querySelector(".samples").replaceChildren(...(answer.neighbours || []).map(near => {
