@@ -28,14 +28,20 @@ def backbone():
     return vit_jax.create_model("ViT-32x2/8", num_classes=0, image_size=32)
 
 
+def pyramid():
+    values = dict(blocks=(1, 1, 1, 1), widths=(8, 16, 24, 32))
+    return vit_jax.create_model("ConvNeXt-T", num_classes=0, image_size=32, **values)
+
+
 def segmenter_of(head):
-    model = backbone()
-    options = SegmentationOptions(head=head, queries=8, query_layers=1)
+    model = pyramid() if head == "upernet" else backbone()
+    options = SegmentationOptions(head=head, queries=8, query_layers=1, dim=16)
     made = make_head(options, model, len(NAMES), rngs=nnx.Rngs(0))
     return Segmenter(model, made, NAMES, initial_statistics(made))
 
 
-@pytest.mark.parametrize("head", ["linear", "eomt"])  # EoMT has transposed convolutions.
+# EoMT has transposed convolutions, and UPerNet pools.
+@pytest.mark.parametrize("head", ["linear", "eomt", "upernet"])
 def test_onnx_gives_the_scores_of_a_segmenter(tmp_path, head):
     segmenter, file = segmenter_of(head), tmp_path / "m.onnx"
     metadata = dense_metadata_of(segmenter, IMAGES.dtype, None)
@@ -49,9 +55,10 @@ def test_onnx_gives_the_scores_of_a_segmenter(tmp_path, head):
         np.testing.assert_allclose(scores, expected, atol=1e-4 * np.abs(expected).max())
 
 
-def test_onnx_gives_the_depth(tmp_path):
+@pytest.mark.parametrize("head", ["linear", "dpt"])
+def test_onnx_gives_the_depth(tmp_path, head):
     model, file = backbone(), tmp_path / "m.onnx"
-    made = depth_head(DepthOptions(head="linear"), model, rngs=nnx.Rngs(0))
+    made = depth_head(DepthOptions(head=head, dim=16), model, rngs=nnx.Rngs(0))
     depth = DepthModel(model, made, (), initial_statistics(made))
     write_onnx(depth, file, SHAPE, IMAGES.dtype, {}, ("images", "depth"))
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
