@@ -114,8 +114,6 @@ def _export_dense(source: str, file: Path, task: str) -> None:
 
     if NUM_CLASSES.value is not None:
         raise UserError(f"--num_classes does not apply to a {task} run: its head has the classes")
-    if task == "detection" and file.suffix == ".onnx":
-        raise UserError("Unsupported: a detector as ONNX. Give a file called .stablehlo.")
     size = _image_size()
     changes = {} if size is None else {"image_size": size}
     with phase(f"reading {source}"):

@@ -9,7 +9,13 @@ import pytest
 from flax import nnx
 
 import vit_jax
-from vit_jax.interop.programs import Objects, dense_metadata_of, write_onnx, write_stablehlo
+from vit_jax.interop.programs import (
+    Objects,
+    dense_metadata_of,
+    difference,
+    write_onnx,
+    write_stablehlo,
+)
 from vit_jax.models.dense import make_head
 from vit_jax.models.dense.batch_norm import initial_statistics
 from vit_jax.models.dense.depth import depth_head
@@ -67,13 +73,45 @@ def test_onnx_gives_the_depth(tmp_path, head):
     np.testing.assert_allclose(metres, depth(IMAGES), rtol=1e-4)
 
 
-def test_stablehlo_gives_the_objects_of_a_detector(tmp_path):
+def load_stablehlo(file):
+    return jax.export.deserialize(bytearray(file.read_bytes())).call
+
+
+def load_onnx(file):
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    return lambda images: session.run(None, {"images": images})[0]
+
+
+@pytest.mark.parametrize(
+    ("write", "load"), [(write_stablehlo, load_stablehlo), (write_onnx, load_onnx)]
+)
+def test_programs_give_the_objects_of_a_detector(tmp_path, write, load):
     model = backbone()
     head = DetectionHead(model, 2, dim=16, queries=6, depth=1, rngs=nnx.Rngs(0))
-    detector, file = Detector(model, head, NAMES[:2]), tmp_path / "m.stablehlo"
-    write_stablehlo(Objects(detector), file, SHAPE, IMAGES.dtype)
-    objects = np.asarray(jax.export.deserialize(bytearray(file.read_bytes())).call(IMAGES))
-    scores, labels, boxes = detector(IMAGES)
-    np.testing.assert_allclose(objects[..., :4], boxes, atol=1e-4)
-    np.testing.assert_allclose(objects[..., 4], scores, atol=1e-4)
-    assert (objects[..., 5] == labels).all()
+    detector, file = Detector(model, head, NAMES[:2]), tmp_path / "m"
+    write(Objects(detector), file, SHAPE, IMAGES.dtype)
+    for images in (IMAGES, IMAGES[:1]):
+        objects = np.asarray(load(file)(images))
+        scores, labels, boxes = detector(images)
+        np.testing.assert_allclose(objects[..., :4], boxes, atol=1e-4)
+        np.testing.assert_allclose(objects[..., 4], scores, atol=1e-4)
+        assert (objects[..., 5] == labels).all()
+
+
+def test_objects_in_another_order_do_not_differ():
+    head = DetectionHead(model := backbone(), 2, dim=16, queries=6, depth=1, rngs=nnx.Rngs(0))
+    detector = Objects(Detector(model, head, NAMES[:2]))
+    objects = np.asarray(detector(IMAGES))
+
+    def another(images):
+        return objects[:, [1, 0, *range(2, objects.shape[1])]]
+
+    def of_another_class(images):
+        return objects + np.eye(6)[5]
+
+    def moved(images):
+        return objects + 0.01 * np.eye(6)[0]
+
+    assert difference(detector, another, IMAGES) < 1e-6
+    assert difference(detector, of_another_class, IMAGES) > 1e-3
+    assert 1e-4 < difference(detector, moved, IMAGES) <= 0.0101

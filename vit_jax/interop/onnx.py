@@ -39,6 +39,7 @@ SAME = {
     "add": "Add",
     "add_any": "Add",
     "and": "And",
+    "cos": "Cos",
     "div": "Div",
     "eq": "Equal",
     "erf": "Erf",
@@ -53,6 +54,9 @@ SAME = {
     "min": "Min",
     "mul": "Mul",
     "neg": "Neg",
+    "pow": "Pow",
+    "sign": "Sign",
+    "sin": "Sin",
     "sqrt": "Sqrt",
     "sub": "Sub",
     "tanh": "Tanh",
@@ -135,6 +139,14 @@ def _looks_up_rows(value: _Value, dimensions, slice_sizes: Axes) -> bool:
     return value.known and places == ((0,), (0,)) and [*slice_sizes] == [1, *value.shape[1:]]
 
 
+def _looks_up_rows_of_images(value: _Value, dimensions, slice_sizes: Axes) -> bool:
+    """Returns True if a gather returns whole rows of the second axis, of each image its own."""
+    batch = dimensions.operand_batching_dims, dimensions.start_indices_batching_dims
+    places = dimensions.collapsed_slice_dims, dimensions.start_index_map
+    rows = [*slice_sizes] == [1, 1, *value.shape[2:]]
+    return rows and batch == ((0,), (0,)) and places == ((1,), (1,))
+
+
 def _is_constant(equation, inputs: list[_Value]) -> bool:
     """Returns True if an equation's outputs depend on parameters only, not on the batch."""
     return all(value.known for value in inputs) and all(
@@ -167,7 +179,9 @@ class _Graph:
         values |= dict(zip(jaxpr.invars, arguments, strict=True))
 
         def read(variable) -> _Value:
-            return _constant(variable.val) if isinstance(variable, Literal) else values[variable]
+            if isinstance(variable, Literal):
+                return _constant(np.asarray(variable.val, variable.aval.dtype))
+            return values[variable]
 
         for equation in jaxpr.eqns:
             inputs = [read(variable) for variable in equation.invars]
@@ -259,8 +273,10 @@ class _Graph:
             )
         return batch if times == 1 else self.add("Mul", [batch, self.integers([times])])
 
-    def elementwise(self, operation: str, inputs: Sequence[_Value], out) -> _Value:
-        name = self.add(operation, [self.held(value) for value in inputs])
+    def elementwise(
+        self, operation: str, inputs: Sequence[_Value], out, **attributes: int
+    ) -> _Value:
+        name = self.add(operation, [self.held(value) for value in inputs], **attributes)
         return _Value(
             name, out.shape, _together([value.narrow for value in inputs], out.ndim), out.dtype
         )
@@ -316,6 +332,17 @@ class _Graph:
     def _erfc(self, inputs, out, **_) -> _Value:
         one = _constant(np.ones((), out.dtype))
         return self.elementwise("Sub", [one, self.elementwise("Erf", inputs, out)], out)
+
+    def _log1p(self, inputs, out, **_) -> _Value:
+        one = _constant(np.ones((), out.dtype))
+        return self.elementwise("Log", [self.elementwise("Add", [one, *inputs], out)], out)
+
+    def _ne(self, inputs, out, **_) -> _Value:
+        return self.elementwise("Not", [self.elementwise("Equal", inputs, out)], out)
+
+    def _rem(self, inputs, out, **_) -> _Value:
+        # The sign is the dividend's, as in C, with 1 only.
+        return self.elementwise("Mod", inputs, out, fmod=1)
 
     def _select_n(self, inputs, out, **_) -> _Value:
         chosen, false, true = inputs
@@ -376,11 +403,17 @@ class _Graph:
         return self.add("Slice", [self.whole(value), *bounds, self.integers(axes), steps])
 
     def _gather(self, inputs, out, dimension_numbers, slice_sizes, **_) -> _Value:
-        """Converts a lookup of rows in a table, or a slice at one constant place: `x[:, 0]`."""
+        """Converts a lookup of rows in a table or in each image, or a slice at a constant place.
+
+        These are `table[places]`, `take_along_axis(x, places[..., None], 1)` and `x[:, 0]`.
+        """
         value, place = inputs
         if _looks_up_rows(value, dimension_numbers, slice_sizes):
             rows = self.add("Squeeze", [self.whole(place), self.integers([-1])])
             return self.full(self.add("Gather", [self.whole(value), rows], axis=0), out)
+        if _looks_up_rows_of_images(value, dimension_numbers, slice_sizes):
+            operands = [self.whole(value), self.cast(self.whole(place), place.dtype, np.int64)]
+            return self.full(self.add("GatherND", operands, batch_dims=1), out)
         if not place.known or place.narrow != (len(dimension_numbers.start_index_map),):
             raise UserError("the model looks up computed indices, unsupported by the ONNX export")
         starts = [0] * len(value.shape)
@@ -405,6 +438,14 @@ class _Graph:
         (axis,) = axes
         name = self.add("ArgMax", [self.whole(inputs[0])], axis=axis, keepdims=0)
         return self.full(self.cast(name, np.dtype(np.int64), index_dtype), out)
+
+    def _top_k(self, inputs, out, k, axis=-1, **_) -> list[_Value]:
+        values = f"TopK_{len(self.nodes)}"
+        places = f"{values}_places"
+        given = [self.whole(inputs[0]), self.integers([k])]
+        self.nodes.append(helper.make_node("TopK", given, [values, places], axis=axis))
+        places = self.cast(places, np.dtype(np.int64), np.dtype(np.int32))
+        return [self.full(values, out), _Value(places, out.shape, out.shape, np.dtype(np.int32))]
 
     def _reduce_sum(self, inputs, out, axes, **_) -> _Value:
         """Sums over one axis at a time: ONNX Runtime is less exact for several axes at once.
