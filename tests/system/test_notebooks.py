@@ -18,13 +18,22 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PROMISES = {
     "pretrain": "assert figures['accuracy'] > 0.6 and len(predictions) == 12",
     "finetune": "assert accuracy > 0.6 and figures['images'] == confusion.sum()",
-    "image_text": "assert accuracy > 0.5 and similarities.shape == (4, len(shown))",
+    "image_text": "assert right[:, 0].mean() > 0.9 and similarities.shape == (4, len(shown))",
     "inspect": "assert similarity.shape == (4,) * 4 and distances.shape == (3, 4) and len(seen) == 6",
     "self_supervised": "assert accuracy > 0.6 and (nearest[:, 0] == range(6)).all()",
     "scaling": (
         "assert own['exponent'] > 0 and all(abs(accuracies[n] - recorded[n]) < 0.2 for n in "
         "recorded)"
     ),
+}
+# Fewer steps than readers take; the recorded outputs are of all steps.
+SHORTER = {
+    "image_text": [
+        ("config.steps = 128, 1000", "config.steps = 64, 250"),
+        ("warmup_steps=100", "warmup_steps=25"),
+    ],
+    "scaling": [("STEPS = (150, 300, 600)", "STEPS = (100, 300)")],
+    "self_supervised": [("config.epochs = 40.0", "config.epochs = 20.0")],
 }
 
 
@@ -36,8 +45,11 @@ def code(notebook: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_from_start_to_end(notebook, run, tmp_path):
-    script = tmp_path / "notebook.py"
-    script.write_text("\n\n".join([*code(notebook), PROMISES[notebook.stem]]))
+    script, text = tmp_path / "notebook.py", "\n\n".join([*code(notebook), PROMISES[notebook.stem]])
+    for steps, fewer in SHORTER.get(notebook.stem, ()):
+        assert text.count(steps) == 1
+        text = text.replace(steps, fewer)
+    script.write_text(text)
     own = {
         "PYTHONPATH": str(ROOT),
         "TMPDIR": str(tmp_path),
