@@ -290,9 +290,9 @@ def without_network(*_, **__):
 # Configs that differ from an earlier one in sizes and numbers alone, or that go on from a
 # checkpoint.
 SAME = re.compile(r"(vit_.*_(i1k|i21k|jft)|r50_vit_.*|bit_r\d+.*|mae_[lh]1.)$")
-ALONE = [
-    name for name in FILES if not SAME.match(name) and name not in ("finetune", "bit_hyperrule")
-]
+# These are run below, with an argument or with the run that goes on from theirs.
+WITH_OTHERS = ("finetune", "bit_hyperrule", "eva02", "fcmae", "vqkd", "beitv2")
+ALONE = [name for name in FILES if not SAME.match(name) and name not in WITH_OTHERS]
 SMOKE = (
     *("vit_s16_i1k", "vit_b16_jft", "r50_vit_b16_jft", "bit_r50x1_jft", *ALONE),
     *("deit:recipe=deit3", "deit:teacher=random", "dinov2:run=high_resolution"),
@@ -317,7 +317,10 @@ def test_smoke_runs_without_network(name, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["eva", "eva02"])
-def test_smoke_of_evas_fine_tuning_goes_on_from_its_pre_training(name, tmp_path, capsys):
+def test_smoke_of_evas_fine_tuning_goes_on_from_its_pre_training(
+    name, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(socket.socket, "connect", without_network)
     small = dict(num_classes=10, image_size=56, dim=16, depth=1, mlp_dim=16, heads=2)
     save_model(create_model("ViT-Ti/14", **small), tmp_path / "teacher", library="timm")
     train(load(name, f"teacher={tmp_path / 'teacher'},smoke"), tmp_path / "pretrained")
@@ -329,7 +332,8 @@ def test_smoke_of_evas_fine_tuning_goes_on_from_its_pre_training(name, tmp_path,
 
 
 @pytest.mark.slow
-def test_smoke_of_fcmaes_fine_tuning_goes_on_from_its_pre_training(tmp_path, capsys):
+def test_smoke_of_fcmaes_fine_tuning_goes_on_from_its_pre_training(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(socket.socket, "connect", without_network)
     train(load("fcmae", "smoke"), tmp_path / "pretrained")
     config = load("convnext", "model=ConvNeXtV2-B,task=finetune_fcmae,smoke")
     config.finetune.checkpoint = str(tmp_path / "pretrained")
@@ -339,7 +343,10 @@ def test_smoke_of_fcmaes_fine_tuning_goes_on_from_its_pre_training(tmp_path, cap
 
 
 @pytest.mark.slow
-def test_smoke_of_beit_v2_reads_a_tokeniser_from_the_workdir_of_its_run(tmp_path, capsys):
+def test_smoke_of_beit_v2_reads_a_tokeniser_from_the_workdir_of_its_run(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(socket.socket, "connect", without_network)
     small = dict(num_classes=10, image_size=64, dim=16, depth=1, mlp_dim=16, heads=2)
     save_model(create_model("ViT-Ti/16", **small), tmp_path / "teacher", library="timm")
     train(load("vqkd", f"teacher={tmp_path / 'teacher'},smoke"), tmp_path / "tokeniser")
