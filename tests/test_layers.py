@@ -88,7 +88,16 @@ ALLOWED = {
     "depth_files": {"data", "inspection", "mask_files", "models"},
     "object_files": {"data", "inspection", "mask_files", "models"},
     "classifier": {"checkpoint_crop", "data", "image_text", "interop", "load", "models"},
-    "serving": {"classifier", "data", "dense", "evaluation", "inspection", "models", "object_files"}
+    "serving": {
+        "classifier",
+        "data",
+        "dense",
+        "depth_files",
+        "evaluation",
+        "inspection",
+        "models",
+        "object_files",
+    }
     | {"parallel"},
     "planning": {"config", "models", "options", "data", "parallel", "training", "runs", "libtpu"},
     "benchmarks": {"config", "models", "data", "parallel", "interop", "evaluation"}

@@ -4,7 +4,8 @@
 file, hf://owner/name. It uploads one folder in timm's format, or in Transformers' for a model that
 timm does not have; vit_jax reads both. The folder contains parameters, preprocessing, class names,
 and a card, README.md, with data, recipe and metrics of the run. The card's code examples for each
-installed library are run here before they are published.
+installed library are run here before they are published. A CLIP, SigLIP or run of configs/siglip.py
+is uploaded with both towers and its tokenizer, for Transformers, unless --tower=image is given.
 
     python -m vit_jax.push WORKDIR owner/name --licence=mit --dry_run=/tmp/model # look at it first
 """
@@ -20,8 +21,11 @@ from vit_jax import command
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from vit_jax.interop.checkpoint import Checkpoint
-    from vit_jax.publishing.usage import Tried
+    from vit_jax.publishing.run_facts import RunFacts
+    from vit_jax.publishing.usage import Tried, Usage
 
 LICENCE = flags.DEFINE_string(
     "licence",
@@ -34,6 +38,12 @@ DRY_RUN = flags.DEFINE_string(
 )
 TO = flags.DEFINE_enum(
     "to", None, ["timm", "transformers"], "Form of the files, if not as the model allows."
+)
+TOWER = flags.DEFINE_enum(
+    "tower",
+    None,
+    ["both", "image"],
+    "Towers of a model of images and texts to upload; by default both, of a run.",
 )
 PUBLIC = flags.DEFINE_bool("public", False, "Make a new model public; by default it is private.")
 REPLACE = flags.DEFINE_bool(
@@ -100,44 +110,120 @@ def write(source: str, name: str, licence: str, folder: Path) -> None:
     """
     import jax
 
+    from vit_jax.interop.open import open_checkpoint
     from vit_jax.interop.preprocessing import lost
-    from vit_jax.publishing.hub_card import Published, card_text
-    from vit_jax.publishing.run_facts import read_facts, repository
-    from vit_jax.runs.workdir import place_of
+    from vit_jax.publishing.hub_card import Published, card_text, properties_of
+    from vit_jax.publishing.usage import expected_output, usages
     from vit_jax.save import write_checkpoint
 
     jax.config.update("jax_platforms", "cpu")  # The files do not depend on the machine.
-    checkpoint = open_rgb_checkpoint(source)
-    facts = read_facts(*place_of(source), checkpoint)
+    if has_both_towers(source):
+        write_towers(source, name, licence, folder)
+        return
+    checkpoint = open_checkpoint(source)
+    print(checkpoint.describe())
+    check_channels(checkpoint)
+    facts, base = read_origin(source, checkpoint, licence)
     if facts:
         checkpoint = with_class_names(checkpoint)
+    form = TO.value or default_form(checkpoint)
+    write_checkpoint(checkpoint, folder, form)
+    examples = usages(
+        name,
+        form,
+        checkpoint.options.num_classes,
+        bool(checkpoint.class_names),
+        checkpoint.probabilities,
+    )
+    tried = run_examples(examples, *expected_output(checkpoint), folder, name)
+    size = checkpoint.options.image_size
+    differs = lost(checkpoint.preprocessing, checkpoint.probabilities, size, form)
+    about = Published(name, form, *properties_of(checkpoint), licence, base, facts, differs, tried)
+    (folder / "README.md").write_text(card_text(about))
+
+
+def has_both_towers(source: str) -> bool:
+    """Returns True if both towers of a model of images and texts are to be written.
+
+    Raises:
+      UserError: `--to` does not apply to both.
+    """
+    from vit_jax.dense import objective_at
+
+    tower = TOWER.value
+    if tower is None and objective_at(source) == "contrastive":
+        tower = "both"
+        print("both towers, since it is a run of images and texts; --tower=image for one")
+    if tower == "both" and TO.value == "timm":
+        raise UserError("Unsupported: both towers with --to=timm. Supported: --to=transformers.")
+    return tower == "both"
+
+
+def write_towers(source: str, name: str, licence: str, folder: Path) -> None:
+    """Writes the folder of a model of images and texts, as `write` does.
+
+    Raises:
+      UserError: it has no text tower, or Transformers has no such model.
+    """
+    from vit_jax.image_text import open_towers
+    from vit_jax.interop.adapting import fit
+    from vit_jax.interop.towers_writing import save_towers
+    from vit_jax.publishing.hub_card import Published, card_text, properties_of_towers
+    from vit_jax.publishing.usage import expected_of_towers, usages_of_towers
+
+    checkpoint, part = open_towers(source)
+    print(checkpoint.describe())
+    print(part.describe())
+    check_channels(checkpoint)
+    facts, base = read_origin(source, checkpoint, licence)
+    options, sources, _ = fit(checkpoint, {})
+    try:
+        notes = save_towers(
+            folder, options, lambda path: sources[path](), checkpoint.preprocessing, part
+        )
+    except UserError as error:
+        raise UserError(f"{error}; --tower=image uploads the image tower alone") from error
+    for line in notes:
+        print(f"note: {line}")
+    examples = usages_of_towers(name, part.tower.options.length, part.probabilities)
+    tried = run_examples(examples, *expected_of_towers(checkpoint, part), folder, name)
+    differs = [line.removeprefix("not written: ") for line in notes if line.startswith("not")]
+    about = Published(
+        name,
+        "transformers",
+        *properties_of_towers(checkpoint, part),
+        licence,
+        base,
+        facts,
+        differs,
+        tried,
+    )
+    (folder / "README.md").write_text(card_text(about))
+
+
+def read_origin(
+    source: str, checkpoint: "Checkpoint", licence: str
+) -> "tuple[RunFacts | None, str | None]":
+    """Returns facts on the run of a checkpoint, and the Hub's model that it comes from.
+
+    Prints a note if that model has another licence.
+    """
+    from vit_jax.publishing.run_facts import read_facts, repository
+    from vit_jax.runs.workdir import place_of
+
+    facts = read_facts(*place_of(source), checkpoint)
     base = facts.base if facts else repository(source)
     if base:
         compare_licence(base, licence)
-    form = TO.value or default_form(checkpoint)
-    write_checkpoint(checkpoint, folder, form)
-    tried = run_examples(checkpoint, folder, name, form)
-    size = checkpoint.options.image_size
-    differs = lost(checkpoint.preprocessing, checkpoint.probabilities, size, form)
-    about = Published(name, form, licence, base, facts, differs, tried)
-    (folder / "README.md").write_text(card_text(checkpoint, about))
+    return facts, base
 
 
-def open_rgb_checkpoint(source: str) -> "Checkpoint":
-    """Opens a checkpoint and prints its description.
-
-    Raises:
-      UserError: it does not exist, is damaged, or is of a model for other images than RGB.
-    """
-    from vit_jax.interop.open import open_checkpoint
-
-    checkpoint = open_checkpoint(source)
-    print(checkpoint.describe())
+def check_channels(checkpoint: "Checkpoint") -> None:
+    """Raises UserError if a model is for other images than RGB."""
     if (channels := checkpoint.options.channels) != 3:
         raise UserError(
             f"the model takes images of {channels} channels; only RGB models can be published"
         )
-    return checkpoint
 
 
 def with_class_names(checkpoint: "Checkpoint") -> "Checkpoint":
@@ -162,28 +248,28 @@ def default_form(checkpoint: "Checkpoint") -> str:
     return "timm" if in_timm else "transformers"
 
 
-def run_examples(checkpoint: "Checkpoint", folder: Path, name: str, form: str) -> "list[Tried]":
+def run_examples(
+    examples: "list[list[Usage]]",
+    picture: "np.ndarray",
+    expected: "np.ndarray",
+    folder: Path,
+    name: str,
+) -> "list[Tried]":
     """Runs the card's code examples on the written folder, and prints their errors.
 
     Args:
-      checkpoint: the checkpoint that was written.
-      folder: the folder with its files.
+      examples: candidates for each library.
+      picture: the image of the examples.
+      expected: the model's output for it.
+      folder: the folder with the model's files.
       name: the model's name on the Hub.
-      form: the library of the files.
 
     Returns:
-      The examples that compute the checkpoint's outputs, with their results.
+      The examples that compute the expected output, with their results.
     """
-    from vit_jax.publishing.usage import try_usages, usages
+    from vit_jax.publishing.usage import try_usages
 
-    examples = usages(
-        name,
-        form,
-        checkpoint.options.num_classes,
-        bool(checkpoint.class_names),
-        checkpoint.probabilities,
-    )
-    tried = try_usages(examples, checkpoint, folder, name, print)
+    tried = try_usages(examples, picture, expected, folder, name, print)
     for lines in tried:
         print(
             f"ran the card's lines for {lines.usage.title}: {lines.distance:.0e} off "

@@ -1,9 +1,11 @@
 """Both towers written for Transformers: equal to the bit, and read by the library itself."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from test_image_text import KINDS, TEXTS, config_from, their_tokens
 import vit_jax
 from vit_jax.errors import UserError
 
+ROOT = Path(__file__).parents[2]
 models, photograph = test_image_text.models, test_image_text.photograph
 # Values of configs that do not change the embeddings.
 UNREAD = ("bos_token_id", "pad_token_id", "projection_dim", "dtype", "_name_or_path")
@@ -99,6 +102,45 @@ def test_the_command_writes_a_run_with_its_tokenizer(torch, transformers, models
     np.testing.assert_allclose(trained.encode_image(images), out.image_embeds, atol=1e-5)
 
 
+# Lets processes import Transformers' image processors here: see
+# `tests.conftest.name_missing_operators`.
+OPERATORS = """
+import torch
+from tests.conftest import name_missing_operators
+name_missing_operators(torch)
+"""
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_both_towers_are_published_with_lines_that_were_run(
+    kind, torch, transformers, tmp_path, models
+):
+    config = config_from(kind, models[kind][0])
+    config.steps = 2
+    images = np.random.default_rng(0).integers(256, size=(4, 32, 32, 3)).astype(np.uint8)
+    pairs = images, ["a cat", "two dogs", "it's naïve", "猫"]
+    vit_jax.train(config, tmp_path / "run", train=pairs, test=pairs)
+    (tmp_path / "sitecustomize.py").write_text(OPERATORS)
+    command = [sys.executable, "-m", "vit_jax.push", tmp_path / "run", "ada/pairs"]
+    paths = os.pathsep.join(map(str, (tmp_path, ROOT)))
+    done = subprocess.run(
+        [*command, "--licence=mit", f"--dry_run={tmp_path / 'out'}"],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "both towers, since it is a run of images and texts" in done.stdout
+    for library in ("Transformers", "vit_jax"):  # Each computes the probabilities of the texts.
+        assert f"ran the card's lines for {library}: " in done.stdout, done.stdout
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "pipeline_tag: zero-shot-image-classification" in card
+    assert "| text tower | 2 layers of width 32" in card and "| test recall@1 " in card
+    published = vit_jax.load_image_text(tmp_path / "out", log=str)
+    trained = vit_jax.load_image_text(tmp_path / "run", log=str)
+    np.testing.assert_allclose(published.encode_text(TEXTS), trained.encode_text(TEXTS), atol=1e-5)
+
+
 def test_models_that_transformers_lacks_are_rejected(models, tmp_path):
     model = vit_jax.load_image_text(models["siglip"][0], log=str)
     model.probabilities = "softmax"
@@ -127,7 +169,9 @@ def test_names_of_the_files_are_completed(models, tmp_path):
     model = vit_jax.load_image_text(folder, log=str)
     written = vit_jax.save_model(model, tmp_path / "written", log=str)
     config = json.loads((written / "tokenizer_config.json").read_text())
-    assert config == dict(tokenizer_class="SiglipTokenizer", model_max_length=20)
+    assert config == dict(
+        tokenizer_class="SiglipTokenizer", model_max_length=20, model_input_names=["input_ids"]
+    )
 
 
 @pytest.mark.parametrize("suffix", ["onnx", "stablehlo"])

@@ -133,6 +133,19 @@ def test_a_dry_run_writes_the_folder_and_its_card_and_asks_nobody(
     assert again.returncode == 2 and "exists; give another --dry_run" in again.stderr
 
 
+def test_the_lines_of_two_classes_are_run(push, without_timm, tmp_path):
+    """The second is more probable: a prediction has it first."""
+    model = vit_jax.create_model("ViT-mu/16", num_classes=2, image_size=16)
+    model.head.bias[...] = np.array([0.0, 1.0])
+    vit_jax.save_model(model, tmp_path / "model", library="timm")
+    out = tmp_path / "out"
+    done = push(
+        tmp_path / "model", "ada/two", "--licence=mit", f"--dry_run={out}", path=without_timm
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ran the card's lines for vit_jax: " in done.stdout
+
+
 def test_a_model_in_place_of_another_leaves_no_file_of_its(
     finished, push, hub, without_timm, tmp_path
 ):

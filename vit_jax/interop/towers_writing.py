@@ -134,13 +134,18 @@ def _copy_tokenizer(folder: Path, kind: str, part: TextPart) -> None:
     for file in part.tokenizer.files:
         if file.name in TOKENIZER_FILES:
             shutil.copyfile(file, folder / file.name)
-    if not (folder / "tokenizer_config.json").is_file():
+    described = folder / "tokenizer_config.json"
+    if described.is_file():
+        config = json.loads(described.read_text(encoding="utf-8"))
+    else:
         config = dict(
             tokenizer_class=f"{_CLASSES[kind]}Tokenizer", model_max_length=part.tokenizer.length
         )
         if kind == "clip":
             config |= dict(pad_token="<|endoftext|>")
-        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    if kind == "siglip":  # Its text tower attends to the padding, as in training: without a mask.
+        config |= dict(model_input_names=["input_ids"])
+    described.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _without_bias(options: ImageOptions, read: Read) -> tuple[Read, list[str]]:

@@ -1,11 +1,12 @@
 """The README.md of a model on the Hub: its description, its usage and its training."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.interop.checkpoint import Checkpoint, model_name
+from vit_jax.interop.checkpoint import Checkpoint, model_name, params_of
+from vit_jax.interop.image_text import TextPart
 from vit_jax.publishing.run_facts import RunFacts
 from vit_jax.publishing.usage import PICTURE, TOLERANCE, Tried
 
@@ -19,6 +20,8 @@ class Published(NamedTuple):
     Attributes:
       name: `owner/name` on the Hub.
       form: the library of the folder, `timm` or `transformers`.
+      task: the Hub's identifier of the task.
+      properties: properties of the model, by name.
       licence: the Hub's identifier of the licence.
       base: the Hub's model that it was initialized from or is identical to, `owner/name`; None:
         unknown.
@@ -29,6 +32,8 @@ class Published(NamedTuple):
 
     name: str
     form: str
+    task: str
+    properties: Mapping[str, str]
     licence: str
     base: str | None
     facts: RunFacts | None
@@ -36,9 +41,11 @@ class Published(NamedTuple):
     tried: Sequence[Tried]
 
 
-def card_text(checkpoint: Checkpoint, about: Published) -> str:
+def card_text(about: Published) -> str:
     """Returns the text of a model's card."""
-    parts = [_data(checkpoint, about), f"# {about.name.split('/')[1]}", _summary(checkpoint, about)]
+    rows = dict(about.properties) | {"files": f"for {_TITLES[about.form]}"}
+    table = _table(("property", "value"), rows | {"licence": about.licence})
+    parts = [_data(about), f"# {about.name.split('/')[1]}", table]
     differs = [
         f"These files preprocess images slightly differently: {line}." for line in about.differs
     ]
@@ -72,41 +79,61 @@ def card_text(checkpoint: Checkpoint, about: Published) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _data(checkpoint: Checkpoint, about: Published) -> str:
+def _data(about: Published) -> str:
     """Returns the card's YAML metadata, which the Hub reads."""
     from huggingface_hub import ModelCardData
 
     data = ModelCardData(
         license=about.licence,
         library_name=about.form,
-        pipeline_tag="image-classification"
-        if checkpoint.arguments["num_classes"]
-        else "image-feature-extraction",
+        pipeline_tag=about.task,
         tags=["vit_jax", "jax"],
         base_model=about.base,
     )
     return f"---\n{data.to_yaml()}\n---"
 
 
-def _summary(checkpoint: Checkpoint, about: Published) -> str:
-    """Returns a table with the properties of the model."""
+def properties_of(checkpoint: Checkpoint) -> tuple[str, dict[str, str]]:
+    """Returns the Hub's task of a classifier or feature extractor, and its properties."""
     values, names = checkpoint.arguments, checkpoint.class_names
-    height, width = values["image_size"]
+    task = "image-classification" if values["num_classes"] else "image-feature-extraction"
     classes = f"{values['num_classes']:,}" if values["num_classes"] else "none: it gives features"
     if values["num_classes"] and checkpoint.probabilities == "sigmoid":
         classes += ", each with a probability of its own (a sigmoid)"
     if names:
         classes += f": {', '.join(names[:NAMES])}" + (", ..." if len(names) > NAMES else "")
-    parameters = sum(int(np.prod(shape)) for shape in checkpoint.shapes.values())
-    rows = {
+    return task, {
         "model": model_name(checkpoint.options),
-        "parameters": f"{parameters / 1e6:,.2f} M",
-        "images": f"{height}x{width}",
+        "parameters": _millions(checkpoint.shapes.values()),
+        "images": _size(checkpoint),
         "classes": classes,
-        "files": f"for {_TITLES[about.form]}",
-        "licence": about.licence,
     }
-    return _table(("property", "value"), rows)
+
+
+def properties_of_towers(checkpoint: Checkpoint, part: TextPart) -> tuple[str, dict[str, str]]:
+    """Returns the Hub's task of a model of images and texts, and its properties.
+
+    Args:
+      checkpoint: the image tower.
+      part: the text tower and the similarities.
+    """
+    shapes = [x.shape for x in params_of(part.tower).values()]
+    return "zero-shot-image-classification", {
+        "image tower": model_name(checkpoint.options),
+        "text tower": part.describe().removeprefix("text tower: "),
+        "parameters": _millions([*checkpoint.shapes.values(), *shapes]),
+        "images": _size(checkpoint),
+    }
+
+
+def _millions(shapes: Iterable[Sequence[int]]) -> str:
+    """Returns the number of parameters in millions."""
+    return f"{sum(int(np.prod(shape)) for shape in shapes) / 1e6:,.2f} M"
+
+
+def _size(checkpoint: Checkpoint) -> str:
+    height, width = checkpoint.arguments["image_size"]
+    return f"{height}x{width}"
 
 
 def _usage(about: Published) -> list[str]:

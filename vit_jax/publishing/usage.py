@@ -6,6 +6,7 @@ contains the folder under its future name. Their outputs for an image are compar
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -15,13 +16,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
 import vit_jax
 from vit_jax.checkpoint_crop import checkpoint_crop
 from vit_jax.interop.checkpoint import Checkpoint
+from vit_jax.interop.image_text import TextPart
 from vit_jax.load import build_model
+from vit_jax.models.image_model import PROBABILITIES
+from vit_jax.models.image_text import ImageTextModel
 
 PICTURE = "photo.jpg"
 TOLERANCE = 1e-3  # Relative to the largest number; float32 rounding stays far below it.
@@ -38,12 +44,14 @@ class Usage(NamedTuple):
       code: the code, in Python, or `$ ` and a command.
       numbers: a Python expression, evaluated after the code, for its output: probabilities or
         features of the image.
+      ranked: the output has the highest probabilities only, the highest first.
     """
 
     title: str
     packages: tuple[str, ...]
     code: str
     numbers: str
+    ranked: bool = False
 
 
 class Tried(NamedTuple):
@@ -100,6 +108,31 @@ model = vit_jax.load_model("hf://{name}")
 (prediction,) = model.predict("{picture}")
 print(prediction)
 """
+_TEXTS = ("a photo of a cat", "a photo of a red car", "three dogs")
+_TRANSFORMERS_BOTH = """\
+import torch
+from PIL import Image
+from transformers import AutoModel, AutoProcessor
+
+processor = AutoProcessor.from_pretrained("{name}")
+model = AutoModel.from_pretrained("{name}").eval()
+image = Image.open("{picture}").convert("RGB")
+texts = {texts}
+tokens = dict(padding="max_length", max_length={length}, truncation=True)
+inputs = processor(text=texts, images=image, return_tensors="pt", **tokens)
+with torch.inference_mode():
+    probabilities = model(**inputs).logits_per_image.{function}[0]
+print(dict(zip(texts, probabilities.tolist())))
+"""
+_VIT_JAX_BOTH = """\
+import vit_jax
+
+model = vit_jax.load_image_text("hf://{name}")
+texts = {texts}
+(prediction,) = model.classifier(texts, templates=["{{}}"]).predict("{picture}")
+print(prediction)
+"""
+_FUNCTIONS = {"softmax": "softmax(-1)", "sigmoid": "sigmoid()"}
 _EMBED = (
     "$ python -m vit_jax.predict --checkpoint=hf://{name} --embed=features.safetensors {picture}\n"
 )
@@ -141,7 +174,7 @@ def usages(
             [Usage("vit_jax", ("vit_jax",), _EMBED.format(**fixed), embedded)],
         ]
     else:
-        function = {"softmax": "softmax(-1)", "sigmoid": "sigmoid()"}[probabilities]
+        function = _FUNCTIONS[probabilities]
         lines = {
             library: code.replace("{function}", function) for library, code in _CLASSES.items()
         }
@@ -155,27 +188,51 @@ def usages(
         found = [
             [Usage("timm", ("timm", *torch), theirs, "probabilities")],
             [Usage("Transformers", ("transformers", *through_timm, *torch), read, "probabilities")],
-            [Usage("vit_jax", ("vit_jax",), _VIT_JAX.format(**fixed), "prediction.probabilities")],
+            [_ranked(_VIT_JAX.format(**fixed))],
         ]
     return found if form == "timm" else found[1:]
 
 
+def usages_of_towers(name: str, length: int, probabilities: str) -> list[list[Usage]]:
+    """Returns the usage examples of a model of images and texts, as `usages` does.
+
+    Args:
+      name: `owner/name`.
+      length: number of tokens of a text.
+      probabilities: a key of `PROBABILITIES`.
+    """
+    fixed = dict(name=name, picture=PICTURE, texts=json.dumps(_TEXTS))
+    theirs = _TRANSFORMERS_BOTH.format(**fixed, length=length, function=_FUNCTIONS[probabilities])
+    packages = ("transformers", "torch", "torchvision")
+    return [
+        [Usage("Transformers", packages, theirs, "probabilities")],
+        [_ranked(_VIT_JAX_BOTH.format(**fixed))],
+    ]
+
+
+def _ranked(code: str) -> Usage:
+    """Returns an example of ours that predicts classes."""
+    return Usage("vit_jax", ("vit_jax",), code, "prediction.probabilities", ranked=True)
+
+
 def try_usages(
     wanted: list[list[Usage]],
-    checkpoint: Checkpoint,
+    picture: np.ndarray,
+    expected: np.ndarray,
     folder: Path,
     name: str,
     log: Callable[[str], None],
 ) -> list[Tried]:
-    """Returns the first example of each library that runs and matches the checkpoint's model.
+    """Returns the first example of each library that runs and computes the expected output.
 
     Args:
+      picture: the image, uint8 `[height, width, 3]`.
+      expected: output for it.
       folder: the future content of `name` on the Hub.
       log: called with a message for each library without such an example.
     """
     found = []
     with tempfile.TemporaryDirectory() as place:
-        picture, expected = _expected(checkpoint)
         Image.fromarray(picture).save(Path(place, PICTURE), "PNG")  # PNG is lossless.
         _put_into_cache(Path(place, "hub"), folder, name)
         for candidates in wanted:
@@ -191,27 +248,49 @@ def try_usages(
     return found
 
 
-def _expected(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
+def expected_output(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
     """Returns a random image that needs no resize, and the model's output for it.
 
     The output is probabilities, or features of a model without a head.
     """
-    import jax.numpy as jnp
-
-    from vit_jax.models.image_model import PROBABILITIES
-
     model = build_model(checkpoint, log=lambda line: None, dtype="float32")
-    crop = checkpoint_crop(checkpoint, model.image_size)
-    # An image of this size is cropped without a resize. By 1e-6, `int` does not truncate 255.9999999
-    # to 255.
-    share = min(model.image_size) / crop.resize
-    sides = (int(side / share + 1e-6) for side in model.image_size)
-    picture = np.random.default_rng(0).integers(0, 256, (*sides, 3), dtype=np.uint8)
-    images = jnp.asarray(crop(picture))[None]
+    picture, images = _picture(checkpoint, model.image_size)
     numbers = np.asarray(model(images))[0]
     if model.num_classes:
         numbers = np.asarray(PROBABILITIES[checkpoint.probabilities](numbers))
     return picture, numbers
+
+
+def expected_of_towers(checkpoint: Checkpoint, part: TextPart) -> tuple[np.ndarray, np.ndarray]:
+    """Returns such an image, and the probability of each of the examples' texts.
+
+    Args:
+      checkpoint: the image tower.
+      part: the text tower and the similarities.
+    """
+    image = build_model(checkpoint, log=lambda line: None, dtype="float32")
+    model = ImageTextModel(
+        image,
+        part.tower_in("float32"),
+        part.logit_scale,
+        part.logit_bias,
+        part.probabilities,
+        part.tokenizer,
+    )
+    picture, images = _picture(checkpoint, image.image_size)
+    logits = model.logits(model.encode_image(images), model.encode_text(_TEXTS))[0]
+    return picture, np.asarray(PROBABILITIES[part.probabilities](np.asarray(logits)))
+
+
+def _picture(checkpoint: Checkpoint, image_size: tuple[int, int]) -> tuple[np.ndarray, jax.Array]:
+    """Returns a random image that is cropped without a resize, and its crop as a batch."""
+    crop = checkpoint_crop(checkpoint, image_size)
+    # An image of this size is cropped without a resize. By 1e-6, `int` does not truncate 255.9999999
+    # to 255.
+    share = min(image_size) / crop.resize
+    sides = (int(side / share + 1e-6) for side in image_size)
+    picture = np.random.default_rng(0).integers(0, 256, (*sides, 3), dtype=np.uint8)
+    return picture, jnp.asarray(crop(picture))[None]
 
 
 def _put_into_cache(cache: Path, folder: Path, name: str) -> None:
@@ -246,7 +325,7 @@ def _try(usage: Usage, place: Path, expected: np.ndarray) -> Tried | str:
     if done.returncode or not (place / _RESULT).exists():
         return f"they fail: {(done.stderr.strip().splitlines() or ['no result'])[-1][:300]}"
     found = np.load(place / _RESULT).reshape(-1)
-    if len(found) < len(expected):  # Only the most likely classes.
+    if usage.ranked:
         expected = np.sort(expected)[::-1][: len(found)]
     if found.shape != expected.shape:
         return f"they give {len(found)} numbers where the model gives {len(expected)}"
