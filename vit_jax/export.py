@@ -13,8 +13,8 @@ The program returns embeddings of length 1, float32 `[batch, dim]`. That of the 
 tokens, int32 `[batch, length]`. The metadata contain the scale and the bias of the similarities.
 
 A segmentation run's program returns `scores` `[batch, rows, columns, classes]` at the resolution of
-the head, and a detection run's (StableHLO) `objects` `[batch, objects, 6]`: left, top, right and
-bottom in [0, 1] of the image, score and class.
+the head, a depth run's `depth` `[batch, rows, columns, 1]` in metres, and a detection run's
+`objects` `[batch, objects, 6]`: left, top, right and bottom in [0, 1] of the image, score, class.
 
     program = jax.export.deserialize(open("model.stablehlo", "rb").read())
     logits = program.call(images)       # Needs JAX alone; on a CPU, a GPU or a TPU.

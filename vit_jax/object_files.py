@@ -57,7 +57,8 @@ def write_objects(
         number = len(rows["images"])
         path = as_text(images.path(index))
         rows["images"].append(dict(id=number, file_name=path, height=height, width=width))
-        rows["annotations"] += annotations(found, number, len(rows["annotations"]))
+        # pycocotools takes the id 0 for "not found" if the file is used as truth.
+        rows["annotations"] += annotations(found, number, len(rows["annotations"]) + 1)
         drawn = overlay(image, found, detector.class_names)
         save_image(drawn, folder / OVERLAYS / f"{names[index]}.jpg")
         words = in_words(found, detector.class_names)

@@ -12,7 +12,8 @@ it; by default it is `segmented`. Each image is printed with the shares of its c
 of config.objective.name='detection', objects whose score is at least --threshold (by default 0.3)
 are written to `detected`: a COCO file, objects.json, overlays, and a page. With a run of
 config.objective.name='depth', depth maps are written to `depths`: PNG files of 16 bits in
-millimetres, or in 1/256 m for depths above 65 m, pictures of them in colours, and a page.
+millimetres, for depths above 65 m in 1/256 m and above 255 m in decimetres, pictures of them in
+colours, and a page.
 
 Files that are not images are skipped and named, or counted if they are in a folder. Exit codes: 0,
 all images were read; 2, a user error, or no image could be read; 3, some images were skipped.

@@ -497,8 +497,9 @@ def depth(head: str, size: int = 416, steps: int = 0) -> ConfigDict:
     config.depth.update(DEPTH[head])
     config.depth.scale_steps = part(100)
     config.batch_size, config.steps = 16, steps
-    config.data.update(dict(source="depth", test_split="val", test_crop="fit"))
-    config.data.update(dict(image_size=size, test_resize=size))
+    config.data.update(dict(source="depth", test_split="val", image_size=size))
+    # Depth depends on the apparent size: all images are seen with the height of the crop.
+    config.data.update(dict(test_crop="short_side", test_resize=size))
     config.data.update(dict(crop="scale_jitter", crop_scale=(1.0, 1.0)))
     config.augment.color_jitter = (0.25, 0.0, 0.0)
     config.finetune.train = "head"
@@ -671,7 +672,7 @@ def detection(size: int, window: int = 0, steps: int = 0) -> ConfigDict:
     if window:
         config.model.update(dict(attention="windows", window=window, pooling="gap"))
     config.objective.name = "detection"
-    config.data.update(dict(source="coco", train_split="train", test_split="test"))
+    config.data.update(dict(source="coco", train_split="train", test_split="val"))
     config.data.update(dict(image_size=size, test_resize=size, test_crop="fit"))
     config.data.update(dict(crop="large_scale_jitter", crop_scale=(0.1, 2.0)))
     config.batch_size, config.steps = 64, steps or 184_375

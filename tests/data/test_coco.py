@@ -87,6 +87,18 @@ def test_objects_are_those_of_pycocotools(file):
     assert source.class_names == ("background", "cat", "dog")
 
 
+def test_sizes_that_are_not_the_images_are_an_error(tmp_path, file):
+    """A photograph that a camera turned, annotated as it is stored."""
+    image = Image.new("RGB", SIZE)
+    exif = image.getexif()
+    exif[0x0112] = 6
+    image.save(tmp_path / "b.jpg", exif=exif)
+    write(tmp_path / "turned" / "list.json", content(("a.png", "b.jpg")))
+    (tmp_path / "b.jpg").replace(tmp_path / "turned" / "b.jpg")
+    with pytest.raises(UserError, match=r"b.jpg has 10x20 pixels, .* are of 20x10: scale .*EXIF"):
+        opened(tmp_path / "turned" / "list.json")
+
+
 def test_crowds_are_marked_and_ignored_in_masks(tmp_path):
     pytest.importorskip("pycocotools")
     runs = {"size": [10, 20], "counts": [0, 10, 190]}  # The first column.

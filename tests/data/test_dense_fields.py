@@ -143,16 +143,34 @@ def test_depth_keeps_its_metres_and_pads_with_unknown():
     assert not encoded[24:].any() and encoded.dtype == np.float32
 
 
-def test_hidden_small_and_crowd_boxes_are_removed():
+def test_hidden_and_small_boxes_are_removed():
     # The crop is the square in the middle, columns 24 to 72.
     middle = placed(48, 96, FixedCrop(TestCrop(SIZE, "short_side", SIZE)))
-    corners = [[0, 0, 23, 9], [0, 0, 26, 9], [0, 0, 27, 9], [30, 5, 30.5, 9], [30, 30, 40, 40]]
-    crowd = np.array([False, False, False, False, True])
-    boxes = Boxes(np.array(corners, np.float32), np.arange(5, dtype=np.int32), None, crowd)
+    corners = [[0, 0, 23, 9], [0, 0, 26, 9], [0, 0, 27, 9], [30, 5, 30.5, 9]]
+    boxes = Boxes(np.array(corners, np.float32), np.arange(4, dtype=np.int32))
     assert dense_fields.MIN_VISIBLE == 0.1  # 2 of 26 columns are less, 3 of 27 are more.
     encoded = boxes_field(SIZE, 5).encode(boxes, middle)
     assert encoded[:, 4].tolist() == [2, -1, -1, -1, -1]
     np.testing.assert_allclose(encoded[0, :4], [0, 0, 3, 9])
+
+
+def test_crowds_are_no_objects_and_have_the_last_places():
+    corners = np.array([[0, 0, 30, 30], [0, 0, 9, 9], [20, 20, 25, 25]], np.float32)
+    boxes = Boxes(corners, np.array([4, 5, 6]), None, np.array([True, False, False]), (SIZE, SIZE))
+    encoded = boxes_field(SIZE, 4).encode(boxes, placed())
+    assert encoded[:, 4].tolist() == [-6, 5, 6, -1]
+    decoded = dense_fields.boxes_of(encoded)
+    np.testing.assert_array_equal(decoded.corners, corners)
+    assert decoded.labels.tolist() == [4, 5, 6] and decoded.crowd.tolist() == [True, False, False]
+    assert boxes_field(SIZE, 2).encode(boxes, placed())[:, 4].tolist() == [5, 6]
+
+
+def test_boxes_of_an_image_of_another_size_are_rejected():
+    boxes = Boxes(np.array([[0, 0, 9, 9]], np.float32), np.zeros(1, np.int32), size=(24, 48))
+    with pytest.raises(
+        UserError, match="has 48x48 pixels, and its annotations are of 48x24: .*EXIF"
+    ):
+        boxes_field(SIZE, 2).encode(boxes, placed())
 
 
 def test_largest_boxes_are_kept_in_their_order():

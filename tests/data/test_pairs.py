@@ -239,7 +239,7 @@ def test_mask_of_an_unread_image_is_noticed_by_its_size(own):
         ),
         (
             lambda own: [save(own / f"masks/train/{name}.png", mask(0, 255)) for name in "ab"],
-            "have the values 0, and 255 for unknown pixels: number the classes 0, 1, 2",
+            "values 0 and 255 only, and 255 is the value of unknown pixels, .* foreground as 1",
         ),
         (
             lambda own: photo(own / "images/train/b.png"),
@@ -252,6 +252,16 @@ def test_unusable_masks_are_named_with_the_remedy(own, spoil, message):
     spoil(own)
     with pytest.raises(UserError, match=message):
         opened(own)
+
+
+def test_a_foreground_of_unknown_pixels_is_no_class_of_two(own):
+    (own / "classes.txt").write_text("background\ncrack\n")
+    for name in "ab":
+        save(own / f"masks/train/{name}.png", mask(0, 255))
+    with pytest.raises(UserError, match="save the foreground as 1"):
+        opened(own)
+    save(own / "masks/train/b.png", mask(0, 1, 255))
+    assert opened(own).class_names == ("background", "crack")
 
 
 def test_values_beyond_the_classes_are_listed(own):

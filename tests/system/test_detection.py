@@ -66,7 +66,7 @@ def test_predict_writes_a_coco_file_overlays_and_a_page(run, data, workdir, tmp_
     assert [row["name"] for row in found["categories"]] == ["square", "bar"]
     assert len(found["images"]) == 6
     assert {(row["height"], row["width"]) for row in found["images"]} == {(60, 80)}
-    assert found["annotations"]
+    assert min(row["id"] for row in found["annotations"]) == 1  # 0 is none for pycocotools.
     for row in found["annotations"]:
         left, top, width, height = row["bbox"]
         assert 0 <= left <= left + width <= 80.001

@@ -12,6 +12,7 @@ MIN_VISIBLE = 0.1  # Share of a box's area that must be in the crop.
 MIN_SIDE = 1.0  # Pixels of a box in the crop, in both directions.
 TOLERANCE = 1.0  # Pixels by which boxes may be outside their image, by rounding.
 NO_OBJECT = -1  # Class of the rows that pad a batch's boxes.
+CROWD = -2  # A crowd's class in a batch is this minus its class.
 
 
 def mask_field(size: int) -> Field:
@@ -36,16 +37,18 @@ def boxes_field(size: int, most: int) -> Field:
     """Returns the field `boxes`: the objects in the crop, float32 `[most, 5]`.
 
     Each row is left, top, right and bottom in pixels of the crop, then the class; the rows of the
-    padding are 0 and have the class -1. Boxes are clipped to the crop. A box is removed if less
-    than a tenth of its area is in the crop, if less than a pixel of its width or height is, or if
-    it is of a crowd. If there are more than `most`, the largest in the crop are kept.
+    padding are 0 and have the class -1. A crowd of class k has the class -2 - k: it is no object,
+    but COCO's metrics do not count predictions in it as wrong. Boxes are clipped to the crop. A box
+    is removed if less than a tenth of its area is in the crop, or if less than a pixel of its width
+    or height is. If there are more than `most`, objects are kept rather than crowds, and the
+    largest in the crop rather than smaller ones.
 
     Args:
       size: height and width of the crop in pixels.
       most: number of rows.
     """
     encode = functools.partial(_encode_boxes, most=most)
-    identity = f"{most} boxes, {MIN_VISIBLE:g} visible, {size} pixels"
+    identity = f"{most} boxes and crowds, {MIN_VISIBLE:g} visible, {size} pixels"
     return Field(BOXES, (most, 5), np.float32, encode, identity, "boxes")
 
 
@@ -57,23 +60,49 @@ def _encode_boxes(boxes: Boxes, placement: Placement, most: int) -> np.ndarray:
     """Returns the boxes in the crop as `boxes_field` describes them.
 
     Raises:
-      UserError: a box is not within the image, or has no area.
+      UserError: a box is not within the image, or has no area, or the annotations are of an image
+        of another size.
     """
     height, width = placement.image
+    if boxes.size is not None:
+        check_size(boxes.size, (height, width), "the image")
     check_corners(boxes.corners, height, width)
     placed = placement.place_boxes(boxes.corners)
     sides = placed[:, 2:] - placed[:, :2]
     visible = sides.prod(1) / _scale(placement) / _areas(boxes.corners)
     kept = (visible >= MIN_VISIBLE) & (sides >= MIN_SIDE).all(1)
-    if boxes.crowd is not None:
-        kept &= ~boxes.crowd
     chosen = np.flatnonzero(kept)
-    largest = np.argsort(-sides[chosen].prod(1), kind="stable")[:most]
-    chosen = np.sort(chosen[largest])
+    crowd = np.zeros(len(kept), bool) if boxes.crowd is None else boxes.crowd
+    order = np.lexsort((-sides[chosen].prod(1), crowd[chosen]))
+    chosen = np.sort(chosen[order[:most]])
+    labels = np.where(crowd, CROWD - boxes.labels, boxes.labels)
     out = np.zeros((most, 5), np.float32)
     out[:, 4] = NO_OBJECT
-    out[: len(chosen), :4], out[: len(chosen), 4] = placed[chosen], boxes.labels[chosen]
+    out[: len(chosen), :4], out[: len(chosen), 4] = placed[chosen], labels[chosen]
     return out
+
+
+def check_size(annotated: tuple[int, int], actual: tuple[int, int], image: str) -> None:
+    """Raises UserError if annotations are of an image of another size.
+
+    Args:
+      annotated, actual: height and width in pixels.
+      image: name of the image, for the error.
+    """
+    if annotated != actual:
+        (height, width), (rows, columns) = annotated, actual
+        raise UserError(
+            f"{image} has {columns}x{rows} pixels, and its annotations are of {width}x{height}: "
+            "scale the annotations, and save images upright, without an EXIF rotation"
+        )
+
+
+def boxes_of(rows: np.ndarray) -> Boxes:
+    """Returns the objects and crowds of an image's rows in a batch, `[most, 5]`."""
+    rows = rows[rows[:, 4] != NO_OBJECT]
+    labels = rows[:, 4].astype(np.int32)
+    crowd = labels <= CROWD
+    return Boxes(rows[:, :4], np.where(crowd, CROWD - labels, labels), None, crowd)
 
 
 def check_corners(corners: np.ndarray, height: int, width: int) -> None:

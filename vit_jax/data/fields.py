@@ -24,12 +24,14 @@ class Boxes(NamedTuple):
       labels: class of each object, int32 `[objects]`.
       masks: pixels of each object, bool `[objects, height, width]`; None: unknown.
       crowd: whether a box is of a group of objects, bool `[objects]`; None: none is.
+      size: height and width of the image according to the annotations; None: unknown.
     """
 
     corners: np.ndarray
     labels: np.ndarray
     masks: np.ndarray | None = None
     crowd: np.ndarray | None = None
+    size: tuple[int, int] | None = None
 
 
 class Field(NamedTuple):

@@ -9,6 +9,7 @@ import numpy as np
 
 from vit_jax.data.class_names import has_names
 from vit_jax.data.decode import Unreadable, why_unreadable
+from vit_jax.data.dense_fields import check_size
 from vit_jax.data.fields import MASK
 from vit_jax.data.sources import SOURCES, DataSet, open_source
 from vit_jax.data.sources.base import Source, Subset, check_fields, fingerprint
@@ -123,7 +124,9 @@ def measured(described: DataSet, subject: Subject, source: Source) -> list[Row]:
     for index, predicted in inference(segmenter, source, skip):
         if not subject.go_on():
             raise Stopped
-        counts.add(index, predicted, source.fields_of(index)[MASK])
+        mask = source.fields_of(index)[MASK]
+        check_size(mask.shape, predicted.shape, source.describe(index))
+        counts.add(index, predicted, mask)
         progress(index + 1)
     if not counts.of_images:
         raise UserError(f"{described.name} has no readable image with known pixels in its mask")

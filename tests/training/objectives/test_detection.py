@@ -168,3 +168,19 @@ def test_average_precision_is_one_where_the_best_boxes_are_the_true_ones(program
         "true": boxes,
     }
     assert objective.over_split(outputs) == pytest.approx({"ap": 1, "ap50": 1})
+
+
+def test_predictions_in_a_crowd_are_not_wrong_and_no_object_is_no_precision(program):
+    pytest.importorskip("pycocotools")
+    _, objective, _ = program
+    corners = [[0, 0, 4, 4], [10, 10, 30, 30], [0, 0, 0, 0]]
+    boxes = np.array([[*row, label] for row, label in zip(corners, (0, -2, -1), strict=True)])
+    outputs = {
+        "boxes": np.array([[[0, 0, 4, 4], [12, 12, 16, 16], [20, 20, 26, 26]]], float),
+        "classes": np.zeros((1, 3), int),
+        "scores": np.array([[0.5, 0.9, 0.8]]),
+        "true": boxes[None],
+    }
+    assert objective.over_split(outputs) == pytest.approx({"ap": 1, "ap50": 1})
+    nothing = outputs | {"true": np.array([[[0, 0, 0, 0, -1]]])}
+    assert all(map(np.isnan, objective.over_split(nothing).values()))

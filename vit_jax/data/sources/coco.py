@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.data.dense_fields import TOLERANCE
+from vit_jax.data.decode import Unreadable, open_image
+from vit_jax.data.dense_fields import TOLERANCE, check_size
 from vit_jax.data.fields import BACKGROUND, BOXES, IGNORED, MASK, Boxes
-from vit_jax.data.sources.base import Example, Source
+from vit_jax.data.sources.base import Example, Source, spread
 from vit_jax.data.sources.folder import file_sizes, read_file
 from vit_jax.data.sources.folder_rules import split_name
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
-from vit_jax.data.sources.pairs import DEV, folder_of, shortened
+from vit_jax.data.sources.pairs import DEV, SAMPLES, folder_of, shortened
 from vit_jax.data.sources.slices import groups_by_path, shuffled
 from vit_jax.errors import UserError, as_text
 
@@ -70,7 +71,7 @@ class Coco(Source):
 
     def known_fields(self, indices=None):
         chosen = range(len(self)) if indices is None else indices
-        for corners, labels, _, crowd in map(self._boxes, chosen):
+        for corners, labels, _, crowd, _ in map(self._boxes, chosen):
             yield corners.tobytes() + labels.tobytes() + crowd.tobytes()
 
     def stored_files(self, indices=None):
@@ -87,8 +88,19 @@ class Coco(Source):
 
     def _boxes(self, index: int) -> Boxes:
         part = slice(self.starts[index], self.starts[index + 1])
-        corners, labels, _, crowd = self.objects
-        return Boxes(corners[part], labels[part], None, crowd[part])
+        corners, labels, _, crowd, _ = self.objects
+        height, width = self.shapes[index].tolist()
+        return Boxes(corners[part], labels[part], None, crowd[part], (height, width))
+
+    def check_sizes(self) -> None:
+        """Raises UserError if one of a few images has another size than in the COCO file."""
+        for index in spread(len(self), SAMPLES):
+            try:
+                image = open_image(self[index].image)
+            except (Unreadable, OSError):  # It is counted and replaced when it is read.
+                continue
+            height, width = self.shapes[index].tolist()
+            check_size((height, width), (image.height, image.width), self.describe(index))
 
     def _mask(self, index: int) -> np.ndarray:
         """Returns the class of each pixel, uint8 `[height, width]`; crowds are `IGNORED`.
@@ -129,11 +141,13 @@ def open_coco(split: str, options: SourceOptions) -> Coco:
     listed = _listed(options.path, split)
     content = _read(listed.file)
     try:
-        return _source(listed, content, options)
+        source = _source(listed, content, options)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{listed.file}: {type(error).__name__}: {error}; {FORM}") from error
+    source.check_sizes()
+    return source
 
 
 def splits_at(path: str) -> dict[str, Listed]:

@@ -20,7 +20,12 @@ from vit_jax.data.sources.handed_in import (
     checked_columns,
     is_pair_of_columns,
 )
-from vit_jax.data.sources.masks import as_they_are, class_count, classes_of
+from vit_jax.data.sources.masks import (
+    as_they_are,
+    check_two_classes,
+    class_count,
+    classes_of,
+)
 from vit_jax.data.sources.slices import shuffled
 from vit_jax.errors import UserError
 
@@ -139,8 +144,10 @@ def handed_in_masks(
         data = _Zipped(*checked_columns(data, name, "masks"))
     check_indexable(data, name)
     source = HandedInMasks(name, data)
+    present = (np.unique(source.values(index)) for index in range(len(source)))
     if not class_names:
-        present = (np.unique(source.values(index)) for index in range(len(source)))
+        if num_classes == 2:
+            check_two_classes(present, f"the {name} data")
         number = num_classes or class_count(present, f"the {name} data", REMEDY)
         class_names = tuple(map(str, range(number)))
     source = dataclasses.replace(source, class_names=tuple(class_names))

@@ -104,6 +104,8 @@ def open_masks(split: str, options: SourceOptions) -> Masks:
     pairs = tuple(images), tuple(maps), dict(left_out)
     source = Masks(root, *pairs, names, classes, numbered, layout.words)
     source.check_sizes(MASK)
+    if layout.classes is None and len(names) == 2:
+        check_two_classes(_values_in(root, maps), root)
     return source
 
 
@@ -269,6 +271,25 @@ def _values_in(root: str, maps: Sequence[str]) -> Iterator[np.ndarray]:
         yield from pool.map(present, maps)
 
 
+def check_two_classes(present: Iterable[Iterable[int]], where: str) -> None:
+    """Raises UserError for masks whose foreground has the value of unknown pixels.
+
+    Args:
+      present: the values that occur in each mask; they are read until others are found.
+      where: name of the data, for errors.
+    """
+    found: set[int] = set()
+    for values in present:
+        found.update(map(int, values))
+        if not found <= {0, IGNORED}:
+            return
+    if found == {0, IGNORED}:
+        raise UserError(
+            f"the masks of {where} have the values 0 and {IGNORED} only, and {IGNORED} is the "
+            "value of unknown pixels, which do not count: save the foreground as 1"
+        )
+
+
 def class_count(present: Iterable[np.ndarray], where: str, remedy: str) -> int:
     """Returns the number of classes of masks whose values are not described.
 
@@ -280,7 +301,9 @@ def class_count(present: Iterable[np.ndarray], where: str, remedy: str) -> int:
     Raises:
       UserError: values between the lowest and the highest do not occur, or there is only one.
     """
-    values = sorted(set().union(*(found.tolist() for found in present)) - {IGNORED})
+    found = set().union(*(found.tolist() for found in present))
+    check_two_classes([found], where)
+    values = sorted(found - {IGNORED})
     if len(values) > 1 and values == [*range(len(values))]:
         return len(values)
     shown = ", ".join(map(str, values[:8])) + (" ..." if len(values) > 8 else "")

@@ -48,7 +48,7 @@ def dense_reader(builder, options: SourceOptions) -> tuple[str, tuple[str, ...],
     """Returns the required field, its class names, and how it is read from a tf.Example.
 
     Boxes are a sequence of mappings with `bbox` and `label`, as of VOC and COCO; a mask is an image
-    of one channel, as of Cityscapes.
+    of one channel, as of Oxford-IIIT Pet.
 
     Raises:
       UserError: the data set has no such feature, or several, its number of classes is unknown, or

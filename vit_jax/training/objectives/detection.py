@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.data.dense_fields import boxes_field
-from vit_jax.data.fields import BOXES, Boxes, Field
+from vit_jax.data.dense_fields import boxes_field, boxes_of
+from vit_jax.data.fields import BOXES, Field
 from vit_jax.errors import UserError
 from vit_jax.evaluation.dense_metrics import coco_metrics
 from vit_jax.models.dense.detector import Detections, best_of, corners_of
@@ -33,6 +33,7 @@ from vit_jax.training.objectives.objective import (
 )
 
 COUNT = "objects_per_image"  # Entry of a prepared batch.
+DETECTIONS = 100  # Of an image, in COCO's metrics.
 # Weights of a term in the matching cost and in the loss.
 CLASS_WEIGHT, BOX_WEIGHT, GIOU_WEIGHT = 2.0, 5.0, 2.0
 
@@ -40,9 +41,10 @@ CLASS_WEIGHT, BOX_WEIGHT, GIOU_WEIGHT = 2.0, 5.0, 2.0
 class Detection(Objective):
     """Detection by a set of predictions; each true object is matched with one of them.
 
-    The loss is the sum over the proposals and the layers of the decoder of the focal loss of all
-    predictions, and of the L1 distance and the generalized IoU of the matched ones, divided by the
-    mean number of objects in the images of the batch; in evaluation, by that of the image.
+    For the proposals and for each layer of the decoder, the loss is the focal loss of all
+    predictions, and the L1 distance and the generalized IoU loss of the matched ones, weighted 2, 5
+    and 2. Their sum is divided by the batch's mean number of objects in an image; in evaluation, by
+    the image's own, at least 1.
 
     Args:
       head: the head.
@@ -93,7 +95,7 @@ class Detection(Objective):
 
         Args:
           batch: `image`, and `boxes` float32 `[batch, most, 5]`: left, top, right and bottom in
-            pixels, and the class, which is -1 for padding.
+            pixels, and the class, which is -1 for padding and lower for crowds.
         """
         height, width = batch["image"].shape[1:3]
         sides = jnp.array([width, height, width, height], jnp.float32)
@@ -113,21 +115,21 @@ class Detection(Objective):
         )
         if context.rngs is not None:
             return Loss(each, terms)
-        scores, classes, boxes = best_of(predicted, labels.shape[-1])
+        scores, classes, boxes = best_of(predicted, DETECTIONS)
         outputs = {"scores": scores, "classes": classes, "boxes": boxes * sides}
         return Loss(each, terms, outputs=outputs | {"true": batch[BOXES]})
 
     def over_split(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
-        """Returns COCO's AP and AP50 of the crops.
+        """Returns COCO's AP and AP50 of the crops; NaN if no image has an object.
 
         Args:
           outputs: `scores`, `classes`, `boxes` and `true`, as in a call.
         """
-        true = outputs["true"]
-        kept = [row[row[:, 4] >= 0] for row in true]
-        objects = [Boxes(row[:, :4], row[:, 4].astype(np.int64)) for row in kept]
+        objects = [boxes_of(rows) for rows in outputs["true"]]
         found = zip(outputs["boxes"], outputs["classes"], outputs["scores"], strict=True)
         metrics = coco_metrics([Detections(*each) for each in found], objects, self.num_classes)
+        if metrics["AP"] < 0:  # There is no object.
+            return {"ap": float("nan"), "ap50": float("nan")}
         return {"ap": metrics["AP"], "ap50": metrics["AP50"]}
 
 
