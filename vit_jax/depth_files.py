@@ -13,7 +13,7 @@ from vit_jax.inspection.html_page import render, write_text
 from vit_jax.inspection.page_images import image_address
 from vit_jax.mask_files import MOST_SHOWN, PAGE, mask_names, save_image
 from vit_jax.models.dense.depth_model import DepthModel
-from vit_jax.models.dense.palette import coloured_depth, depth_palette
+from vit_jax.models.dense.palette import coloured_depth, depth_legend
 
 DEPTHS, COLOURS = "depth", "colours"
 # Metres of a unit of a PNG, and their name: millimetres, KITTI's, and decimetres for far places.
@@ -82,9 +82,7 @@ def write_depths(
     log(note)
     if num_read > MOST_SHOWN:
         note += f" The first {MOST_SHOWN} images; the others are in {DEPTHS} and {COLOURS}."
-    far, near = ("#" + depth_palette()[level].tobytes().hex() for level in (0, -1))
-    legend = {"nearest place of the image": near, "farthest": far}
-    segments = dict(figures=figures, legend=legend, note=note)
+    segments = dict(figures=figures, legend=depth_legend(), note=note)
     page = render("masks.html", title=f"Depth of {num_read:,} images", segments=segments)
     write_text(folder / PAGE, page)
     return num_read

@@ -15,7 +15,7 @@ from vit_jax.checkpoint_crop import checkpoint_crop
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.features import transfer_crop
-from vit_jax.evaluation.results import Results
+from vit_jax.evaluation.results import Results, formatted
 from vit_jax.evaluation.suite import (
     Impossible,
     Measurement,
@@ -29,7 +29,7 @@ from vit_jax.evaluation.suites import SUITES
 from vit_jax.evaluation.text_encoder import TextEncoder
 from vit_jax.image_text import open_text_part, towers_place
 from vit_jax.interop.checkpoint import Checkpoint
-from vit_jax.interop.dense import SEGMENTATION, with_head
+from vit_jax.interop.dense import TASKS, with_head
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.load import build_model
@@ -104,7 +104,7 @@ def run_suites(
         finetune=lambda config, folder: train(
             config, results.folder / f"{folder}-{version['content']}"
         ),
-        segmenter=lambda: with_head(SEGMENTATION, opened, model()),
+        dense=lambda task: with_head(TASKS[task], opened, model()),
         num_classes=opened.options.num_classes,
         class_names=opened.class_names,
         batch_size=batch_size,
@@ -162,7 +162,8 @@ def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
     """Returns a checkpoint's step, and a fingerprint of its parameters and its model."""
     arrays = {path: functools.partial(opened.read, path) for path in opened.shapes}
     own = opened.objective
-    if own is not None and own.shapes is not None and own.class_names:  # A head of the objective's.
+    # A head of the objective's.
+    if own is not None and own.shapes is not None and (own.class_names or own.name in TASKS):
         arrays |= {f"objective/{path}": read for path, read in own.sources(own.shapes()).items()}
     params = fingerprint_of((path, arrays[path]()) for path in sorted(arrays))
     model = zlib.crc32(repr(opened.options).encode())
@@ -212,7 +213,8 @@ def attempt(results: Results, suite: Suite, measurement: Measurement, subject: S
     rows = measured_rows(suite, measurement, subject, missing)
     results.put(*rows, data=digests)
     for row in rows:
-        subject.log(f"{row.name}: {row.note if row.accuracy is None else f'{row.accuracy:.2%}'}")
+        figure = formatted(row) + (" %" if row.unit == "%" else "")
+        subject.log(f"{row.name}: {row.note if row.accuracy is None else figure}")
 
 
 def measured_rows(

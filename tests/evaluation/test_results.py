@@ -199,5 +199,6 @@ def test_file_says_all_of_a_row(results):
             "deviation": None,
             "images": 30,
             "note": "",
+            "unit": "%",
         }
     ]

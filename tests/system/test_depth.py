@@ -4,6 +4,7 @@ import base64
 import contextlib
 import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from tests.system.test_serve import Server
 from vit_jax.config import base_config
 from vit_jax.errors import UserError
 from vit_jax.evaluation.dense_metrics import depth_metrics
+from vit_jax.evaluation.suite_fewshot import parse_sets
+from vit_jax.run_suites import run_suites
 
 
 def scene(index: int) -> tuple[np.ndarray, np.ndarray]:
@@ -131,6 +134,31 @@ def test_the_server_answers_with_predicts_depths(trained, model, run, tmp_path):
     lightness = np.asarray(colours.convert("L").resize(expected.shape[::-1]), float)
     assert np.corrcoef(lightness.ravel(), expected.ravel())[0, 1] < -0.7  # Near places are light.
     assert json.loads(about)["task"] == "depth" and "The depth of each pixel" in page
+
+
+def test_the_suite_measures_predicted_depths_and_shows_the_worst_first(trained, model, tmp_path):
+    options = {"set": parse_sets([str(trained[0].parent / "scenes")])}
+    lines = []
+    results = run_suites(trained[0], ["depth"], tmp_path / "out", options=options, log=lines.append)
+    rows = {name: row for (_, name), row in results.rows.items()}
+    scenes = [scene(1000 + index) for index in range(8)]
+    predicted = model.predict([image for image, _ in scenes])
+    each = [
+        depth_metrics(found, np.round(1000 * depth).astype(np.uint16) / 1000)
+        for found, (_, depth) in zip(predicted, scenes, strict=True)
+    ]
+    for name, value in zip(("RMSE", "AbsRel", "log10", "delta1"), np.mean(each, 0), strict=False):
+        assert rows[f"scenes, {name}"].accuracy == pytest.approx(value, rel=1e-4), name
+    text = results.markdown()
+    assert f"| {rows['scenes, RMSE'].accuracy:.3f} m | 8 |" in text
+    assert f"| {rows['scenes, delta1'].accuracy:.2%}".replace("%", " %") in text
+    assert any(line.startswith("scenes, RMSE: ") and line.endswith(" m") for line in lines)
+    page = (tmp_path / "out" / "depth_scenes.html").read_text()
+    shown = [float(rmse) for rmse in re.findall(r"RMSE ([\d.]+) m", page)]
+    np.testing.assert_allclose(shown, sorted((x.rmse for x in each), reverse=True), atol=1e-3)
+    part = {"depth_part": "nyu"}
+    lacking = run_suites(trained[0], ["depth"], tmp_path / "nyu", options=options | part, log=str)
+    assert "depth_part=nyu is for images of 640x480 pixels" in lacking.markdown()
 
 
 def test_other_runs_have_no_depth_head(trained, tmp_path):

@@ -145,11 +145,18 @@ def _suite_table(suite: Suite, rows: list[Row]) -> str:
         for figures in columns.values():
             # Rounds halves up.
             figures[f"**{name}**"] = round(mean(figures, members) + 1e-9, 2)
-    header = ["", "ours, %", "images", *(f"{column}, paper" for column in columns), "note"]
+    in_per_cent = all(row.unit == "%" for row in rows)
+    header = [
+        "",
+        "ours, %" if in_per_cent else "ours",
+        "images",
+        *(f"{column}, paper" for column in columns),
+        "note",
+    ]
     cells = [
         [
             row.name,
-            in_per_cent(row),
+            formatted(row) + ("" if in_per_cent or row.unit != "%" else " %"),
             "" if row.images is None else f"{row.images:,}",
             *(str(figures.get(row.name, "")) for figures in columns.values()),
             row.note,
@@ -177,10 +184,12 @@ def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) 
     )
 
 
-def in_per_cent(row: Row) -> str:
-    """Formats accuracy and std in per cent."""
+def formatted(row: Row) -> str:
+    """Formats a metric with its std: a share in per cent without the sign, others in their unit."""
     if row.accuracy is None:
         return ""
+    if row.unit != "%":
+        return f"{row.accuracy:.3f} {row.unit}".strip()
     return f"{100 * row.accuracy:.2f}" + (
         "" if row.deviation is None else f" ± {100 * row.deviation:.2f}"
     )

@@ -24,6 +24,7 @@ from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 from vit_jax.evaluation.features import Extractor, Features, representation
 from vit_jax.evaluation.text_encoder import TextEncoder
+from vit_jax.models.dense.depth_model import DepthModel
 from vit_jax.models.dense.segmenter import Segmenter
 from vit_jax.models.image_model import ImageModel
 from vit_jax.models.retrieval import Paired
@@ -41,6 +42,7 @@ class Row(NamedTuple):
     deviation: float | None = None  # Standard deviation over seeds (n - 1).
     images: int | None = None  # Number of evaluated images.
     note: str = ""
+    unit: str = "%"  # Of a metric that is no share: `m`, or empty.
 
 
 class SuiteOption(NamedTuple):
@@ -128,7 +130,24 @@ class Segmented(NamedTuple):
     shown: Sequence[tuple[int, float, np.ndarray]]
 
 
-Outputs = Classified | Matched | Segmented
+class Ranged(NamedTuple):
+    """Predicted depths of the images of a data set with the largest errors, for a page of pictures.
+
+    Attributes:
+      name: name of the data set.
+      source: these images with their depth maps, the largest error first.
+      range: nearest and farthest evaluated depth in metres.
+      shown: index in the source, RMSE in metres and predicted depth of each image, float32
+        `[height, width]`.
+    """
+
+    name: str
+    source: Source
+    range: tuple[float, float]
+    shown: Sequence[tuple[int, float, np.ndarray]]
+
+
+Outputs = Classified | Matched | Segmented | Ranged
 
 
 class Subject:
@@ -146,8 +165,8 @@ class Subject:
         UserError, and is only called by suites that read texts.
       finetune: trains this checkpoint by a config into a workdir and returns the metrics of the
         last evaluation; None during training.
-      segmenter: loads the model with its segmentation head; None during training. It may raise
-        UserError, and is only called by suites of segmentation.
+      dense: loads the model with its head of a task of dense prediction; None during training. It
+        may raise UserError, and is only called by suites of these tasks.
       num_classes: width of the model's head; 0: it has none.
       class_names: class names of the head, by index; empty if they are unknown.
       options: `batch_size` and other arguments of `Extractor`.
@@ -168,7 +187,7 @@ class Subject:
         *,
         log: Callable[[str], None] = print,
         finetune: Callable | None = None,
-        segmenter: Callable[[], Segmenter] | None = None,
+        dense: Callable[[str], Any] | None = None,
         num_classes: int = 0,
         class_names: Sequence[str] = (),
         **options: Any,
@@ -179,7 +198,7 @@ class Subject:
         self.on_outputs: Callable[[Outputs], None] = lambda outputs: None
         self._load, self._options, self._extractors = load, options, {}
         self._transfer_crop, self._test_crop, self._texts = transfer_crop, test_crop, texts
-        self._segmenter = segmenter
+        self._dense = dense
         self._params = None
 
     @functools.cached_property
@@ -208,8 +227,18 @@ class Subject:
         Raises:
           UserError: there is none.
         """
-        assert self._segmenter is not None  # Suites that need it are not for training.
-        return self._segmenter()
+        assert self._dense is not None  # Suites that need it are not for training.
+        return self._dense("segmentation")
+
+    @functools.cached_property
+    def depth_model(self) -> DepthModel:
+        """The model with its depth head.
+
+        Raises:
+          UserError: there is none.
+        """
+        assert self._dense is not None
+        return self._dense("depth")
 
     @functools.cached_property
     def _loaded(self) -> tuple[nnx.GraphDef, dict, dict]:

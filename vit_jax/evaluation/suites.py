@@ -1,6 +1,7 @@
 """The registry of evaluation suites, one line each."""
 
 from vit_jax.evaluation import (
+    suite_depth,
     suite_fewshot,
     suite_imagenet,
     suite_knn,
@@ -22,5 +23,6 @@ MODULES = (
     suite_zero_shot,
     suite_retrieval,
     suite_segmentation,
+    suite_depth,
 )
 SUITES = {module.SUITE.name: module.SUITE for module in MODULES}

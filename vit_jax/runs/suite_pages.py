@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.decode import Unreadable, decode
-from vit_jax.data.fields import MASK
+from vit_jax.data.fields import DEPTH, MASK
 from vit_jax.data.preprocess import sides
-from vit_jax.evaluation.suite import Classified, Matched, Outputs, Segmented
+from vit_jax.evaluation.suite import Classified, Matched, Outputs, Ranged, Segmented
 from vit_jax.inspection.class_maps import Segments
 from vit_jax.inspection.html_page import render, write_text
+from vit_jax.inspection.page_images import image_address
+from vit_jax.models.dense.palette import coloured_depth, depth_legend
 from vit_jax.runs.answer_sections import answer_figures
 from vit_jax.runs.predictions import Predictions, to_show
 from vit_jax.runs.retrievals import retrieval_figures, retrievals_of
@@ -19,17 +21,21 @@ from vit_jax.runs.retrievals import retrieval_figures, retrievals_of
 # Titles by the suite's name.
 TITLES = {"zero_shot": "Zero-shot classification of {}", "retrieval": "Retrieval of {}"}
 TITLES["segmentation"] = "Segmentation of {}, the lowest mIoU first"
+TITLES["depth"] = "Depth of {}, the largest RMSE first"
 
 
 def write_suite_page(folder: Path, outputs: Outputs) -> Path:
     """Writes the page of a data set into a folder; returns its path."""
     values: dict[str, Any] = {"answers": None, "retrievals": None, "segments": None}
     if isinstance(outputs, Segmented):
-        values["segments"] = _segments(outputs)
+        suite, values["segments"] = "segmentation", _segments(outputs)
+    elif isinstance(outputs, Ranged):
+        suite, values["segments"] = "depth", _depths(outputs)
     elif isinstance(outputs, Classified):
         found = Predictions("test", 0, **outputs.answers)
         shown = to_show(found)
         found = found._replace(shown=shown, images=_pixels(outputs, shown))
+        suite = outputs.suite
         values["answers"] = answer_figures(found, outputs.class_names)
     else:
         found = retrievals_of(
@@ -40,9 +46,9 @@ def write_suite_page(folder: Path, outputs: Outputs) -> Path:
             "test",
             0,
         )
+        suite = outputs.suite
         values["retrievals"] = retrieval_figures(found)
     name = re.sub(r"[^\w.-]", "_", outputs.name)
-    suite = "segmentation" if isinstance(outputs, Segmented) else outputs.suite
     title = TITLES[suite].format(outputs.name)
     path = folder / f"{suite}_{name}.html"
     return write_text(path, render("suite.html", title=title, **values))
@@ -56,6 +62,28 @@ def _segments(outputs: Segmented) -> dict[str, Any]:
         caption = f"mIoU {iou:.1%}"
         segments.add(outputs.source.describe(index), image, [mask, predicted], caption)
     return segments.values("image, true and predicted classes")
+
+
+def _depths(outputs: Ranged) -> dict[str, Any]:
+    """Returns the values of `segments.html`: each image, its true and its predicted depth.
+
+    The range of an image's colours is that of its true depths; unknown pixels are black.
+    """
+    figures, (nearest, farthest) = [], outputs.range
+    for index, rmse, predicted in outputs.shown:
+        image, true = decode(outputs.source[index].image), outputs.source.fields_of(index)[DEPTH]
+        known = (true > nearest) & (true < farthest)
+        ends = true[known].min(), true[known].max()
+        colours = [np.asarray(coloured_depth(x, *ends)).astype(np.uint8) for x in (true, predicted)]
+        colours[0] *= known[..., None]
+        figures.append(
+            dict(
+                name=outputs.source.describe(index),
+                pictures=[*map(image_address, (image, *colours))],
+                caption=f"RMSE {rmse:.3f} m, from {ends[0]:.2f} to {ends[1]:.2f} m",
+            )
+        )
+    return dict(figures=figures, legend=depth_legend(), note="image, true and predicted depth")
 
 
 def suite_pages(folder: Path) -> dict[str, str]:

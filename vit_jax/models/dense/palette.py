@@ -49,6 +49,12 @@ def depth_palette() -> np.ndarray:
     return cv2.applyColorMap(levels, cv2.COLORMAP_INFERNO).reshape(COLOURS, 3)[:, ::-1]
 
 
+def depth_legend() -> dict[str, str]:
+    """Returns the colours of the ends of a range of depths, for HTML."""
+    far, near = ("#" + depth_palette()[level].tobytes().hex() for level in (0, -1))
+    return {"nearest place of the image": near, "farthest": far}
+
+
 def coloured_depth(depth: Any, nearest: Any, farthest: Any) -> Any:
     """Returns depths in colours that are uniform in the inverse depth, the nearest one lightest.
 
