@@ -15,7 +15,7 @@ from vit_jax.checkpoint_crop import checkpoint_crop
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.features import transfer_crop
-from vit_jax.evaluation.results import Results, formatted
+from vit_jax.evaluation.results import Results, in_words
 from vit_jax.evaluation.suite import (
     Impossible,
     Measurement,
@@ -213,8 +213,7 @@ def attempt(results: Results, suite: Suite, measurement: Measurement, subject: S
     rows = measured_rows(suite, measurement, subject, missing)
     results.put(*rows, data=digests)
     for row in rows:
-        figure = formatted(row) + (" %" if row.unit == "%" else "")
-        subject.log(f"{row.name}: {row.note if row.accuracy is None else figure}")
+        subject.log(in_words(row))
 
 
 def measured_rows(

@@ -1,7 +1,7 @@
 """Results of an evaluation: saved after each metric, and shown as a table and as plots."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -139,34 +139,27 @@ def _load(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str], Row]]:
 def _suite_table(suite: Suite, rows: list[Row]) -> str:
     """Returns a table of the rows of a suite and their means, with the published figures."""
     columns = published_figures(suite)
-    ours = {row.name: row.accuracy for row in rows if row.accuracy is not None}
-    for name, members in suite.means(ours).items():
-        rows = [*rows, Row(suite.name, f"**{name}**", mean(ours, members))]
+    measured = {row.name: row.accuracy for row in rows if row.accuracy is not None}
+    for name, members in suite.means(measured).items():
+        rows = [*rows, Row(suite.name, f"**{name}**", mean(measured, members))]
         for figures in columns.values():
             # Rounds halves up.
             figures[f"**{name}**"] = round(mean(figures, members) + 1e-9, 2)
-    in_per_cent = all(row.unit == "%" for row in rows)
-    header = [
-        "",
-        "ours, %" if in_per_cent else "ours",
-        "images",
-        *(f"{column}, paper" for column in columns),
-        "note",
-    ]
-    cells = [
-        [
-            row.name,
-            formatted(row) + ("" if in_per_cent or row.unit != "%" else " %"),
-            "" if row.images is None else f"{row.images:,}",
-            *(str(figures.get(row.name, "")) for figures in columns.values()),
-            row.note,
-        ]
-        for row in rows
-    ]
+    several_units = {row.unit for row in rows} != {"%"}
+    ours = "ours" if several_units else "ours, %"
+    header = ["", ours, "images", *(f"{column}, paper" for column in columns), "note"]
+    cells = [_cells(row, columns.values(), several_units) for row in rows]
     table = [header, ["---"] * len(header), *cells]
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in table
     )
+
+
+def _cells(row: Row, published: Iterable[Mapping[str, float]], sign: bool) -> list[str]:
+    """Returns a line of a suite's table; arguments as in `formatted`."""
+    theirs = [str(figures.get(row.name, "")) for figures in published]
+    images = "" if row.images is None else f"{row.images:,}"
+    return [row.name, formatted(row, sign), images, *theirs, row.note]
 
 
 def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) -> str:
@@ -184,15 +177,23 @@ def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) 
     )
 
 
-def formatted(row: Row) -> str:
-    """Formats a metric with its std: a share in per cent without the sign, others in their unit."""
+def in_words(row: Row) -> str:
+    """Returns a row as a line of the log: its metric, or the reason why there is none."""
+    return f"{row.name}: {row.note if row.accuracy is None else formatted(row, sign=True)}"
+
+
+def formatted(row: Row, sign: bool = False) -> str:
+    """Formats a metric with its std in its unit.
+
+    Args:
+      sign: add the sign of per cent.
+    """
     if row.accuracy is None:
         return ""
     if row.unit != "%":
         return f"{row.accuracy:.3f} {row.unit}".strip()
-    return f"{100 * row.accuracy:.2f}" + (
-        "" if row.deviation is None else f" ± {100 * row.deviation:.2f}"
-    )
+    std = "" if row.deviation is None else f" ± {100 * row.deviation:.2f}"
+    return f"{100 * row.accuracy:.2f}{std}{' %' if sign else ''}"
 
 
 def published_figures(suite: Suite) -> dict[str, dict[str, float]]:
