@@ -187,7 +187,7 @@ class DepthPredictor(SegmentationPredictor):
 
 
 class DetectionPredictor(Predictor):
-    """Predicts objects, with any score; their corners are mapped back to the original image."""
+    """Predicts objects, without a score threshold; corners are those in the original image."""
 
     def __init__(self, crop: TestCrop):
         super().__init__(crop)
@@ -235,7 +235,9 @@ def detections(
 
 
 def original_corners(boxes: np.ndarray, placement: Placement) -> np.ndarray:
-    """Returns left, top, right and bottom in pixels of the original image, clipped to it.
+    """Returns left, top, right and bottom in pixels of the original image.
+
+    They are clipped to the part that the crop shows.
 
     Args:
       boxes: left, top, right and bottom as shares of the crop's sides, `[boxes, 4]`.

@@ -53,7 +53,7 @@ def bit_pretraining(model: str) -> ConfigDict:
 
 
 def masked_autoencoder(model: str) -> ConfigDict:
-    """Returns the values of masked autoencoders on ImageNet-1k, pre-training or fine-tuning.
+    """Returns the config values that MAE's pre-training and fine-tuning on ImageNet-1k share.
 
     Source: 2111.06377.
     """

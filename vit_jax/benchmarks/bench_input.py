@@ -260,7 +260,7 @@ def _pillow_crop(data: bytes, rng: np.random.Generator) -> np.ndarray:
 
 
 def _decode_whole(data: bytes, rng: np.random.Generator) -> np.ndarray:
-    """Decodes all pixels, by libjpeg-turbo where it is built in, and nothing else."""
+    """Decodes the whole image without a resize, by libjpeg-turbo where it is built in."""
     image = decode.open_image(data)
     return image.region(Box(0, 0, image.width, image.height), max(image.height, image.width))
 

@@ -1,4 +1,4 @@
-"""Figures of a model, as in the paper (figures 6, 7, 11 and 14)."""
+"""Figures of a model, as in the paper (figures 6, 7, 10, 11 and 14)."""
 
 from collections.abc import Mapping, Sequence
 

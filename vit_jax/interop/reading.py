@@ -146,7 +146,7 @@ def _options(
     statistics, preprocessing, unknown = library.preprocessing(
         config, _read_json(path, PREPROCESSOR), values["channels"]
     )
-    # A model for any image size has no size of its own.
+    # The preprocessing's size is used only for models of any size, loaded without `image_size`.
     if not family_of(form.model).any_size or image_size is not None:
         statistics.pop("image_size", None)
     assumed = " and ".join(part for part in (assumed, unknown) if part)

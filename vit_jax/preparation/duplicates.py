@@ -263,7 +263,7 @@ def _pair(row: Removed) -> list[tuple[str, str, Thumbnail | None]]:
 
 
 def thumbnail(image: bytes | np.ndarray, side: int = 240) -> Thumbnail | None:
-    """Returns an image, encoded or uint8 `[height, width, 3]`, reduced to at most `side` pixels.
+    """Returns a thumbnail, of at most `side` pixels a side, of an encoded image or an array.
 
     None: it is unreadable.
     """

@@ -1184,7 +1184,7 @@ def _masked_crc(data: bytes) -> int:
 
 
 def parse_example(record: bytes, where: str):
-    """Returns a serialized tf.Example as a message.
+    """Parses a serialized tf.Example to its protobuf message.
 
     Raises:
       UserError: it has another form.

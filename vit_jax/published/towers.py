@@ -39,7 +39,7 @@ def all_towers() -> tuple[Towers, ...]:
 
 
 def find_towers(model: str, pretrained: str, pixels: int | None = None) -> Towers:
-    """Returns the weights of a model by tag or repository, with or without its owner.
+    """Returns a model's published weights by tag, or by repository with or without its owner.
 
     Args:
       pixels: side of the images; of several repositories, one of this size is returned, else the

@@ -104,7 +104,7 @@ def _take_workdir(
 ) -> tuple[Lock | BucketLock | None, Console]:
     """Claims the workdir and logs the run's description; returns the lock and the console.
 
-    One process holds the lock for all of them.
+    Process 0 holds the lock for all processes; in the others it is None.
 
     Args:
       config: the config that is written into the workdir.

@@ -228,7 +228,7 @@ def by_name(figures: Figures, between: str) -> dict[str, float]:
 
 
 def since_start(rows: Sequence[Mapping[str, float]]) -> list[str]:
-    """Returns lines that compare k-NN and matched views before and after training.
+    """Returns lines with k-NN accuracies and matched views, each before and after training.
 
     Args:
       rows: rows of the run, in the order of their steps.

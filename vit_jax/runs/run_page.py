@@ -122,7 +122,7 @@ class RunFiles(NamedTuple):
 
     @property
     def formats(self) -> dict[str, str]:
-        """Formats of the objective's metrics; for earlier versions' runs, the accuracy's alone."""
+        """Formats of the metrics of classes and of the objective, by name."""
         return CLASS_FIGURES | self.saved.manifest.get("metrics", {"accuracy": "share"})
 
     @property

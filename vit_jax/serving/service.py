@@ -334,7 +334,7 @@ class Service:
         return pixels
 
     def _decode(self, image: bytes, where: str) -> Any:
-        """Returns an image as the engine takes it.
+        """Decodes an image to the engine's input.
 
         Raises:
           Refused: it is damaged.

@@ -14,7 +14,8 @@ ONLY = {
     "embed_norm_layer": (None,),
     "pos_embed": ("learn", "none", ""),
 }
-# Arguments with any value: the tensors determine them, or they do not change the model's outputs.
+# Arguments with any value: the tensors determine them, the family's code reads them, or they do not
+# change the model's outputs.
 UNCHECKED = (
     "img_size",
     "patch_size",

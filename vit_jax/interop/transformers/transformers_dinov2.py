@@ -56,7 +56,7 @@ _GATED = (
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns the rules of a model; names start with its type if it has a classifier."""
+    """Returns a model's rules; with a classifier, tensor names start with the model's type."""
     rules = _RULES + (_GATED if values["mlp"] == "swiglu" else _PLAIN)
     if not values["num_classes"]:
         return rules

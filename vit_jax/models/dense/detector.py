@@ -79,7 +79,7 @@ def corners_of(boxes: jax.Array) -> jax.Array:
 
 
 def best_of(predicted: dict[str, Any], most: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the predictions of the last layer with the highest scores, the best first.
+    """Returns the last layer's predictions with the highest scores, the best first.
 
     Args:
       predicted: outputs of a `DetectionHead`.

@@ -33,7 +33,7 @@ _HANDED_IN: ContextVar[type[Objective] | None] = ContextVar(
 
 @contextlib.contextmanager
 def handing_in(objective: type[Objective] | None) -> Iterator[None]:
-    """Lets configs use an objective outside the table by its class name while the context is open.
+    """Lets configs name an objective that is not in `OBJECTIVES` while the context is open.
 
     Raises:
       UserError: it is not a subclass of `Objective`, or has the name of one in the table.
