@@ -1,9 +1,9 @@
 """A depthwise convolution that is fast on CPUs, too, where XLA has no fast kernel for it.
 
 On a CPU it is a sum of shifted elementwise products, which XLA compiles to one loop over the
-channels. A trace contains both variants; the device's is selected at compile time. FLOPs are counted
-for the convolution, and a model exported for any device contains it, too. docs/measurements.md has
-the effect of each variant.
+channels. A trace contains both variants; the device's is selected at compile time. FLOPs are
+counted for the convolution, and a model exported for any device contains it, too.
+docs/measurements.md has the effect of each variant.
 """
 
 import jax

@@ -598,7 +598,7 @@ def _resnet(options: ViTOptions, rngs: nnx.Rngs) -> ResNet | None:
 
 
 def _stack(options: ViTOptions, offsets: int, biases: int) -> Stack:
-    """Returns the settings that a ViT's layers share: options of the same names, and derived ones."""
+    """Returns a ViT's `Stack`: the options named like its fields, and derived settings."""
     names = {field.name for field in dataclasses.fields(Stack)} & options_of(ViTOptions).keys()
     values = {name: getattr(options, name) for name in names} | dict(
         offsets=offsets,
