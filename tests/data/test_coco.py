@@ -207,6 +207,16 @@ def test_missing_images_are_counted(file):
         opened(file)
 
 
+def test_a_segmentation_of_another_size_is_an_error(tmp_path):
+    pytest.importorskip("pycocotools")
+    runs = {"size": [5, 20], "counts": [0, 10, 90]}
+    values = content(annotations=[annotation(0, [0, 0, 2, 5], 90, segmentation=runs)])
+    write(tmp_path / "a.json", values)
+    source = opened(tmp_path / "a.json", fields=("mask",))
+    with pytest.raises(UserError, match="has 20x10 pixels .* a segmentation of 20x5"):
+        source.fields_of(0)
+
+
 def test_objects_without_segmentation_have_no_mask(tmp_path):
     pytest.importorskip("pycocotools")
     write(tmp_path / "a.json", _spoil(content(), segmentation=[]))

@@ -397,9 +397,16 @@ def _pixels(segmentation: list | dict, height: int, width: int, image: str) -> n
             runs = mask.frPyObjects(segmentation, height, width)
         else:
             runs = segmentation
-        return mask.decode(runs).astype(bool)
+        pixels = mask.decode(runs).astype(bool)
     except Exception as error:  # Of its C code.
         raise UserError(f"{image}: a segmentation cannot be read: {error}") from error
+    if pixels.shape != (height, width):
+        rows, columns = pixels.shape
+        raise UserError(
+            f"{image} has {width}x{height} pixels in the COCO file, and a segmentation of "
+            f"{columns}x{rows}: correct its size"
+        )
+    return pixels
 
 
 COCO = SourceKind(
