@@ -31,7 +31,7 @@ MESHES = {
     "all": (2, 2, 2),
     "tensor": (1, 1, 8),
 }
-VIT = dict(name="ViT-Ti/4", dim=64, depth=1, mlp_dim=256, heads=8)
+VIT = dict(name="ViT-Ti/4", dim=64, depth=2, mlp_dim=256, heads=8)
 # Maps of 8x8 and 4x4, of which the first is shifted, and padded.
 SWIN = dict(
     dim=64,
@@ -42,7 +42,7 @@ SWIN = dict(
     dropout=0.1,
     stochastic_depth=0.2,
 )
-DROPOUT = VIT | dict(depth=2, dropout=0.1, stochastic_depth=0.2, pre_logits=True)
+DROPOUT = VIT | dict(dropout=0.1, stochastic_depth=0.2, pre_logits=True)
 CONVNEXT = dict(name="ConvNeXt-T", blocks=(1, 2), widths=(32, 128), stochastic_depth=0.2)
 CODES = dict(name="DVAE", blocks=(1, 1, 1), widths=(32, 32, 64))  # Of 4x4 pixels.
 MODELS = {
@@ -77,7 +77,7 @@ MODELS = {
     "BEiT": VIT | dict(position="bias", position_at="shared"),
     "DVAE": CODES,
     "VQ-KD": VIT | dict(pooling="gap"),
-    "BEiT v2": VIT | dict(depth=2, position="bias", position_at="shared", stochastic_depth=0.2),
+    "BEiT v2": VIT | dict(position="bias", position_at="shared", stochastic_depth=0.2),
     "CLIP": VIT | dict(head_std=0.02),
     "SigLIP": VIT | dict(pooling="map"),
     "SigLIP 2": VIT | dict(pooling="map"),
