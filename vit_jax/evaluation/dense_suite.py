@@ -1,4 +1,4 @@
-"""What the suites of dense prediction share: their data sets, and predictions at original size."""
+"""Shared parts of the suites of dense prediction: data sets, and predictions at original size."""
 
 import functools
 import heapq
@@ -65,7 +65,11 @@ class Predicted:
         self._progress = Progress(described.name, len(source), "images", subject.log)
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields the index and the map of each readable image; raises Stopped if told to."""
+        """Yields the index and the map of each readable image.
+
+        Raises:
+          Stopped: `go_on` returned False.
+        """
         for index, predicted in self._inference(self._source, self._skip):
             if not self._subject.go_on():
                 raise Stopped

@@ -326,7 +326,7 @@ def doubled(x: jax.Array) -> jax.Array:
 
 
 def _doubling(size: int) -> np.ndarray:
-    """Returns the weights of the places of an axis in twice as many, `[2 * size, size]`."""
+    """Returns the matrix that doubles an axis of this length, `[2 * size, size]`."""
     places = np.linspace(0, size - 1, 2 * size)
     return np.maximum(0, 1 - np.abs(places[:, None] - np.arange(size)))
 
