@@ -4,8 +4,8 @@
 file, hf://owner/name. It uploads one folder in timm's format, or in Transformers' for a model that
 timm does not have; vit_jax reads both. The folder contains parameters, preprocessing, class names,
 and a card, README.md, with data, recipe and metrics of the run. The card's code examples for each
-installed library are run here before they are published. A CLIP, SigLIP or run of configs/siglip.py
-is uploaded with both towers and its tokenizer, for Transformers, unless --tower=image is given.
+installed library are run here before they are published. A run of configs/siglip.py is uploaded
+with both towers and its tokenizer, for Transformers; another CLIP or SigLIP with --tower=both.
 
     python -m vit_jax.push WORKDIR owner/name --licence=mit --dry_run=/tmp/model # look at it first
 """
@@ -43,7 +43,7 @@ TOWER = flags.DEFINE_enum(
     "tower",
     None,
     ["both", "image"],
-    "Towers of a model of images and texts to upload; by default both, of a run.",
+    "Towers of a model of images and texts to upload; by default both of a run, else the image's.",
 )
 PUBLIC = flags.DEFINE_bool("public", False, "Make a new model public; by default it is private.")
 REPLACE = flags.DEFINE_bool(
