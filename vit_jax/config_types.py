@@ -322,6 +322,8 @@ class DetectionConfig(Section):
     depth: int
     queries: int
     most: int
+    masks: bool
+    points: int
 
 
 class SegmentationConfig(Section):

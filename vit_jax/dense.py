@@ -5,6 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import cv2
 import jax
 import numpy as np
 from flax import nnx
@@ -21,7 +22,7 @@ from vit_jax.interop.dense import DEPTH, DETECTION, SEGMENTATION, Kind, Task, wi
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.load import build_model
 from vit_jax.models.dense.depth_model import DepthModel
-from vit_jax.models.dense.detector import Detections, Detector
+from vit_jax.models.dense.detector import Best, Detections, Detector
 from vit_jax.models.dense.segmenter import Segmenter
 from vit_jax.models.dense.windows import Windows
 from vit_jax.models.pixels import in_channels
@@ -187,7 +188,7 @@ class DepthPredictor(SegmentationPredictor):
 
 
 class DetectionPredictor(Predictor):
-    """Predicts objects, without a score threshold; corners are those in the original image."""
+    """Predicts objects in pixels of the original image."""
 
     def __init__(self, crop: TestCrop):
         super().__init__(crop)
@@ -199,7 +200,11 @@ class DetectionPredictor(Predictor):
         self._best = best
 
     def stream(
-        self, model: Detector, source: Source, on_unreadable: OnUnreadable
+        self,
+        model: Detector,
+        source: Source,
+        on_unreadable: OnUnreadable,
+        threshold: float = 0.0,
     ) -> Iterator[tuple[int, Detections]]:
         def crops() -> Iterator[tuple[int, Placement, np.ndarray]]:
             for index in range(len(source)):
@@ -212,9 +217,10 @@ class DetectionPredictor(Predictor):
         while batch := list(islice(waiting, BATCH)):
             images = np.stack([pixels for _, _, pixels in batch])
             padded = np.pad(images, ((0, BATCH - len(batch)), (0, 0), (0, 0), (0, 0)))
-            scores, labels, boxes = map(np.asarray, self._best(model, padded))
+            best = jax.tree.map(np.asarray, self._best(model, padded))
             for row, (index, placement, _) in enumerate(batch):
-                yield index, detections(scores[row], labels[row], boxes[row], placement)
+                one = jax.tree.map(lambda x, row=row: x[row], best)
+                yield index, detections(one, placement, threshold)
 
 
 def placed_crop(crop: TestCrop, image: bytes | np.ndarray) -> tuple[Placement, np.ndarray]:
@@ -227,11 +233,22 @@ def placed_crop(crop: TestCrop, image: bytes | np.ndarray) -> tuple[Placement, n
     return crop.place(opened.height, opened.width), crop(opened)
 
 
-def detections(
-    scores: np.ndarray, labels: np.ndarray, boxes: np.ndarray, placement: Placement
-) -> Detections:
-    """Returns the outputs of a detector for a crop as objects of the original image."""
-    return Detections(original_corners(boxes, placement), labels.astype(np.int32), scores)
+def detections(best: Best, placement: Placement, threshold: float = 0.0) -> Detections:
+    """Returns the outputs of a detector for a crop as objects of the original image.
+
+    Args:
+      best: NumPy arrays, without the axis `batch`.
+      placement: the placement of the crop.
+      threshold: least score of an object.
+    """
+    kept = best.scores >= threshold
+    masks = None
+    if best.masks is not None:
+        masks = np.zeros((kept.sum(), *placement.image), bool)
+        for mask, logits in zip(masks, best.masks[kept], strict=True):
+            mask[:] = original_mask(logits, placement)
+    corners = original_corners(best.boxes[kept], placement)
+    return Detections(corners, best.classes[kept].astype(np.int32), best.scores[kept], masks)
 
 
 def original_corners(boxes: np.ndarray, placement: Placement) -> np.ndarray:
@@ -249,3 +266,33 @@ def original_corners(boxes: np.ndarray, placement: Placement) -> np.ndarray:
     corners = boxes.reshape(-1, 2, 2) * [columns, rows] * scale + [box.left, box.top]
     corners = corners.clip([box.left, box.top], [box.right, box.bottom])
     return corners.reshape(-1, 4).astype(np.float32)
+
+
+def original_mask(logits: np.ndarray, placement: Placement) -> np.ndarray:
+    """Returns the pixels of the original image that belong to an object, bool `[height, width]`.
+
+    Logits are interpolated bilinearly.
+
+    Args:
+      logits: float32 `[rows, columns]`, of the whole crop.
+      placement: the placement of the crop.
+    """
+    box = placement.box
+    # Each coordinate of the logits is a * x + b of that of the original image.
+    a, b = np.zeros(2), np.zeros(2)
+    for axis, (start, end) in enumerate(((box.left, box.right), (box.top, box.bottom))):
+        side = 1 - axis
+        share = placement.shown[side] / placement.size[side] / (end - start)
+        a[axis] = share * logits.shape[side]
+        b[axis] = a[axis] * (0.5 - start) - 0.5
+    height, width = placement.image
+    enlarged = cv2.warpAffine(
+        logits.astype(np.float32),
+        np.array([[a[0], 0, b[0]], [0, a[1], b[1]]]),
+        (width, height),
+        flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
+        borderMode=cv2.BORDER_REPLICATE,
+    )
+    x, y = np.arange(width) + 0.5, np.arange(height) + 0.5
+    shown = ((y > box.top) & (y < box.bottom))[:, None] & (x > box.left) & (x < box.right)
+    return (enlarged > 0) & shown

@@ -31,7 +31,8 @@ def write_objects(
 ) -> int:
     """Writes the objects of images, overlays and a page; returns the number of images read.
 
-    `objects.json` has COCO's form: `images`, `annotations` with a `score`, and `categories`.
+    `objects.json` has COCO's form: `images`, `annotations` with a `score`, and `categories`. Masks
+    are run lengths.
 
     Args:
       folder: `objects.json`, `overlays/` and `index.html` are written to it.
@@ -51,8 +52,8 @@ def write_objects(
     def skip(index: int, error: Unreadable | OSError) -> None:
         log(f"unreadable image skipped: {images.describe(index)} ({why_unreadable(error)})")
 
-    for index, found in detector.stream(images, skip):
-        found, image = found.above(threshold), decode(images[index].image)
+    for index, found in detector.stream(images, skip, threshold=threshold):
+        image = decode(images[index].image)
         height, width = image.shape[:2]
         number = len(rows["images"])
         path = as_text(images.path(index))
@@ -94,16 +95,37 @@ def annotations(found: Detections, image: int, first: int) -> list[dict[str, Any
       first: id of the first row.
     """
     rows = []
-    for number, (corners, label, score) in enumerate(zip(*found[:3], strict=True), first):
+    for place, (corners, label, score) in enumerate(zip(*found[:3], strict=True)):
         left, top, right, bottom = corners.tolist()
         box = [left, top, right - left, bottom - top]
-        row = dict(id=number, image_id=image, category_id=int(label), bbox=box, iscrowd=0)
-        rows.append(row | dict(area=box[2] * box[3], score=float(score)))
+        row = dict(image_id=image, category_id=int(label), bbox=box, iscrowd=0)
+        row |= dict(id=first + place, area=box[2] * box[3], score=float(score))
+        if found.masks is not None:
+            mask = found.masks[place]
+            row |= dict(area=int(mask.sum()), segmentation=run_lengths(mask))
+        rows.append(row)
     return rows
 
 
+def run_lengths(mask: np.ndarray) -> dict[str, list[int]]:
+    """Returns a mask as COCO's run lengths: counts of pixels without and with it, column by column.
+
+    Args:
+      mask: bool `[height, width]`.
+    """
+    pixels = mask.T.reshape(-1)
+    edges = np.flatnonzero(np.diff(pixels)) + 1
+    counts = np.diff(np.concatenate([[0], edges, [pixels.size]])).tolist()
+    return dict(size=[*mask.shape], counts=[0, *counts] if pixels[:1].any() else counts)
+
+
 def overlay(image: np.ndarray, found: Detections, class_names: Sequence[str]) -> Image.Image:
-    """Returns an image with the boxes of its objects, and their classes and scores."""
+    """Returns an image with the masks and boxes of its objects, and their classes and scores."""
+    if found.masks is not None:
+        for mask, label in zip(found.masks[::-1], found.labels[::-1], strict=True):
+            colour = voc_palette()[int(label) + 1]
+            image = np.where(mask[..., None], (image + colour.astype(np.uint16)) // 2, image)
+        image = image.astype(np.uint8)
     drawn = Image.fromarray(image)
     pen, width = ImageDraw.Draw(drawn), max(1, round(min(drawn.size) / 200))
     font = ImageFont.load_default(max(10, min(drawn.size) / 28))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vit_jax.planning.hlo import by, read_operations, total
+from vit_jax.planning.hlo import UNKNOWN_LOOP, by, read_operations, total
 
 MODULE = """\
 HloModule jit_train_step, is_scheduled=true
@@ -115,6 +115,16 @@ def test_a_loops_body_counts_as_often_as_it_runs(operations):
 
 def test_a_loop_that_the_compiler_unrolled_by_two_runs_half_as_often():
     assert total(read_operations(MODULE.replace("STEP", "2")), "cycles") == 6 * 1000 + 300
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [("direction=LT", "direction=NE"), ("constant(12)", "parameter(1)")],
+)
+def test_a_loop_that_depends_on_the_data_counts_once(part, other):
+    operations = read_operations(MODULE.replace("STEP", "1").replace(part, other))
+    assert total(operations, "cycles") == 1000 + 300
+    assert [x.name for x in operations if x.kind == UNKNOWN_LOOP] == ["while.1"]
 
 
 def test_a_collective_written_into_several_fusions_counts_once(operations):

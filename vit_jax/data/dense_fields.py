@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from vit_jax.data.fields import BOXES, DEPTH, IGNORED, MASK, Boxes, Field
+from vit_jax.data.fields import BOXES, DEPTH, IGNORED, INSTANCES, MASK, Boxes, Field
 from vit_jax.data.placement import Placement
 from vit_jax.errors import UserError
 
@@ -52,12 +52,49 @@ def boxes_field(size: int, most: int) -> Field:
     return Field(BOXES, (most, 5), np.float32, encode, identity, "boxes")
 
 
+def instances_field(size: int, most: int) -> Field:
+    """Returns the field `instances`: the object of each pixel, uint8 `[size, size]`.
+
+    The value is the object's row in the field `boxes`, or `IGNORED` for none. Where objects
+    overlap, the smaller one is in front.
+
+    Args:
+      size: height and width of the crop in pixels.
+      most: number of rows of the field `boxes`, at most `IGNORED`.
+    """
+    encode = functools.partial(_encode_instances, most=most)
+    identity = f"masks of {most} objects, nearest, {size} pixels"
+    return Field(INSTANCES, (size, size), np.uint8, encode, identity, "map")
+
+
 def _encode_map(values: np.ndarray, placement: Placement, fill: float, dtype: type) -> np.ndarray:
     return placement.place_map(values, fill, np.empty(placement.size, dtype))
 
 
 def _encode_boxes(boxes: Boxes, placement: Placement, most: int) -> np.ndarray:
-    """Returns the boxes in the crop as `boxes_field` describes them.
+    placed, chosen = _place_objects(boxes, placement, most)
+    labels = boxes.labels[chosen]
+    if boxes.crowd is not None:
+        labels = np.where(boxes.crowd[chosen], CROWD - labels, labels)
+    out = np.zeros((most, 5), np.float32)
+    out[:, 4] = NO_OBJECT
+    out[: len(chosen), :4], out[: len(chosen), 4] = placed, labels
+    return out
+
+
+def _encode_instances(boxes: Boxes, placement: Placement, most: int) -> np.ndarray:
+    if boxes.masks is None:
+        raise UserError("the objects have no masks")
+    _, chosen = _place_objects(boxes, placement, most)
+    rows = np.full(placement.image, IGNORED, np.uint8)
+    areas = boxes.masks[chosen].sum((1, 2))
+    for row in np.argsort(-areas, kind="stable").tolist():
+        rows[boxes.masks[chosen[row]]] = row
+    return _encode_map(rows, placement, IGNORED, np.uint8)
+
+
+def _place_objects(boxes: Boxes, placement: Placement, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the boxes in the crop that `boxes_field` describes, and their indices.
 
     Raises:
       UserError: a box is not within the image, or has no area, or the annotations are of an image
@@ -75,11 +112,7 @@ def _encode_boxes(boxes: Boxes, placement: Placement, most: int) -> np.ndarray:
     crowd = np.zeros(len(kept), bool) if boxes.crowd is None else boxes.crowd
     order = np.lexsort((-sides[chosen].prod(1), crowd[chosen]))
     chosen = np.sort(chosen[order[:most]])
-    labels = np.where(crowd, CROWD - boxes.labels, boxes.labels)
-    out = np.zeros((most, 5), np.float32)
-    out[:, 4] = NO_OBJECT
-    out[: len(chosen), :4], out[: len(chosen), 4] = placed[chosen], labels[chosen]
-    return out
+    return placed[chosen], chosen
 
 
 def check_size(annotated: tuple[int, int], actual: tuple[int, int], image: str) -> None:

@@ -10,6 +10,7 @@ from vit_jax.errors import UserError, as_text
 TEXT = "text"  # Captions of an image: one or several strings.
 MASK = "mask"  # Class of each pixel, int `[height, width]`; `IGNORED` where it is unknown.
 BOXES = "boxes"  # `Boxes`, the objects of an image.
+INSTANCES = "instances"  # `Boxes` with masks.
 DEPTH = "depth"  # Metres, float32 `[height, width]`; 0 where it is unknown.
 IGNORED = 255  # Pixels of a mask that neither training nor evaluation counts.
 BACKGROUND = "background"  # Name of the class of pixels that are of no object.

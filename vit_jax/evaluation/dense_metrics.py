@@ -128,7 +128,11 @@ def depth_metrics(
 
 
 def coco_metrics(
-    detections: Sequence[Detections], objects: Sequence[Boxes], classes: int, masks: bool = False
+    detections: Sequence[Detections],
+    objects: Sequence[Boxes],
+    classes: int,
+    masks: bool = False,
+    overlaps: Sequence[np.ndarray] | None = None,
 ) -> dict[str, float]:
     """Returns COCO's metrics of detected objects, computed by pycocotools.
 
@@ -137,6 +141,8 @@ def coco_metrics(
       objects: true objects of each image, with masks if `masks`.
       classes: number of classes.
       masks: compare masks instead of boxes.
+      overlaps: IoU of each detection with each object of an image, `[detections, objects]`; None:
+        it is that of their boxes or masks.
 
     Returns:
       `AP` (mean over IoU thresholds from 0.5 to 0.95), `AP50`, `AP75`, `APs`, `APm` and `APl`
@@ -152,6 +158,22 @@ def coco_metrics(
     except ImportError as error:
         raise UserError("box and mask AP need pycocotools: pip install pycocotools") from error
 
+    class Evaluation(COCOeval):
+        """An evaluation with the given overlaps."""
+
+        def computeIoU(self, imgId: int, catId: int) -> Any:
+            if overlaps is None:
+                return super().computeIoU(imgId, catId)
+            found, true = (
+                table.loadAnns(table.getAnnIds(imgIds=imgId, catIds=catId))
+                for table in (self.cocoDt, self.cocoGt)
+            )
+            if not found or not true:
+                return []
+            found = sorted(found, key=lambda row: -row["score"])[: self.params.maxDets[-1]]
+            places = [row["place"] for row in found], [row["place"] for row in true]
+            return overlaps[imgId][np.ix_(*places)].astype(np.float64)
+
     def indexed(each: Sequence[Boxes] | Sequence[Detections]) -> Any:
         table: Any = COCO()
         table.dataset = dict(
@@ -163,7 +185,7 @@ def coco_metrics(
         return table
 
     with contextlib.redirect_stdout(io.StringIO()):  # It prints its progress and its table.
-        evaluation = COCOeval(indexed(objects), indexed(detections), "segm" if masks else "bbox")
+        evaluation = Evaluation(indexed(objects), indexed(detections), "segm" if masks else "bbox")
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
@@ -191,6 +213,7 @@ def _annotations(each: Sequence[Boxes] | Sequence[Detections]) -> list[dict[str,
             areas = run_lengths.area(codes)
         for index, label in enumerate(found.labels.tolist()):
             row: dict[str, Any] = dict(image_id=number, category_id=label, iscrowd=0)
+            row["place"] = index
             row["id"] = len(rows) + 1  # pycocotools takes the number 0 for "not found".
             row["bbox"] = [*map(float, found.corners[index, :2]), *sides[index].tolist()]
             row["area"] = float(areas[index])

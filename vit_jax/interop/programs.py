@@ -55,7 +55,7 @@ class Objects(nnx.Module):
 
         An object is left, top, right and bottom in [0, 1] of the image, the score and the class.
         """
-        scores, labels, boxes = self.detector(images)
+        scores, labels, boxes, _ = self.detector(images)
         columns = scores[..., None], labels[..., None].astype(boxes.dtype)
         return jnp.concatenate([boxes, *columns], axis=-1)
 

@@ -678,6 +678,14 @@ class DetectionOptions:
     most: int = option(
         100, whole(1, 10000), "True objects of an image; of more, the largest are used.", smoke=10
     )
+    masks: bool = option(False, flag(), "Predict the pixels of each object, too.")
+    points: int = option(
+        12544,
+        whole(4, 2**24),
+        "Points at which the loss of a mask is computed.",
+        smoke=64,
+        requires=only_with("detection.masks", True),
+    )
 
 
 @options

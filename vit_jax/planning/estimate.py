@@ -11,7 +11,7 @@ from vit_jax.models import abstract, count_parameters, model_factory
 from vit_jax.parallel.chips import GIB
 from vit_jax.planning.compile import Compiled, Memory, Slice, compile_step
 from vit_jax.planning.cost import Cost, Workload, cost, data_set_size
-from vit_jax.planning.hlo import by, total
+from vit_jax.planning.hlo import UNKNOWN_LOOP, by, total
 from vit_jax.runs.assemble import step_count
 from vit_jax.runs.frozen_model import frozen_shapes
 from vit_jax.training.objectives import abstract_objective
@@ -32,6 +32,7 @@ class Estimate:
     compile_seconds: float = 0.0
     step_seconds: float | None = None  # None if it does not fit.
     slowest_seconds: float | None = None  # From a roofline: the step if no operation is fused.
+    unknown_loops: int = 0  # Loops whose number of iterations depends on the data.
     flops: float | None = None  # Compiled, of a step on all devices.
     collectives: dict[str, int] | None = None  # Bytes of a step by kind.
     link_seconds: float | None = None  # Their time if it is not overlapped with computation.
@@ -138,6 +139,7 @@ def _speed(compiled: Compiled, job: Workload, where: Slice, prices: dict[str, di
     return dict(
         step_seconds=seconds,
         flops=total(operations, "flops") * where.devices,
+        unknown_loops=sum(operation.kind == UNKNOWN_LOOP for operation in operations),
         collectives=sent,
         link_seconds=links,
         parts={
@@ -180,6 +182,9 @@ def table(plan: Estimate) -> str:
     if plan.slowest_seconds:
         slower = plan.slowest_seconds / plan.step_seconds
     lines += [*_time_rows(plan, slower), *_run_rows(plan, slower)]
+    if plan.unknown_loops:
+        words = f"{plan.unknown_loops}, each counted as one iteration"
+        lines.append(_row("loops of unknown length", words))
     if plan.parts:
         lines += ["", "a step by part"]
         for part, seconds in plan.parts.items():

@@ -1,7 +1,8 @@
 """Parser of a TPU's optimized HLO: operations of a step, their runs and estimated cycles.
 
 The TPU compiler writes its own estimate of each operation, in cycles of the core, into the
-operation's `backend_config`. A loop's body is written once and counts as often as it runs.
+operation's `backend_config`. A loop's body is written once and counts as often as it runs; once, if
+that depends on the data, as in the matching of detections.
 """
 
 import math
@@ -15,6 +16,8 @@ from vit_jax.models.model_card import count_taps
 
 # The named scopes of `training/step.py`.
 SCOPES = ("augmentation", "gradients", "loss", "optimizer", "objective_state")
+# Kind of a loop whose number of iterations depends on the data.
+UNKNOWN_LOOP = "loop of unknown length"
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128} | {
     f"{kind}{bits}": bits for kind in "suf" for bits in (4, 8, 16, 32, 64)
@@ -50,7 +53,10 @@ def by(operations: Iterable[Operation], key: str, value: str) -> dict[str, int]:
 
 
 def read_operations(text: str) -> list[Operation]:
-    """Returns all operations of the module `compiled.as_text()` that cost something."""
+    """Returns the operations of the module `compiled.as_text()` that cost something.
+
+    Loops of unknown length are among them.
+    """
     module = _Module(text)
     operations, seen = [], set()
     for times, instruction in module.walk(module.entry):
@@ -65,7 +71,9 @@ def read_operations(text: str) -> list[Operation]:
                 kind, sent = name, sent + module.payload(inner)
         cycles = re.search(r'"estimated_cycles":"(\d+)"', instruction.rest)
         cycles, flops = int(cycles[1]) if cycles else 0, module.flops(instruction)
-        if cycles or flops or sent:
+        if instruction.opcode == "while" and module.turns(instruction) is None:
+            kind = UNKNOWN_LOOP
+        if cycles or flops or sent or kind == UNKNOWN_LOOP:
             source = re.search(r'op_name="([^"]*)"', instruction.rest)
             source, part = source[1] if source else "", module.part(instruction)
             operations.append(
@@ -120,7 +128,7 @@ class _Module:
         for instruction in self.computations[name].instructions.values():
             yield times, instruction
             if instruction.opcode == "while":
-                turns = self.turns(instruction)
+                turns = self.turns(instruction) or 1
                 for inner in _called(instruction, "condition", "body"):
                     yield from self.walk(inner, times * turns)
             elif instruction.opcode in ("call", "conditional", "async-start"):
@@ -134,18 +142,19 @@ class _Module:
                 for inner in _called(instruction, *names):
                     yield from self.walk(inner, times)
 
-    def turns(self, loop: _Instruction) -> int:
-        """Returns a loop's number of iterations: its counter goes from 0 to a constant."""
+    def turns(self, loop: _Instruction) -> int | None:
+        """Returns a loop's number of iterations; None: no counter goes from 0 to a constant."""
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
             return int(known[1])
         (condition,), (body,) = _called(loop, "condition"), _called(loop, "body")
         condition, body = self.computations[condition], self.computations[body]
         test = condition.root
+        if test.opcode != "compare" or "direction=LT" not in test.rest:
+            return None
         limits = [self._constant(condition, name) for name in test.operands]
         index = _first_index([condition.instructions[name] for name in test.operands])
-        is_less = test.opcode == "compare" and "direction=LT" in test.rest
-        if not is_less or limits[1] is None or index is None:
-            raise ValueError(f"cannot determine how often the loop {loop.name} runs")
+        if limits[1] is None or index is None:
+            return None
         following = body.instructions[body.root.operands[index]]
         if following.opcode != "add":
             return math.ceil(limits[1])

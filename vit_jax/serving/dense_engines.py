@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import cv2
+import jax
 import numpy as np
 
 from vit_jax.data.placement import Placement
@@ -20,6 +21,7 @@ from vit_jax.models.dense.detector import Detections, Detector
 from vit_jax.models.dense.segmenter import Segmenter
 from vit_jax.models.dense.windows import Windows
 from vit_jax.object_files import overlay as draw_objects
+from vit_jax.object_files import run_lengths
 from vit_jax.serving.engine import Asked, Engine
 
 SIDE = 1024  # Pixels of the longest side of a picture.
@@ -149,10 +151,10 @@ class DetectorEngine(Engine):
         self, images: Sequence[tuple[Placement, np.ndarray]], classes: Sequence[Any] = ()
     ) -> list[Detections]:
         """Returns the objects of each image, in pixels of the original."""
-        rows = zip(*self._values([pixels for _, pixels in images]), strict=True)
+        best = self._values([pixels for _, pixels in images])
         return [
-            detections(scores, labels, boxes, placement).above(self._threshold)
-            for (scores, labels, boxes), (placement, _) in zip(rows, images, strict=True)
+            detections(jax.tree.map(lambda x, row=row: x[row], best), placement, self._threshold)
+            for row, (placement, _) in enumerate(images)
         ]
 
     def answer(
@@ -160,10 +162,13 @@ class DetectorEngine(Engine):
     ) -> dict[str, Any]:
         placement, pixels = image
         objects = []
-        for corners, label, score in zip(*result[:3], strict=True):
+        for number, (corners, label, score) in enumerate(zip(*result[:3], strict=True)):
             left, top, right, bottom = corners.tolist()
             box = [left, top, right - left, bottom - top]
-            objects.append({"class": self._names[label], "score": float(score), "box": box})
+            found = {"class": self._names[label], "score": float(score), "box": box}
+            if result.masks is not None:
+                found["segmentation"] = run_lengths(result.masks[number])
+            objects.append(found)
         answer: dict[str, Any] = {"objects": objects}
         height, width = placement.shown
         shown = pixels[:height, :width]
@@ -174,6 +179,25 @@ class DetectorEngine(Engine):
             factor = max(1, SIDE // max(shown.shape))
             large = cv2.resize(shown, None, fx=factor, fy=factor, interpolation=cv2.INTER_CUBIC)
             drawn = result._replace(corners=factor * placement.place_boxes(result.corners))
+            if result.masks is not None:
+                drawn = drawn._replace(masks=_on_picture(result.masks, placement, large.shape))
             picture = draw_objects(large, drawn, self._names)
             answer["overlay"] = image_address(np.asarray(picture), SIDE)
         return answer
+
+
+def _on_picture(masks: np.ndarray, placement: Placement, size: tuple[int, ...]) -> np.ndarray:
+    """Returns masks of an original image on the enlarged picture of its crop.
+
+    Args:
+      masks: bool `[objects, height, width]`.
+      placement: the placement of the crop.
+      size: height and width of the picture.
+    """
+    height, width = placement.shown
+    out = np.zeros((len(masks), *size[:2]), bool)
+    for mask, enlarged in zip(masks, out, strict=True):
+        placed = placement.place_map(mask, False, np.zeros(placement.size, np.uint8))
+        shown = np.ascontiguousarray(placed[:height, :width])
+        enlarged[:] = cv2.resize(shown, size[1::-1], interpolation=cv2.INTER_NEAREST)
+    return out

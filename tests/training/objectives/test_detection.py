@@ -107,7 +107,8 @@ def test_focal_losses_are_their_definition():
 def test_best_predictions_come_first():
     logits = jnp.array([[[[0.0, 3.0], [2.0, -1.0]]]])
     boxes = jnp.array([[[[0.5, 0.5, 0.2, 0.2], [0.9, 0.9, 0.4, 0.4]]]])
-    scores, classes, corners = best_of({"classes": logits, "boxes": boxes}, 3)
+    scores, classes, corners, masks = best_of({"classes": logits, "boxes": boxes}, 3)
+    assert masks is None
     assert classes.tolist() == [[1, 0, 0]]
     assert np.all(np.diff(scores[0]) <= 0)
     np.testing.assert_allclose(corners[0, 1], [0.7, 0.7, 1.0, 1.0], atol=1e-6)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.data.class_names import numbers_by_name
-from vit_jax.data.fields import BOXES, DEPTH, MASK, TEXT, Boxes
+from vit_jax.data.fields import BOXES, DEPTH, INSTANCES, MASK, TEXT, Boxes
 from vit_jax.errors import UserError, nearest
 
 
@@ -368,6 +368,7 @@ REMEDIES = {
     "masks",
     BOXES: "boxes: give a COCO file (data.source=coco), or a data set with boxes "
     "(data.source=tfds)",
+    INSTANCES: "masks of objects: give a COCO file with segmentations (data.source=coco)",
     DEPTH: "depth maps: give a folder with images and depth maps (data.source=depth)",
 }
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax.data.decode import Unreadable, open_image
 from vit_jax.data.dense_fields import TOLERANCE, check_size
-from vit_jax.data.fields import BACKGROUND, BOXES, IGNORED, MASK, Boxes
+from vit_jax.data.fields import BACKGROUND, BOXES, IGNORED, INSTANCES, MASK, Boxes
 from vit_jax.data.sources.base import Example, Source, spread
 from vit_jax.data.sources.folder import file_sizes, read_file
 from vit_jax.data.sources.folder_rules import split_name
@@ -36,8 +36,8 @@ class Coco(Source):
       shapes: height and width of each image, int64 `[images, 2]`.
       starts: the first object of each image, and the number of objects, int64 `[images + 1]`.
       objects: corners, labels and crowds of all objects.
-      fields: `boxes`, or `mask`, or both.
-      segmentations: COCO's `segmentation` of each object; empty without the field `mask`.
+      fields: names among `boxes`, `instances` and `mask`.
+      segmentations: COCO's `segmentation` of each object; empty if no field needs them.
     """
 
     file: str
@@ -64,9 +64,12 @@ class Coco(Source):
         return ()
 
     def fields_of(self, index):
-        values = {BOXES: self._boxes(index)}
+        boxes = self._boxes(index)
+        if self.segmentations:
+            boxes = boxes._replace(masks=self._masks(index))
+        values: dict[str, Any] = {BOXES: boxes, INSTANCES: boxes}
         if MASK in self.fields:
-            values[MASK] = self._mask(index)
+            values[MASK] = self._mask(index, boxes)
         return {name: values[name] for name in self.fields}
 
     def known_fields(self, indices=None):
@@ -102,20 +105,24 @@ class Coco(Source):
             height, width = self.shapes[index].tolist()
             check_size((height, width), (image.height, image.width), self.describe(index))
 
-    def _mask(self, index: int) -> np.ndarray:
+    def _masks(self, index: int) -> np.ndarray:
+        """Returns the pixels of each object, bool `[objects, height, width]`."""
+        height, width = self.shapes[index].tolist()
+        part = slice(self.starts[index], self.starts[index + 1])
+        masks = [
+            _pixels(one, height, width, self.describe(index)) for one in self.segmentations[part]
+        ]
+        return np.array(masks, bool).reshape(-1, height, width)
+
+    def _mask(self, index: int, boxes: Boxes) -> np.ndarray:
         """Returns the class of each pixel, uint8 `[height, width]`; crowds are `IGNORED`.
 
         Smaller objects are in front of larger ones.
         """
-        height, width = self.shapes[index].tolist()
-        result = np.zeros((height, width), np.uint8)
-        first, boxes = self.starts[index], self._boxes(index)
-        parts = [
-            _pixels(self.segmentations[first + number], height, width, self.describe(index))
-            for number in range(len(boxes.labels))
-        ]
-        for number in sorted(range(len(parts)), key=lambda number: -int(parts[number].sum())):
-            result[parts[number]] = IGNORED if boxes.crowd[number] else boxes.labels[number]
+        result = np.zeros(self.shapes[index], np.uint8)
+        areas = boxes.masks.sum((1, 2))
+        for number in np.argsort(-areas, kind="stable").tolist():
+            result[boxes.masks[number]] = IGNORED if boxes.crowd[number] else boxes.labels[number]
         return result
 
 
@@ -243,7 +250,7 @@ def _source(listed: Listed, content: Mapping[str, Any], options: SourceOptions) 
     images = content["images"]
     files = tuple(str(image["file_name"]) for image in images)
     shapes = np.array([(image["height"], image["width"]) for image in images], np.int64)
-    fields = tuple(name for name in (BOXES, MASK) if name in options.fields) or (BOXES,)
+    fields = tuple(name for name in (BOXES, INSTANCES, MASK) if name in options.fields) or (BOXES,)
     names, number = _classes(listed.file, content, MASK in fields, options.class_names)
     annotations, place = _in_order(listed.file, content)
     boxes = _boxes(listed.file, annotations, number)
@@ -261,7 +268,7 @@ def _source(listed: Listed, content: Mapping[str, Any], options: SourceOptions) 
         Boxes(corners[kept].astype(np.float32), boxes.labels[kept], None, boxes.crowd[kept]),
         names,
         fields,
-        _segmentations(listed.file, annotations, kept) if MASK in fields else (),
+        _segmentations(listed.file, annotations, kept) if {INSTANCES, MASK} & {*fields} else (),
         {EMPTY: removed} if removed else {},
     )
 

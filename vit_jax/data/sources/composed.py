@@ -27,7 +27,7 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.data import scenes
-from vit_jax.data.fields import BACKGROUND, BOXES, MASK, TEXT, Boxes
+from vit_jax.data.fields import BACKGROUND, BOXES, INSTANCES, MASK, TEXT, Boxes
 from vit_jax.data.kept_images import kept_images
 from vit_jax.data.scenes import (
     BARS,
@@ -116,9 +116,10 @@ class Composed(Source):
             values[TEXT] = (caption_of(scene, class_names(self.collection)),)
         if MASK in self.fields:
             values[MASK] = self._pixels(index)[..., 1]
-        if BOXES in self.fields:
+        if {BOXES, INSTANCES} & {*self.fields}:
             numbers, classes = np.moveaxis(self._pixels(index), -1, 0)
-            values[BOXES] = boxes_of(numbers, classes if MASK in self.fields else classes - 1)
+            boxes = boxes_of(numbers, classes if MASK in self.fields else classes - 1)
+            values |= {name: boxes for name in (BOXES, INSTANCES) if name in self.fields}
         return values
 
     def objects(self, index: int) -> Objects:
@@ -183,7 +184,7 @@ def composed(layout: str, split: str, options: SourceOptions) -> Composed:
         name,
         split_range(split, IMAGES[name]),
         options.image_size,
-        tuple(name for name in (TEXT, MASK, BOXES) if name in options.fields),
+        tuple(name for name in (TEXT, MASK, BOXES, INSTANCES) if name in options.fields),
     )
 
 

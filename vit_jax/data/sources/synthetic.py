@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from vit_jax.data.fields import BOXES, DEPTH, IGNORED, MASK, TEXT, Boxes
+from vit_jax.data.fields import BOXES, DEPTH, IGNORED, INSTANCES, MASK, TEXT, Boxes
 from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.kind import SourceKind
 
@@ -17,7 +17,7 @@ class Synthetic(Source):
     num_classes: int
     size: int = 64
     max_labels: int = 1
-    fields = (TEXT, MASK, BOXES, DEPTH)
+    fields = (TEXT, MASK, BOXES, INSTANCES, DEPTH)
 
     @property
     def class_names(self):
@@ -39,8 +39,11 @@ class Synthetic(Source):
         mask = mask[rows[:, None], rows]
         half = self.image_size / 2
         corners = np.array([[0, 0, half, half], [half, half, 2 * half, 2 * half]], np.float32)
-        boxes = Boxes(corners, np.array([0, self.num_classes - 1], np.int32))
-        return {TEXT: (text,), MASK: mask, BOXES: boxes, DEPTH: 1 + mask.astype(np.float32)}
+        masks = (rows >= 2) == np.array([False, True])[:, None]
+        masks = masks[:, :, None] & masks[:, None]
+        boxes = Boxes(corners, np.array([0, self.num_classes - 1], np.int32), masks)
+        depth = 1 + mask.astype(np.float32)
+        return {TEXT: (text,), MASK: mask, BOXES: boxes, INSTANCES: boxes, DEPTH: depth}
 
     def describe(self, index):
         return f"synthetic image {index}"

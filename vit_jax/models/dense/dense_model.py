@@ -61,7 +61,7 @@ class DenseModel(nnx.Module):
         return self.head(self.model, images, None, statistics or None)
 
     def stream(
-        self, source: Any, on_unreadable: Callable[[int, Any], None]
+        self, source: Any, on_unreadable: Callable[[int, Any], None], **options: Any
     ) -> Iterator[tuple[int, Any]]:
         """Yields the index and the prediction of each readable image, of its size.
 
@@ -70,11 +70,12 @@ class DenseModel(nnx.Module):
         Args:
           source: a data source.
           on_unreadable: callback for the index of an unreadable image, and the error.
+          **options: `whole` of a segmenter, `threshold` of a detector.
 
         Raises:
           UserError: the model was not loaded from a run.
         """
-        return self._loaded.stream(self, source, on_unreadable)
+        return self._loaded.stream(self, source, on_unreadable, **options)
 
     @property
     def _loaded(self) -> Any:

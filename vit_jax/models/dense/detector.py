@@ -30,7 +30,8 @@ class Detections(NamedTuple):
 
     def above(self, threshold: float) -> "Detections":
         """Returns the objects whose score is at least the threshold."""
-        return Detections(*(x[self.scores >= threshold] for x in self[:3]))
+        kept = self.scores >= threshold
+        return Detections(*(None if x is None else x[kept] for x in self))
 
 
 def least_score(threshold: float | None) -> float:
@@ -44,14 +45,30 @@ def least_score(threshold: float | None) -> float:
     return LEAST_SCORE if threshold is None else threshold
 
 
+class Best(NamedTuple):
+    """The predictions with the highest scores of a batch, the best first.
+
+    Attributes:
+      scores: `[batch, objects]`.
+      classes: int32 `[batch, objects]`.
+      boxes: left, top, right and bottom in [0, 1], `[batch, objects, 4]`.
+      masks: logits `[batch, objects, rows, columns]`; None: the head predicts boxes only.
+    """
+
+    scores: jax.Array
+    classes: jax.Array
+    boxes: jax.Array
+    masks: jax.Array | None
+
+
 class Detector(DenseModel):
     """A model of images with a head that predicts a set of objects."""
 
     loaded_by = "load_detector"
     output = "objects", "left, top, right and bottom in [0, 1] of the input, score, class"
 
-    def __call__(self, images: Any, most: int = 100) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns scores, classes and boxes of the most certain objects; see `best_of`.
+    def __call__(self, images: Any, most: int = 100) -> Best:
+        """Returns the most certain objects; see `best_of`.
 
         Args:
           images: of the model's size, as in `ImageModel.__call__`.
@@ -69,7 +86,7 @@ class Detector(DenseModel):
         Raises:
           UserError: an image cannot be read, or the detector was not loaded from a run.
         """
-        return [found.above(threshold) for found in self._loaded(self, images)]
+        return self._loaded(self, images, threshold=threshold)
 
 
 def corners_of(boxes: jax.Array) -> jax.Array:
@@ -78,21 +95,21 @@ def corners_of(boxes: jax.Array) -> jax.Array:
     return jnp.concatenate([centres - half, centres + half], axis=-1)
 
 
-def best_of(predicted: dict[str, Any], most: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the last layer's predictions with the highest scores, the best first.
+def best_of(predicted: dict[str, Any], most: int) -> Best:
+    """Returns the last layer's predictions with the highest scores.
 
     Args:
       predicted: outputs of a `DetectionHead`.
       most: number of predictions; at most that of queries times classes.
-
-    Returns:
-      Scores `[batch, most]`, classes int32 `[batch, most]`, and boxes as left, top, right and
-      bottom in [0, 1], `[batch, most, 4]`.
     """
     logits, boxes = predicted["classes"][-1], corners_of(predicted["boxes"][-1]).clip(0, 1)
     batch, queries, classes = logits.shape
     scores, best = jax.lax.top_k(
         nnx.sigmoid(logits).reshape(batch, -1), min(most, queries * classes)
     )
-    chosen = jnp.take_along_axis(boxes, (best // classes)[..., None], axis=1)
-    return scores, best % classes, chosen
+    chosen = (best // classes)[..., None]
+    masks = None
+    if "masks" in predicted:
+        embeddings = jnp.take_along_axis(predicted["masks"][-1], chosen, axis=1)
+        masks = jnp.einsum("bqd,bhwd->bqhw", embeddings, predicted["pixels"])
+    return Best(scores, best % classes, jnp.take_along_axis(boxes, chosen, axis=1), masks)

@@ -14,7 +14,7 @@ from flax import nnx
 
 from vit_jax.models import initializers
 from vit_jax.models.attention import attend
-from vit_jax.models.dense.neck import make_neck, places_of
+from vit_jax.models.dense.neck import NormedConv, make_neck, places_of
 from vit_jax.models.dense.pyramid import pyramid, widths_of
 from vit_jax.models.image_model import ImageModel
 from vit_jax.options.objective import DetectionOptions
@@ -34,6 +34,7 @@ class DetectionHead(nnx.Module):
       dim: width of the pyramid and of the decoder.
       queries: number of predicted objects; at most the number of places.
       depth: number of decoder layers; 0: the proposals are the predictions.
+      masks: predict the pixels of the objects, too.
       frozen: the model is not trained, so it runs without dropout.
       rngs: random keys for initialization.
     """
@@ -46,6 +47,7 @@ class DetectionHead(nnx.Module):
         dim: int,
         queries: int,
         depth: int,
+        masks: bool = False,
         frozen: bool = False,
         rngs: nnx.Rngs,
     ):
@@ -59,6 +61,7 @@ class DetectionHead(nnx.Module):
         self.layers = nnx.Dict(
             {f"{layer:02d}": DecoderLayer(dim, num_classes, rngs=rngs) for layer in range(depth)}
         )
+        self.masks = MaskBranch(dim, rngs=rngs) if masks else None
 
     def __call__(
         self,
@@ -71,7 +74,9 @@ class DetectionHead(nnx.Module):
 
         Returns:
           `classes`, logits `[1 + depth, batch, queries, classes]`, and `boxes`, centre x, centre y,
-          width and height in [0, 1] of the image, `[1 + depth, batch, queries, 4]`; float32.
+          width and height in [0, 1] of the image, `[1 + depth, batch, queries, 4]`; float32. With
+          masks also `pixels`, `[batch, rows, columns, dim]`, and `masks`, `[1 + depth, batch,
+          queries, dim]`: their products are the logits of the masks.
         """
         stages = pyramid(model, images, None if self.frozen else rngs)
         levels = self.neck([stage.astype(jnp.float32) for stage in stages])
@@ -89,12 +94,20 @@ class DetectionHead(nnx.Module):
 
         predicted = [(chosen(classes), chosen(boxes))]
         x = self.query_norm(jax.lax.stop_gradient(chosen(memory)))
+        queries = [x]
         for layer in self.layers.values():
             boxes = jax.lax.stop_gradient(predicted[-1][1])
             x, own = layer(x, boxes, memory, positions)
+            queries.append(x)
             predicted.append(own)
         classes, boxes = map(jnp.stack, zip(*predicted, strict=True))
-        return {"classes": classes, "boxes": boxes}
+        outputs = {"classes": classes, "boxes": boxes}
+        if self.masks is not None:
+            outputs |= {
+                "masks": self.masks.of_queries(jnp.stack(queries)),
+                "pixels": self.masks.of_pixels(levels[0]),
+            }
+        return outputs
 
 
 def detection_head(
@@ -106,7 +119,8 @@ def detection_head(
     rngs: nnx.Rngs,
 ) -> DetectionHead:
     """Returns the detection head of a config for a model, which may be abstract."""
-    sizes = dict(dim=options.dim, queries=options.queries, depth=options.depth)
+    sizes: dict[str, Any] = dict(dim=options.dim, queries=options.queries, depth=options.depth)
+    sizes["masks"] = options.masks
     return DetectionHead(model, num_classes, **sizes, frozen=frozen, rngs=rngs)
 
 
@@ -165,6 +179,30 @@ class DecoderLayer(nnx.Module):
         x = x + self.across(self.norms[1](x) + own, memory + positions, memory)
         x = x + self.mlp[1](nnx.relu(self.mlp[0](self.norms[2](x))))
         return x, self.predict(self.norms[3](x), boxes)
+
+
+class MaskBranch(nnx.Module):
+    """Embeddings whose products are the logits of masks, as in Mask DINO (Li et al., 2206.02777).
+
+    They are divided by the root of their width, so that initial probabilities are close to a half.
+    """
+
+    def __init__(self, dim: int, *, rngs: nnx.Rngs):
+        self.smooth = NormedConv(dim, dim, 3, rngs=rngs)
+        self.pixels = nnx.Linear(dim, dim, kernel_init=initializers.lecun(), rngs=rngs)
+        self.norm = nnx.LayerNorm(dim, rngs=rngs)
+        self.mlp = nnx.List([nnx.Linear(dim, dim, rngs=rngs) for _ in range(3)])
+
+    def of_pixels(self, finest: jax.Array) -> jax.Array:
+        """Maps the finest level of the pyramid, `[batch, rows, columns, dim]`, to embeddings."""
+        return self.pixels(nnx.relu(self.smooth(finest)))
+
+    def of_queries(self, x: jax.Array) -> jax.Array:
+        """Maps queries, `[..., dim]`, to embeddings."""
+        x = self.norm(x)
+        for number, layer in enumerate(self.mlp):
+            x = layer(nnx.relu(x) if number else x)
+        return x * x.shape[-1] ** -0.5
 
 
 class PlacedAttention(nnx.Module):

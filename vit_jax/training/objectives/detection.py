@@ -1,17 +1,18 @@
 """Object detection: a set of boxes with classes, matched one to one with the true objects.
 
-Costs and weights are those of Deformable DETR (Zhu et al., 2010.04159).
+Costs and weights are those of Deformable DETR (Zhu et al., 2010.04159), and those of masks Mask
+DINO's (Li et al., 2206.02777).
 """
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.data.dense_fields import boxes_field, boxes_of
-from vit_jax.data.fields import BOXES, Field
+from vit_jax.data.dense_fields import CROWD, NO_OBJECT, boxes_field, boxes_of, instances_field
+from vit_jax.data.fields import BOXES, IGNORED, INSTANCES, Field
 from vit_jax.errors import UserError
 from vit_jax.evaluation.dense_metrics import coco_metrics
 from vit_jax.models.dense.detector import Detections, best_of, corners_of
@@ -21,6 +22,16 @@ from vit_jax.training.objectives.box_losses import (
     centred,
     focal_losses,
     generalized_iou,
+)
+from vit_jax.training.objectives.mask_losses import (
+    Points,
+    Targets,
+    draw_points,
+    most_uncertain,
+    pair_losses,
+    point_losses,
+    sample,
+    sample_targets,
 )
 from vit_jax.training.objectives.matching import match
 from vit_jax.training.objectives.objective import (
@@ -36,6 +47,26 @@ COUNT = "objects_per_image"  # Entry of a prepared batch.
 DETECTIONS = 100  # Of an image, in COCO's metrics.
 # Weights of a term in the matching cost and in the loss.
 CLASS_WEIGHT, BOX_WEIGHT, GIOU_WEIGHT = 2.0, 5.0, 2.0
+MASK_WEIGHT, DICE_WEIGHT = 5.0, 5.0
+WEIGHTS = {
+    "class_loss": CLASS_WEIGHT,
+    "box_loss": BOX_WEIGHT,
+    "giou_loss": GIOU_WEIGHT,
+    "mask_loss": MASK_WEIGHT,
+    "dice_loss": DICE_WEIGHT,
+}
+
+
+class SampledMasks(NamedTuple):
+    """Embeddings of pixels and true masks at the points of an image's loss.
+
+    Attributes:
+      pixels: `Points` of `[points, dim]`.
+      true: `Points` of `[objects, points]`.
+    """
+
+    pixels: Points
+    true: Points
 
 
 class Detection(Objective):
@@ -43,22 +74,24 @@ class Detection(Objective):
 
     For the proposals and for each layer of the decoder, the loss is the focal loss of all
     predictions, and the L1 distance and the generalized IoU loss of the matched ones, weighted 2, 5
-    and 2. Their sum is divided by the batch's mean number of objects in an image; in evaluation, by
-    the image's own, at least 1.
+    and 2. With masks, the cross-entropy and the dice loss of the matched masks at points (as in
+    `mask_losses.py`) are added, both weighted 5. The sum is divided by the batch's mean number of
+    objects in an image; in evaluation, by the image's own, at least 1.
 
     Args:
       head: the head.
       num_classes: number of classes.
+      points: number of points of a mask's loss.
     """
 
     section = "detection"
     own_classes = True
-    made_by = ("dim", "depth", "queries")
+    made_by = ("dim", "depth", "queries", "masks")
     metrics: ClassVar = {"class_loss": "number", "box_loss": "number", "giou_loss": "number"}
     split_metrics: ClassVar = {"ap": "share", "ap50": "share"}
 
-    def __init__(self, head: DetectionHead, num_classes: int):
-        self.head, self.num_classes = head, num_classes
+    def __init__(self, head: DetectionHead, num_classes: int, points: int = 0):
+        self.head, self.num_classes, self.points = head, num_classes, points
 
     @staticmethod
     def sees_length(config: RunOptions) -> bool:
@@ -66,7 +99,9 @@ class Detection(Objective):
 
     @staticmethod
     def fields(config: RunOptions) -> tuple[Field, ...]:
-        return (boxes_field(config.data.image_size, config.detection.most),)
+        size, options = config.data.image_size, config.detection
+        boxes = boxes_field(size, options.most)
+        return (boxes, instances_field(size, options.most)) if options.masks else (boxes,)
 
     @classmethod
     def make(cls, config: RunOptions, model: Any, steps: int, rngs: nnx.Rngs) -> "Detection":
@@ -77,25 +112,40 @@ class Detection(Objective):
                 f"config.detection.queries is {options.queries}, and must be at least "
                 f"config.detection.most = {options.most}: each object needs a prediction"
             )
+        if options.masks and options.most > IGNORED:
+            raise UserError(
+                f"config.detection.most is {options.most}, and with config.detection.masks must be "
+                f"at most {IGNORED}"
+            )
         classes = config.data.num_classes
         if classes is None:
             raise UserError("config.data.num_classes is None, and must be the number of classes")
         frozen = config.finetune.train == "head"
-        return cls(detection_head(options, model, classes, frozen=frozen, rngs=rngs), classes)
+        head = detection_head(options, model, classes, frozen=frozen, rngs=rngs)
+        kind = InstanceSegmentation if options.masks else Detection
+        return kind(head, classes, options.points)
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """Adds `objects_per_image` float32 `[batch]`: the mean number, the same for all images."""
+        """Adds `objects_per_image` float32 `[batch]`: the mean number, the same for all images.
+
+        With masks also `key`, data of a random key of each image, `[batch, ...]`.
+        """
         count = (batch[BOXES][..., 4] >= 0).sum(-1).mean()
-        return batch | {COUNT: jnp.full(len(keys), jnp.maximum(count, 1 / len(keys)))}
+        more = {COUNT: jnp.full(len(keys), jnp.maximum(count, 1 / len(keys)))}
+        if self.head.masks is not None:
+            more["key"] = jax.random.key_data(keys)
+        return batch | more
 
     def __call__(self, model: Any, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss of each image and its terms.
 
-        In evaluation `Loss.outputs` has the best predictions and the true boxes, in pixels.
+        In evaluation `Loss.outputs` has the best predictions and the true boxes, in pixels. With
+        masks it also has `overlaps`, as from `mask_overlaps`.
 
         Args:
           batch: `image`, and `boxes` float32 `[batch, most, 5]`: left, top, right and bottom in
-            pixels, and the class, which is -1 for padding and lower for crowds.
+            pixels, and the class, which is -1 for padding and lower for crowds. With masks also
+            `instances`, uint8 `[batch, height, width]`: the row of each pixel's object.
         """
         height, width = batch["image"].shape[1:3]
         sides = jnp.array([width, height, width, height], jnp.float32)
@@ -104,37 +154,81 @@ class Detection(Objective):
         targets = centred(batch[BOXES][..., :4] / sides)
         own = jnp.maximum((labels >= 0).sum(-1), 1).astype(jnp.float32)
         count = own if context.rngs is None else batch[COUNT]
-        terms = jax.vmap(jax.vmap(set_losses), in_axes=(0, 0, None, None))(
-            predicted["classes"], predicted["boxes"], targets, labels
+        masks = self._sampled_masks(predicted, batch)
+        terms = jax.vmap(jax.vmap(set_losses), in_axes=(0, 0, None, None, 0, None))(
+            predicted["classes"],
+            predicted["boxes"],
+            targets,
+            labels,
+            predicted.get("masks"),
+            masks,
         )
         terms = {name: x.sum(0) / count for name, x in terms.items()}
-        each = (
-            CLASS_WEIGHT * terms["class_loss"]
-            + BOX_WEIGHT * terms["box_loss"]
-            + GIOU_WEIGHT * terms["giou_loss"]
-        )
+        each = jnp.stack([WEIGHTS[name] * term for name, term in terms.items()]).sum(0)
         if context.rngs is not None:
             return Loss(each, terms)
-        scores, classes, boxes = best_of(predicted, DETECTIONS)
-        outputs = {"scores": scores, "classes": classes, "boxes": boxes * sides}
+        best = best_of(predicted, DETECTIONS)
+        outputs = {"scores": best.scores, "classes": best.classes, "boxes": best.boxes * sides}
+        if best.masks is not None:
+            overlaps = best.masks, batch[INSTANCES], labels
+            outputs["overlaps"] = jax.lax.map(lambda x: mask_overlaps(*x), overlaps)
         return Loss(each, terms, outputs=outputs | {"true": batch[BOXES]})
 
+    def _sampled_masks(self, predicted: dict, batch: Batch) -> SampledMasks | None:
+        """Returns the pixels of each image at random points; None: the head has no masks."""
+        if "pixels" not in predicted:
+            return None
+        keys = jax.random.wrap_key_data(batch["key"])
+
+        def of_image(pixels: jax.Array, rows: jax.Array, key: jax.Array) -> SampledMasks:
+            objects = jnp.arange(batch[BOXES].shape[1], dtype=jnp.uint8)
+            targets = Targets(objects, jnp.ones_like(objects, bool), rows)
+            maps, points = jnp.moveaxis(pixels, -1, 0), draw_points(key, self.points)
+            return SampledMasks(
+                Points(*(sample(maps, places).T for places in points)),
+                Points(*(sample_targets(targets, places) for places in points)),
+            )
+
+        return jax.vmap(of_image)(predicted["pixels"], batch[INSTANCES], keys)
+
     def over_split(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
-        """Returns COCO's AP and AP50 of the crops; NaN if no image has an object.
+        """Returns COCO's AP and AP50 of the crops, of boxes and masks; NaN: there is no object.
 
         Args:
-          outputs: `scores`, `classes`, `boxes` and `true`, as in a call.
+          outputs: `scores`, `classes`, `boxes`, `true` and `overlaps`, as in a call.
         """
-        objects = [boxes_of(rows) for rows in outputs["true"]]
-        found = zip(outputs["boxes"], outputs["classes"], outputs["scores"], strict=True)
-        metrics = coco_metrics([Detections(*each) for each in found], objects, self.num_classes)
-        if metrics["AP"] < 0:  # There is no object.
-            return {"ap": float("nan"), "ap50": float("nan")}
-        return {"ap": metrics["AP"], "ap50": metrics["AP50"]}
+        true = outputs["true"]
+        objects = [boxes_of(rows) for rows in true]
+        each = zip(outputs["boxes"], outputs["classes"], outputs["scores"], strict=True)
+        found = [Detections(*one) for one in each]
+        compared: dict[str, Any] = {"": None}
+        if "overlaps" in outputs:
+            present = true[..., 4] != NO_OBJECT
+            pairs = zip(outputs["overlaps"], present, strict=True)
+            compared["mask_"] = [overlaps[:, rows] for overlaps, rows in pairs]
+        metrics = {}
+        for start, overlaps in compared.items():
+            of_coco = coco_metrics(found, objects, self.num_classes, overlaps=overlaps)
+            for name in ("AP", "AP50"):
+                value = of_coco[name] if of_coco[name] >= 0 else float("nan")
+                metrics[start + name.lower()] = value
+        return metrics
+
+
+class InstanceSegmentation(Detection):
+    """Detection by a head that also predicts masks; arguments as in `Detection`."""
+
+    metrics: ClassVar = Detection.metrics | {"mask_loss": "number", "dice_loss": "number"}
+    split_metrics: ClassVar = Detection.split_metrics | {"mask_ap": "share", "mask_ap50": "share"}
 
 
 def set_losses(
-    classes: jax.Array, boxes: jax.Array, targets: jax.Array, labels: jax.Array
+    classes: jax.Array,
+    boxes: jax.Array,
+    targets: jax.Array,
+    labels: jax.Array,
+    embeddings: jax.Array | None = None,
+    masks: SampledMasks | None = None,
 ) -> dict[str, jax.Array]:
     """Returns the terms of the loss of one image: sums over its predictions or objects.
 
@@ -143,6 +237,8 @@ def set_losses(
       boxes: `[queries, 4]`.
       targets: true boxes, `[objects, 4]`.
       labels: their classes, int32 `[objects]`; -1: padding.
+      embeddings: those of the predicted masks, `[queries, dim]`; None: boxes only.
+      masks: the image at points.
     """
     present = labels >= 0
     label = jnp.where(present, labels, 0)
@@ -152,14 +248,63 @@ def set_losses(
     negative = focal_losses(classes, jnp.zeros_like(classes))
     class_costs = (positive - negative)[:, label]
     costs = CLASS_WEIGHT * class_costs + BOX_WEIGHT * distances - GIOU_WEIGHT * overlaps
+    if embeddings is not None and masks is not None:
+        of_masks, of_dice = pair_losses(embeddings @ masks.pixels.matched.T, masks.true.matched)
+        costs += (MASK_WEIGHT * of_masks + DICE_WEIGHT * of_dice).T
     (rows,) = match(costs.T[None], present[None])
     hot = jnp.zeros_like(classes).at[rows, label].max(present.astype(classes.dtype))
     objects = jnp.arange(len(rows))
-    return {
+    losses = {
         "class_loss": focal_losses(classes, hot).sum(),
         "box_loss": jnp.where(present, distances[rows, objects], 0).sum(),
         "giou_loss": jnp.where(present, 1 - overlaps[rows, objects], 0).sum(),
     }
+    if embeddings is not None and masks is not None:
+        of_mask, of_dice = matched_mask_losses(embeddings[rows], masks)
+        losses["mask_loss"] = jnp.where(present, of_mask, 0).sum()
+        losses["dice_loss"] = jnp.where(present, of_dice, 0).sum()
+    return losses
+
+
+def matched_mask_losses(embeddings: jax.Array, masks: SampledMasks) -> tuple[jax.Array, jax.Array]:
+    """Returns the cross-entropy and the dice loss of the mask of each object, `[objects]`.
+
+    They are those at the most uncertain of the candidate points, and at the other points.
+
+    Args:
+      embeddings: that of the prediction of each object, `[objects, dim]`.
+      masks: the image at points.
+    """
+    pixels, true = masks
+    candidates = embeddings @ pixels.candidates.T
+    chosen = most_uncertain(candidates, len(pixels.matched) - len(pixels.others))
+
+    def at_chosen(values: jax.Array, others: jax.Array) -> jax.Array:
+        return jnp.concatenate([jnp.take_along_axis(values, chosen, axis=1), others], axis=1)
+
+    predicted = at_chosen(candidates, embeddings @ pixels.others.T)
+    return point_losses(predicted, at_chosen(true.candidates, true.others))
+
+
+def mask_overlaps(logits: jax.Array, rows: jax.Array, labels: jax.Array) -> jax.Array:
+    """Returns the IoU of each predicted and each true mask of an image, `[detections, objects]`.
+
+    That with a crowd is the share of the predicted mask, as in COCO's metrics.
+
+    Args:
+      logits: those of the predicted masks, `[detections, rows, columns]`.
+      rows: the object of each pixel, uint8 `[height, width]`.
+      labels: class of each object, `[objects]`, as in the field `boxes`.
+    """
+    # 0 and 1 are exact in bfloat16.
+    found = jax.image.resize(logits, (len(logits), *rows.shape), "bilinear") > 0
+    true = jax.nn.one_hot(rows, len(labels), dtype=jnp.bfloat16)
+    shared = jnp.einsum(
+        "dhw,hwo->do", found.astype(jnp.bfloat16), true, preferred_element_type=jnp.float32
+    )
+    of_found = found.sum((1, 2))[:, None]
+    of_true = jnp.where(labels <= CROWD, shared, true.sum((0, 1), jnp.float32))
+    return shared / jnp.maximum(of_found + of_true - shared, 1)
 
 
 OBJECTIVE = Detection

@@ -133,14 +133,45 @@ def matching_costs(
       masks: logits `[queries, rows, columns]`.
       classes: logits `[queries, classes + 1]`.
     """
-    predicted, true = sample(masks, points), sample_targets(targets, points)
-    count = predicted.shape[-1]
+    of_masks, of_dice = pair_losses(sample(masks, points), sample_targets(targets, points))
+    of_classes = -jax.nn.softmax(classes)[:, targets.labels].T
+    return weights.mask * of_masks + weights.dice * of_dice + weights.classes * of_classes
+
+
+def pair_losses(predicted: jax.Array, true: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the cross-entropy and the dice loss of each pair, each `[targets, queries]`.
+
+    Args:
+      predicted: logits of the masks at points, `[queries, points]`.
+      true: true masks at the points, `[targets, points]`.
+    """
     of_masks = true @ jax.nn.softplus(-predicted).T + (1 - true) @ jax.nn.softplus(predicted).T
     probability = jax.nn.sigmoid(predicted)
     shared, both = true @ probability.T, true.sum(-1)[:, None] + probability.sum(-1)
-    of_dice = 1 - (2 * shared + 1) / (both + 1)
-    of_classes = -jax.nn.softmax(classes)[:, targets.labels].T
-    return weights.mask * of_masks / count + weights.dice * of_dice + weights.classes * of_classes
+    return of_masks / predicted.shape[-1], 1 - (2 * shared + 1) / (both + 1)
+
+
+def point_losses(predicted: jax.Array, true: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the cross-entropy and the dice loss of matched masks, each `[masks]`.
+
+    Args:
+      predicted: logits of the masks at points, `[masks, points]`.
+      true: true masks at the points, of the same shape.
+    """
+    of_mask = optax.sigmoid_binary_cross_entropy(predicted, true).mean(-1)
+    probability = jax.nn.sigmoid(predicted)
+    shared, both = (probability * true).sum(-1), probability.sum(-1) + true.sum(-1)
+    return of_mask, 1 - (2 * shared + 1) / (both + 1)
+
+
+def most_uncertain(logits: jax.Array, count: int) -> jax.Array:
+    """Returns the indices of the points of each mask whose logits are closest to 0.
+
+    Args:
+      logits: `[masks, points]`.
+      count: number of points.
+    """
+    return jax.lax.top_k(-jnp.abs(jax.lax.stop_gradient(logits)), count)[1]
 
 
 class Sums(NamedTuple):
@@ -168,15 +199,12 @@ def image_losses(
       no_object: weight of the queries without a target.
     """
     masks = masks[matched]
-    uncertainty = -jnp.abs(sample(jax.lax.stop_gradient(masks), points.candidates))
-    chosen = jax.lax.top_k(uncertainty, len(points.matched) - len(points.others))[1]
+    count = len(points.matched) - len(points.others)
+    chosen = most_uncertain(sample(jax.lax.stop_gradient(masks), points.candidates), count)
     others = jnp.broadcast_to(points.others, (len(masks), *points.others.shape))
     places = jnp.concatenate([points.candidates[chosen], others], axis=1)
     predicted, true = sample(masks, places), sample_targets(targets, places)
-    of_mask = optax.sigmoid_binary_cross_entropy(predicted, true).mean(-1)
-    probability = jax.nn.sigmoid(predicted)
-    shared, both = (probability * true).sum(-1), probability.sum(-1) + true.sum(-1)
-    of_dice = 1 - (2 * shared + 1) / (both + 1)
+    of_mask, of_dice = point_losses(predicted, true)
     nothing = classes.shape[-1] - 1
     labels = jnp.where(targets.valid, targets.labels, nothing)
     labels = jnp.full(len(classes), nothing).at[matched].set(labels)
