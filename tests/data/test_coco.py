@@ -72,7 +72,7 @@ def test_boxes_are_corners_with_classes_in_the_order_of_ids(file):
 
 def test_objects_are_those_of_pycocotools(file):
     coco = pytest.importorskip("pycocotools.coco").COCO(str(file))
-    source = opened(file, fields=("boxes", "mask"))
+    source = opened(file, fields=("boxes", "mask", "instances"))
     for index, image in enumerate(coco.getImgIds()):
         objects = coco.loadAnns(coco.getAnnIds(image))
         expected = np.zeros(SIZE[::-1], int)
@@ -84,6 +84,8 @@ def test_objects_are_those_of_pycocotools(file):
         corners = values["boxes"].corners
         bboxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
         np.testing.assert_allclose(bboxes, [one["bbox"] for one in objects])
+        masks = [coco.annToMask(one) for one in objects]
+        np.testing.assert_array_equal(values["instances"].masks, masks)
     assert source.class_names == ("background", "cat", "dog")
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vit_jax.data import dense_fields
-from vit_jax.data.dense_fields import boxes_field, depth_field, mask_field
+from vit_jax.data.dense_fields import boxes_field, depth_field, instances_field, mask_field
 from vit_jax.data.fields import IGNORED, Boxes
 from vit_jax.data.preprocess import FixedCrop, TestCrop, TrainCrop
 from vit_jax.data.sources import open_source
@@ -177,6 +177,53 @@ def test_largest_boxes_are_kept_in_their_order():
     corners = np.array([[0, 0, 5, 5], [0, 0, 2, 2], [0, 0, 9, 9], [0, 0, 3, 3]], np.float32)
     encoded = boxes_field(SIZE, 2).encode(Boxes(corners, np.arange(4)), placed())
     assert encoded[:, 4].tolist() == [0, 2]
+
+
+@given(
+    crop=st.sampled_from(crops()),
+    sides=st.tuples(st.integers(40, 120), st.integers(40, 120)),
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=60, deadline=None)
+def test_pixels_of_objects_are_within_their_boxes(crop, sides, seed):
+    """Objects are rectangles in four cells, so that none hides another; there are three rows."""
+    height, width = sides
+    rng = np.random.default_rng(seed)
+    rows, columns = np.indices(sides)
+    corners, masks = np.zeros((4, 4), np.float32), np.zeros((4, height, width), bool)
+    for number, (box, mask) in enumerate(zip(corners, masks, strict=True)):
+        cell = np.array([number % 2 * (width // 2), number // 2 * (height // 2)])
+        start = cell + rng.integers(0, 6, 2)
+        box[:] = *start, *(start + rng.integers(10, 14, 2))
+        left, top, right, bottom = box
+        mask[:] = (rows >= top) & (rows < bottom) & (columns >= left) & (columns < right)
+    objects = Boxes(corners, np.arange(4), masks)
+    placement = crop.place(height, width, np.random.default_rng(seed))
+    boxes = boxes_field(SIZE, 3).encode(objects, placement)
+    instances = instances_field(SIZE, 3).encode(objects, placement)
+    present = np.flatnonzero(boxes[:, 4] >= 0)
+    assert {*np.unique(instances)} <= {*present.tolist(), IGNORED}
+    for row in present.tolist():
+        label = int(boxes[row, 4])
+        expected = placement.place_map(masks[label], False, np.zeros((SIZE, SIZE), bool))
+        np.testing.assert_array_equal(instances == row, expected)
+        found_rows, found_columns = np.nonzero(expected)
+        edges = boxes[row, :4] - np.tile([1, 1], 2) * np.array([1, 1, -1, -1])
+        assert (found_columns + 1 >= edges[0]).all() and (found_columns <= edges[2]).all()
+        assert (found_rows + 1 >= edges[1]).all() and (found_rows <= edges[3]).all()
+
+
+def test_smaller_objects_are_in_front_and_others_have_no_row():
+    masks = np.zeros((3, SIZE, SIZE), bool)
+    masks[0, 2:4, 2:4], masks[1, :20, :20], masks[2, 30:, 30:] = True, True, True
+    corners = np.array([[2, 2, 4, 4], [0, 0, 20, 20], [30, 30, 48, 48]], np.float32)
+    objects = Boxes(corners, np.array([5, 6, 7]), masks)
+    whole = instances_field(SIZE, 3).encode(objects, placed())
+    assert (whole[3, 3], whole[5, 5], whole[40, 40], whole[25, 25]) == (0, 1, 2, IGNORED)
+    largest = instances_field(SIZE, 2).encode(objects, placed())
+    assert (largest[3, 3], largest[5, 5], largest[40, 40]) == (0, 0, 1)
+    with pytest.raises(UserError, match="the objects have no masks"):
+        instances_field(SIZE, 2).encode(objects._replace(masks=None), placed())
 
 
 def test_image_without_boxes_has_rows_of_padding():

@@ -188,6 +188,25 @@ def test_average_precision_is_that_of_torchmetrics(torchmetrics, masks):
         assert np.isclose(found[ours], float(expected[name]), atol=1e-6), ours
 
 
+def test_given_overlaps_replace_those_of_boxes():
+    mask = pytest.importorskip("pycocotools.mask")
+    detections, objects = some_objects(6)
+
+    def encoded(each):
+        return mask.encode(np.asfortranarray(each.masks.transpose(1, 2, 0).astype(np.uint8)))
+
+    overlaps = [
+        mask.iou(encoded(found), encoded(true), true.crowd.astype(np.uint8))
+        for found, true in zip(detections, objects, strict=True)
+    ]
+    by_masks = coco_metrics(detections, objects, 3, masks=True)
+    given = coco_metrics(detections, objects, 3, overlaps=overlaps)
+    assert [given[name] for name in ("AP", "AP50", "AP75", "AR100")] == pytest.approx(
+        [by_masks[name] for name in ("AP", "AP50", "AP75", "AR100")]
+    )
+    assert given["AP"] != coco_metrics(detections, objects, 3)["AP"]
+
+
 def test_perfect_and_missing_detections():
     pytest.importorskip("pycocotools")
     _, objects = some_objects(5)

@@ -119,7 +119,7 @@ OBJECTIVES = {
         **dict(name="segmentation", head="eomt", queries=8, query_layers=1, points=64),
         **dict(masked_until=(0.0,), unmasked_from=(1.0,)),
     ),
-    "detection": dict(name="detection", dim=32, depth=1, queries=8, most=4),
+    "detection": dict(name="detection", dim=32, depth=1, queries=8, most=4, masks=True, points=64),
     "depth": dict(name="depth", head="dpt", dim=16, bins=16, gradient_weight=0.5, scale_steps=1),
 }
 SELF_DISTILLATION = dict(

@@ -78,9 +78,10 @@ def test_the_overlay_has_colours_where_the_mask_has_classes(segmenter, monkeypat
     assert status == 400 and "'heat' is an unknown parameter; supported: overlay, seen" in text
 
 
-def test_objects_are_those_of_predict_in_pixels_of_the_image():
+@pytest.mark.parametrize("masks", [False, True])
+def test_objects_are_those_of_predict_in_pixels_of_the_image(masks):
     model = vit_jax.create_model("ViT-32x2/8", num_classes=0, image_size=32)
-    head = DetectionHead(model, 2, dim=16, queries=6, depth=1, rngs=nnx.Rngs(0))
+    head = DetectionHead(model, 2, dim=16, queries=6, depth=1, masks=masks, rngs=nnx.Rngs(0))
     detector = Detector(model, head, ("block", "ball"))
     detector.predictor = DetectionPredictor(TestCrop(32, "fit", 32))
     engine = DetectorEngine(detector, detector.predictor.crop, 2, 0.005)
@@ -95,6 +96,14 @@ def test_objects_are_those_of_predict_in_pixels_of_the_image():
     np.testing.assert_allclose(scores, expected.scores, atol=1e-5)
     named = [detector.class_names[label] for label in expected.labels]
     assert [row["class"] for row in answer["objects"]] == named
+    if masks:
+        run_lengths = pytest.importorskip("pycocotools.mask")
+        found = [
+            run_lengths.decode(run_lengths.frPyObjects(row["segmentation"], *image.shape[:2]))
+            for row in answer["objects"]
+        ]
+        np.testing.assert_array_equal(found, expected.masks)
+        assert 0 < expected.masks.mean() < 1
     width, height = picture(answer["overlay"]).size  # Without the padding of the crop.
     assert max(width, height) == 1024  # Enlarged for the names.
     assert width / height == pytest.approx(image.shape[1] / image.shape[0], rel=0.05)

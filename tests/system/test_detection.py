@@ -9,7 +9,7 @@ from PIL import Image
 import vit_jax
 from vit_jax.data.placement import Placement
 from vit_jax.data.preprocess import TestCrop
-from vit_jax.dense import original_corners
+from vit_jax.dense import original_corners, original_mask
 from vit_jax.models.dense.detector import least_score
 
 CONFIG = "configs/detect.py:backbone=ViT-32x2/8,size=64"
@@ -35,6 +35,8 @@ def data(tmp_path_factory):
             rows["images"].append(dict(id=number, file_name=file.name, height=60, width=80))
             box = [left, top, width, height]
             row = dict(id=number, image_id=number, category_id=(3, 7)[label], bbox=box)
+            right, bottom = left + width, top + height
+            row["segmentation"] = [[left, top, right, top, right, bottom, left, bottom]]
             rows["annotations"].append(row | dict(area=width * height, iscrowd=0))
         (folder / split / "_annotations.coco.json").write_text(json.dumps(rows))
     return folder
@@ -47,12 +49,17 @@ def workdir(run, data, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("run") / "detector"
     values = dict(steps=3, batch_size=8, evaluate_every=3, log_every=1)
     values |= {"detection.dim": 32, "detection.depth": 1, "detection.queries": 10}
-    values |= {"detection.most": 4, "data.path": data, "optimizer.warmup_steps": 1}
+    values |= {
+        "detection.most": 4,
+        "detection.masks": True,
+        "data.path": data,
+        "optimizer.warmup_steps": 1,
+    }
     values |= {"checkpoint.every": 3, "model.dtype": "float32"}
     flags = [f"--config.{name}={value}" for name, value in values.items()]
     result = run(f"--config={CONFIG}", *flags, f"--workdir={workdir}")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "test ap50" in result.stdout
+    assert "test ap50" in result.stdout and "test mask_ap50" in result.stdout
     return workdir
 
 
@@ -62,6 +69,7 @@ def test_predict_writes_a_coco_file_overlays_and_a_page(run, data, workdir, tmp_
     arguments = f"--checkpoint={workdir}", "--threshold=0.001", f"--out={out}"
     result = run(*arguments, str(data / "test"), module="vit_jax.predict")
     assert result.returncode == 0, result.stdout + result.stderr
+    coco_masks = pytest.importorskip("pycocotools.mask")
     found = json.loads((out / "objects.json").read_text())
     assert [row["name"] for row in found["categories"]] == ["square", "bar"]
     assert len(found["images"]) == 6
@@ -72,6 +80,8 @@ def test_predict_writes_a_coco_file_overlays_and_a_page(run, data, workdir, tmp_
         assert 0 <= left <= left + width <= 80.001
         assert 0 <= top <= top + height <= 60.001
         assert row["score"] >= 0.001
+        mask = coco_masks.decode(coco_masks.frPyObjects(row["segmentation"], 60, 80))
+        assert mask.shape == (60, 80) and mask.sum() == row["area"]
     assert len(list((out / "overlays").iterdir())) == 6
     assert "<img" in (out / "index.html").read_text()
     again = run(*arguments, str(data / "test"), module="vit_jax.predict")
@@ -89,6 +99,7 @@ def test_detector_finds_what_the_command_wrote(data, workdir, run, tmp_path):
     for found in each:
         assert np.all(np.diff(found.scores) <= 0)
         assert len(found.corners) == len(found.labels) == len(found.scores) == 20
+        assert found.masks.shape == (20, 60, 80)
     with pytest.raises(vit_jax.UserError, match="has no segmentation head"):
         vit_jax.load_segmenter(workdir, log=str)
 
@@ -106,3 +117,24 @@ def test_corners_are_mapped_back_to_the_original_image():
     boxes = np.array([[10.0, 20.0, 50.0, 40.0]], np.float32)
     shares = placement.place_boxes(boxes) / 64
     np.testing.assert_allclose(original_corners(shares, placement), boxes, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["fit", "short_side", "square"])
+def test_masks_are_mapped_back_to_the_original_image(kind):
+    crop = TestCrop(64, kind, 64)
+    placement = crop.place(120, 160)
+    rows, columns = np.indices((120, 160))
+    inside = (rows >= 30) & (rows < 90) & (columns >= 50) & (columns < 110)
+    placed = placement.place_map(inside, False, np.zeros((64, 64), bool))
+    # The logits of every fourth pixel, as of a head whose stride is 4.
+    logits = 20.0 * placed.reshape(16, 4, 16, 4).mean((1, 3)) - 10
+    found = original_mask(logits, placement)
+    edge = 160 / 16  # Pixels of a logit, at most.
+    assert not found[(rows < 30 - edge) | (rows > 90 + edge)].any()
+    assert not found[(columns < 50 - edge) | (columns > 110 + edge)].any()
+    middle = (np.abs(rows - 59.5) < 30 - edge) & (np.abs(columns - 79.5) < 30 - edge)
+    assert found[middle].all()
+    assert abs(found.sum() / inside.sum() - 1) < 0.1
+    everywhere = original_mask(np.ones((16, 16)), placement)
+    box = placement.box
+    assert everywhere.sum() == pytest.approx((box.bottom - box.top) * (box.right - box.left))

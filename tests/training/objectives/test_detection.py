@@ -14,7 +14,8 @@ from vit_jax.config import from_json, run_options
 from vit_jax.models.dense.detector import best_of, corners_of
 from vit_jax.training.objectives import make_objective
 from vit_jax.training.objectives.box_losses import centred, focal_losses, generalized_iou
-from vit_jax.training.objectives.detection import set_losses
+from vit_jax.training.objectives.detection import SampledMasks, mask_overlaps, set_losses
+from vit_jax.training.objectives.mask_losses import Points, draw_points, sample
 from vit_jax.training.objectives.objective import StepContext
 
 
@@ -62,14 +63,32 @@ def test_equal_boxes_have_an_iou_of_one_and_empty_ones_are_finite():
     assert np.isfinite(gradient).all()
 
 
+def mask_by_hand(logits, true):
+    """Returns the cross-entropy and the dice loss of a mask at points."""
+    p = 1 / (1 + np.exp(-logits.astype(float)))
+    of_dice = 1 - (2 * (p * true).sum() + 1) / (p.sum() + true.sum() + 1)
+    return -np.mean(true * np.log(p) + (1 - true) * np.log(1 - p)), of_dice
+
+
+def sampled_masks(rng, queries, most, dim=4):
+    """Returns embeddings of queries, and an image at 12, 36 and 3 points."""
+    sizes = 12, 36, 3
+    pixels = Points(*(rng.normal(size=(n, dim)).astype(np.float32) for n in sizes))
+    true = Points(*(rng.integers(0, 2, (most, n)).astype(np.float32) for n in sizes))
+    return rng.normal(size=(queries, dim)).astype(np.float32), SampledMasks(pixels, true)
+
+
+@pytest.mark.parametrize("masks", [False, True])
 @pytest.mark.parametrize("objects", [0, 1, 3, 6])
-def test_set_losses_are_those_of_the_cheapest_matching(objects):
+def test_set_losses_are_those_of_the_cheapest_matching(objects, masks):
     rng = np.random.default_rng(objects)
     queries, classes, most = 8, 4, 6
+    embeddings, sampled = sampled_masks(rng, queries, most)
     logits = rng.normal(size=(queries, classes)).astype(np.float32)
     boxes, targets = drawn_boxes(rng, queries), drawn_boxes(rng, most)
     labels = np.where(np.arange(most) < objects, rng.integers(0, classes, most), -1)
-    found = set_losses(logits, boxes, targets, labels.astype(np.int32))
+    more = (embeddings, sampled) if masks else ()
+    found = set_losses(logits, boxes, targets, labels.astype(np.int32), *more)
 
     costs, distances, overlaps = (np.zeros((queries, objects)) for _ in range(3))
     for query in range(queries):
@@ -82,6 +101,10 @@ def test_set_losses_are_those_of_the_cheapest_matching(objects):
             costs[query, column] = (
                 2 * class_cost + 5 * distances[query, column] - 2 * overlaps[query, column]
             )
+            if masks:
+                logits_at = sampled.pixels.matched @ embeddings[query]
+                terms = mask_by_hand(logits_at, sampled.true.matched[column])
+                costs[query, column] += 5 * sum(terms)
     pairs = [*zip(*linear_sum_assignment(costs), strict=True)]
     hot = np.zeros((queries, classes))
     for query, column in pairs:
@@ -92,7 +115,44 @@ def test_set_losses_are_those_of_the_cheapest_matching(objects):
         "box_loss": sum(distances[pair] for pair in pairs),
         "giou_loss": sum(1 - overlaps[pair] for pair in pairs),
     }
+    if masks:
+        expected |= {"mask_loss": 0.0, "dice_loss": 0.0}
+    for query, column in pairs if masks else ():
+        # Nine points are the least certain of 36, and three are drawn.
+        candidates = sampled.pixels.candidates @ embeddings[query]
+        chosen = np.argsort(np.abs(candidates))[:9]
+        logits_at = np.append(candidates[chosen], sampled.pixels.others @ embeddings[query])
+        true = sampled.true.candidates[column, chosen], sampled.true.others[column]
+        terms = mask_by_hand(logits_at, np.concatenate(true))
+        expected["mask_loss"] += terms[0]
+        expected["dice_loss"] += terms[1]
     assert {name: float(x) for name, x in found.items()} == pytest.approx(expected, rel=1e-4)
+
+
+def test_products_of_sampled_pixels_are_the_sampled_logits():
+    rng = np.random.default_rng(0)
+    pixels = rng.normal(size=(5, 7, 4)).astype(np.float32)
+    embedding = rng.normal(size=4).astype(np.float32)
+    points = draw_points(jax.random.key(0), 16).matched
+    products = sample(jnp.moveaxis(pixels, -1, 0), points).T @ embedding
+    np.testing.assert_allclose(products, sample((pixels @ embedding)[None], points)[0], atol=1e-5)
+
+
+def test_overlaps_of_masks_are_those_of_pycocotools():
+    coco_masks = pytest.importorskip("pycocotools.mask")
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(5, 16, 12)).astype(np.float32)
+    rows = rng.choice([0, 1, 2, 255], (16, 12)).astype(np.uint8)
+    labels = np.array([3, 0, -4, -1])  # The third one is a crowd, the last one is padding.
+
+    def encoded(masks):
+        return coco_masks.encode(np.asfortranarray(masks.astype(np.uint8)))
+
+    true = encoded(rows[..., None] == np.arange(3))
+    expected = coco_masks.iou(encoded((logits > 0).transpose(1, 2, 0)), true, [0, 0, 1])
+    found = mask_overlaps(logits, rows, labels)
+    np.testing.assert_allclose(found[:, :3], expected, rtol=1e-6)
+    np.testing.assert_array_equal(found[:, 3], 0)
 
 
 def test_focal_losses_are_their_definition():
