@@ -48,6 +48,26 @@ def test_masks_are_of_the_cut_outs(parts, tmp_path):
                     assert image[own].mean(0).argmax() == channel
 
 
+def test_objects_are_the_visible_parts_of_the_masks(parts, tmp_path):
+    pytest.importorskip("pycocotools")
+    out = tmp_path / "photos"
+    compose_all(parts / "stamps", tuple(COLOURS), parts / "grounds", out, {"train": 6, "test": 1})
+    of_masks = open_source("masks", "train", path=str(out), labels=False, fields=("mask",))
+    fields = dict(labels=False, fields=("boxes", "instances"))
+    source = open_source("coco", "train", path=str(out), **fields)
+    assert source.class_names == ("red", "blue")
+    for index in range(len(source)):
+        boxes, mask = source.fields_of(index)["instances"], of_masks.fields_of(index)["mask"]
+        shown = np.zeros_like(mask)
+        for (left, top, right, bottom), label, pixels in zip(*boxes[:3], strict=True):
+            assert not shown[pixels].any() and pixels.any()
+            shown[pixels] = label + 1
+            rows, columns = np.nonzero(pixels)
+            assert (left, top) == (columns.min(), rows.min())
+            assert (right, bottom) == (columns.max() + 1, rows.max() + 1)
+        np.testing.assert_array_equal(shown, mask)
+
+
 def test_splits_share_no_background(parts, tmp_path):
     out = tmp_path / "photos"
     compose_all(parts / "stamps", tuple(COLOURS), parts / "grounds", out, {"train": 8, "test": 8})

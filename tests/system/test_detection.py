@@ -59,7 +59,7 @@ def workdir(run, data, tmp_path_factory):
     flags = [f"--config.{name}={value}" for name, value in values.items()]
     result = run(f"--config={CONFIG}", *flags, f"--workdir={workdir}")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "test ap50" in result.stdout and "test mask_ap50" in result.stdout
+    assert "test ap50" in result.stdout and "test mask ap50" in result.stdout
     return workdir
 
 

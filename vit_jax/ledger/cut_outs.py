@@ -1,13 +1,16 @@
-"""Photographs with masks, composed of cut-outs with an alpha channel on other photographs."""
+"""Photographs with masks and boxes, composed of cut-outs with an alpha channel on photographs."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from vit_jax.data.sources.folder import IMAGE_SUFFIXES
 from vit_jax.errors import UserError
+from vit_jax.object_files import run_lengths
 
 BACKGROUND = "background"  # The first class.
 TEST_EVERY = 3  # Of the cut-outs of a class and of the backgrounds.
@@ -19,7 +22,9 @@ MOST = 3  # Cut-outs in an image.
 def compose_all(
     stamps: Path, classes: Sequence[str], backgrounds: Path, out: Path, images: dict[str, int]
 ) -> None:
-    """Writes `images/SPLIT`, `masks/SPLIT` and `classes.txt`; splits share no photograph.
+    """Writes `images/SPLIT` with masks and COCO files; splits share no photograph.
+
+    Masks are `masks/SPLIT`, with `classes.txt`; COCO files are `annotations/instances_SPLIT.json`.
 
     Args:
       stamps: folder of cut-outs; a class is a folder in it, with subfolders.
@@ -36,19 +41,51 @@ def compose_all(
     names = [BACKGROUND, *(name.rsplit("/", 1)[-1] for name in classes)]
     out.mkdir(parents=True)
     (out / "classes.txt").write_text("\n".join(names) + "\n")
+    (out / "annotations").mkdir()
+    categories = [dict(id=label, name=name) for label, name in enumerate(names) if label]
     for split, count in images.items():
         for kind in ("images", "masks"):
             (out / kind / split).mkdir(parents=True)
         opened = [Image.open(file).convert("RGB") for file in grounds[split]]
+        rows: dict[str, list[dict[str, Any]]] = {"images": [], "annotations": []}
         for number in range(count):
             rng = np.random.default_rng((number, split == "test"))
-            image, mask = compose(
+            image, mask, objects = compose(
                 opened[int(rng.integers(len(opened)))],
                 [parts[name][split] for name in classes],
                 rng,
             )
-            image.save(out / "images" / split / f"{number:05d}.jpg", quality=92)
+            file = f"{number:05d}.jpg"
+            image.save(out / "images" / split / file, quality=92)
+            rows["images"].append(dict(id=number, file_name=file, height=SIDE, width=SIDE))
+            rows["annotations"] += [
+                annotation(mask, objects, part) | dict(image_id=number)
+                for part in np.unique(objects[objects > 0]).tolist()
+            ]
             Image.fromarray(mask).save(out / "masks" / split / f"{number:05d}.png")
+        for number, row in enumerate(rows["annotations"], 1):
+            row["id"] = number
+        content = json.dumps(rows | {"categories": categories})
+        (out / "annotations" / f"instances_{split}.json").write_text(content)
+
+
+def annotation(mask: np.ndarray, objects: np.ndarray, part: int) -> dict[str, Any]:
+    """Returns a cut-out's visible part as an annotation of a COCO file, without ids.
+
+    Args:
+      mask, objects: class and cut-out of each pixel, as from `compose`.
+      part: number of the cut-out.
+    """
+    pixels = objects == part
+    rows, columns = np.nonzero(pixels)
+    left, top = int(columns.min()), int(rows.min())
+    return dict(
+        category_id=int(mask[rows[0], columns[0]]),
+        bbox=[left, top, int(columns.max()) + 1 - left, int(rows.max()) + 1 - top],
+        area=len(rows),
+        segmentation=run_lengths(pixels),
+        iscrowd=0,
+    )
 
 
 def split_files(folder: Path, suffixes: set[str] | Sequence[str]) -> dict[str, list[Path]]:
@@ -66,8 +103,10 @@ def split_files(folder: Path, suffixes: set[str] | Sequence[str]) -> dict[str, l
 
 def compose(
     background: Image.Image, cut_outs: Sequence[Sequence[Path]], rng: np.random.Generator
-) -> tuple[Image.Image, np.ndarray]:
-    """Returns a random image and the class of each pixel, uint8 `[SIDE, SIDE]`.
+) -> tuple[Image.Image, np.ndarray, np.ndarray]:
+    """Returns a random image, and the class and the cut-out of each pixel.
+
+    Both are uint8 `[SIDE, SIDE]`, 0 for the background; cut-outs are counted from 1.
 
     Args:
       background: a photograph, of which a random square is used.
@@ -77,15 +116,16 @@ def compose(
     side = int(rng.uniform(0.4, 1) * shortest)
     left, top = (int(rng.integers(0, length - side + 1)) for length in background.size)
     square = background.resize((SIDE, SIDE), box=(left, top, left + side, top + side))
-    image, mask = square.convert("RGBA"), np.zeros((SIDE, SIDE), np.uint8)
-    for _ in range(int(rng.integers(1, MOST + 1))):
+    image, (mask, objects) = square.convert("RGBA"), np.zeros((2, SIDE, SIDE), np.uint8)
+    for part in range(int(rng.integers(1, MOST + 1))):
         label = int(rng.integers(len(cut_outs)))
         file = cut_outs[label][int(rng.integers(len(cut_outs[label])))]
         layer = Image.new("RGBA", image.size)
         layer.paste(turned(Image.open(file).convert("RGBA"), rng), place(rng))
         image = Image.alpha_composite(image, layer)
-        mask[np.asarray(layer)[..., 3] > 127] = label + 1
-    return image.convert("RGB"), mask
+        pixels = np.asarray(layer)[..., 3] > 127
+        mask[pixels], objects[pixels] = label + 1, part + 1
+    return image.convert("RGB"), mask, objects
 
 
 def turned(cut_out: Image.Image, rng: np.random.Generator) -> Image.Image:
