@@ -1,4 +1,4 @@
-"""Photographs composed of cut-outs, and checkpoints of DINOv2-S/14, for heads of dense prediction."""
+"""Photographs composed of cut-outs, and DINOv2-S/14, for heads of dense prediction."""
 
 from pathlib import Path
 
