@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vit_jax.data.decode import Unreadable, decode, why_unreadable
 from vit_jax.data.image_files import ImageFiles
+from vit_jax.data.map_files import run_lengths
 from vit_jax.errors import UserError, as_text
 from vit_jax.inspection.html_page import render, write_text
 from vit_jax.inspection.page_images import image_address
@@ -105,18 +106,6 @@ def annotations(found: Detections, image: int, first: int) -> list[dict[str, Any
             row |= dict(area=int(mask.sum()), segmentation=run_lengths(mask))
         rows.append(row)
     return rows
-
-
-def run_lengths(mask: np.ndarray) -> dict[str, list[int]]:
-    """Returns a mask as COCO's run lengths: counts of pixels without and with it, column by column.
-
-    Args:
-      mask: bool `[height, width]`.
-    """
-    pixels = mask.T.reshape(-1)
-    edges = np.flatnonzero(np.diff(pixels)) + 1
-    counts = np.diff(np.concatenate([[0], edges, [pixels.size]])).tolist()
-    return dict(size=[*mask.shape], counts=[0, *counts] if pixels[:1].any() else counts)
 
 
 def overlay(image: np.ndarray, found: Detections, class_names: Sequence[str]) -> Image.Image:

@@ -373,7 +373,7 @@ def test_subsets_are_learnt_for_the_steps_of_the_whole():
 
 
 # These read checkpoints or packages that are given to them, and have tests of their own.
-OF_FILES = {"elpv", "finetune_folders", "pretrain_photos", "segment_photos"}
+OF_FILES = {"detect_photos", "elpv", "finetune_folders", "pretrain_photos", "segment_photos"}
 
 
 @pytest.mark.parametrize("name", sorted({*experiment.names()} - OF_FILES))

@@ -94,3 +94,15 @@ def _pixels(opened: Image.Image) -> np.ndarray:
         return np.asarray(opened)
     except Exception as error:  # Pillow's parsers raise errors of any type.
         raise UserError(f"it cannot be decoded: {error}") from error
+
+
+def run_lengths(mask: np.ndarray) -> dict[str, list[int]]:
+    """Returns a mask as COCO's run lengths: counts of pixels without and with it, column by column.
+
+    Args:
+      mask: bool `[height, width]`.
+    """
+    pixels = mask.T.reshape(-1)
+    edges = np.flatnonzero(np.diff(pixels)) + 1
+    counts = np.diff(np.concatenate([[0], edges, [pixels.size]])).tolist()
+    return dict(size=[*mask.shape], counts=[0, *counts] if pixels[:1].any() else counts)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from vit_jax.data.map_files import run_lengths
 from vit_jax.data.sources.folder import IMAGE_SUFFIXES
 from vit_jax.errors import UserError
-from vit_jax.object_files import run_lengths
 
 BACKGROUND = "background"  # The first class.
 TEST_EVERY = 3  # Of the cut-outs of a class and of the backgrounds.

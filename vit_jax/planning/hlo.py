@@ -60,7 +60,7 @@ def read_operations(text: str) -> list[Operation]:
     module = _Module(text)
     operations, seen = [], set()
     for times, instruction in module.walk(module.entry):
-        kind, sent = instruction.opcode, 0
+        kind, sent = module.kind(instruction), 0
         for name, inner in module.collectives(instruction):
             channel = re.search(r"channel_id=(\d+)", inner.rest)
             # A collective that overlaps other work is repeated in each of the fusions that it
@@ -71,8 +71,6 @@ def read_operations(text: str) -> list[Operation]:
                 kind, sent = name, sent + module.payload(inner)
         cycles = re.search(r'"estimated_cycles":"(\d+)"', instruction.rest)
         cycles, flops = int(cycles[1]) if cycles else 0, module.flops(instruction)
-        if instruction.opcode == "while" and module.turns(instruction) is None:
-            kind = UNKNOWN_LOOP
         if cycles or flops or sent or kind == UNKNOWN_LOOP:
             source = re.search(r'op_name="([^"]*)"', instruction.rest)
             source, part = source[1] if source else "", module.part(instruction)
@@ -141,6 +139,11 @@ class _Module:
                 )
                 for inner in _called(instruction, *names):
                     yield from self.walk(inner, times)
+
+    def kind(self, instruction: _Instruction) -> str:
+        """Returns an operation's opcode, or `UNKNOWN_LOOP`."""
+        unknown = instruction.opcode == "while" and self.turns(instruction) is None
+        return UNKNOWN_LOOP if unknown else instruction.opcode
 
     def turns(self, loop: _Instruction) -> int | None:
         """Returns a loop's number of iterations; None: no counter goes from 0 to a constant."""

@@ -9,6 +9,7 @@ import cv2
 import jax
 import numpy as np
 
+from vit_jax.data.map_files import run_lengths
 from vit_jax.data.placement import Placement
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.dense import detections, placed_crop
@@ -21,7 +22,6 @@ from vit_jax.models.dense.detector import Detections, Detector
 from vit_jax.models.dense.segmenter import Segmenter
 from vit_jax.models.dense.windows import Windows
 from vit_jax.object_files import overlay as draw_objects
-from vit_jax.object_files import run_lengths
 from vit_jax.serving.engine import Asked, Engine
 
 SIDE = 1024  # Pixels of the longest side of a picture.
