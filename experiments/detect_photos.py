@@ -9,11 +9,11 @@ Photographs and features are those of segment_photos. A small head of configs/de
 is trained; test images have other photographs.
 """
 
-from vit_jax.ledger.photos import OPTIONS, SIZE, prepared
+from vit_jax.ledger.photos import OPTIONS, prepared
 from vit_jax.ledger.study import Experiment, Study, Trial
 from vit_jax.ledger.tables import listing, means, ranking
 
-STEPS, SEEDS = 300, (0,)
+SIZE, STEPS, SEEDS = 112, 400, (0,)
 RESULTS = "ap50", "mask_ap50"
 HEAD = dict(dim=96, depth=2, queries=30, most=8, masks=True, points=1024)
 
