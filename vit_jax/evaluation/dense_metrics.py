@@ -133,24 +133,42 @@ def coco_metrics(
     """Returns COCO's metrics of detected objects, computed by pycocotools.
 
     Args:
+      detections, objects, classes, masks: as in `coco_evaluation`.
+
+    Returns:
+      The twelve metrics of `coco_summary`.
+
+    Raises:
+      UserError: pycocotools is not installed.
+    """
+    return coco_summary(coco_evaluation(detections, objects, classes, masks))
+
+
+def check_pycocotools() -> None:
+    """Raises UserError if pycocotools is not installed."""
+    try:
+        import pycocotools  # noqa: F401
+    except ImportError as error:
+        raise UserError("box and mask AP need pycocotools: pip install pycocotools") from error
+
+
+def coco_evaluation(
+    detections: Sequence[Detections], objects: Sequence[Boxes], classes: int, masks: bool = False
+) -> Any:
+    """Returns pycocotools' `COCOeval` of detected objects, after `accumulate`.
+
+    Args:
       detections: predicted objects of each image.
       objects: true objects of each image, with masks if `masks`.
       classes: number of classes.
       masks: compare masks instead of boxes.
 
-    Returns:
-      `AP` (mean over IoU thresholds from 0.5 to 0.95), `AP50`, `AP75`, `APs`, `APm` and `APl`
-      (small, medium and large objects), `AR1`, `AR10` and `AR100` (recall with that number of
-      detections), `ARs`, `ARm` and `ARl`: shares of 1, -1 where no object is of this kind.
-
     Raises:
       UserError: pycocotools is not installed.
     """
-    try:
-        from pycocotools.coco import COCO
-        from pycocotools.cocoeval import COCOeval
-    except ImportError as error:
-        raise UserError("box and mask AP need pycocotools: pip install pycocotools") from error
+    check_pycocotools()
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
 
     def indexed(each: Sequence[Boxes] | Sequence[Detections]) -> Any:
         table: Any = COCO()
@@ -162,12 +180,65 @@ def coco_metrics(
         table.createIndex()
         return table
 
-    with contextlib.redirect_stdout(io.StringIO()):  # It prints its progress and its table.
+    with contextlib.redirect_stdout(io.StringIO()):  # It prints its progress.
         evaluation = COCOeval(indexed(objects), indexed(detections), "segm" if masks else "bbox")
         evaluation.evaluate()
         evaluation.accumulate()
+    return evaluation
+
+
+def coco_summary(evaluation: Any) -> dict[str, float]:
+    """Returns COCO's metrics of a `coco_evaluation`.
+
+    Returns:
+      `AP` (mean over IoU thresholds from 0.5 to 0.95), `AP50`, `AP75`, `APs`, `APm` and `APl`
+      (small, medium and large objects), `AR1`, `AR10` and `AR100` (recall with that number of
+      detections), `ARs`, `ARm` and `ARl`: shares of 1, -1 where no object is of this kind.
+    """
+    with contextlib.redirect_stdout(io.StringIO()):  # It prints its table.
         evaluation.summarize()
     return dict(zip(COCO_METRICS, map(float, evaluation.stats), strict=True))
+
+
+class Matches(NamedTuple):
+    """An image's true and predicted objects, matched by class at an IoU of 0.5.
+
+    Attributes:
+      found: true objects with a prediction.
+      missed: true objects without one.
+      wrong: predictions without a true object.
+    """
+
+    found: int = 0
+    missed: int = 0
+    wrong: int = 0
+
+    @property
+    def f1(self) -> float:
+        """Harmonic mean of precision and recall; 1 if there are no objects and no predictions."""
+        total = 2 * self.found + self.missed + self.wrong
+        return 2 * self.found / total if total else 1.0
+
+
+def image_matches(evaluation: Any, threshold: float) -> list[Matches]:
+    """Returns the matches of each image of a `coco_evaluation`.
+
+    Crowds, and predictions that match them, do not count.
+
+    Args:
+      evaluation: its predictions may have any score.
+      threshold: least score of the predictions that count.
+    """
+    totals = np.zeros((len(evaluation.params.imgIds), 3), np.int64)
+    all_sizes = evaluation.params.areaRng[0]
+    for each in evaluation.evalImgs:  # Of an image, a class and a range of areas.
+        if each is None or each["aRng"] != all_sizes:
+            continue
+        counted = (np.asarray(each["dtScores"]) >= threshold) & ~each["dtIgnore"][0].astype(bool)
+        right = each["dtMatches"][0] > 0  # At the first threshold of IoU, 0.5.
+        found, true = (counted & right).sum(), (np.asarray(each["gtIgnore"]) == 0).sum()
+        totals[each["image_id"]] += found, true - found, (counted & ~right).sum()
+    return [Matches(*row) for row in totals.tolist()]
 
 
 def _image(number: int, masks: np.ndarray | None) -> dict[str, int]:
@@ -177,22 +248,29 @@ def _image(number: int, masks: np.ndarray | None) -> dict[str, int]:
 
 
 def _annotations(each: Sequence[Boxes] | Sequence[Detections]) -> list[dict[str, Any]]:
-    """Returns objects as rows of a COCO file; areas are the masks', or else the boxes'."""
+    """Returns objects as rows of a COCO file.
+
+    The areas of true objects are those of the annotations; else, and of predictions, the masks', or
+    the boxes'.
+    """
     from pycocotools import mask
 
     run_lengths: Any = mask  # Its functions take one mask or several, unlike their types.
     rows = []
     for number, found in enumerate(each):
-        sides = np.asarray(found.corners[:, 2:] - found.corners[:, :2], np.float64)
+        corners = np.asarray(found.corners, np.float64)
+        sides = corners[:, 2:] - corners[:, :2]
         areas, codes = sides.prod(axis=1), None
         if found.masks is not None:
             stacked = np.asfortranarray(found.masks.transpose(1, 2, 0).astype(np.uint8))
             codes = run_lengths.encode(stacked)
             areas = run_lengths.area(codes)
+        if isinstance(found, Boxes) and found.areas is not None:
+            areas = found.areas
         for index, label in enumerate(found.labels.tolist()):
             row: dict[str, Any] = dict(image_id=number, category_id=label, iscrowd=0)
             row["id"] = len(rows) + 1  # pycocotools takes the number 0 for "not found".
-            row["bbox"] = [*map(float, found.corners[index, :2]), *sides[index].tolist()]
+            row["bbox"] = [*corners[index, :2].tolist(), *sides[index].tolist()]
             row["area"] = float(areas[index])
             if codes is not None:
                 row["segmentation"] = codes[index]
