@@ -127,23 +127,6 @@ def depth_metrics(
     )
 
 
-def coco_metrics(
-    detections: Sequence[Detections], objects: Sequence[Boxes], classes: int, masks: bool = False
-) -> dict[str, float]:
-    """Returns COCO's metrics of detected objects, computed by pycocotools.
-
-    Args:
-      detections, objects, classes, masks: as in `coco_evaluation`.
-
-    Returns:
-      The twelve metrics of `coco_summary`.
-
-    Raises:
-      UserError: pycocotools is not installed.
-    """
-    return coco_summary(coco_evaluation(detections, objects, classes, masks))
-
-
 def check_pycocotools() -> None:
     """Raises UserError if pycocotools is not installed."""
     try:
@@ -152,10 +135,10 @@ def check_pycocotools() -> None:
         raise UserError("box and mask AP need pycocotools: pip install pycocotools") from error
 
 
-def coco_evaluation(
+def coco_metrics(
     detections: Sequence[Detections], objects: Sequence[Boxes], classes: int, masks: bool = False
-) -> Any:
-    """Returns pycocotools' `COCOeval` of detected objects, after `accumulate`.
+) -> dict[str, float]:
+    """Returns COCO's metrics of detected objects, computed by pycocotools.
 
     Args:
       detections: predicted objects of each image.
@@ -163,9 +146,26 @@ def coco_evaluation(
       classes: number of classes.
       masks: compare masks instead of boxes.
 
+    Returns:
+      `AP` (mean over IoU thresholds from 0.5 to 0.95), `AP50`, `AP75`, `APs`, `APm` and `APl`
+      (small, medium and large objects), `AR1`, `AR10` and `AR100` (recall with that number of
+      detections), `ARs`, `ARm` and `ARl`: shares of 1, -1 where no object is of this kind.
+
     Raises:
       UserError: pycocotools is not installed.
     """
+    with contextlib.redirect_stdout(io.StringIO()):  # It prints its progress and its table.
+        evaluation = _coco_evaluation(detections, objects, classes, masks)
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return dict(zip(COCO_METRICS, map(float, evaluation.stats), strict=True))
+
+
+def _coco_evaluation(
+    detections: Sequence[Detections], objects: Sequence[Boxes], classes: int, masks: bool
+) -> Any:
+    """Returns a `COCOeval` of pycocotools; arguments as in `coco_metrics`."""
     check_pycocotools()
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
@@ -180,24 +180,7 @@ def coco_evaluation(
         table.createIndex()
         return table
 
-    with contextlib.redirect_stdout(io.StringIO()):  # It prints its progress.
-        evaluation = COCOeval(indexed(objects), indexed(detections), "segm" if masks else "bbox")
-        evaluation.evaluate()
-        evaluation.accumulate()
-    return evaluation
-
-
-def coco_summary(evaluation: Any) -> dict[str, float]:
-    """Returns COCO's metrics of a `coco_evaluation`.
-
-    Returns:
-      `AP` (mean over IoU thresholds from 0.5 to 0.95), `AP50`, `AP75`, `APs`, `APm` and `APl`
-      (small, medium and large objects), `AR1`, `AR10` and `AR100` (recall with that number of
-      detections), `ARs`, `ARm` and `ARl`: shares of 1, -1 where no object is of this kind.
-    """
-    with contextlib.redirect_stdout(io.StringIO()):  # It prints its table.
-        evaluation.summarize()
-    return dict(zip(COCO_METRICS, map(float, evaluation.stats), strict=True))
+    return COCOeval(indexed(objects), indexed(detections), "segm" if masks else "bbox")
 
 
 class Matches(NamedTuple):
@@ -220,25 +203,30 @@ class Matches(NamedTuple):
         return 2 * self.found / total if total else 1.0
 
 
-def image_matches(evaluation: Any, threshold: float) -> list[Matches]:
-    """Returns the matches of each image of a `coco_evaluation`.
+def image_matches(
+    detections: Sequence[Detections], objects: Sequence[Boxes], classes: int, masks: bool = False
+) -> list[Matches]:
+    """Returns the matches of each image, computed by pycocotools.
 
     Crowds, and predictions that match them, do not count.
 
     Args:
-      evaluation: its predictions may have any score.
-      threshold: least score of the predictions that count.
+      detections, objects, classes, masks: as in `coco_metrics`; all predictions count.
+
+    Raises:
+      UserError: pycocotools is not installed.
     """
-    totals = np.zeros((len(evaluation.params.imgIds), 3), np.int64)
-    all_sizes = evaluation.params.areaRng[0]
-    for each in evaluation.evalImgs:  # Of an image, a class and a range of areas.
-        if each is None or each["aRng"] != all_sizes:
-            continue
-        counted = (np.asarray(each["dtScores"]) >= threshold) & ~each["dtIgnore"][0].astype(bool)
-        right = each["dtMatches"][0] > 0  # At the first threshold of IoU, 0.5.
+    with contextlib.redirect_stdout(io.StringIO()):
+        evaluation = _coco_evaluation(detections, objects, classes, masks)
+        evaluation.params.iouThrs = np.array([0.5])
+        evaluation.params.areaRng = evaluation.params.areaRng[:1]  # All sizes.
+        evaluation.evaluate()
+    counts = np.zeros((len(objects), 3), np.int64)
+    for each in filter(None, evaluation.evalImgs):  # Of an image and a class.
+        counted, right = ~each["dtIgnore"][0].astype(bool), each["dtMatches"][0] > 0
         found, true = (counted & right).sum(), (np.asarray(each["gtIgnore"]) == 0).sum()
-        totals[each["image_id"]] += found, true - found, (counted & ~right).sum()
-    return [Matches(*row) for row in totals.tolist()]
+        counts[each["image_id"]] += found, true - found, (counted & ~right).sum()
+    return [Matches(*row) for row in counts.tolist()]
 
 
 def _image(number: int, masks: np.ndarray | None) -> dict[str, int]:

@@ -7,8 +7,7 @@ from vit_jax.errors import UserError
 from vit_jax.evaluation.dense_metrics import (
     COCO_METRICS,
     check_pycocotools,
-    coco_evaluation,
-    coco_summary,
+    coco_metrics,
     image_matches,
 )
 from vit_jax.evaluation.dense_suite import (
@@ -66,15 +65,16 @@ def measured(described: DataSet, options: Options, subject: Subject, source: Sou
     objects = [source.fields_of(index)[BOXES] for index in numbers]
     if not any(len(each.labels) for each in objects):
         raise UserError(f"{described.name} has no readable image with objects")
-    evaluation = coco_evaluation(detections, objects, len(detector.class_names))
-    matches = dict(zip(numbers, image_matches(evaluation, LEAST_SCORE), strict=True))
+    classes = len(detector.class_names)
+    metrics = coco_metrics(detections, objects, classes)
+    certain = [found.above(LEAST_SCORE) for found in detections]
+    matches = dict(zip(numbers, image_matches(certain, objects, classes), strict=True))
     chosen, worst = predictions.worst([(each.f1, index) for index, each in matches.items()])
     shown = [
         (place, matches[int(chosen.indices[place])], found.above(LEAST_SCORE))
         for place, _, found in worst
     ]
     subject.on_outputs(Detected(described.name, chosen, detector.class_names, LEAST_SCORE, shown))
-    metrics = coco_summary(evaluation)
     (height, width), crop = detector.image_size, subject.test_crop
     note = f"{crop.kind} {height}x{width}, {crop.interpolation}"
     return [
