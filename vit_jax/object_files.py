@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from vit_jax.inspection.html_page import render, write_text
 from vit_jax.inspection.page_images import image_address
 from vit_jax.mask_files import MOST_SHOWN, OVERLAYS, PAGE, mask_names, save_image
 from vit_jax.models.dense.detector import Detections, Detector
-from vit_jax.models.dense.palette import voc_palette
+from vit_jax.models.dense.palette import class_legend, voc_palette
 
 OBJECTS = "objects.json"
 
@@ -76,7 +76,8 @@ def write_objects(
     note = f"Objects with a score of {threshold:g} or more."
     if count > MOST_SHOWN:
         note += f" The first {MOST_SHOWN} images; the others are in {OVERLAYS}."
-    legend = legend_of(range(len(detector.class_names)), detector.class_names)
+    labels = range(len(detector.class_names))
+    legend = class_legend(labels, detector.class_names, background=False)
     segments = dict(figures=figures, legend=legend, note=note)
     page = render("masks.html", title=f"Objects in {count:,} images", segments=segments)
     write_text(folder / PAGE, page)
@@ -98,14 +99,6 @@ def annotations(found: Detections, image: int, first: int) -> list[dict[str, Any
         row = dict(id=number, image_id=image, category_id=int(label), bbox=box, iscrowd=0)
         rows.append(row | dict(area=box[2] * box[3], score=float(score)))
     return rows
-
-
-def legend_of(labels: Iterable[int], class_names: Sequence[str]) -> dict[str, str]:
-    """Returns the colours of classes by name, for HTML."""
-    return {
-        as_text(str(class_names[label])): "#" + voc_palette()[label + 1].tobytes().hex()
-        for label in labels
-    }
 
 
 def overlay(

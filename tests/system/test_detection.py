@@ -85,6 +85,13 @@ def test_predict_writes_a_coco_file_overlays_and_a_page(run, data, workdir, tmp_
 
 
 @pytest.mark.slow
+def test_the_report_starts_with_the_worst_images(workdir):
+    report = (workdir / "report.html").read_text()
+    start, end = report.index("Test images, the lowest F1 first"), report.index("<h2>Curves")
+    assert report[start:end].count("<img") == 12 and "F1 0.0%" in report[start:end]
+
+
+@pytest.mark.slow
 def test_detector_finds_what_the_command_wrote(data, workdir, run, tmp_path):
     detector = vit_jax.load_detector(workdir, log=str)
     assert detector.class_names == ("square", "bar")

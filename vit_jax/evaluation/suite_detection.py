@@ -63,10 +63,10 @@ def measured(described: DataSet, options: Options, subject: Subject, source: Sou
         numbers.append(index)
         detections.append(found)
     objects = [source.fields_of(index)[BOXES] for index in numbers]
-    if not any(len(each.labels) for each in objects):
-        raise UserError(f"{described.name} has no readable image with objects")
     classes = len(detector.class_names)
     metrics = coco_metrics(detections, objects, classes)
+    if metrics["AP"] < 0:
+        raise UserError(f"{described.name} has no readable image with objects")
     certain = [found.above(LEAST_SCORE) for found in detections]
     matches = dict(zip(numbers, image_matches(certain, objects, classes), strict=True))
     chosen, worst = predictions.worst([(each.f1, index) for index, each in matches.items()])

@@ -20,8 +20,8 @@ from vit_jax.evaluation.suite import (
 from vit_jax.inspection.class_maps import Segments
 from vit_jax.inspection.html_page import render, write_text
 from vit_jax.inspection.page_images import image_address
-from vit_jax.models.dense.palette import coloured_depth, depth_legend
-from vit_jax.object_files import legend_of, overlay
+from vit_jax.models.dense.palette import class_legend, coloured_depth, depth_legend
+from vit_jax.object_files import overlay
 from vit_jax.runs.answer_sections import answer_figures
 from vit_jax.runs.predictions import Predictions, to_show
 from vit_jax.runs.retrievals import retrieval_figures, retrievals_of
@@ -95,7 +95,7 @@ def _objects(outputs: Detected) -> dict[str, Any]:
         f"true boxes, and predicted ones with a score of {outputs.threshold:g} or more; F1 at an "
         "IoU of 0.5"
     )
-    legend = legend_of(sorted(labels), outputs.class_names)
+    legend = class_legend(sorted(labels), outputs.class_names, background=False)
     return dict(figures=figures, legend=legend, note=note, card="28rem")
 
 

@@ -3,6 +3,7 @@
 Costs and weights are those of Deformable DETR (Zhu et al., 2010.04159).
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -11,11 +12,12 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.data.dense_fields import boxes_field, boxes_of
-from vit_jax.data.fields import BOXES, Field
+from vit_jax.data.fields import BOXES, Boxes, Field
 from vit_jax.errors import UserError
-from vit_jax.evaluation.dense_metrics import coco_metrics
-from vit_jax.models.dense.detector import Detections, best_of, corners_of
+from vit_jax.evaluation.dense_metrics import coco_metrics, image_matches
+from vit_jax.models.dense.detector import LEAST_SCORE, Detections, best_of, corners_of
 from vit_jax.models.dense.detr import DetectionHead, detection_head
+from vit_jax.models.dense.palette import class_legend
 from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.box_losses import (
     centred,
@@ -26,6 +28,7 @@ from vit_jax.training.objectives.matching import match
 from vit_jax.training.objectives.objective import (
     EVALUATION,
     Batch,
+    ImageScores,
     Loss,
     Objective,
     StepContext,
@@ -56,6 +59,10 @@ class Detection(Objective):
     made_by = ("dim", "depth", "queries")
     metrics: ClassVar = {"class_loss": "number", "box_loss": "number", "giou_loss": "number"}
     split_metrics: ClassVar = {"ap": "share", "ap50": "share"}
+    picture_rows = (
+        f"true boxes, and predicted ones with a score of {LEAST_SCORE:g} or more; they match at an "
+        "IoU of 0.5"
+    )
 
     def __init__(self, head: DetectionHead, num_classes: int):
         self.head, self.num_classes = head, num_classes
@@ -125,12 +132,29 @@ class Detection(Objective):
         Args:
           outputs: `scores`, `classes`, `boxes` and `true`, as in a call.
         """
-        objects = [boxes_of(rows) for rows in outputs["true"]]
-        found = zip(outputs["boxes"], outputs["classes"], outputs["scores"], strict=True)
-        metrics = coco_metrics([Detections(*each) for each in found], objects, self.num_classes)
+        objects, found = self.objects(outputs)
+        metrics = coco_metrics(found, objects, self.num_classes)
         if metrics["AP"] < 0:  # There is no object.
             return {"ap": float("nan"), "ap50": float("nan")}
         return {"ap": metrics["AP"], "ap50": metrics["AP50"]}
+
+    def objects(self, outputs: dict[str, np.ndarray]) -> tuple[list[Boxes], list[Detections]]:
+        """Returns the true and the predicted objects of each image, in pixels of its crop."""
+        found = zip(outputs["boxes"], outputs["classes"], outputs["scores"], strict=True)
+        return [boxes_of(rows) for rows in outputs["true"]], [Detections(*each) for each in found]
+
+    def image_scores(self, outputs: dict[str, np.ndarray]) -> ImageScores:
+        """Returns the F1 of each image, of the predictions with a score of `LEAST_SCORE`."""
+        objects, found = self.objects(outputs)
+        certain = [each.above(LEAST_SCORE) for each in found]
+        matches = image_matches(certain, objects, self.num_classes)
+        return ImageScores("F1", np.array([each.f1 for each in matches]))
+
+    def legend(self, outputs: dict[str, np.ndarray], class_names: Sequence[str]) -> dict[str, str]:
+        objects, found = self.objects(outputs)
+        shown = [*objects, *(each.above(LEAST_SCORE) for each in found)]
+        labels = {label for each in shown for label in each.labels.tolist()}
+        return class_legend(sorted(labels), class_names, background=False)
 
 
 def set_losses(
