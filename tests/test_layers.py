@@ -22,8 +22,8 @@ ALLOWED = {
     "recipes": {"config", "data", "models", "published"},
     "interop": {"models", "options", "published"},
     "evaluation": {"models", "data", "parallel", "config", "options", "recipes", "published"},
-    "run_suites": {"checkpoint_crop", "data", "evaluation", "image_text", "interop", "load"}
-    | {"parallel", "runs"},
+    "run_suites": {"checkpoint_crop", "data", "dense", "evaluation", "image_text", "interop"}
+    | {"load", "parallel", "runs"},
     "training": {"models", "data", "parallel", "config", "options", "evaluation"},
     "runs": {
         "options",
@@ -35,6 +35,7 @@ ALLOWED = {
         "interop",
         "evaluation",
         "inspection",
+        "object_files",
         "shipped",
         "training",
     },

@@ -66,7 +66,7 @@ def load_segmenter(
     Raises:
       UserError: the checkpoint does not exist, is damaged, or has no segmentation head.
     """
-    return _load(SEGMENTATION, SegmentationPredictor, source, image_size, decode, log)
+    return _load(SEGMENTATION, source, image_size, decode, log)
 
 
 def load_detector(
@@ -90,7 +90,7 @@ def load_detector(
     Raises:
       UserError: the checkpoint does not exist, is damaged, or has no detection head.
     """
-    return _load(DETECTION, DetectionPredictor, source, image_size, decode, log)
+    return _load(DETECTION, source, image_size, decode, log)
 
 
 def load_depth(
@@ -114,12 +114,11 @@ def load_depth(
     Raises:
       UserError: the checkpoint does not exist, is damaged, or has no depth head.
     """
-    return _load(DEPTH, DepthPredictor, source, image_size, decode, log)
+    return _load(DEPTH, source, image_size, decode, log)
 
 
 def _load(
     task: Task[Kind],
-    predictor: Callable[[TestCrop], "Predictor"],
     source: str | Path,
     image_size: int | tuple[int, int] | None,
     decode: str | None,
@@ -128,7 +127,8 @@ def _load(
     checkpoint = open_checkpoint(source, image_size)
     changes: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
     loaded = with_head(task, checkpoint, build_model(checkpoint, log=log, **changes))
-    loaded.predictor = predictor(checkpoint_crop(checkpoint, loaded.model.image_size, decode))
+    crop = checkpoint_crop(checkpoint, loaded.model.image_size, decode)
+    loaded.predictor = PREDICTORS[task.objective](crop)
     return loaded
 
 
@@ -221,6 +221,14 @@ class DetectionPredictor(Predictor):
             for row, (index, placement, _) in enumerate(batch):
                 one = jax.tree.map(lambda x, row=row: x[row], best)
                 yield index, detections(one, placement, threshold)
+
+
+# By objective.
+PREDICTORS: dict[str, Callable[[TestCrop], Predictor]] = {
+    SEGMENTATION.objective: SegmentationPredictor,
+    DETECTION.objective: DetectionPredictor,
+    DEPTH.objective: DepthPredictor,
+}
 
 
 def placed_crop(crop: TestCrop, image: bytes | np.ndarray) -> tuple[Placement, np.ndarray]:

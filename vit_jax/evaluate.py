@@ -14,10 +14,11 @@ Suites, one or several with commas, or all:
   retrieval recall of captions and of images at 1, 5 and 10, for a model of images and texts
   segmentation
             mIoU and accuracies of pixels, for a segmentation run: --set=FOLDER of images and masks
+  detection COCO's AP and AR, for a detection run: --set=FOLDER with COCO's files
   depth     RMSE, AbsRel and delta, for a depth run: --set=FOLDER of images and depth maps
 
 It writes results.json, results.md (with the paper's values next to ours) and results.png; the last
-four suites also write pages with pictures. The same command again continues: results for the same
+five suites also write pages with pictures. The same command again continues: results for the same
 checkpoint, step, parameters and data are reused. A missing data set gets a row that explains how to
 get it.
 """

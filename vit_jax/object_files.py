@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from vit_jax.data.decode import Unreadable, decode, why_unreadable
+from vit_jax.data.fields import Boxes
 from vit_jax.data.image_files import ImageFiles
 from vit_jax.data.map_files import run_lengths
 from vit_jax.errors import UserError, as_text
@@ -17,7 +18,7 @@ from vit_jax.inspection.html_page import render, write_text
 from vit_jax.inspection.page_images import image_address
 from vit_jax.mask_files import MOST_SHOWN, OVERLAYS, PAGE, mask_names, save_image
 from vit_jax.models.dense.detector import Detections, Detector
-from vit_jax.models.dense.palette import voc_palette
+from vit_jax.models.dense.palette import class_legend, voc_palette
 
 OBJECTS = "objects.json"
 
@@ -77,10 +78,8 @@ def write_objects(
     note = f"Objects with a score of {threshold:g} or more."
     if count > MOST_SHOWN:
         note += f" The first {MOST_SHOWN} images; the others are in {OVERLAYS}."
-    legend = {
-        as_text(name): "#" + voc_palette()[label + 1].tobytes().hex()
-        for label, name in enumerate(detector.class_names)
-    }
+    labels = range(len(detector.class_names))
+    legend = class_legend(labels, detector.class_names, background=False)
     segments = dict(figures=figures, legend=legend, note=note)
     page = render("masks.html", title=f"Objects in {count:,} images", segments=segments)
     write_text(folder / PAGE, page)
@@ -108,8 +107,16 @@ def annotations(found: Detections, image: int, first: int) -> list[dict[str, Any
     return rows
 
 
-def overlay(image: np.ndarray, found: Detections, class_names: Sequence[str]) -> Image.Image:
-    """Returns an image with the masks and boxes of its objects, and their classes and scores."""
+def overlay(
+    image: np.ndarray, found: Detections | Boxes, class_names: Sequence[str]
+) -> Image.Image:
+    """Returns an image with its objects: masks, boxes, classes, and the scores of predictions.
+
+    Args:
+      image: uint8 `[height, width, 3]`.
+      found: predicted or true objects.
+      class_names: names of all classes.
+    """
     if found.masks is not None:
         for mask, label in zip(found.masks[::-1], found.labels[::-1], strict=True):
             colour = voc_palette()[int(label) + 1]
@@ -118,14 +125,22 @@ def overlay(image: np.ndarray, found: Detections, class_names: Sequence[str]) ->
     drawn = Image.fromarray(image)
     pen, width = ImageDraw.Draw(drawn), max(1, round(min(drawn.size) / 200))
     font = ImageFont.load_default(max(10, min(drawn.size) / 28))
-    for corners, label, score in zip(*found[:3], strict=True):
+    for corners, label, more in zip(found.corners, found.labels, _remarks(found), strict=True):
         colour = tuple(voc_palette()[int(label) + 1].tolist())
         left, top, right, bottom = corners.tolist()
         pen.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), None, colour, width)
-        words, place = f"{class_names[label]} {score:.0%}", (left + width + 1, top + width)
+        words, place = f"{class_names[label]}{more}", (left + width + 1, top + width)
         pen.rectangle(pen.textbbox(place, words, font), fill=colour)
         pen.text(place, words, "white" if sum(colour) < 384 else "black", font)
     return drawn
+
+
+def _remarks(found: Detections | Boxes) -> list[str]:
+    """Returns the text after the class of each object: its score, or that it is a crowd."""
+    if isinstance(found, Detections):
+        return [f" {score:.0%}" for score in found.scores.tolist()]
+    crowd = [False] * len(found.labels) if found.crowd is None else found.crowd.tolist()
+    return [", crowd" if each else "" for each in crowd]
 
 
 def in_words(found: Detections, class_names: Sequence[str]) -> str:

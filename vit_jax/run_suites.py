@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from vit_jax.checkpoint_crop import checkpoint_crop
 from vit_jax.data.preprocess import TestCrop
+from vit_jax.dense import PREDICTORS
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.features import transfer_crop
 from vit_jax.evaluation.results import Results, in_words
@@ -92,6 +93,11 @@ def run_suites(
         shardings = parameter_shardings(mesh, params)
         return graphdef, jax.tree.map(place, params, shardings), shardings
 
+    def dense(task: str):
+        loaded = with_head(TASKS[task], opened, model())
+        loaded.predictor = PREDICTORS[task](subject.test_crop)
+        return loaded
+
     mesh = make_mesh()
     subject = Subject(
         str(checkpoint),
@@ -104,7 +110,7 @@ def run_suites(
         finetune=lambda config, folder: train(
             config, results.folder / f"{folder}-{version['content']}"
         ),
-        dense=lambda task: with_head(TASKS[task], opened, model()),
+        dense=dense,
         num_classes=opened.options.num_classes,
         class_names=opened.class_names,
         batch_size=batch_size,

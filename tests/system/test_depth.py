@@ -94,6 +94,14 @@ def test_the_run_learns_and_its_model_predicts_metres(trained, model):
     assert whole.shape == predicted[0].shape and (whole != predicted[0]).any()
 
 
+def test_the_report_starts_with_the_largest_errors(trained):
+    report = (trained[0] / "report.html").read_text()
+    start, end = report.index("Test images, the highest RMSE first"), report.index("<h2>Curves")
+    shown = [float(error) for error in re.findall(r"RMSE ([\d.]+) m", report[start:end])]
+    assert len(shown) == 8 and shown == sorted(shown, reverse=True)
+    assert np.mean(shown) == pytest.approx(trained[1]["rmse"], abs=1e-3)
+
+
 def test_predict_writes_millimetres_colours_and_a_page(trained, model, run, tmp_path):
     image, _ = scene(2000)
     (tmp_path / "photos").mkdir()

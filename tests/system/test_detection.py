@@ -1,16 +1,21 @@
 """Detection as a user runs it: training on a COCO file, and the objects of photographs."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import vit_jax
+from vit_jax.data.fields import Boxes
 from vit_jax.data.placement import Placement
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.dense import original_corners, original_mask
+from vit_jax.evaluation.dense_metrics import coco_metrics
+from vit_jax.evaluation.suite_fewshot import parse_sets
 from vit_jax.models.dense.detector import least_score
+from vit_jax.run_suites import run_suites
 
 CONFIG = "configs/detect.py:backbone=ViT-32x2/8,size=64"
 
@@ -90,6 +95,13 @@ def test_predict_writes_a_coco_file_overlays_and_a_page(run, data, workdir, tmp_
 
 
 @pytest.mark.slow
+def test_the_report_starts_with_the_worst_images(workdir):
+    report = (workdir / "report.html").read_text()
+    start, end = report.index("Test images, the lowest F1 first"), report.index("<h2>Curves")
+    assert report[start:end].count("<img") == 12 and "F1 0.0%" in report[start:end]
+
+
+@pytest.mark.slow
 def test_detector_finds_what_the_command_wrote(data, workdir, run, tmp_path):
     detector = vit_jax.load_detector(workdir, log=str)
     assert detector.class_names == ("square", "bar")
@@ -102,6 +114,37 @@ def test_detector_finds_what_the_command_wrote(data, workdir, run, tmp_path):
         assert found.masks.shape == (20, 60, 80)
     with pytest.raises(vit_jax.UserError, match="has no segmentation head"):
         vit_jax.load_segmenter(workdir, log=str)
+
+
+@pytest.mark.slow
+def test_the_suite_measures_what_the_detector_finds(data, workdir, tmp_path):
+    file = tmp_path / "near" / "instances_test.json"
+    shutil.copytree(data / "test", file.parent)
+    content = json.loads((file.parent / "_annotations.coco.json").read_text())
+    images = [file.parent / row["file_name"] for row in content["images"]]
+    found = vit_jax.load_detector(workdir, log=str).predict(images, threshold=0.0)
+    content["annotations"], objects = [], []
+    for number, each in enumerate(found):  # Objects near some of the predicted ones.
+        corners = np.concatenate([each.corners[:3, :2], each.corners[:3, 2:] - 1], axis=1)
+        objects.append(Boxes(corners, each.labels[:3]))
+        for (left, top, right, bottom), label in zip(
+            corners.tolist(), each.labels[:3], strict=True
+        ):
+            box = [left, top, right - left, bottom - top]
+            row = dict(id=len(content["annotations"]), image_id=number, bbox=box)
+            content["annotations"].append(row | dict(category_id=(3, 7)[label]))
+    file.write_text(json.dumps(content))
+    (file.parent / "_annotations.coco.json").unlink()
+    options, lines = {"set": parse_sets([str(file.parent)])}, []
+    out = tmp_path / "out"
+    results = run_suites(workdir, ["detection"], out, options=options, log=lines.append)
+    expected = coco_metrics(found, objects, 2)
+    rows = {name: row for (_, name), row in results.rows.items()}
+    for name, value in expected.items():
+        accuracy = rows[f"near, {name}"].accuracy
+        assert accuracy == (pytest.approx(value) if value >= 0 else None), name
+    assert expected["AP50"] > 0.1 and rows["near, APl"].note == "no object of this size"
+    assert "F1 " in (out / "detection_near.html").read_text()
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1.5])

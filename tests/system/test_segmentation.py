@@ -1,6 +1,10 @@
 """A segmentation run is loaded, and used on images of any size."""
 
+import base64
+import io
+import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,8 +12,11 @@ from PIL import Image
 
 import vit_jax
 from tests.shapes import NAMES, config_of_shapes, draw, segmentation_run, shapes, write_shapes
+from vit_jax.data.fields import IGNORED
+from vit_jax.data.preprocess import TestCrop
 from vit_jax.evaluation.dense_metrics import confusion, segmentation_metrics
 from vit_jax.evaluation.suite_fewshot import parse_sets
+from vit_jax.inspection.class_maps import overlay
 from vit_jax.run_suites import run_suites
 
 __all__ = ["segmentation_run", "shapes"]  # Fixtures.
@@ -202,6 +209,35 @@ def test_the_report_shows_test_images_with_true_and_predicted_classes(segmentati
     covered = (original != true).any(-1), (original != predicted).any(-1)
     assert 0.02 < covered[0].mean() < 0.6
     assert (covered[0] == covered[1]).mean() > 0.8
+
+
+def pixels_of(address):
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))))
+
+
+def classes_of(original, drawn):
+    """The class of each pixel of an overlay, by its colour."""
+    labels = np.array([*range(len(NAMES)), IGNORED], np.uint8)
+    overlays = [overlay(original, np.full(original.shape[:2], k, np.uint8)) for k in labels]
+    distances = [np.abs(each.astype(int) - drawn).sum(-1) for each in overlays]
+    return labels[np.argmin(distances, axis=0)]
+
+
+def test_the_report_starts_with_the_worst_images_of_the_last_evaluation(segmentation_run, shapes):
+    worst = json.loads((segmentation_run[0] / "worst_images.json").read_text())
+    assert worst["title"] == "Test images, the lowest mIoU first"
+    assert worst["legend"] == dict(zip(NAMES, ("#000000", "#800000", "#008000"), strict=True))
+    figures, crop = worst["figures"], TestCrop(32, "fit", 32, interpolation="area")
+    shares = [float(figure["caption"].removeprefix("mIoU ")[:-1]) for figure in figures]
+    assert shares == sorted(shares) and len({figure["name"] for figure in figures}) == 12
+    for figure, share in zip(figures, shares, strict=True):
+        original, true, predicted = map(pixels_of, figure["pictures"])
+        assert (original == crop(Path(figure["name"]).read_bytes())).all()
+        true, predicted = (classes_of(original, drawn) for drawn in (true, predicted))
+        assert metrics_of([predicted], [true]).miou == pytest.approx(share / 100, abs=6e-4)
+    report = (segmentation_run[0] / "report.html").read_text()
+    places = [report.index(f"{figure['caption']}<") for figure in figures]
+    assert places == sorted(places) and places[-1] < report.index("<h2>Curves")
 
 
 def test_a_run_that_continues_a_head_keeps_its_running_statistics(

@@ -225,6 +225,13 @@ def test_damaged_answers_are_none(workdir):
     assert read_run(folder).predictions is None
 
 
+def test_damaged_worst_images_are_none(workdir):
+    folder = workdir()
+    for text in ("[", "[]", '{"title": ""}'):
+        (folder / "worst_images.json").write_text(text)
+        assert read_run(folder).worst is None
+
+
 def test_confused_pairs_and_classes_are_those_counted_one_by_one():
     draw = np.random.default_rng(1)
     labels, answer = draw.integers(5, size=(200, 1)), draw.integers(5, size=200)

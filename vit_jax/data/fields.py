@@ -26,6 +26,8 @@ class Boxes(NamedTuple):
       masks: pixels of each object, bool `[objects, height, width]`; None: unknown.
       crowd: whether a box is of a group of objects, bool `[objects]`; None: none is.
       size: height and width of the image according to the annotations; None: unknown.
+      areas: area of each object in pixels according to the annotations, float64 `[objects]`, by
+        which COCO's metrics tell small from large objects; None: that of the masks or boxes.
     """
 
     corners: np.ndarray
@@ -33,6 +35,7 @@ class Boxes(NamedTuple):
     masks: np.ndarray | None = None
     crowd: np.ndarray | None = None
     size: tuple[int, int] | None = None
+    areas: np.ndarray | None = None
 
 
 class Field(NamedTuple):

@@ -3,7 +3,7 @@
 import contextlib
 import io
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -127,6 +127,14 @@ def depth_metrics(
     )
 
 
+def check_pycocotools() -> None:
+    """Raises UserError if pycocotools is not installed."""
+    try:
+        import pycocotools  # noqa: F401
+    except ImportError as error:
+        raise UserError("box and mask AP need pycocotools: pip install pycocotools") from error
+
+
 def coco_metrics(
     detections: Sequence[Detections],
     objects: Sequence[Boxes],
@@ -152,11 +160,25 @@ def coco_metrics(
     Raises:
       UserError: pycocotools is not installed.
     """
-    try:
-        from pycocotools.coco import COCO
-        from pycocotools.cocoeval import COCOeval
-    except ImportError as error:
-        raise UserError("box and mask AP need pycocotools: pip install pycocotools") from error
+    with contextlib.redirect_stdout(io.StringIO()):  # It prints its progress and its table.
+        evaluation = _coco_evaluation(detections, objects, classes, masks, overlaps)
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return dict(zip(COCO_METRICS, map(float, evaluation.stats), strict=True))
+
+
+def _coco_evaluation(
+    detections: Sequence[Detections],
+    objects: Sequence[Boxes],
+    classes: int,
+    masks: bool,
+    overlaps: Sequence[np.ndarray] | None = None,
+) -> Any:
+    """Returns a `COCOeval` of pycocotools; arguments as in `coco_metrics`."""
+    check_pycocotools()
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
 
     class Evaluation(COCOeval):
         """An evaluation with the given overlaps."""
@@ -179,43 +201,109 @@ def coco_metrics(
         table.dataset = dict(
             images=[_image(number, found.masks) for number, found in enumerate(each)],
             categories=[dict(id=label) for label in range(classes)],
-            annotations=_annotations(each),
+            annotations=_annotations(each, masks),
         )
         table.createIndex()
         return table
 
-    with contextlib.redirect_stdout(io.StringIO()):  # It prints its progress and its table.
-        evaluation = Evaluation(indexed(objects), indexed(detections), "segm" if masks else "bbox")
+    return Evaluation(indexed(objects), indexed(detections), "segm" if masks else "bbox")
+
+
+class Matches(NamedTuple):
+    """An image's true and predicted objects, matched by class at an IoU of 0.5.
+
+    Attributes:
+      found: true objects with a prediction.
+      missed: true objects without one.
+      wrong: predictions without a true object.
+    """
+
+    found: int = 0
+    missed: int = 0
+    wrong: int = 0
+
+    @property
+    def f1(self) -> float:
+        """Harmonic mean of precision and recall; 1 if there are no objects and no predictions."""
+        total = 2 * self.found + self.missed + self.wrong
+        return 2 * self.found / total if total else 1.0
+
+
+def image_matches(
+    detections: Sequence[Detections], objects: Sequence[Boxes], classes: int, masks: bool = False
+) -> list[Matches]:
+    """Returns the matches of each image, computed by pycocotools.
+
+    Crowds, and predictions that match them, do not count.
+
+    Args:
+      detections, objects, classes, masks: as in `coco_metrics`; all predictions count.
+
+    Raises:
+      UserError: pycocotools is not installed.
+    """
+    with contextlib.redirect_stdout(io.StringIO()):
+        evaluation = _coco_evaluation(detections, objects, classes, masks)
+        evaluation.params.iouThrs = np.array([0.5])
+        evaluation.params.areaRng = evaluation.params.areaRng[:1]  # All sizes.
         evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
-    return dict(zip(COCO_METRICS, map(float, evaluation.stats), strict=True))
+    counts = np.zeros((len(objects), 3), np.int64)
+    for each in filter(None, evaluation.evalImgs):  # Of an image and a class.
+        counted, right = ~each["dtIgnore"][0].astype(bool), each["dtMatches"][0] > 0
+        found, true = (counted & right).sum(), (np.asarray(each["gtIgnore"]) == 0).sum()
+        counts[each["image_id"]] += found, true - found, (counted & ~right).sum()
+    return [Matches(*row) for row in counts.tolist()]
 
 
 def _image(number: int, masks: np.ndarray | None) -> dict[str, int]:
     """Returns an image's row of a COCO file, with its size if objects have masks."""
-    sides = {} if masks is None else dict(height=masks.shape[1], width=masks.shape[2])
-    return dict(id=number) | sides
+    if masks is None or not len(masks):
+        return dict(id=number, height=1, width=1)
+    height, width = masks[0]["size"] if masks.dtype == object else masks.shape[1:]
+    return dict(id=number, height=height, width=width)
 
 
-def _annotations(each: Sequence[Boxes] | Sequence[Detections]) -> list[dict[str, Any]]:
-    """Returns objects as rows of a COCO file; areas are the masks', or else the boxes'."""
+Objects = TypeVar("Objects", Boxes, Detections)
+
+
+def compressed(found: Objects) -> Objects:
+    """Returns objects with their masks as run lengths of pycocotools, some hundred bytes each."""
+    if found.masks is None:
+        return found
+    from pycocotools import mask
+
+    encode: Any = mask.encode  # It takes one mask or several, unlike its type.
+    codes = encode(np.asfortranarray(found.masks.transpose(1, 2, 0).astype(np.uint8)))
+    masks = np.empty(len(codes), object)
+    masks[:] = codes
+    return found._replace(masks=masks)
+
+
+def _annotations(each: Sequence[Boxes] | Sequence[Detections], masks: bool) -> list[dict[str, Any]]:
+    """Returns objects as rows of a COCO file.
+
+    The areas of true objects are those of the annotations, else the masks', else the boxes'. Those
+    of predictions are the masks' if masks are compared, else the boxes'.
+    """
     from pycocotools import mask
 
     run_lengths: Any = mask  # Its functions take one mask or several, unlike their types.
     rows = []
     for number, found in enumerate(each):
-        sides = np.asarray(found.corners[:, 2:] - found.corners[:, :2], np.float64)
+        corners = np.asarray(found.corners, np.float64)
+        sides = corners[:, 2:] - corners[:, :2]
         areas, codes = sides.prod(axis=1), None
-        if found.masks is not None:
-            stacked = np.asfortranarray(found.masks.transpose(1, 2, 0).astype(np.uint8))
-            codes = run_lengths.encode(stacked)
+        if found.masks is not None and (masks or isinstance(found, Boxes)):
+            encoded = found.masks if found.masks.dtype == object else compressed(found).masks
+            codes = encoded.tolist()
             areas = run_lengths.area(codes)
+        if isinstance(found, Boxes) and found.areas is not None:
+            areas = found.areas
         for index, label in enumerate(found.labels.tolist()):
             row: dict[str, Any] = dict(image_id=number, category_id=label, iscrowd=0)
             row["place"] = index
             row["id"] = len(rows) + 1  # pycocotools takes the number 0 for "not found".
-            row["bbox"] = [*map(float, found.corners[index, :2]), *sides[index].tolist()]
+            row["bbox"] = [*corners[index, :2].tolist(), *sides[index].tolist()]
             row["area"] = float(areas[index])
             if codes is not None:
                 row["segmentation"] = codes[index]

@@ -5,24 +5,24 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
+from vit_jax.data.class_names import has_names
 from vit_jax.data.decode import Unreadable, why_unreadable
 from vit_jax.data.sources import SOURCES, DataSet
 from vit_jax.data.sources.base import Source, Subset, fingerprint
+from vit_jax.data.sources.pairs import DEV
 from vit_jax.errors import UserError
 from vit_jax.evaluation.suite import Measurement, Options, Row, Stopped, Subject, in_data_dir
-from vit_jax.evaluation.window_inference import WindowInference
 from vit_jax.progress import Progress
 
 MOST_SHOWN = 24  # Images on the page.
-VALIDATION = "val"  # Benchmarks are evaluated on it, because labels of test images are secret.
+# In this order: benchmarks are evaluated on `val`, because labels of test images are secret.
+TESTED = ("test", *DEV)
 
 
 def tested_set(described: DataSet, kind: str, options: Options) -> DataSet:
     """Returns a data set of `--set` with its kind, folder and split.
 
-    Its default split is `test`, else `val`, else `all`.
+    Its default split is the first one of `TESTED`, else `all`.
 
     Args:
       described: the data set.
@@ -37,8 +37,31 @@ def tested_set(described: DataSet, kind: str, options: Options) -> DataSet:
     if described.test_split != "test" or layout_at is None:
         return described
     _, splits = layout_at(described.path)
-    split = next(name for name in ("test", VALIDATION, *splits) if name in splits)
+    split = next(name for name in (*TESTED, *splits) if name in splits)
     return described._replace(test_split=split)
+
+
+def check_classes(described: DataSet, source: Source, names: Sequence[str], model: str) -> None:
+    """Raises UserError if the classes of a data set are not those of the model.
+
+    Args:
+      described: the data set.
+      source: its images.
+      names: class names of the model.
+      model: the kind of the model.
+    """
+    there = tuple(source.class_names)
+    if len(there) != len(names):
+        raise UserError(
+            f"{described.name} has {len(there):,} classes, and the {model} {len(names):,}: "
+            "evaluate it on data with the classes of its training"
+        )
+    differing = [pair for pair in zip(there, names, strict=True) if pair[0] != pair[1]]
+    if differing and has_names(there) and has_names(names):
+        raise UserError(
+            f"{described.name} has a class {differing[0][0]!r} where the {model} has "
+            f"{differing[0][1]!r}: evaluate it on data with the classes of its training"
+        )
 
 
 class Predicted:
@@ -48,8 +71,8 @@ class Predicted:
       described: the data set.
       subject: the evaluated model.
       source: the images.
-      model: the model with its head.
-      inference: predicts its maps.
+      stream: yields the index and the prediction of each readable image of a source, as
+        `DenseModel.stream`.
     """
 
     def __init__(
@@ -57,20 +80,18 @@ class Predicted:
         described: DataSet,
         subject: Subject,
         source: Source,
-        model: Any,
-        inference: WindowInference,
+        stream: Callable[..., Iterator[tuple[int, Any]]],
     ):
-        self._subject, self._source = subject, source
-        self._inference = functools.partial(inference, model)
+        self._subject, self._source, self._stream = subject, source, stream
         self._progress = Progress(described.name, len(source), "images", subject.log)
 
-    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields the index and the map of each readable image.
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        """Yields the index and the prediction of each readable image.
 
         Raises:
           Stopped: `go_on` returned False.
         """
-        for index, predicted in self._inference(self._source, self._skip):
+        for index, predicted in self._stream(self._source, self._skip):
             if not self._subject.go_on():
                 raise Stopped
             yield index, predicted
@@ -78,17 +99,17 @@ class Predicted:
 
     def worst(
         self, scores: Sequence[tuple[float, int]]
-    ) -> tuple[Source, list[tuple[int, float, np.ndarray]]]:
-        """Returns the images with the lowest scores, and index, score and map of each.
+    ) -> tuple[Subset, list[tuple[int, float, Any]]]:
+        """Returns the images with the lowest scores, and index, score and prediction of each.
 
-        The maps are predicted again, so that those of all images need not be kept.
+        They are predicted again, so that the predictions of all images need not be kept.
 
         Args:
           scores: a score and an index of each image.
         """
         lowest = heapq.nsmallest(MOST_SHOWN, scores)
         chosen = Subset(self._source, [index for _, index in lowest])
-        again = self._inference(chosen, self._skip)
+        again = self._stream(chosen, self._skip)
         return chosen, [(place, lowest[place][0], predicted) for place, predicted in again]
 
     def _skip(self, index: int, error: Unreadable | OSError) -> None:

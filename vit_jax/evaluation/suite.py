@@ -22,9 +22,11 @@ from jax.sharding import Mesh
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
+from vit_jax.evaluation.dense_metrics import Matches
 from vit_jax.evaluation.features import Extractor, Features, representation
 from vit_jax.evaluation.text_encoder import TextEncoder
 from vit_jax.models.dense.depth_model import DepthModel
+from vit_jax.models.dense.detector import Detections, Detector
 from vit_jax.models.dense.segmenter import Segmenter
 from vit_jax.models.image_model import ImageModel
 from vit_jax.models.retrieval import Paired
@@ -147,7 +149,25 @@ class Ranged(NamedTuple):
     shown: Sequence[tuple[int, float, np.ndarray]]
 
 
-Outputs = Classified | Matched | Segmented | Ranged
+class Detected(NamedTuple):
+    """Predicted objects of the images of a data set with the lowest F1, for a page of pictures.
+
+    Attributes:
+      name: name of the data set.
+      source: these images with their boxes, the lowest F1 first.
+      class_names: names of all classes.
+      threshold: least score of the shown objects.
+      shown: index in the source, matches of the shown objects, and these, of each image.
+    """
+
+    name: str
+    source: Source
+    class_names: Sequence[str]
+    threshold: float
+    shown: Sequence[tuple[int, Matches, Detections]]
+
+
+Outputs = Classified | Matched | Segmented | Ranged | Detected
 
 
 class Subject:
@@ -239,6 +259,16 @@ class Subject:
         """
         assert self._dense is not None
         return self._dense("depth")
+
+    @functools.cached_property
+    def detector(self) -> Detector:
+        """The model with its detection head.
+
+        Raises:
+          UserError: there is none.
+        """
+        assert self._dense is not None
+        return self._dense("detection")
 
     @functools.cached_property
     def _loaded(self) -> tuple[nnx.GraphDef, dict, dict]:

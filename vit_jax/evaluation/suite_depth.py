@@ -20,8 +20,6 @@ from vit_jax.evaluation.suite import (
     SuiteOption,
 )
 from vit_jax.evaluation.suite_fewshot import SETS
-from vit_jax.evaluation.window_inference import WindowInference
-from vit_jax.models.dense.windows import Windows
 
 # Rows of a data set, with the metric's name and unit.
 METRICS = {
@@ -80,8 +78,7 @@ def open_ranged(described: DataSet, options: Options, subject: Subject) -> Sourc
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
     """Returns the rows of a data set, and passes its worst images to `on_outputs`."""
     model = subject.depth_model
-    inference = WindowInference(model, subject.mesh, subject.test_crop, merge=Windows.value_map)
-    predictions = Predicted(described, subject, source, model, inference)
+    predictions = Predicted(described, subject, source, model.stream)
     nearest, farthest = model.head.range
     found: list[DepthMetrics] = []
     scores = []

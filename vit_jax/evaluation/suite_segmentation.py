@@ -2,14 +2,18 @@
 
 import numpy as np
 
-from vit_jax.data.class_names import has_names
 from vit_jax.data.dense_fields import check_size
 from vit_jax.data.fields import MASK
 from vit_jax.data.sources import DataSet, open_source
 from vit_jax.data.sources.base import Source, check_fields
 from vit_jax.errors import UserError
 from vit_jax.evaluation.dense_metrics import confusion, segmentation_metrics
-from vit_jax.evaluation.dense_suite import Predicted, dense_measurements, tested_set
+from vit_jax.evaluation.dense_suite import (
+    Predicted,
+    check_classes,
+    dense_measurements,
+    tested_set,
+)
 from vit_jax.evaluation.suite import (
     DATA_DIR,
     Measurement,
@@ -20,7 +24,6 @@ from vit_jax.evaluation.suite import (
     Suite,
 )
 from vit_jax.evaluation.suite_fewshot import SETS
-from vit_jax.evaluation.window_inference import WindowInference
 
 # Rows of a data set, with the metric's name.
 METRICS = {"mIoU": "miou", "mean accuracy": "mean_accuracy", "pixel accuracy": "pixel_accuracy"}
@@ -45,26 +48,14 @@ def open_masked(described: DataSet, options: Options, subject: Subject) -> Sourc
         fields=(MASK,),
     )
     check_fields(source, (MASK,), "test")
-    there = tuple(source.class_names)
-    if len(there) != len(names):
-        raise UserError(
-            f"{described.name} has {len(there):,} classes, and the segmenter {len(names):,}: "
-            "evaluate it on data with the classes of its training"
-        )
-    differing = [pair for pair in zip(there, names, strict=True) if pair[0] != pair[1]]
-    if differing and has_names(there) and has_names(names):
-        raise UserError(
-            f"{described.name} has a class {differing[0][0]!r} where the segmenter has "
-            f"{differing[0][1]!r}: evaluate it on data with the classes of its training"
-        )
+    check_classes(described, source, names, "segmenter")
     return source
 
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
     """Returns the rows of a data set, and passes its worst images to `on_outputs`."""
     segmenter = subject.segmenter
-    inference = WindowInference(segmenter, subject.mesh, subject.test_crop)
-    predictions = Predicted(described, subject, source, segmenter, inference)
+    predictions = Predicted(described, subject, source, segmenter.stream)
     classes = len(segmenter.class_names)
     total, scores = np.zeros((classes, classes), np.int64), []
     for index, predicted in predictions:

@@ -2,6 +2,7 @@
 
 from vit_jax.evaluation import (
     suite_depth,
+    suite_detection,
     suite_fewshot,
     suite_imagenet,
     suite_knn,
@@ -23,6 +24,7 @@ MODULES = (
     suite_zero_shot,
     suite_retrieval,
     suite_segmentation,
+    suite_detection,
     suite_depth,
 )
 SUITES = {module.SUITE.name: module.SUITE for module in MODULES}

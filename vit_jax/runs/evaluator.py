@@ -11,14 +11,19 @@ from vit_jax.data.fields import TEXT, draw_caption
 from vit_jax.data.pipeline import SkipLog, evaluation_batches
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Source, Subset
+from vit_jax.models.dense.detector import LEAST_SCORE
+from vit_jax.object_files import overlay
 from vit_jax.options.run import RunOptions
 from vit_jax.parallel.mesh import local_rows, to_devices, whole_batch
 from vit_jax.progress import Progress
 from vit_jax.runs.predictions import ClassCounts, Predictions, class_counts, class_figures, to_show
 from vit_jax.runs.retrievals import Retrievals, retrievals_of
+from vit_jax.runs.worst_images import MOST_WORST, WorstImages
 from vit_jax.training.objectives import objective_of
 from vit_jax.training.program import Program
 from vit_jax.training.step import Evaluated, make_eval_step, make_pictures
+
+PICTURES = 6  # Images of one call of the objective's `pictures`.
 
 
 class Evaluator:
@@ -42,8 +47,8 @@ class Evaluator:
     ):
         objective = program.abstract_objective()
         self.metrics = objective.metrics | objective.split_metrics
-        self.draws, self._over_split = objective.pictures is not None, objective.over_split
-        self._labelled, self._paired = objective.labels, objective.paired
+        self._objective, self._labelled = objective, objective.labels
+        self.draws, self._paired = objective.pictures is not None, objective.paired
         self._mesh, self._splits, self._log = program.mesh, splits, log
         # The number of images that training has on the devices at the same time.
         self._most = config.batch_size // config.micro_batches
@@ -59,7 +64,7 @@ class Evaluator:
         both = program.graphdef, program.objective, config, program.mesh, places
         self._step, self._pictures = make_eval_step(*both), make_pictures(*both)
         self.answers: dict[str, np.ndarray] | None = None
-        self._pairs: dict[str, np.ndarray] | None = None  # Of objectives with `paired`.
+        self._outputs: dict[str, np.ndarray] | None = None  # Of the last evaluation.
         self._skipped = {
             name: SkipLog(source, config.data.max_unreadable, log)
             for name, source in splits.items()
@@ -95,13 +100,13 @@ class Evaluator:
         progress(len(source))
         outputs = _joined(jax.device_get(said))
         self.answers = outputs if self._labelled else None
-        self._pairs = outputs if self._paired else None
+        self._outputs = outputs
         total = {name: float(value) for name, value in jax.device_get(total).items()}
         images = total.pop("images")
         figures = {name: value / max(images, 1.0) for name, value in total.items()}
         counts = self.counts()
         if outputs and not self._labelled:
-            figures |= self._over_split(outputs)
+            figures |= self._objective.over_split(outputs)
         return figures | (class_figures(counts) if counts else {}) | {"images": images}
 
     def counts(self) -> ClassCounts | None:
@@ -128,10 +133,10 @@ class Evaluator:
         Args:
           split: name of the split that was evaluated last.
         """
-        if self._pairs is None or not len(self._pairs["numbers"]):
+        if self._paired is None or not self._outputs or not len(self._outputs["numbers"]):
             return None
-        paired, first = self._paired(self._pairs)
-        numbers = self._pairs["numbers"]
+        paired, first = self._paired(self._outputs)
+        numbers = self._outputs["numbers"]
 
         def caption(text: int) -> str:
             number = int(numbers[first[text]])
@@ -142,25 +147,87 @@ class Evaluator:
 
         return retrievals_of(paired, numbers, caption, read, split, step)
 
+    def worst(self, split: str, step: int, evaluated: Evaluated) -> WorstImages | None:
+        """Returns the images of the last evaluation with the worst predictions, for a report.
+
+        They are read and predicted again, so that the predictions of all images need not be kept.
+        All processes of a run call this.
+
+        Args:
+          split: name of the split that was evaluated last.
+        """
+        scores_of, outputs = self._objective.image_scores, self._outputs
+        if scores_of is None or not outputs:
+            return None
+        scores = scores_of(outputs)
+        rows = scores.worst(MOST_WORST)
+        if not len(rows):
+            return None
+        outputs, source = {name: x[rows] for name, x in outputs.items()}, self._splits[split]
+        return WorstImages(
+            split,
+            step,
+            scores.name,
+            scores.highest,
+            [source.describe(number) for number in outputs["numbers"].tolist()],
+            [scores.form.format(value) for value in scores.values[rows].tolist()],
+            self._overlays(split, outputs, evaluated),
+            self._objective.picture_rows,
+            self._objective.legend(outputs, source.class_names),
+        )
+
+    def _overlays(
+        self, split: str, outputs: dict[str, np.ndarray], evaluated: Evaluated
+    ) -> np.ndarray:
+        """Returns pictures of images, uint8 `[images, pictures, height, width, 3]`.
+
+        Args:
+          outputs: outputs of the images in the last evaluation.
+        """
+        numbers, objects_of = outputs["numbers"], self._objective.objects
+        if objects_of is not None:
+            images, names = self._read(split, numbers, 1)["image"], self._splits[split].class_names
+            both = zip(images, *objects_of(outputs), strict=True)
+            pairs = [(image, (true, found.above(LEAST_SCORE))) for image, true, found in both]
+            return np.stack(
+                [[overlay(image, each, names) for each in pair] for image, pair in pairs]
+            )
+        count, drawn = min(PICTURES, len(self._splits[split])), []  # Is compiled already.
+        for start in range(0, len(numbers), count):
+            part = numbers[start : start + count]
+            pictures, _ = self._drawn(split, np.resize(part, count), evaluated)
+            drawn.append(pictures[:, : len(part)])
+        return np.concatenate(drawn, axis=1).swapaxes(0, 1)
+
     def images(self, most: int = 6) -> np.ndarray:
         """Returns test images spread evenly over the split, uint8 `[images, height, width, 3]`."""
-        batch = self._spread("test", most)
+        batch = self._read("test", self._spread("test", most), whole_batch(self._mesh, 1))
         return batch["image"][batch["valid"]]
 
-    def pictures(self, split: str, evaluated: Evaluated, most: int = 6) -> np.ndarray:
+    def pictures(self, split: str, evaluated: Evaluated, most: int = PICTURES) -> np.ndarray:
         """Returns images spread evenly over a split, their visible parts and their predictions.
 
         Returns:
           uint8 `[3, images, height, width, 3]`.
         """
-        batch = self._spread(split, most, **self._views)
-        drawn = jax.device_get(self._pictures(evaluated, self._placed(batch)))
-        return np.stack([batch["image"], *drawn])[:, batch["valid"]]
+        pictures, valid = self._drawn(split, self._spread(split, most), evaluated)
+        return pictures[:, valid]
 
-    def _spread(self, split: str, most: int, **views) -> dict[str, np.ndarray]:
-        """Returns a whole batch with `most` images spread evenly over the split; see `_read`."""
-        chosen = np.unique(np.linspace(0, len(self._splits[split]) - 1, most).astype(int))
-        return self._read(split, chosen, whole_batch(self._mesh, 1), **views)
+    def _drawn(
+        self, split: str, chosen: np.ndarray, evaluated: Evaluated
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns images of a split with the objective's pictures of them, and which are readable.
+
+        Returns:
+          uint8 `[3, images, height, width, 3]`, and bool `[images]`.
+        """
+        batch = self._read(split, chosen, whole_batch(self._mesh, 1), **self._views)
+        drawn = jax.device_get(self._pictures(evaluated, self._placed(batch)))
+        return np.stack([batch["image"], *drawn]), batch["valid"]
+
+    def _spread(self, split: str, most: int) -> np.ndarray:
+        """Returns the numbers of at most `most` images spread evenly over the split."""
+        return np.unique(np.linspace(0, len(self._splits[split]) - 1, most).astype(int))
 
     def _read(self, split: str, chosen: np.ndarray, of: int, **views) -> dict[str, np.ndarray]:
         """Returns these images of a split in one batch, whose size is a multiple of `of`.

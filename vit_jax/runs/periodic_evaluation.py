@@ -18,6 +18,7 @@ from vit_jax.runs.run_page import write_report
 from vit_jax.runs.splits import SPOKEN
 from vit_jax.runs.suite_pages import write_suite_page
 from vit_jax.runs.workdir import RECONSTRUCTIONS, SEEN_FOLDER
+from vit_jax.runs.worst_images import keep_worst
 from vit_jax.training.objectives.objective import in_format
 from vit_jax.training.program import Evaluated
 from vit_jax.training.step import State
@@ -107,6 +108,9 @@ class PeriodicEvaluation:
         if last and (never := self._never_predicted(splits[-1])):
             self._console.log(never)
         self._write(step, figures, row, kept)
+        worst = self._evaluate.worst([*figures][-1], step, evaluated)
+        if worst is not None and self._writer:
+            keep_worst(self.workdir, worst)
         self._add_knn(figures, row)
         if self._evaluate.draws:
             self._draw(step, evaluated)

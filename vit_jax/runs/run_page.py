@@ -38,6 +38,7 @@ from vit_jax.runs.workdir import (
     ends_run,
     saved_run,
 )
+from vit_jax.runs.worst_images import kept_worst
 from vit_jax.training.objectives import OBJECTIVES
 from vit_jax.training.objectives.objective import Objective, in_format
 
@@ -74,6 +75,8 @@ class RunFiles(NamedTuple):
         yet.
       retrievals: captions of the last evaluation with their most similar images; None: the run has
         no captions, or there was none yet.
+      worst: the worst images of the last evaluation, as values of `segments.html`; None: the
+        objective has no metric of an image, or there was no evaluation yet.
     """
 
     workdir: Path
@@ -81,6 +84,7 @@ class RunFiles(NamedTuple):
     rows: list[dict]
     predictions: Predictions | None
     retrievals: Retrievals | None = None
+    worst: dict[str, Any] | None = None
 
     @property
     def step(self) -> int:
@@ -154,7 +158,8 @@ def read_run(workdir: Path) -> RunFiles:
     if saved is None:
         raise UserError(f"no run in {shown(workdir)}: it has no {CONFIG}")
     rows = read_rows(workdir / METRICS)
-    return RunFiles(workdir, saved, rows, kept(workdir), kept_retrievals(workdir))
+    found = kept(workdir), kept_retrievals(workdir), kept_worst(workdir)
+    return RunFiles(workdir, saved, rows, *found)
 
 
 def write_report(workdir: Path) -> Path:
@@ -204,6 +209,7 @@ def run_page(run: RunFiles, live: bool = False) -> str:
         numbers=numbers_of(run),
         answers=run.predictions and answer_figures(run.predictions, run.class_names),
         retrievals=run.retrievals and retrieval_figures(run.retrievals),
+        segments=run.worst,
         pages=suite_pages(run.workdir),
         no_answers=_why_no_answers(run),
         curves=curves(run.rows),
@@ -295,7 +301,7 @@ def _curves_of_suites(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], i
 
 def _why_no_answers(run: RunFiles) -> str:
     """Returns the reason that an evaluated run has no predictions; empty before the evaluation."""
-    if not run.figures or run.retrievals:
+    if not run.figures or run.retrievals or run.worst:
         return ""
     return (
         "the run kept none, as of earlier versions" if run.labelled else "it trains without labels"

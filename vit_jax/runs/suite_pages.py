@@ -7,13 +7,21 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.decode import Unreadable, decode
-from vit_jax.data.fields import DEPTH, MASK
+from vit_jax.data.fields import BOXES, DEPTH, MASK
 from vit_jax.data.preprocess import sides
-from vit_jax.evaluation.suite import Classified, Matched, Outputs, Ranged, Segmented
+from vit_jax.evaluation.suite import (
+    Classified,
+    Detected,
+    Matched,
+    Outputs,
+    Ranged,
+    Segmented,
+)
 from vit_jax.inspection.class_maps import Segments
 from vit_jax.inspection.html_page import render, write_text
 from vit_jax.inspection.page_images import image_address
-from vit_jax.models.dense.palette import coloured_depth, depth_legend
+from vit_jax.models.dense.palette import class_legend, coloured_depth, depth_legend
+from vit_jax.object_files import overlay
 from vit_jax.runs.answer_sections import answer_figures
 from vit_jax.runs.predictions import Predictions, to_show
 from vit_jax.runs.retrievals import retrieval_figures, retrievals_of
@@ -21,6 +29,7 @@ from vit_jax.runs.retrievals import retrieval_figures, retrievals_of
 # Titles by the suite's name.
 TITLES = {"zero_shot": "Zero-shot classification of {}", "retrieval": "Retrieval of {}"}
 TITLES["segmentation"] = "Segmentation of {}, the lowest mIoU first"
+TITLES["detection"] = "Objects of {}, the lowest F1 first"
 TITLES["depth"] = "Depth of {}, the largest RMSE first"
 
 
@@ -29,6 +38,8 @@ def write_suite_page(folder: Path, outputs: Outputs) -> Path:
     values: dict[str, Any] = {"answers": None, "retrievals": None, "segments": None}
     if isinstance(outputs, Segmented):
         suite, values["segments"] = "segmentation", _segments(outputs)
+    elif isinstance(outputs, Detected):
+        suite, values["segments"] = "detection", _objects(outputs)
     elif isinstance(outputs, Ranged):
         suite, values["segments"] = "depth", _depths(outputs)
     elif isinstance(outputs, Classified):
@@ -62,6 +73,30 @@ def _segments(outputs: Segmented) -> dict[str, Any]:
         caption = f"mIoU {iou:.1%}"
         segments.add(outputs.source.describe(index), image, [mask, predicted], caption)
     return segments.values("image, true and predicted classes")
+
+
+def _objects(outputs: Detected) -> dict[str, Any]:
+    """Returns the values of `segments.html`: each image with its true and its predicted boxes."""
+    figures, labels = [], set()
+    for index, matches, found in outputs.shown:
+        image, true = decode(outputs.source[index].image), outputs.source.fields_of(index)[BOXES]
+        both = true, found
+        labels.update(*(each.labels.tolist() for each in both))
+        drawn = (np.asarray(overlay(image, each, outputs.class_names)) for each in both)
+        figures.append(
+            dict(
+                name=outputs.source.describe(index),
+                pictures=[image_address(each, most_side=640) for each in drawn],
+                caption=f"F1 {matches.f1:.1%}: {matches.found} found, {matches.missed} missed, "
+                f"{matches.wrong} wrong",
+            )
+        )
+    note = (
+        f"true boxes, and predicted ones with a score of {outputs.threshold:g} or more; F1 at an "
+        "IoU of 0.5"
+    )
+    legend = class_legend(sorted(labels), outputs.class_names, background=False)
+    return dict(figures=figures, legend=legend, note=note, card="28rem")
 
 
 def _depths(outputs: Ranged) -> dict[str, Any]:

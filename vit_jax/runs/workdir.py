@@ -5,11 +5,12 @@ manifest.json     values from config and data: model, classes, steps, versions, 
 checkpoints/      by step
 metrics.jsonl, log.txt, events.out.tfevents.*, report.html
 predictions.npz   predictions for the images of the last evaluation, and some of the images
+worst_images.json the images of the last evaluation with the worst masks, boxes or depths
 retrievals.npz    captions of the last evaluation and their most similar images
 zero_shot_*.html, retrieval_*.html  pictures of the data sets of these suites
 seen/             attention maps of test images, at the end
 .lock-N           the process that writes into the workdir, if any
-reconstructions/  pictures of a self-supervised run, by step
+reconstructions/  pictures of predictions in test images, by step
 """
 
 import contextlib

@@ -237,6 +237,11 @@ def test_metrics_are_the_benchmarks_and_skip_images_without_depth():
     for name in ("rmse", "abs_rel", "delta1"):
         expected = np.mean([getattr(each, name) for each in images if each])
         assert means[name] == pytest.approx(expected, rel=1e-5)
+    scores = objective.image_scores({name: np.asarray(x) for name, x in found.items()})
+    rmse = [each.rmse if each else np.nan for each in images]
+    np.testing.assert_allclose(scores.values, rmse, rtol=1e-5)
+    order = sorted((0, 1, 3), key=lambda image: -rmse[image])  # The largest error first.
+    assert scores.worst(4).tolist() == order
 
 
 def test_evaluation_of_an_image_does_not_depend_on_its_batch():

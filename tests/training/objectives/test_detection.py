@@ -243,5 +243,11 @@ def test_predictions_in_a_crowd_are_not_wrong_and_no_object_is_no_precision(prog
         "true": boxes[None],
     }
     assert objective.over_split(outputs) == pytest.approx({"ap": 1, "ap50": 1})
+    assert objective.image_scores(outputs).values == pytest.approx([1])
+    outside = outputs | {"boxes": outputs["boxes"] + [[[0], [0], [-16]]]}
+    assert objective.image_scores(outside).values == pytest.approx([2 / 3])
+    uncertain = outside | {"scores": np.array([[0.5, 0.9, 0.2]])}
+    assert objective.image_scores(uncertain).values == pytest.approx([1])
+    assert objective.legend(outputs, ("cat", "dog")) == {"cat": "#800000"}
     nothing = outputs | {"true": np.array([[[0, 0, 0, 0, -1]]])}
     assert all(map(np.isnan, objective.over_split(nothing).values()))

@@ -9,6 +9,7 @@ from flax import nnx
 from tests.training.objectives.small import SMALL, config_of, noisy
 from vit_jax.data.fields import IGNORED
 from vit_jax.errors import UserError
+from vit_jax.evaluation.dense_metrics import confusion, segmentation_metrics
 from vit_jax.models import create_model
 from vit_jax.models.dense.batch_norm import (
     BatchNorm,
@@ -121,6 +122,32 @@ def test_iou_of_a_split_is_over_all_its_pixels():
     ]
     assert found["miou"] == pytest.approx(np.mean(ious))
     assert found["pixel_accuracy"] == pytest.approx((predicted == mask)[known].mean())
+
+
+def test_scores_of_images_are_their_own_mean_iou():
+    _, objective = made()
+    predicted, mask = np.random.default_rng(3).integers(CLASSES - 1, size=(3, 9, 8)), masks(3, 9, 8)
+    predicted, mask = predicted % [[[2]], [[3]], [[4]]], np.where(mask == 0, 1, mask)
+    mask[2] = IGNORED
+    areas = np.asarray(class_areas(jnp.asarray(predicted), jnp.asarray(mask), CLASSES))
+    scores = objective.image_scores({"areas": areas})
+    expected = [
+        segmentation_metrics(confusion(*each, CLASSES)).miou
+        for each in zip(predicted, mask, strict=True)
+    ]
+    np.testing.assert_allclose(scores.values, expected, rtol=1e-6)
+    worst = scores.worst(9).tolist()  # Without the image that has no known pixel.
+    assert sorted(worst) == [0, 1] and expected[worst[0]] < expected[worst[1]]
+    assert scores.worst(1).tolist() == worst[:1]
+
+
+def test_the_legend_has_the_classes_that_occur():
+    _, objective = made()
+    areas = np.zeros((2, CLASSES, 3), np.int32)
+    areas[0, 0, 2] = areas[1, 2, 1] = 5
+    names = [f"class {label}" for label in range(CLASSES)]
+    legend = objective.legend({"areas": areas}, names)
+    assert legend == {"class 0": "#000000", "class 2": "#008000"}
 
 
 def test_ignored_pixels_have_no_part_in_loss_and_gradient():

@@ -35,7 +35,7 @@ class Coco(Source):
       files: paths of the images, relative to the root.
       shapes: height and width of each image, int64 `[images, 2]`.
       starts: the first object of each image, and the number of objects, int64 `[images + 1]`.
-      objects: corners, labels and crowds of all objects.
+      objects: corners, labels, crowds and areas of all objects.
       fields: names among `boxes`, `instances` and `mask`.
       segmentations: COCO's `segmentation` of each object; empty if no field needs them.
     """
@@ -74,8 +74,8 @@ class Coco(Source):
 
     def known_fields(self, indices=None):
         chosen = range(len(self)) if indices is None else indices
-        for corners, labels, _, crowd, _ in map(self._boxes, chosen):
-            yield corners.tobytes() + labels.tobytes() + crowd.tobytes()
+        for corners, labels, _, crowd, _, areas in map(self._boxes, chosen):
+            yield b"".join(x.tobytes() for x in (corners, labels, crowd, areas))
 
     def stored_files(self, indices=None):
         files = self.files if indices is None else [self.files[index] for index in indices]
@@ -91,9 +91,9 @@ class Coco(Source):
 
     def _boxes(self, index: int) -> Boxes:
         part = slice(self.starts[index], self.starts[index + 1])
-        corners, labels, _, crowd, _ = self.objects
+        corners, labels, _, crowd, _, areas = self.objects
         height, width = self.shapes[index].tolist()
-        return Boxes(corners[part], labels[part], None, crowd[part], (height, width))
+        return Boxes(corners[part], labels[part], None, crowd[part], (height, width), areas[part])
 
     def check_sizes(self) -> None:
         """Raises UserError if one of a few images has another size than in the COCO file."""
@@ -265,7 +265,14 @@ def _source(listed: Listed, content: Mapping[str, Any], options: SourceOptions) 
         files,
         shapes,
         np.searchsorted(place[kept], np.arange(len(files) + 1)),
-        Boxes(corners[kept].astype(np.float32), boxes.labels[kept], None, boxes.crowd[kept]),
+        Boxes(
+            corners[kept].astype(np.float32),
+            boxes.labels[kept],
+            None,
+            boxes.crowd[kept],
+            None,
+            boxes.areas[kept],
+        ),
         names,
         fields,
         _segmentations(listed.file, annotations, kept) if {INSTANCES, MASK} & {*fields} else (),
@@ -288,7 +295,10 @@ def _boxes(file: str, annotations: Sequence[Mapping], number: Mapping[int, int])
     corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
     labels = np.array([number[one["category_id"]] for one in annotations], np.int32)
     crowd = np.array([bool(one.get("iscrowd", 0)) for one in annotations], bool)
-    return Boxes(corners, labels, None, crowd)
+    own = boxes[:, 2:].prod(axis=1).tolist()
+    stated = [one.get("area") for one in annotations]
+    areas = [box if area is None else area for area, box in zip(stated, own, strict=True)]
+    return Boxes(corners, labels, None, crowd, None, np.array(areas, np.float64))
 
 
 def _in_order(file: str, content: Mapping[str, Any]) -> tuple[list[Mapping], np.ndarray]:

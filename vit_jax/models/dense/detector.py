@@ -67,6 +67,11 @@ class Detector(DenseModel):
     loaded_by = "load_detector"
     output = "objects", "left, top, right and bottom in [0, 1] of the input, score, class"
 
+    @property
+    def predicts_masks(self) -> bool:
+        """Whether objects have masks."""
+        return self.head.masks is not None
+
     def __call__(self, images: Any, most: int = 100) -> Best:
         """Returns the most certain objects; see `best_of`.
 

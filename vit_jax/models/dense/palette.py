@@ -1,10 +1,13 @@
 """Colours of classes and of depths."""
 
 import functools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+
+from vit_jax.errors import as_text
 
 COLOURS = 256
 OPACITY = 0.6  # Of the classes' colours on an image.
@@ -23,6 +26,22 @@ def voc_palette() -> np.ndarray:
             palette[:, channel] |= ((classes >> channel & 1) << (7 - bit)).astype(np.uint8)
         classes = classes >> 3
     return palette
+
+
+def class_legend(
+    labels: Iterable[int], class_names: Sequence[str], background: bool = True
+) -> dict[str, str]:
+    """Returns the colours of classes by name, for HTML.
+
+    Args:
+      labels: the classes.
+      class_names: names of all classes.
+      background: class 0 is the background, which is black; False: it has the colour of class 1.
+    """
+    palette = voc_palette()[0 if background else 1 :]
+    return {
+        as_text(str(class_names[label])): "#" + palette[label].tobytes().hex() for label in labels
+    }
 
 
 def coloured(image: Any, mask: Any, palette: Any) -> Any:

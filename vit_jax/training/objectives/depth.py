@@ -1,5 +1,6 @@
 """Monocular depth: a head predicts the distance of each pixel in metres."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -12,13 +13,14 @@ from vit_jax.data.fields import DEPTH, Field
 from vit_jax.evaluation.dense_metrics import DELTA
 from vit_jax.models.dense.batch_norm import initial_statistics, updated_statistics
 from vit_jax.models.dense.depth import DepthHead, depth_head
-from vit_jax.models.dense.palette import coloured_depth
+from vit_jax.models.dense.palette import coloured_depth, depth_legend
 from vit_jax.models.dense.pyramid import resized
 from vit_jax.options.objective import DepthOptions
 from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.objective import (
     EVALUATION,
     Batch,
+    ImageScores,
     Loss,
     Objective,
     StepContext,
@@ -131,6 +133,14 @@ class Depth(Objective):
         if not known.any():
             return dict.fromkeys(self.split_metrics, 0.0)
         return {name: float(outputs[name][known].mean()) for name in self.split_metrics}
+
+    def image_scores(self, outputs: dict[str, np.ndarray]) -> ImageScores:
+        """Returns the RMSE of each image in metres."""
+        errors = np.where(outputs["known_pixels"] > 0, outputs["rmse"], np.nan)
+        return ImageScores("RMSE", errors, "{:.3f} m", highest=True)
+
+    def legend(self, outputs: dict[str, np.ndarray], class_names: Sequence[str]) -> dict[str, str]:
+        return depth_legend()
 
     @staticmethod
     def summary(config: RunOptions) -> str:

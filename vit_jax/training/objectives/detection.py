@@ -4,6 +4,7 @@ Costs and weights are those of Deformable DETR (Zhu et al., 2010.04159), and tho
 DINO's (Li et al., 2206.02777).
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -12,11 +13,12 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.data.dense_fields import CROWD, NO_OBJECT, boxes_field, boxes_of, instances_field
-from vit_jax.data.fields import BOXES, IGNORED, INSTANCES, Field
+from vit_jax.data.fields import BOXES, IGNORED, INSTANCES, Boxes, Field
 from vit_jax.errors import UserError
-from vit_jax.evaluation.dense_metrics import coco_metrics
-from vit_jax.models.dense.detector import Detections, best_of, corners_of
+from vit_jax.evaluation.dense_metrics import coco_metrics, image_matches
+from vit_jax.models.dense.detector import LEAST_SCORE, Detections, best_of, corners_of
 from vit_jax.models.dense.detr import DetectionHead, detection_head
+from vit_jax.models.dense.palette import class_legend
 from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.box_losses import (
     centred,
@@ -37,6 +39,7 @@ from vit_jax.training.objectives.matching import match
 from vit_jax.training.objectives.objective import (
     EVALUATION,
     Batch,
+    ImageScores,
     Loss,
     Objective,
     StepContext,
@@ -89,6 +92,10 @@ class Detection(Objective):
     made_by = ("dim", "depth", "queries", "masks")
     metrics: ClassVar = {"class_loss": "number", "box_loss": "number", "giou_loss": "number"}
     split_metrics: ClassVar = {"ap": "share", "ap50": "share"}
+    picture_rows = (
+        f"true boxes, and predicted ones with a score of {LEAST_SCORE:g} or more; they match at an "
+        "IoU of 0.5"
+    )
 
     def __init__(self, head: DetectionHead, num_classes: int, points: int = 0):
         self.head, self.num_classes, self.points = head, num_classes, points
@@ -197,13 +204,10 @@ class Detection(Objective):
         Args:
           outputs: `scores`, `classes`, `boxes`, `true` and `overlaps`, as in a call.
         """
-        true = outputs["true"]
-        objects = [boxes_of(rows) for rows in true]
-        each = zip(outputs["boxes"], outputs["classes"], outputs["scores"], strict=True)
-        found = [Detections(*one) for one in each]
+        objects, found = self.objects(outputs)
         compared: dict[str, Any] = {"": None}
         if "overlaps" in outputs:
-            present = true[..., 4] != NO_OBJECT
+            present = outputs["true"][..., 4] != NO_OBJECT
             pairs = zip(outputs["overlaps"], present, strict=True)
             compared["mask_"] = [overlaps[:, rows] for overlaps, rows in pairs]
         metrics = {}
@@ -213,6 +217,24 @@ class Detection(Objective):
                 value = of_coco[name] if of_coco[name] >= 0 else float("nan")
                 metrics[start + name.lower()] = value
         return metrics
+
+    def objects(self, outputs: dict[str, np.ndarray]) -> tuple[list[Boxes], list[Detections]]:
+        """Returns the true and the predicted objects of each image, in pixels of its crop."""
+        found = zip(outputs["boxes"], outputs["classes"], outputs["scores"], strict=True)
+        return [boxes_of(rows) for rows in outputs["true"]], [Detections(*each) for each in found]
+
+    def image_scores(self, outputs: dict[str, np.ndarray]) -> ImageScores:
+        """Returns the F1 of each image, of the predictions with a score of `LEAST_SCORE`."""
+        objects, found = self.objects(outputs)
+        certain = [each.above(LEAST_SCORE) for each in found]
+        matches = image_matches(certain, objects, self.num_classes)
+        return ImageScores("F1", np.array([each.f1 for each in matches]))
+
+    def legend(self, outputs: dict[str, np.ndarray], class_names: Sequence[str]) -> dict[str, str]:
+        objects, found = self.objects(outputs)
+        shown = [*objects, *(each.above(LEAST_SCORE) for each in found)]
+        labels = {label for each in shown for label in each.labels.tolist()}
+        return class_legend(sorted(labels), class_names, background=False)
 
 
 class InstanceSegmentation(Detection):

@@ -1,6 +1,6 @@
 """The interface of a training objective: views, loss, and state beyond the parameters."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -60,6 +60,27 @@ class Loss(NamedTuple):
     outputs: dict[str, jax.Array] = {}
 
 
+class ImageScores(NamedTuple):
+    """A metric of each image, by which a report shows the worst images first.
+
+    Attributes:
+      name: name of the metric.
+      values: float `[images]`; NaN where an image has no value.
+      form: format string of a value, such as `{:.1%}`.
+      highest: the highest values are the worst ones, as of errors; False: the lowest.
+    """
+
+    name: str
+    values: np.ndarray
+    form: str = "{:.1%}"
+    highest: bool = False
+
+    def worst(self, most: int) -> np.ndarray:
+        """Returns at most `most` rows of images that have a value, the worst first."""
+        order = np.argsort(-self.values if self.highest else self.values, kind="stable")
+        return order[~np.isnan(self.values[order])][:most]
+
+
 def in_format(value: float, format: str, digits: int = 2) -> str:
     """Formats a metric: a `share` of 1 in percent with `digits` decimals, or a `number`."""
     return f"{value:.{digits}%}" if format == "share" else f"{value:.4g}"
@@ -94,6 +115,10 @@ class Objective(nnx.Module):
       pictures: None, or `(model, batch, context) -> (visible, predicted)`: images of the visible
         part and of the prediction, each `[batch, height, width, channels]` in [0, 255].
       picture_rows: names of the rows of the report's pictures: the image, and those of `pictures`.
+      image_scores: None, or `outputs -> ImageScores`: a metric of each image in `Loss.outputs`, for
+        the report's worst images.
+      objects: None, or `outputs -> (true, predicted)`: the `Boxes` and the `Detections` of each
+        image in `Loss.outputs`, for overlays of the worst images, which else are `pictures`.
       paired: None, or `outputs -> (paired, first)`: the embeddings of images and texts in
         `Loss.outputs`, and the image with each distinct text, for the report's retrieved images.
     """
@@ -111,6 +136,8 @@ class Objective(nnx.Module):
     frozen: nnx.Module | None = None
     pictures = None
     picture_rows: ClassVar[str] = "original, visible, predicted"
+    image_scores = None
+    objects = None
     paired = None
 
     @classmethod
@@ -217,6 +244,15 @@ class Objective(nnx.Module):
 
         Args:
           outputs: `Loss.outputs` of all readable images of the split.
+        """
+        return {}
+
+    def legend(self, outputs: dict[str, np.ndarray], class_names: Sequence[str]) -> dict[str, str]:
+        """Returns the meaning of the colours of pictures, each with its colour for HTML.
+
+        Args:
+          outputs: `Loss.outputs` of the images.
+          class_names: names of the data's classes.
         """
         return {}
 

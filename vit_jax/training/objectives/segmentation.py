@@ -1,5 +1,6 @@
 """Semantic segmentation: a head predicts the class of each pixel."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -14,7 +15,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.dense import Head, make_head
 from vit_jax.models.dense.batch_norm import initial_statistics, updated_statistics
 from vit_jax.models.dense.eomt import EoMT, Masking, mask_probabilities
-from vit_jax.models.dense.palette import coloured, voc_palette
+from vit_jax.models.dense.palette import class_legend, coloured, voc_palette
 from vit_jax.models.dense.pyramid import resized
 from vit_jax.options.objective import SegmentationOptions
 from vit_jax.options.run import RunOptions
@@ -28,6 +29,7 @@ from vit_jax.training.objectives.mask_losses import (
 from vit_jax.training.objectives.objective import (
     EVALUATION,
     Batch,
+    ImageScores,
     Loss,
     Objective,
     StepContext,
@@ -165,6 +167,18 @@ class Segmentation(Objective):
             "miou": float((shared[occurs] / union[occurs]).mean()) if occurs.any() else 0.0,
             "pixel_accuracy": float(shared.sum() / max(true.sum(), 1)),
         }
+
+    def image_scores(self, outputs: dict[str, np.ndarray]) -> ImageScores:
+        """Returns the mean IoU of each image over the classes that it or its prediction has."""
+        shared, predicted, true = np.moveaxis(outputs["areas"], -1, 0)
+        union = predicted + true - shared
+        with np.errstate(invalid="ignore"):  # An image without known pixels.
+            ious = np.where(union > 0, shared / np.maximum(union, 1), 0).sum(1) / (union > 0).sum(1)
+        return ImageScores("mIoU", ious)
+
+    def legend(self, outputs: dict[str, np.ndarray], class_names: Sequence[str]) -> dict[str, str]:
+        labels = np.flatnonzero(outputs["areas"].any((0, 2)))
+        return class_legend(labels.tolist(), class_names)
 
     def _targets(self, batch: Batch) -> Targets:
         """Returns the masks of each image."""
