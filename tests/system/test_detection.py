@@ -9,6 +9,7 @@ from PIL import Image
 
 import vit_jax
 from vit_jax.data.fields import Boxes
+from vit_jax.data.map_files import run_lengths
 from vit_jax.data.placement import Placement
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.dense import original_corners, original_mask
@@ -126,12 +127,16 @@ def test_the_suite_measures_what_the_detector_finds(data, workdir, tmp_path):
     content["annotations"], objects = [], []
     for number, each in enumerate(found):  # Objects near some of the predicted ones.
         corners = np.concatenate([each.corners[:3, :2], each.corners[:3, 2:] - 1], axis=1)
-        objects.append(Boxes(corners, each.labels[:3]))
-        for (left, top, right, bottom), label in zip(
-            corners.tolist(), each.labels[:3], strict=True
+        kept = (corners[:, 2:] > corners[:, :2]).all(1)
+        corners, labels = corners[kept], each.labels[:3][kept]
+        masks = np.roll(each.masks[:3][kept], 2, axis=1)
+        objects.append(Boxes(corners, labels, masks))
+        for (left, top, right, bottom), label, mask in zip(
+            corners.tolist(), labels, masks, strict=True
         ):
             box = [left, top, right - left, bottom - top]
             row = dict(id=len(content["annotations"]), image_id=number, bbox=box)
+            row |= dict(segmentation=run_lengths(mask), area=int(mask.sum()))
             content["annotations"].append(row | dict(category_id=(3, 7)[label]))
     file.write_text(json.dumps(content))
     (file.parent / "_annotations.coco.json").unlink()
@@ -139,6 +144,8 @@ def test_the_suite_measures_what_the_detector_finds(data, workdir, tmp_path):
     out = tmp_path / "out"
     results = run_suites(workdir, ["detection"], out, options=options, log=lines.append)
     expected = coco_metrics(found, objects, 2)
+    of_masks = coco_metrics(found, objects, 2, masks=True)
+    expected |= {f"mask {name}": value for name, value in of_masks.items()}
     rows = {name: row for (_, name), row in results.rows.items()}
     for name, value in expected.items():
         accuracy = rows[f"near, {name}"].accuracy
