@@ -13,6 +13,7 @@ from PIL import Image
 from vit_jax.data.image_files import find_images
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError
+from vit_jax.evaluation import dense_suite
 from vit_jax.evaluation.dense_metrics import COCO_METRICS, Detections
 from vit_jax.evaluation.suite import Subject
 from vit_jax.evaluation.suite_detection import SUITE
@@ -184,6 +185,18 @@ def test_the_page_shows_true_and_predicted_boxes_the_lowest_f1_first(data, tmp_p
     page = write_suite_page(tmp_path, outputs).read_text()
     assert re.findall(r"F1 ([\d.]+)%", page) == [f"{100 * share:.1f}" for share in shown]
     assert page.count("<img") == 2 * len(shown) and "a score of 0.3 or more" in page
+
+
+@pytest.mark.parametrize(
+    ("splits", "expected"),
+    [(("train", "valid"), "valid"), (("train", "val", "test"), "test"), (("train",), "train")],
+)
+def test_the_default_split_is_that_of_test_or_validation_images(tmp_path, splits, expected):
+    for split in splits:
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "_annotations.coco.json").touch()
+    (described,) = parse_sets([str(tmp_path)])
+    assert dense_suite.tested_set(described, "coco", {}).test_split == expected
 
 
 def test_other_classes_and_data_without_boxes_are_rejected(data, tmp_path):

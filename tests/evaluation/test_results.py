@@ -103,6 +103,9 @@ def test_rows_are_there_again_and_a_missing_one_is_not_a_figure(results):
         and not later.has("vtab", "DTD", "Pets")
         and not later.has("vtab", "SVHN")
     )
+    # Small objects were looked for in five images.
+    results.put(Row("detection", "a, APs", None, None, 5, "no object of this size"))
+    assert again(results).has("detection", "a, APs")
 
 
 def test_folder_is_taken_before_a_suite_writes_into_it(results):

@@ -152,6 +152,10 @@ def test_the_suite_measures_what_the_detector_finds(data, workdir, tmp_path):
         assert accuracy == (pytest.approx(value) if value >= 0 else None), name
     assert expected["AP50"] > 0.1 and rows["near, APl"].note == "no object of this size"
     assert "F1 " in (out / "detection_near.html").read_text()
+    again = []
+    run_suites(workdir, ["detection"], out, options=options, log=again.append)
+    assert any("near, APl" in line and "reused" in line for line in again)
+    assert not any(line.startswith("page") for line in again)
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1.5])

@@ -84,9 +84,9 @@ class Results:
         self.put()
 
     def has(self, suite: str, *names: str) -> bool:
-        """Returns True if all of these rows have a metric."""
+        """Returns True if all of these rows have a metric, or were measured on data without one."""
         rows = [self.rows.get((suite, name)) for name in names]
-        return all(row is not None and row.accuracy is not None for row in rows)
+        return all(row and (row.accuracy is not None or row.images) for row in rows)
 
     def data_of(self, suite: str, name: str) -> str | None:
         """Returns the digest of the data of a row; None if it is unknown."""

@@ -36,7 +36,11 @@ Options = Mapping[str, Any]  # A suite's options by name, each with a value.
 
 
 class Row(NamedTuple):
-    """A metric, or a note on why there is none."""
+    """A metric, or a note on why there is none.
+
+    A note with `images` is on the data, such as that they have no small objects. One without is on
+    a failure: the row is measured again.
+    """
 
     suite: str
     name: str

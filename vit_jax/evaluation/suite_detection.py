@@ -84,9 +84,14 @@ def measured(described: DataSet, options: Options, subject: Subject, source: Sou
     (height, width), crop = detector.image_size, subject.test_crop
     note = f"{crop.kind} {height}x{width}, {crop.interpolation}"
     return [
-        Row("detection", f"{described.name}, {name}", value, None, len(numbers), note)
-        if value >= 0
-        else Row("detection", f"{described.name}, {name}", note="no object of this size")
+        Row(
+            "detection",
+            f"{described.name}, {name}",
+            value if value >= 0 else None,
+            None,
+            len(numbers),
+            note if value >= 0 else "no object of this size",
+        )
         for name, value in metrics.items()
     ]
 
