@@ -13,7 +13,8 @@ Suites, one or several with commas, or all:
   zero_shot top-1 and top-5 by class names, for a model of images and texts (--names, --templates)
   retrieval recall of captions and of images at 1, 5 and 10, for a model of images and texts
   segmentation
-            mIoU and accuracies of pixels, for a segmentation run: --set=FOLDER of images and masks
+            mIoU and accuracies of pixels: --set=FOLDER of images and masks; a checkpoint that is
+            no segmentation run is frozen, and gets a linear layer (--probe_steps)
   detection COCO's AP and AR, for a detection run: --set=FOLDER with COCO's files
   depth     RMSE, AbsRel and delta, for a depth run: --set=FOLDER of images and depth maps
 

@@ -10,10 +10,11 @@ from typing import Any
 import jax
 from flax import nnx
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from vit_jax.checkpoint_crop import checkpoint_crop
 from vit_jax.data.preprocess import TestCrop
-from vit_jax.dense import PREDICTORS
+from vit_jax.dense import PREDICTORS, load_segmenter
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.features import transfer_crop
 from vit_jax.evaluation.results import Results, in_words
@@ -34,6 +35,7 @@ from vit_jax.interop.dense import TASKS, with_head
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.load import build_model
+from vit_jax.models.dense.segmenter import Segmenter
 from vit_jax.parallel.mesh import make_mesh, place
 from vit_jax.parallel.sharding import parameter_shardings
 from vit_jax.paths import absolute, is_url
@@ -98,6 +100,12 @@ def run_suites(
         loaded.predictor = PREDICTORS[task](subject.test_crop)
         return loaded
 
+    def probe(config: ConfigDict, folder: str) -> Segmenter:
+        workdir = results.folder / f"{folder}-{version['content']}"
+        if not train(config, workdir):  # A signal stopped it, and it was saved.
+            raise Stopped
+        return load_segmenter(workdir, log=lambda line: None)
+
     mesh = make_mesh()
     subject = Subject(
         str(checkpoint),
@@ -111,6 +119,8 @@ def run_suites(
             config, results.folder / f"{folder}-{version['content']}"
         ),
         dense=dense,
+        probe=probe,
+        task=opened.objective.name if opened.objective else None,
         num_classes=opened.options.num_classes,
         class_names=opened.class_names,
         batch_size=batch_size,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flax import nnx
 from PIL import Image
 
 import vit_jax
@@ -165,6 +166,37 @@ def test_the_suite_gives_the_metrics_of_the_predicted_masks(evaluated, segmenter
     for name, value in zip(("mIoU", "mean accuracy", "pixel accuracy"), expected, strict=False):
         row = rows[f"{shapes.name}, {name}"]
         assert row.accuracy == pytest.approx(value) and row.images == 12
+
+
+def test_a_checkpoint_without_a_head_gets_a_linear_probe(drawn, tmp_path):
+    shapes, lines = write_shapes(tmp_path / "shapes"), []
+    model = vit_jax.create_model("ViT-32x1/8", num_classes=0, image_size=32)
+    vit_jax.save_model(model, tmp_path / "backbone")
+
+    def evaluate():
+        lines.clear()
+        options = {"set": parse_sets([str(shapes)]), "probe_steps": 20}
+        results = run_suites(
+            tmp_path / "backbone", ["segmentation"], tmp_path / "out", options=options,
+            log=lines.append,
+        )  # fmt: skip
+        return {name: row for (_, name), row in results.rows.items()}
+
+    row = evaluate()["shapes, mIoU"]
+    assert row.note.startswith("linear probe of 20 steps, windows of 32x32")
+    (workdir,) = (tmp_path / "out" / "segmentation").iterdir()
+    images, masks = zip(*drawn, strict=True)
+    segmenter = vit_jax.load_segmenter(workdir, log=str)
+    assert row.accuracy == pytest.approx(metrics_of(segmenter.predict(list(images)), masks).miou)
+    for path, values in nnx.to_flat_state(nnx.state(model)):
+        frozen = dict(nnx.to_flat_state(nnx.state(segmenter.model)))[path]
+        np.testing.assert_array_equal(values.get_value(), frozen.get_value())
+    evaluate()
+    assert any("mIoU" in line and "reused" in line for line in lines)
+    (shapes / "images" / "train" / "0.png").unlink()
+    (shapes / "masks" / "train" / "0.png").unlink()
+    evaluate()
+    assert any("recomputed, since the data have changed" in line for line in lines)
 
 
 def test_the_page_shows_the_worst_images_first(evaluated, segmenter, drawn):

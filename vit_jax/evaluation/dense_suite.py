@@ -124,6 +124,7 @@ def dense_measurements(
     open_set: Callable[[DataSet, Options, Subject], Source],
     measured: Callable[[DataSet, Options, Subject, Source], list[Row]],
     example: str,
+    identity: Callable[[DataSet, Options, Subject, Source], dict[str, int | str]] | None = None,
 ) -> list[Measurement]:
     """Returns a measurement for each data set, or one that requests data.
 
@@ -134,6 +135,7 @@ def dense_measurements(
       open_set: opens the test images of a data set.
       measured: returns the rows of a data set.
       example: a value of `--set`, with what it is.
+      identity: fingerprints the data of a data set; None: the test images alone.
     """
 
     def measurement(described: DataSet) -> Measurement:
@@ -141,12 +143,17 @@ def dense_measurements(
         def opened() -> Source:
             return open_set(described, options, subject)
 
+        def identified(source: Source) -> dict[str, int | str]:
+            if identity is None:
+                return fingerprint(source)
+            return identity(described, options, subject, source)
+
         return Measurement(
             tuple(f"{described.name}, {name}" for name in metrics),
             lambda names: opened(),
             functools.partial(measured, described, options),
-            fingerprint,
-            lambda name: fingerprint(opened()),
+            identified,
+            lambda name: identified(opened()),
         )
 
     def rejected(names: Sequence[str] | str) -> Any:

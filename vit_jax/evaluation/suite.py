@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Source
@@ -191,6 +192,9 @@ class Subject:
         last evaluation; None during training.
       dense: loads the model with its head of a task of dense prediction; None during training. It
         may raise UserError, and is only called by suites of these tasks.
+      probe: trains a segmentation head on this checkpoint by a config into a workdir, and loads the
+        segmenter; None during training.
+      task: the task of dense prediction that the checkpoint has a head of; None: it has none.
       num_classes: width of the model's head; 0: it has none.
       class_names: class names of the head, by index; empty if they are unknown.
       options: `batch_size` and other arguments of `Extractor`.
@@ -212,6 +216,8 @@ class Subject:
         log: Callable[[str], None] = print,
         finetune: Callable | None = None,
         dense: Callable[[str], Any] | None = None,
+        probe: Callable[[ConfigDict, str], Segmenter] | None = None,
+        task: str | None = None,
         num_classes: int = 0,
         class_names: Sequence[str] = (),
         **options: Any,
@@ -222,7 +228,7 @@ class Subject:
         self.on_outputs: Callable[[Outputs], None] = lambda outputs: None
         self._load, self._options, self._extractors = load, options, {}
         self._transfer_crop, self._test_crop, self._texts = transfer_crop, test_crop, texts
-        self._dense = dense
+        self._dense, self.probe, self.task = dense, probe, task
         self._params = None
 
     @functools.cached_property

@@ -1,11 +1,16 @@
-"""The suite `segmentation`: mIoU of a segmenter on images with masks, at their original size."""
+"""The suite `segmentation`: mIoU of a segmenter on images with masks, at their original size.
+
+A checkpoint without a segmentation head gets a linear probe: it is frozen, and a linear layer is
+trained on the data set by DINOv3's recipe (`configs/segment.py`).
+"""
 
 import numpy as np
 
+from vit_jax.config import check
 from vit_jax.data.dense_fields import check_size
 from vit_jax.data.fields import MASK
 from vit_jax.data.sources import DataSet, open_source
-from vit_jax.data.sources.base import Source, check_fields
+from vit_jax.data.sources.base import Source, check_fields, fingerprint
 from vit_jax.errors import UserError
 from vit_jax.evaluation.dense_metrics import confusion, segmentation_metrics
 from vit_jax.evaluation.dense_suite import (
@@ -14,6 +19,7 @@ from vit_jax.evaluation.dense_suite import (
     dense_measurements,
     tested_set,
 )
+from vit_jax.evaluation.fewshot import fingerprints
 from vit_jax.evaluation.suite import (
     DATA_DIR,
     Measurement,
@@ -22,9 +28,13 @@ from vit_jax.evaluation.suite import (
     Segmented,
     Subject,
     Suite,
+    SuiteOption,
 )
 from vit_jax.evaluation.suite_fewshot import SETS
+from vit_jax.models.dense.segmenter import Segmenter
+from vit_jax.recipes import segmentation
 
+TASK = "segmentation"
 # Rows of a data set, with the metric's name.
 METRICS = {"mIoU": "miou", "mean accuracy": "mean_accuracy", "pixel accuracy": "pixel_accuracy"}
 
@@ -33,28 +43,76 @@ def open_masked(described: DataSet, options: Options, subject: Subject) -> Sourc
     """Opens the test images of a data set with their masks, in the segmenter's classes.
 
     Raises:
-      UserError: the checkpoint has no segmentation head, the data cannot be opened or have no
-        masks, or their classes are not those of the segmenter.
+      UserError: the data cannot be opened or have no masks, or their classes are not those of the
+        segmenter.
     """
-    names = subject.segmenter.class_names
+    if subject.task == TASK:
+        names = subject.segmenter.class_names
+    else:
+        names = open_training(described, options, subject).class_names
     described = tested_set(described, "masks", options)
-    source = open_source(
-        described.kind,
-        described.test_split,
-        path=described.path,
-        image_size=subject.segmenter.model.image_size[0],
-        num_classes=len(names),
-        labels=False,
-        fields=(MASK,),
-    )
+    source = opened(described, described.test_split, subject, len(names))
     check_fields(source, (MASK,), "test")
     check_classes(described, source, names, "segmenter")
     return source
 
 
+def open_training(described: DataSet, options: Options, subject: Subject) -> Source:
+    """Opens the training images of a data set with their masks.
+
+    Raises:
+      UserError: they cannot be opened, or have no masks.
+    """
+    described = tested_set(described, "masks", options)
+    source = opened(described, described.train_split, subject)
+    check_fields(source, (MASK,), "training")
+    return source
+
+
+def opened(described: DataSet, split: str, subject: Subject, classes: int | None = None) -> Source:
+    """Opens a split of a data set with masks."""
+    return open_source(
+        described.kind,
+        split,
+        path=described.path,
+        image_size=subject.test_crop.size[0],
+        num_classes=classes,
+        labels=False,
+        fields=(MASK,),
+    )
+
+
+def identity(
+    described: DataSet, options: Options, subject: Subject, source: Source
+) -> dict[str, int | str]:
+    """Fingerprints the test images, and the training images of a probe."""
+    if subject.task == TASK:
+        return fingerprint(source)
+    return fingerprints(open_training(described, options, subject), source)
+
+
+def trained_probe(described: DataSet, options: Options, subject: Subject) -> Segmenter:
+    """Trains a linear probe of the checkpoint, or loads it if it is trained already."""
+    assert subject.probe is not None
+    described = tested_set(described, "masks", options)
+    (size, _), steps = subject.test_crop.size, int(options["probe_steps"])
+    config = segmentation("linear", steps)
+    config.model.name, config.finetune.checkpoint = "", subject.name
+    config.data.update(dict(source=described.kind, path=described.path))
+    config.data.update(dict(train_split=described.train_split, test_split=described.test_split))
+    config.data.image_size = config.data.test_resize = size
+    config.evaluate_every = config.steps
+    check(config, file=config.copy_and_resolve_references())
+    return subject.probe(config, f"segmentation/{described.name}-{size}-{steps}")
+
+
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
     """Returns the rows of a data set, and passes its worst images to `on_outputs`."""
-    segmenter = subject.segmenter
+    if subject.task == TASK:
+        segmenter, made = subject.segmenter, ""
+    else:
+        segmenter = trained_probe(described, options, subject)
+        made = f"linear probe of {int(options['probe_steps']):,} steps, "
     predictions = Predicted(described, subject, source, segmenter.stream)
     classes = len(segmenter.class_names)
     total, scores = np.zeros((classes, classes), np.int64), []
@@ -71,7 +129,7 @@ def measured(described: DataSet, options: Options, subject: Subject, source: Sou
     subject.on_outputs(Segmented(described.name, chosen, segmenter.class_names, shown))
     metrics = segmentation_metrics(total)
     height, width = segmenter.model.image_size
-    note = f"windows of {height}x{width}, {subject.test_crop.interpolation}"
+    note = f"{made}windows of {height}x{width}, {subject.test_crop.interpolation}"
     return [
         Row(
             "segmentation",
@@ -88,15 +146,41 @@ def measured(described: DataSet, options: Options, subject: Subject, source: Sou
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """Returns a measurement for each data set."""
     example = "images with masks, such as --set=/data/ade"
-    return dense_measurements(subject, options, [*METRICS], open_masked, measured, example)
+    return dense_measurements(
+        subject, options, [*METRICS], open_masked, measured, example, identity
+    )
+
+
+def parse_steps(text: str) -> int:
+    """Parses `--probe_steps`.
+
+    Raises:
+      UserError: it is no number of steps.
+    """
+    if not text.isdecimal() or not int(text):
+        raise UserError(f"--probe_steps={text!r} must be a number of steps, such as 2000")
+    return int(text)
+
+
+def settings(subject: Subject, options: Options) -> dict[str, str | float]:
+    """Returns the settings that the metrics depend on."""
+    return {} if subject.task == TASK else {"probe_steps": int(options["probe_steps"])}
 
 
 SUITE = Suite(
     name="segmentation",
     title="Semantic segmentation at the images' original size",
-    needs="a segmentation run; folders of images and masks by --set",
+    needs="folders of images and masks by --set; a checkpoint that is no segmentation run gets a "
+    "linear probe",
     measurements=measurements,
-    options={"set": SETS, "data_dir": DATA_DIR},
+    options={
+        "set": SETS,
+        "data_dir": DATA_DIR,
+        "probe_steps": SuiteOption(
+            40_000, "Steps of a linear probe for segmentation, of 16 images.", parse_steps
+        ),
+    },
+    settings=settings,
     spoken="segmentation of",
     in_training=False,
 )
