@@ -59,6 +59,7 @@ class AugmentConfig(Section):
     randaugment: tuple[Any, ...] | None
     policy: str | None
     three_augment: float | None
+    photometric: str | None
     color_jitter: tuple[Any, ...]
     mixup: float | None
     cutmix: float

@@ -397,29 +397,35 @@ def deit_like(
 class Segmented(NamedTuple):
     """A recipe of semantic segmentation.
 
+    The crop of DINOv3 and Swin resizes the short side by a random factor, and EoMT's the long side.
+
     Attributes:
       backbone: the backbone, unless another is given.
       steps: length of the run in steps of 16 images.
       warmup: steps of the warm-up.
+      crop: `data.crop`.
+      photometric: `augment.photometric`.
     """
 
     backbone: str
     steps: int
     warmup: int
+    crop: str
+    photometric: str
 
 
 ADE20K_IMAGES = 20_210  # Training images.
 SEGMENTATION = {
-    "linear": Segmented("DINOv3-B/16", 40_000, 1500),
-    "eomt": Segmented("DINOv3-B/16", 16 * (ADE20K_IMAGES // 16), 2000),
-    "upernet": Segmented("Swin-T", 160_000, 1500),
+    "linear": Segmented("DINOv3-B/16", 40_000, 1500, "scale_jitter", "dinov3"),
+    "eomt": Segmented(
+        "DINOv3-B/16", 16 * (ADE20K_IMAGES // 16), 2000, "large_scale_jitter", "eomt"
+    ),
+    "upernet": Segmented("Swin-T", 160_000, 1500, "scale_jitter", "mmsegmentation"),
 }
 
 
 def segmentation(head: str, steps: int = 0) -> ConfigDict:
     """Returns the values of a head's authors on ADE20K: DINOv3's, EoMT's and Swin's.
-
-    Their distortion of colours also changes the hue, and each part has a probability of 0.5.
 
     Args:
       head: a key of `SEGMENTATION`.
@@ -436,12 +442,8 @@ def segmentation(head: str, steps: int = 0) -> ConfigDict:
     config.batch_size, config.steps = 16, steps
     config.data.source, config.data.test_split = "masks", "val"
     config.data.image_size = config.data.test_resize = 512
-    config.data.crop, config.data.crop_scale, config.data.test_crop = (
-        "scale_jitter",
-        (0.5, 2.0),
-        "fit",
-    )
-    config.augment.color_jitter = (32 / 255, 0.5, 0.5)
+    config.data.crop, config.data.crop_scale, config.data.test_crop = row.crop, (0.5, 2.0), "fit"
+    config.augment.photometric = row.photometric
     config.optimizer.count_from, config.optimizer.clip_norm = 0, 0.0
     config.optimizer.warmup_steps = part(row.warmup)
     config.evaluate_every, config.checkpoint.every = part(5000), part(1000)

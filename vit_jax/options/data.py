@@ -25,6 +25,7 @@ BACKGROUNDS = {"white": 255, "black": 0, "grey": 128, "none": None}
 CROPS = ("inception", "random_resized", "square", "short_side", "simple_random", "scale_jitter")
 CROPS += ("large_scale_jitter", "none")
 TEST_CROPS = ("short_side", "square", "fit")
+PHOTOMETRIC = ("mmsegmentation", "dinov3", "eomt")
 BORDER = 4  # Pixels of padding on each side in the crop simple_random.
 
 # AugReg's levels (Steiner et al., 2021): layers and magnitude of RandAugment, alpha of mixup.
@@ -322,6 +323,20 @@ class AugmentOptions:
             value is None or not _has_other_augmentation(config.augment),
             "None with augment.policy, augment.level, augment.randaugment or augment.color_jitter: "
             "3-Augment replaces them",
+        ),
+    )
+    photometric: str | None = option(
+        None,
+        one_of(*PHOTOMETRIC),
+        "Photometric distortion of segmentation, brightness, contrast, saturation and hue: "
+        "mmsegmentation's, DINOv3's or EoMT's; None: off.",
+        validate=lambda value, config: unless(
+            value is None
+            or (
+                config.augment.three_augment is None and not _has_other_augmentation(config.augment)
+            ),
+            "None with augment.policy, augment.level, augment.randaugment, augment.three_augment "
+            "or augment.color_jitter: it replaces them",
         ),
     )
     color_jitter: tuple[float, ...] = option(
