@@ -38,6 +38,7 @@ class DataConfig(Section):
     crop_aspect: tuple[Any, ...]
     crop_resize: int | None
     crop_scale: tuple[Any, ...]
+    cat_max_ratio: float
     flip: bool
     test_crop: str
     test_resize: int

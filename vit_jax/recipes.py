@@ -404,6 +404,7 @@ class Segmented(NamedTuple):
       steps: length of the run in steps of 16 images.
       warmup: steps of the warm-up.
       crop: `data.crop`.
+      cat_max_ratio: `data.cat_max_ratio`.
       photometric: `augment.photometric`.
     """
 
@@ -411,16 +412,17 @@ class Segmented(NamedTuple):
     steps: int
     warmup: int
     crop: str
+    cat_max_ratio: float
     photometric: str
 
 
 ADE20K_IMAGES = 20_210  # Training images.
 SEGMENTATION = {
-    "linear": Segmented("DINOv3-B/16", 40_000, 1500, "scale_jitter", "dinov3"),
+    "linear": Segmented("DINOv3-B/16", 40_000, 1500, "scale_jitter", 0.75, "dinov3"),
     "eomt": Segmented(
-        "DINOv3-B/16", 16 * (ADE20K_IMAGES // 16), 2000, "large_scale_jitter", "eomt"
+        "DINOv3-B/16", 16 * (ADE20K_IMAGES // 16), 2000, "large_scale_jitter", 1.0, "eomt"
     ),
-    "upernet": Segmented("Swin-T", 160_000, 1500, "scale_jitter", "mmsegmentation"),
+    "upernet": Segmented("Swin-T", 160_000, 1500, "scale_jitter", 0.75, "mmsegmentation"),
 }
 
 
@@ -443,7 +445,7 @@ def segmentation(head: str, steps: int = 0) -> ConfigDict:
     config.data.source, config.data.test_split = "masks", "val"
     config.data.image_size = config.data.test_resize = 512
     config.data.crop, config.data.crop_scale, config.data.test_crop = row.crop, (0.5, 2.0), "fit"
-    config.augment.photometric = row.photometric
+    config.data.cat_max_ratio, config.augment.photometric = row.cat_max_ratio, row.photometric
     config.optimizer.count_from, config.optimizer.clip_norm = 0, 0.0
     config.optimizer.warmup_steps = part(row.warmup)
     config.evaluate_every, config.checkpoint.every = part(5000), part(1000)
