@@ -103,6 +103,7 @@ def load_depth(
     image_size: int | tuple[int, int] | None = None,
     decode: str | None = None,
     log: Callable[[str], None] = print,
+    **changes: Any,
 ) -> DepthModel:
     """Loads the model of a depth run with its head.
 
@@ -114,11 +115,13 @@ def load_depth(
       image_size: size of the windows in pixels; None: that of the run's images.
       decode: `fast`, or `exact` to decode JPEGs whole by Pillow; None: as the run.
       log: callback for each line of the log.
+      **changes: other arguments of the model to change, as in `load_model`: with
+        `position_resize='bicubic_offset'` position embeddings are resized as in DINOv2's code.
 
     Raises:
       UserError: the checkpoint does not exist, is damaged, or has no depth head.
     """
-    return _load(DEPTH, DepthPredictor, source, image_size, decode, log)
+    return _load(DEPTH, DepthPredictor, source, image_size, decode, log, **changes)
 
 
 def _load(
@@ -128,9 +131,10 @@ def _load(
     image_size: int | tuple[int, int] | None,
     decode: str | None,
     log: Callable[[str], None],
+    **changes: Any,
 ) -> Kind:
     checkpoint = open_checkpoint(source, image_size)
-    changes: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
+    changes |= {} if image_size is None else {"image_size": image_size}
     loaded = with_head(task, checkpoint, build_model(checkpoint, log=log, **changes))
     loaded.predictor = predictor(checkpoint_crop(checkpoint, loaded.model.image_size, decode))
     return loaded

@@ -469,7 +469,7 @@ def segmentation(head: str, steps: int = 0) -> ConfigDict:
 
 
 # Options of the heads for depth, by name: DINOv3's probe, DINOv2's of four layers, and DINOv2's DPT
-# with DINOv3's bins.
+# with DINOv3's bins (DINOv2's own predicts the depth itself: `bins=1`).
 DEPTH = {
     "linear": dict(head="linear"),
     "linear4": dict(head="linear", layers=4, class_token=True, normalize=False, upsample=4),
