@@ -38,6 +38,7 @@ class DataConfig(Section):
     crop_aspect: tuple[Any, ...]
     crop_resize: int | None
     crop_scale: tuple[Any, ...]
+    cat_max_ratio: float
     flip: bool
     test_crop: str
     test_resize: int
@@ -59,6 +60,7 @@ class AugmentConfig(Section):
     randaugment: tuple[Any, ...] | None
     policy: str | None
     three_augment: float | None
+    photometric: str | None
     color_jitter: tuple[Any, ...]
     mixup: float | None
     cutmix: float

@@ -8,6 +8,9 @@ its open_clip_config.json), from the authors of DINO, DINOv2, DINOv3, MAE, DeiT,
 BEiT, EVA, EVA-02, ConvNeXt or Swin, or from DALL-E's encoder (`FILE.pth@teacher`: one of several
 dicts of tensors).
 
+With `--depth_head=FILE.pth` a depth head that DINOv2's authors published (`linear`, `linear4` or
+`dpt`) is written next to its backbone, SOURCE: `vit_jax.load_depth(DESTINATION)` loads both.
+
 With `--tower=both` a model of images and texts is written for Transformers with both towers, its
 preprocessing and its tokenizer; SOURCE is then as in `load_image_text`.
 
@@ -26,12 +29,19 @@ from absl import flags
 from vit_jax import command
 from vit_jax.errors import UserError
 from vit_jax.interop.adapting import fit
+from vit_jax.interop.checkpoint import Checkpoint
+from vit_jax.interop.depth_heads import read_depth_head
 from vit_jax.interop.layout import Entry
 from vit_jax.interop.libraries import LIBRARIES, WRITTEN
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.preprocessing import lost
 from vit_jax.interop.timm.authors import PIXELS
-from vit_jax.interop.torch_files import is_torch_file, refuse_module, unpack
+from vit_jax.interop.torch_files import (
+    is_torch_file,
+    read_tensors,
+    refuse_module,
+    unpack,
+)
 from vit_jax.interop.writing import save
 from vit_jax.models.image_model import PROBABILITIES
 from vit_jax.progress import phase
@@ -68,6 +78,13 @@ flags.DEFINE_float(
     "norm_epsilon", None, "small constant of the layer norms, where the formats do not agree"
 )
 
+flags.DEFINE_string(
+    "depth_head", None, "head for depth of DINOv2's authors, a .pth file, for the backbone SOURCE"
+)
+flags.DEFINE_float(
+    "max_depth", None, "with --depth_head: greatest depth in metres, if not in the file's name"
+)
+
 _OPTIONS = ("num_classes", "pre_logits", "gelu", "norm_epsilon", "position", "resnet_epsilons")
 
 
@@ -82,6 +99,8 @@ def main(arguments: list[str]) -> None:
         changes["image_size"] = command.parse_image_size(flags.FLAGS.image_size)
     changes = {name: value for name, value in changes.items() if value is not None}
 
+    if flags.FLAGS.max_depth is not None and not flags.FLAGS.depth_head:
+        raise UserError("--max_depth is the range of --depth_head: give both, or neither")
     refuse_module(source)
     with tempfile.TemporaryDirectory() as folder:
         if is_torch_file(source):
@@ -134,6 +153,8 @@ def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
     """Converts a checkpoint, changes arguments of its model, and prints the mapping of names."""
     with phase(f"reading {source}"):
         checkpoint = open_checkpoint(source, changes.get("image_size"))
+    if flags.FLAGS.depth_head:
+        checkpoint = with_depth_head(checkpoint, flags.FLAGS.depth_head, flags.FLAGS.max_depth)
     if flags.FLAGS.probabilities:
         checkpoint = checkpoint._replace(probabilities=flags.FLAGS.probabilities)
     print(checkpoint.describe())
@@ -167,6 +188,23 @@ def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
     print(
         f"wrote {destination} for {LIBRARIES[library].title}; read back, it is the same bit for bit"
     )
+
+
+def with_depth_head(checkpoint: Checkpoint, file: str, max_depth: float | None) -> Checkpoint:
+    """Returns a backbone's checkpoint with a depth head of DINOv2's authors.
+
+    Args:
+      checkpoint: the backbone.
+      file: a PyTorch file.
+      max_depth: as in `read_depth_head`.
+
+    Raises:
+      UserError: the file cannot be read, or its head is for another backbone.
+    """
+    with phase(f"reading {file}"), tempfile.TemporaryDirectory() as folder:
+        tensors, _ = read_tensors(file, Path(folder))
+    head = read_depth_head(file, tensors, checkpoint.options, max_depth)
+    return checkpoint._replace(objective=head)
 
 
 def _mapping(read: list[Entry], written: list[Entry]) -> list[str]:

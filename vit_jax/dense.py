@@ -18,6 +18,8 @@ from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 from vit_jax.evaluation.window_inference import WindowInference
 from vit_jax.inference import image_source
+from vit_jax.interop.beside import open_beside
+from vit_jax.interop.checkpoint import check_finite
 from vit_jax.interop.dense import DEPTH, DETECTION, SEGMENTATION, Kind, Task, with_head
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.load import build_model
@@ -35,9 +37,12 @@ OnUnreadable = Callable[[int, Unreadable | OSError], None]
 
 
 def objective_at(source: str) -> str | None:
-    """Returns the name of the objective of a run; None: the checkpoint is not a run's."""
-    if not is_workdir(split_checkpoint(source)[0]):
-        return None
+    """Returns the name of the objective of a run, or of a folder's depth head; else None."""
+    path = Path(split_checkpoint(source)[0])
+    if not is_workdir(str(path)):
+        # The other heads predict classes, whose names are in a workdir only.
+        beside = open_beside(path, check_finite) if path.is_dir() else None
+        return DEPTH.objective if beside and beside.name == DEPTH.objective else None
     from vit_jax.runs.workdir import place_of, saved_run
 
     saved = saved_run(place_of(source)[0])
@@ -99,6 +104,7 @@ def load_depth(
     image_size: int | tuple[int, int] | None = None,
     decode: str | None = None,
     log: Callable[[str], None] = print,
+    **changes: Any,
 ) -> DepthModel:
     """Loads the model of a depth run with its head.
 
@@ -106,15 +112,17 @@ def load_depth(
 
     Args:
       source: the workdir of a run with `config.objective.name='depth'`, `WORKDIR@best` or
-        `WORKDIR@STEP`.
+        `WORKDIR@STEP`; or a folder of `vit_jax.convert` with a depth head.
       image_size: size of the windows in pixels; None: that of the run's images.
       decode: `fast`, or `exact` to decode JPEGs whole by Pillow; None: as the run.
       log: callback for each line of the log.
+      **changes: other arguments of the model to change, as in `load_model`: with
+        `position_resize='bicubic_offset'` position embeddings are resized as in DINOv2's code.
 
     Raises:
       UserError: the checkpoint does not exist, is damaged, or has no depth head.
     """
-    return _load(DEPTH, source, image_size, decode, log)
+    return _load(DEPTH, source, image_size, decode, log, **changes)
 
 
 def _load(
@@ -123,9 +131,10 @@ def _load(
     image_size: int | tuple[int, int] | None,
     decode: str | None,
     log: Callable[[str], None],
+    **changes: Any,
 ) -> Kind:
     checkpoint = open_checkpoint(source, image_size)
-    changes: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
+    changes |= {} if image_size is None else {"image_size": image_size}
     loaded = with_head(task, checkpoint, build_model(checkpoint, log=log, **changes))
     crop = checkpoint_crop(checkpoint, loaded.model.image_size, decode)
     loaded.predictor = PREDICTORS[task.objective](crop)

@@ -397,29 +397,37 @@ def deit_like(
 class Segmented(NamedTuple):
     """A recipe of semantic segmentation.
 
+    The crop of DINOv3 and Swin resizes the short side by a random factor, and EoMT's the long side.
+
     Attributes:
       backbone: the backbone, unless another is given.
       steps: length of the run in steps of 16 images.
       warmup: steps of the warm-up.
+      crop: `data.crop`.
+      cat_max_ratio: `data.cat_max_ratio`.
+      photometric: `augment.photometric`.
     """
 
     backbone: str
     steps: int
     warmup: int
+    crop: str
+    cat_max_ratio: float
+    photometric: str
 
 
 ADE20K_IMAGES = 20_210  # Training images.
 SEGMENTATION = {
-    "linear": Segmented("DINOv3-B/16", 40_000, 1500),
-    "eomt": Segmented("DINOv3-B/16", 16 * (ADE20K_IMAGES // 16), 2000),
-    "upernet": Segmented("Swin-T", 160_000, 1500),
+    "linear": Segmented("DINOv3-B/16", 40_000, 1500, "scale_jitter", 0.75, "dinov3"),
+    "eomt": Segmented(
+        "DINOv3-B/16", 16 * (ADE20K_IMAGES // 16), 2000, "large_scale_jitter", 1.0, "eomt"
+    ),
+    "upernet": Segmented("Swin-T", 160_000, 1500, "scale_jitter", 0.75, "mmsegmentation"),
 }
 
 
 def segmentation(head: str, steps: int = 0) -> ConfigDict:
     """Returns the values of a head's authors on ADE20K: DINOv3's, EoMT's and Swin's.
-
-    Their distortion of colours also changes the hue, and each part has a probability of 0.5.
 
     Args:
       head: a key of `SEGMENTATION`.
@@ -436,12 +444,8 @@ def segmentation(head: str, steps: int = 0) -> ConfigDict:
     config.batch_size, config.steps = 16, steps
     config.data.source, config.data.test_split = "masks", "val"
     config.data.image_size = config.data.test_resize = 512
-    config.data.crop, config.data.crop_scale, config.data.test_crop = (
-        "scale_jitter",
-        (0.5, 2.0),
-        "fit",
-    )
-    config.augment.color_jitter = (32 / 255, 0.5, 0.5)
+    config.data.crop, config.data.crop_scale, config.data.test_crop = row.crop, (0.5, 2.0), "fit"
+    config.data.cat_max_ratio, config.augment.photometric = row.cat_max_ratio, row.photometric
     config.optimizer.count_from, config.optimizer.clip_norm = 0, 0.0
     config.optimizer.warmup_steps = part(row.warmup)
     config.evaluate_every, config.checkpoint.every = part(5000), part(1000)
@@ -465,7 +469,7 @@ def segmentation(head: str, steps: int = 0) -> ConfigDict:
 
 
 # Options of the heads for depth, by name: DINOv3's probe, DINOv2's of four layers, and DINOv2's DPT
-# with DINOv3's bins.
+# with DINOv3's bins (DINOv2's own predicts the depth itself: `bins=1`).
 DEPTH = {
     "linear": dict(head="linear"),
     "linear4": dict(head="linear", layers=4, class_token=True, normalize=False, upsample=4),

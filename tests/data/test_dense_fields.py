@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from scipy.stats import chisquare
 
 from vit_jax.data import dense_fields
 from vit_jax.data.dense_fields import boxes_field, depth_field, instances_field, mask_field
 from vit_jax.data.fields import IGNORED, Boxes
+from vit_jax.data.pipeline import training_batches
 from vit_jax.data.preprocess import FixedCrop, TestCrop, TrainCrop
-from vit_jax.data.sources import open_source
+from vit_jax.data.sources import open_handed_in, open_source
 from vit_jax.errors import UserError
 from vit_jax.options.data import CROPS, INTERPOLATIONS, TEST_CROPS
 from vit_jax.training.mixing import augment
@@ -263,3 +265,51 @@ def test_synthetic_images_have_every_field():
     mask, boxes, depth = (field.encode(values[field.name], placed()) for field in fields)
     assert mask.max() < 10 and depth.min() >= 1
     assert boxes[:, 4].tolist() == [0, 9, -1]
+
+
+def two_classes(width: int, second: int) -> np.ndarray:
+    """A mask 32 pixels high: class 0, four ignored columns, and at the right columns of class 1."""
+    mask = np.zeros((32, width), np.uint8)
+    mask[:, :4], mask[:, -second:] = IGNORED, 1
+    return mask
+
+
+def test_crops_are_drawn_again_as_often_as_by_mmsegmentation():
+    # A crop needs 9 of the last 12 columns.
+    mask, size = two_classes(60, 12), 32
+    counts = [np.unique(mask[:, left : left + size], return_counts=True) for left in range(29)]
+    counts = [count[classes != IGNORED] for classes, count in counts]
+    good = np.array([len(count) > 1 and count.max() / count.sum() < 0.75 for count in counts])
+    assert good.sum() == 4
+    # The first crop and up to ten others; the last one is taken as it is.
+    missed = (1 - good.mean()) ** np.arange(11)
+    expected = np.where(good, missed.sum(), missed[-1]) / len(good)
+    field = mask_field(size, 0.75)
+    crop = TrainCrop(size, "scale_jitter", scale=(1, 1), accepts=lambda x: field.accepts(mask, x))
+    rng = np.random.default_rng(0)
+    lefts = [round(crop.place(*mask.shape, rng).box.left) for _ in range(4000)]
+    found = np.bincount(lefts, minlength=len(good))
+    assert chisquare(found, 4000 * expected).pvalue > 1e-3
+
+
+def test_masks_of_a_batch_follow_crops_that_are_drawn_again():
+    masks = np.stack([two_classes(60, 20)] * 2)
+    images = np.repeat(255 * (masks[..., None] == 1), 3, -1).astype(np.uint8)
+    source = open_handed_in({"train": (images, masks)}, "train", labels=False, fields=("mask",))
+
+    def batch(cat_max_ratio):
+        crop, fields = TrainCrop(32, "scale_jitter"), (mask_field(32, cat_max_ratio),)
+        values = dict(seed=0, first_step=0, workers=0, batch_size=64)
+        return next(training_batches(source, crop=crop, fields=fields, **values))
+
+    def rejected(mask):
+        share = (mask == 1).sum() / (mask != IGNORED).sum()
+        return max(share, 1 - share) >= 0.75
+
+    free, limited = batch(1.0), batch(0.75)
+    for image, mask in zip(limited["image"], limited["mask"], strict=True):
+        assert ((image[..., 0] > 127) == (mask == 1))[mask != IGNORED].mean() > 0.9
+    before, after = ([*map(rejected, entry["mask"])] for entry in (free, limited))
+    assert np.mean(before) > 0.5 and np.mean(after) < 0.05
+    kept = [np.array_equal(*pair) for pair in zip(free["mask"], limited["mask"], strict=True)]
+    assert kept == [not redrawn for redrawn in before]

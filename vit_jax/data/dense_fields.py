@@ -15,13 +15,19 @@ NO_OBJECT = -1  # Class of the rows that pad a batch's boxes.
 CROWD = -2  # A crowd's class in a batch is this minus its class.
 
 
-def mask_field(size: int) -> Field:
+def mask_field(size: int, cat_max_ratio: float = 1.0) -> Field:
     """Returns the field `mask`: the class of each pixel, uint8 `[size, size]`.
 
     The value is that of the nearest pixel of the original mask. Padding is `IGNORED`.
+
+    Args:
+      cat_max_ratio: crops of one class, and crops in which a class has this share or more of the
+        pixels that are not ignored, are drawn again, as by mmsegmentation's `RandomCrop`; 1: none
+        are.
     """
     encode = functools.partial(_encode_map, fill=IGNORED, dtype=np.uint8)
-    return Field(MASK, (size, size), np.uint8, encode, f"nearest, {size} pixels", "map")
+    accepts = functools.partial(_has_classes, most=cat_max_ratio) if cat_max_ratio < 1 else None
+    return Field(MASK, (size, size), np.uint8, encode, f"nearest, {size} pixels", "map", accepts)
 
 
 def depth_field(size: int) -> Field:
@@ -69,6 +75,15 @@ def instances_field(size: int, most: int) -> Field:
 
 def _encode_map(values: np.ndarray, placement: Placement, fill: float, dtype: type) -> np.ndarray:
     return placement.place_map(values, fill, np.empty(placement.size, dtype))
+
+
+def _has_classes(mask: np.ndarray, placement: Placement, most: float) -> bool:
+    """Returns True if a crop has several classes, each with a share below `most`."""
+    if mask.shape != placement.image:
+        return True  # The field's `encode` raises the error.
+    crop = _encode_map(mask, placement, IGNORED, np.uint8)
+    counts = np.bincount(crop.reshape(-1), minlength=IGNORED)[:IGNORED]
+    return np.count_nonzero(counts) > 1 and counts.max() < most * counts.sum()
 
 
 def _encode_boxes(boxes: Boxes, placement: Placement, most: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vit_jax.data.placement import Placement
 from vit_jax.errors import UserError, as_text
 
 TEXT = "text"  # Captions of an image: one or several strings.
@@ -50,6 +51,8 @@ class Field(NamedTuple):
       identity: short value that changes with `encode`; a run resumes only if it is the same.
       spatial: the entry's kind, if it follows the image's crops and flips: `map`, `[height, width,
         ...]`, or `boxes`, `[..., 4 or more]` that start with left, top, right and bottom in pixels.
+      accepts: `(value, placement) -> bool` of a field that is `spatial`: training draws another
+        crop if it is False, up to ten times. None: all crops are accepted.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Field(NamedTuple):
     encode: Callable[[Any, np.random.Generator | None], np.ndarray]
     identity: str = ""
     spatial: str = ""
+    accepts: Callable[[Any, Placement], bool] | None = None
 
 
 def caption_keys(key: str) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ Work is split into chunks of a batch, so that all workers decode a large batch t
 them holds more than its chunks.
 """
 
+import dataclasses
+import functools
 import itertools
 import multiprocessing
 import os
@@ -17,10 +19,11 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import grain
@@ -114,16 +117,17 @@ def training_batches(
             candidate %= len(source)
             try:
                 example = source[candidate]
-                place = _show(
-                    example.image, views, rngs[: len(rngs) - len(fields)], batch, row, fields
-                )
+                values = source.fields_of(candidate) if fields else {}
+                shown, of_views = _accepted(views, fields, values), rngs[: len(rngs) - len(fields)]
+                place = _show(example.image, shown, of_views, batch, row, fields)
             except (Unreadable, OSError) as error:
                 reason = why_unreadable(error)
                 if candidate == index:
                     batch["unreadable"][row] = index
                 continue
             batch["labels"][row, : len(example.labels)] = example.labels
-            _encode(source, candidate, fields, rngs[len(rngs) - len(fields) :], place, batch, row)
+            of_fields = rngs[len(rngs) - len(fields) :]
+            _encode(source, candidate, values, fields, of_fields, place, batch, row)
             return
         raise UserError(
             f"{MAX_REPLACEMENTS} unreadable images in a row from {source.describe(index)} on "
@@ -186,12 +190,13 @@ def evaluation_batches(
                 break
             try:
                 example = source[index]
+                values = source.fields_of(index) if fields else {}
                 place = _show(example.image, views, rngs, batch, row, fields)
             except (Unreadable, OSError):
                 batch["unreadable"][row] = index
                 continue
             batch["labels"][row, : len(example.labels)] = example.labels
-            _encode(source, index, fields, itertools.repeat(None), place, batch, row)
+            _encode(source, index, values, fields, itertools.repeat(None), place, batch, row)
             batch["valid"][row] = True
         return batch
 
@@ -239,6 +244,19 @@ def _why(source: Source, index: int) -> str:
     return "it can be read now"
 
 
+def _accepted(
+    views: Sequence[ViewSpec], fields: Sequence[Field], values: Mapping[str, Any]
+) -> Sequence[ViewSpec]:
+    """Returns the views of an example whose first crop is one that its fields accept."""
+    for field in fields:
+        if field.accepts:
+            # It is evaluated for the field's placement and for the crop.
+            accepts = functools.cache(functools.partial(field.accepts, values[field.name]))
+            crop = dataclasses.replace(views[0].crop, accepts=accepts)
+            views = (views[0]._replace(crop=crop), *views[1:])
+    return views
+
+
 def _show(
     image: bytes | np.ndarray,
     views: Sequence[ViewSpec],
@@ -281,6 +299,7 @@ def _show(
 def _encode(
     source: Source,
     index: int,
+    values: Mapping[str, Any],
     fields: Sequence[Field],
     rngs: Iterable[np.random.Generator | None],
     placement: Placement | None,
@@ -294,7 +313,6 @@ def _encode(
     Raises:
       UserError: a value does not fit the image.
     """
-    values = source.fields_of(index) if fields else {}
     for field, rng in zip(fields, rngs, strict=False):
         by = placement if field.spatial else rng
         try:

@@ -7,6 +7,7 @@ in `vit_jax.data.decode`.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from vit_jax.options.data import BORDER
 
 # Colour of the padding: ImageNet's mean, which normalized images have as 0.
 PADDING = 124, 116, 104
+REDRAWS = 10  # As in mmsegmentation's `RandomCrop`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +41,10 @@ class TrainCrop:
       `RandomResize`, `RandomCrop` and padding).
     - `large_scale_jitter`: the same for the long side (detectron2's `ResizeScale`; 2012.07177).
     - `none`: the whole image, squeezed (BiT, for tasks where a crop changes the label).
+
+    Attributes:
+      accepts: whether a placement of `scale_jitter` and `large_scale_jitter` is accepted; another
+        part of the same resized image is drawn if it is not, up to `REDRAWS` times. None: all are.
     """
 
     size: int
@@ -50,6 +56,7 @@ class TrainCrop:
     interpolation: str = "bilinear"
     background: str = "white"
     scale: tuple[float, float] = (0.5, 2.0)
+    accepts: Callable[[Placement], bool] | None = None
 
     def __call__(
         self,
@@ -91,7 +98,12 @@ class TrainCrop:
             )
         if self.kind in ("scale_jitter", "large_scale_jitter"):
             whole = self.size / (min if self.kind == "scale_jitter" else max)(height, width)
-            return _jittered(height, width, self.size, whole, self.scale, rng.random(3).tolist())
+            factor = whole * (self.scale[0] + rng.random() * (self.scale[1] - self.scale[0]))
+            for _ in range(1 + REDRAWS):
+                placement = _jittered(height, width, self.size, factor, rng.random(2).tolist())
+                if self.accepts is None or self.accepts(placement):
+                    break
+            return placement
         if self._resizes_first:
             box = before_resize(*self._corner(height, width, rng), size, height, width)
         elif self.kind in ("square", "short_side"):
@@ -275,24 +287,14 @@ def draw_placed(
     return out
 
 
-def _jittered(
-    height: int,
-    width: int,
-    size: int,
-    whole: float,
-    scale: tuple[float, float],
-    draws: list[float],
-) -> Placement:
-    """Returns a random crop to `size` of the image resized by a random factor.
+def _jittered(height: int, width: int, size: int, factor: float, draws: list[float]) -> Placement:
+    """Returns a random crop to `size` of the image resized by a factor.
 
     Args:
-      whole: factor of the resize for a draw of 1.
-      scale: range of the draw.
-      draws: three numbers in [0, 1): of the factor, of the top and of the left edge.
+      draws: two numbers in [0, 1): of the top and of the left edge.
     """
-    factor = (scale[0] + draws[0] * (scale[1] - scale[0])) * whole
     spans, shown = [], []
-    for side, draw in zip((height, width), draws[1:], strict=True):
+    for side, draw in zip((height, width), draws, strict=True):
         resized = max(1, round(side * factor))
         kept = min(resized, size)
         start = int(draw * (resized - kept + 1))

@@ -1,7 +1,8 @@
 """Augmentations of the cropped uint8 image in the decoding processes: RandAugment, colour jitter.
 
-This is AugReg's RandAugment; timm's is in timm_augment.py, and DeiT III's 3-Augment in
-three_augment.py. Augmentations that mix images run on the device (vit_jax/training/mixing.py).
+This is AugReg's RandAugment; timm's is in timm_augment.py, DeiT III's 3-Augment in
+three_augment.py, and the distortions of segmentation in photometric.py. Augmentations that mix
+images run on the device (vit_jax/training/mixing.py).
 """
 
 import dataclasses
@@ -53,7 +54,8 @@ def host_augmentation(
     Args:
       randaugment: layers and magnitude of AugReg's RandAugment.
       color_jitter: strengths of brightness, contrast and saturation.
-      policy: another augmentation, applied before: timm's RandAugment, or 3-Augment.
+      policy: another augmentation, applied before: timm's RandAugment, 3-Augment or a
+        photometric distortion.
     """
     if not randaugment[0] and not any(color_jitter):
         return policy

@@ -18,6 +18,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.interop import openai, timm
 from vit_jax.interop.beside import write_beside
+from vit_jax.interop.depth_heads import START as DEPTH_HEAD
 from vit_jax.interop.projection_heads import OWNS, read_heads
 from vit_jax.interop.tensor_files import TORCH_MODEL
 from vit_jax.interop.tensor_files import TORCH_SUFFIXES as SUFFIXES
@@ -37,6 +38,7 @@ _DESCRIBED = {
     TORCH_MODEL: _Names("config.json", "model.safetensors"),
     "open_clip_pytorch_model.bin": _Names(OPEN_CLIP, "open_clip_model.safetensors"),
 }
+READ = "read.safetensors"  # Name of the file of a PyTorch file's tensors.
 OLDEST_TORCH = (2, 6)  # Older versions run code in spite of weights_only=True (CVE-2025-32434).
 
 # Finds the tensors, by the given key or the only key that contains tensors, and saves them together
@@ -137,17 +139,18 @@ def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, 
       UserError: the file does not exist, torch 2.6 or later is not installed, or the file contains
         more than tensors, or several dicts of them and no key is given; see also `as_timm`.
     """
-    path, _, key = (source, "", "") if source.endswith(SUFFIXES) else source.rpartition("@")
-    if not Path(path).is_file():
-        raise UserError(f"there is no file {path}")
-    read = folder / "read.safetensors"
-    _read(path, key, read)
-    loaded, notes = _load(read)
+    path, read = _path_and_key(source)[0], folder / READ
+    loaded, notes = read_tensors(source, folder)
     for name, written in _DESCRIBED.items():
         described = Path(path).with_name(written.config)
         if Path(path).name == name and described.is_file():
             read.unlink()
             return _with_files_beside(loaded, folder, described, written.weights, pixels), notes
+    if any(name.startswith(DEPTH_HEAD) for name in loaded):
+        raise UserError(
+            f"{path} is a head of dense prediction, without its backbone: python -m vit_jax.convert "
+            f"BACKBONE FOLDER --depth_head={path} writes both, if it is a depth head of DINOv2"
+        )
     named = [(_short(name), array) for name, array in loaded.items()]
     if openai.LIBRARY.claims(read, {}, dict(named)):
         place, more = _of_openai(dict(named), read, pixels)
@@ -157,6 +160,29 @@ def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, 
         return folder, notes + _convert_to_timm(named, folder, pixels)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+
+
+def read_tensors(source: str, folder: Path) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Returns the tensors of a PyTorch file by name, and a note if float64 was rounded to float32.
+
+    Args:
+      source: as in `unpack`.
+      folder: a folder in which they are written to the file `READ`.
+
+    Raises:
+      UserError: as in `unpack`.
+    """
+    path, key = _path_and_key(source)
+    if not Path(path).is_file():
+        raise UserError(f"there is no file {path}")
+    _read(path, key, folder / READ)
+    return _load(folder / READ)
+
+
+def _path_and_key(source: str) -> tuple[str, str]:
+    """Returns the path and the key of `FILE` or `FILE@KEY`; the key is empty if there is none."""
+    path, _, key = (source, "", "") if source.endswith(SUFFIXES) else source.rpartition("@")
+    return path, key
 
 
 def _convert_to_timm(named: list[tuple[str, Any]], folder: Path, pixels: str | None) -> list[str]:

@@ -24,7 +24,9 @@ INTERPOLATIONS = ("bilinear", "bilinear_antialias", "bicubic", "lanczos", "area"
 BACKGROUNDS = {"white": 255, "black": 0, "grey": 128, "none": None}
 CROPS = ("inception", "random_resized", "square", "short_side", "simple_random", "scale_jitter")
 CROPS += ("large_scale_jitter", "none")
+JITTERED_CROPS = ("scale_jitter", "large_scale_jitter")
 TEST_CROPS = ("short_side", "square", "fit")
+PHOTOMETRIC = ("mmsegmentation", "dinov3", "eomt")
 BORDER = 4  # Pixels of padding on each side in the crop simple_random.
 
 # AugReg's levels (Steiner et al., 2021): layers and magnitude of RandAugment, alpha of mixup.
@@ -49,6 +51,11 @@ def _no_path(config: Any) -> str:
     return unless(
         source not in SOURCES_WITHOUT_PATH, f"a data.source with a path, and it is {source!r}"
     )
+
+
+def _no_jittered_mask(config: Any) -> str:
+    jittered = only_with("data.crop", *JITTERED_CROPS)
+    return only_with_objective("segmentation")(config) or jittered(config)
 
 
 def parse_rand_policy(policy: str) -> dict[str, Any] | None:
@@ -207,7 +214,14 @@ class DataOptions:
         several(number(above=0, most=100), count=2, ascending=True),
         "Range of the short side (scale_jitter) or of the long side (large_scale_jitter) after the "
         "resize, as a factor of the crop.",
-        requires=only_with("data.crop", "scale_jitter", "large_scale_jitter"),
+        requires=only_with("data.crop", *JITTERED_CROPS),
+    )
+    cat_max_ratio: float = option(
+        1.0,
+        number(above=0, most=1),
+        "Segmentation: a training crop with one class alone, or in which a class has this share or "
+        "more of the labelled pixels, is drawn again, up to ten times (mmsegmentation); 1: off.",
+        requires=_no_jittered_mask,
     )
     flip: bool = option(True, flag(), "Flips training images horizontally with probability 0.5.")
     test_crop: str = option(
@@ -322,6 +336,20 @@ class AugmentOptions:
             value is None or not _has_other_augmentation(config.augment),
             "None with augment.policy, augment.level, augment.randaugment or augment.color_jitter: "
             "3-Augment replaces them",
+        ),
+    )
+    photometric: str | None = option(
+        None,
+        one_of(*PHOTOMETRIC),
+        "Photometric distortion of segmentation, brightness, contrast, saturation and hue: "
+        "mmsegmentation's, DINOv3's or EoMT's; None: off.",
+        validate=lambda value, config: unless(
+            value is None
+            or (
+                config.augment.three_augment is None and not _has_other_augmentation(config.augment)
+            ),
+            "None with augment.policy, augment.level, augment.randaugment, augment.three_augment "
+            "or augment.color_jitter: it replaces them",
         ),
     )
     color_jitter: tuple[float, ...] = option(

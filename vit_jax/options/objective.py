@@ -638,7 +638,13 @@ class DepthOptions:
         smoke=16,
         requires=only_with("depth.head", "dpt"),
     )
-    bins: int = option(256, whole(2, 2**16), "Bins of depths, uniform in their range.", smoke=16)
+    bins: int = option(
+        256,
+        whole(1, 2**16),
+        "Bins of depths, uniform in their range; 1: the head predicts the depth itself (DINOv2's "
+        "DPT).",
+        smoke=16,
+    )
     min_depth: float = option(
         0.001, number(above=0, most=6000), "Least predicted depth in metres: NYU's by default."
     )

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import check_fits, run_options
 from vit_jax.data.balance import class_weights, single_labels
+from vit_jax.data.photometric import PhotometricDistortion
 from vit_jax.data.pipeline import SkipLog, training_batches
 from vit_jax.data.preprocess import FixedCrop, TrainCrop
 from vit_jax.data.randaugment import host_augmentation, resolve
@@ -329,6 +330,8 @@ def image_augmentation(config: RunOptions) -> Callable | None:
         policy = RandPolicy(**parse_rand_policy(values.policy), fill=fill, resampling=resampling)
     elif values.three_augment is not None:
         policy = ThreeAugment(values.three_augment)
+    elif values.photometric is not None:
+        policy = PhotometricDistortion(values.photometric)
     return host_augmentation(layers_magnitude, values.color_jitter, policy)
 
 

@@ -37,7 +37,7 @@ def floats(*shape: int, seed: int = 0) -> np.ndarray:
 
 def made(model: str = "ViT-Ti/4", head: str = "linear", train: str = "all", **values):
     """A model and its objective, with parameters that are not small or zero anywhere."""
-    config = config_of("depth", head=head, bins=16, **values)
+    config = config_of("depth", head=head, **dict(bins=16) | values)
     config.data.image_size, config.finetune.train = 16, train
     options = SMALL if "ViT" in model else dict(blocks=(1, 1, 1, 1), widths=(8, 16, 16, 24))
     size = 16 if "ViT" in model else 64
@@ -187,6 +187,16 @@ def test_dpt_is_of_sixteen_times_the_patches_resolution():
     depth = depth_of(objective, model, batch_of()["image"])
     assert depth.shape == (3, *(16 * side for side in model.grid))
     assert float(depth.min()) >= 0.001 and float(depth.max()) <= 10
+
+
+def test_depth_without_bins_is_clipped_to_its_range_in_evaluation():
+    model, objective = made(head="dpt", dim=8, class_token=True, normalize=False, bins=1)
+    head, images = objective.head, batch_of()["image"]
+    head.classifier.kernel[...] *= 10
+    head.classifier.bias[...] = 8.0
+    trained = np.asarray(head(model, images, nnx.Rngs(dropout=0))["depth"])
+    assert trained.min() == np.float32(0.001) and trained.max() > 10
+    np.testing.assert_allclose(head(model, images)["depth"], trained.clip(max=10), rtol=1e-4)
 
 
 def test_unknown_and_far_pixels_have_no_part_in_the_loss():

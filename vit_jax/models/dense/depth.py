@@ -1,4 +1,4 @@
-"""Heads for monocular depth: distances in metres as expectations over bins.
+"""Heads for monocular depth: distances in metres, as expectations over bins or predicted directly.
 
 The linear head is that of DINOv2's and DINOv3's probes, and DPT (Ranftl et al., 2103.13413) is the
 decoder of both (their `eval/depth/models`).
@@ -39,6 +39,20 @@ def expected_depth(scores: jax.Array, nearest: float, farthest: float) -> jax.Ar
     weights = nnx.relu(scores.astype(jnp.float32)) + LEAST_SCORE
     bins = jnp.linspace(nearest, farthest, scores.shape[-1])
     return weights @ bins / weights.sum(-1)
+
+
+def predicted_depth(scores: jax.Array, nearest: float, farthest: float, bounded: bool) -> jax.Array:
+    """Returns the depth that a head predicts without bins, float32 without the last axis.
+
+    Negative scores count as the nearest distance, as in DINOv2's DPT.
+
+    Args:
+      scores: metres beyond `nearest`, `[..., 1]`.
+      nearest, farthest: range of distances.
+      bounded: clip depths to `farthest`, in evaluation.
+    """
+    depth = nnx.relu(scores[..., 0].astype(jnp.float32)) + nearest
+    return jnp.minimum(depth, farthest) if bounded else depth
 
 
 class Layer(NamedTuple):
@@ -121,11 +135,15 @@ class DepthHead(nnx.Module):
                 layer._replace(patches=norm(layer.patches, statistics))
                 for norm, layer in zip(self.norms, layers, strict=True)
             ]
-        depth = expected_depth(self.decode(layers), *self.range)
+        scores = self.decode(layers)
+        if scores.shape[-1] > 1:
+            depth = expected_depth(scores, *self.range)
+        else:
+            depth = predicted_depth(scores, *self.range, bounded=rngs is None)
         return {"depth": depth, "moments": statistics.moments}
 
     def decode(self, layers: Sequence[Layer]) -> jax.Array:
-        """Returns the score of each bin, `[batch, rows, columns, bins]`."""
+        """Returns the score of each bin, `[batch, rows, columns, bins]`; 1 bin: of the depth."""
         raise NotImplementedError
 
     def scores(self, outputs: dict[str, Any]) -> jax.Array:

@@ -76,7 +76,7 @@ class Segmentation(Objective):
 
     @staticmethod
     def fields(config: RunOptions) -> tuple[Field, ...]:
-        return (mask_field(config.data.image_size),)
+        return (mask_field(config.data.image_size, config.data.cat_max_ratio),)
 
     @classmethod
     def make(cls, config: RunOptions, model: Any, steps: int, rngs: nnx.Rngs) -> "Segmentation":

@@ -1,0 +1,116 @@
+"""Photometric distortions of the recipes of segmentation: mmsegmentation's, DINOv3's and EoMT's.
+
+Brightness, contrast, saturation and hue are distorted in this order, each with probability 0.5. In
+half of the images the contrast is the last. The variants differ in the operations and the range of
+the hue.
+
+Sources: `PhotoMetricDistortion` of mmsegmentation's mmseg/datasets/transforms/transforms.py and of
+dinov3/eval/segmentation/transforms.py, and `Transforms.color_jitter` of EoMT's
+datasets/transforms.py.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from vit_jax.data.randaugment import adjust_brightness, adjust_contrast, adjust_saturation
+
+PROBABILITY = 0.5  # Of each distortion.
+HUES = 180  # Levels of OpenCV's hue.
+VALUES = np.arange(256, dtype=np.float32)  # Of a channel.
+
+Operation = Callable[[np.ndarray, float], np.ndarray]
+
+
+class Variant(NamedTuple):
+    """Distortions `(pixels, strength) -> pixels` with a strength in [-1, 1)."""
+
+    brightness: Operation
+    contrast: Operation
+    saturation: Operation
+    hue: Operation
+
+
+@dataclasses.dataclass(frozen=True)
+class PhotometricDistortion:
+    """Photometric distortion `(pixels, rng) -> pixels`.
+
+    Args:
+      variant: a key of `VARIANTS`.
+    """
+
+    variant: str
+
+    def __call__(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Returns distorted pixels, uint8 `[height, width, 3]`; the input is unchanged."""
+        for name, strength in self.draw(rng):
+            pixels = getattr(VARIANTS[self.variant], name)(pixels, strength)
+        return pixels
+
+    def draw(self, rng: np.random.Generator) -> list[tuple[str, float]]:
+        """Draws the distortions to apply; returns their names and strengths, in order."""
+        names = list(Variant._fields)
+        if rng.random() < 0.5:
+            names.append(names.pop(names.index("contrast")))
+        return [(name, rng.uniform(-1, 1)) for name in names if rng.random() < PROBABILITY]
+
+
+# The functions below map uint8 [height, width, 3] to a new array of the same kind.
+
+
+def turn_hue(pixels: np.ndarray, turn: float) -> np.ndarray:
+    """Turns the hue by a fraction of the circle, rounded to one of OpenCV's 180 levels."""
+    return _mapped_in_hsv(pixels, hues=(VALUES + round(HUES * turn)) % HUES)
+
+
+def scale_saturation(pixels: np.ndarray, factor: float) -> np.ndarray:
+    """Multiplies the saturation in HSV."""
+    return _mapped_in_hsv(pixels, saturations=_linear(factor))
+
+
+def _mapped_in_hsv(
+    pixels: np.ndarray, hues: np.ndarray = VALUES, saturations: np.ndarray = VALUES
+) -> np.ndarray:
+    """Replaces hues and saturations by the tables of 256 values, with OpenCV's 8-bit HSV."""
+    table = np.stack([hues, saturations, VALUES], axis=-1).astype(np.uint8)
+    hsv = cv2.LUT(cv2.cvtColor(pixels, cv2.COLOR_RGB2HSV), table[None])
+    return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
+
+
+def _linear(factor: float = 1.0, addition: float = 0.0) -> np.ndarray:
+    """Returns the table of `factor * level + addition`, truncated to whole levels and clipped."""
+    return (VALUES * factor + addition).clip(0, 255).astype(np.uint8)
+
+
+def _lighten(pixels: np.ndarray, strength: float) -> np.ndarray:
+    return cv2.LUT(pixels, _linear(addition=32 * strength))
+
+
+def _scale(pixels: np.ndarray, strength: float) -> np.ndarray:
+    return cv2.LUT(pixels, _linear(1 + 0.5 * strength))
+
+
+VARIANTS = {
+    "mmsegmentation": Variant(
+        _lighten,
+        _scale,
+        lambda pixels, strength: scale_saturation(pixels, 1 + 0.5 * strength),
+        # A whole level from -18 to 17.
+        lambda pixels, strength: turn_hue(pixels, np.floor(18 * strength) / HUES),
+    ),
+    "dinov3": Variant(
+        _lighten,
+        _scale,
+        lambda pixels, strength: adjust_saturation(pixels, 1 + 0.5 * strength),
+        lambda pixels, strength: turn_hue(pixels, 0.5 * strength),
+    ),
+    "eomt": Variant(
+        lambda pixels, strength: adjust_brightness(pixels, 1 + 32 / 255 * strength),
+        lambda pixels, strength: adjust_contrast(pixels, 1 + 0.5 * strength),
+        lambda pixels, strength: adjust_saturation(pixels, 1 + 0.5 * strength),
+        lambda pixels, strength: turn_hue(pixels, 18 / 360 * strength),
+    ),
+}
