@@ -19,6 +19,7 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.features import transfer_crop
 from vit_jax.evaluation.results import Results, in_words
 from vit_jax.evaluation.suite import (
+    DenseHeads,
     Impossible,
     Measurement,
     Row,
@@ -35,7 +36,6 @@ from vit_jax.interop.dense import TASKS, with_head
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.load import build_model
-from vit_jax.models.dense.segmenter import Segmenter
 from vit_jax.parallel.mesh import make_mesh, place
 from vit_jax.parallel.sharding import parameter_shardings
 from vit_jax.paths import absolute, is_url
@@ -100,7 +100,7 @@ def run_suites(
         loaded.predictor = PREDICTORS[task](subject.test_crop)
         return loaded
 
-    def probe(config: ConfigDict, folder: str) -> Segmenter:
+    def probe(config: ConfigDict, folder: str):
         workdir = results.folder / f"{folder}-{version['content']}"
         if not train(config, workdir):  # A signal stopped it, and it was saved.
             raise Stopped
@@ -118,9 +118,7 @@ def run_suites(
         finetune=lambda config, folder: train(
             config, results.folder / f"{folder}-{version['content']}"
         ),
-        dense=dense,
-        probe=probe,
-        task=opened.objective.name if opened.objective else None,
+        dense=DenseHeads(opened.objective.name if opened.objective else None, dense, probe),
         num_classes=opened.options.num_classes,
         class_names=opened.class_names,
         batch_size=batch_size,

@@ -15,7 +15,7 @@ from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError
 from vit_jax.evaluation import dense_suite
 from vit_jax.evaluation.dense_metrics import COCO_METRICS, Detections
-from vit_jax.evaluation.suite import Subject
+from vit_jax.evaluation.suite import DenseHeads, Subject
 from vit_jax.evaluation.suite_detection import SUITE
 from vit_jax.evaluation.suite_fewshot import parse_sets
 from vit_jax.object_files import write_objects
@@ -96,9 +96,8 @@ def evaluated(data, **options):
     """Returns the suite's metrics by name, and its outputs for a page."""
     unused, outputs = (lambda: None), []
     crop = TestCrop(64, "fit", 64)
-    subject = Subject(
-        "RUN", make_mesh(), unused, unused, lambda: crop, unused, dense=lambda task: Detector(data)
-    )
+    dense = DenseHeads("detection", lambda task: Detector(data), unused)
+    subject = Subject("RUN", make_mesh(), unused, unused, lambda: crop, unused, dense=dense)
     subject.on_outputs = outputs.append
     given = SUITE.defaults() | {"set": parse_sets([str(data)])} | options
     (measurement,) = SUITE.measurements(subject, given)

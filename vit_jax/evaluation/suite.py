@@ -175,6 +175,21 @@ class Detected(NamedTuple):
 Outputs = Classified | Matched | Segmented | Ranged | Detected
 
 
+class DenseHeads(NamedTuple):
+    """Access to a checkpoint's heads of dense prediction.
+
+    Attributes:
+      task: the task that the checkpoint has a head of; None: it has none.
+      load: loads the model with its head of a task; it may raise UserError.
+      probe: trains a segmentation head on this checkpoint by a config into a workdir, and loads the
+        segmenter.
+    """
+
+    task: str | None
+    load: Callable[[str], Any]
+    probe: Callable[[ConfigDict, str], Segmenter]
+
+
 class Subject:
     """A model to evaluate, with parameters that may change between evaluations.
 
@@ -190,11 +205,8 @@ class Subject:
         UserError, and is only called by suites that read texts.
       finetune: trains this checkpoint by a config into a workdir and returns the metrics of the
         last evaluation; None during training.
-      dense: loads the model with its head of a task of dense prediction; None during training. It
-        may raise UserError, and is only called by suites of these tasks.
-      probe: trains a segmentation head on this checkpoint by a config into a workdir, and loads the
-        segmenter; None during training.
-      task: the task of dense prediction that the checkpoint has a head of; None: it has none.
+      dense: access to the checkpoint's heads of dense prediction, for suites of these tasks; None
+        during training.
       num_classes: width of the model's head; 0: it has none.
       class_names: class names of the head, by index; empty if they are unknown.
       options: `batch_size` and other arguments of `Extractor`.
@@ -215,9 +227,7 @@ class Subject:
         *,
         log: Callable[[str], None] = print,
         finetune: Callable | None = None,
-        dense: Callable[[str], Any] | None = None,
-        probe: Callable[[ConfigDict, str], Segmenter] | None = None,
-        task: str | None = None,
+        dense: DenseHeads | None = None,
         num_classes: int = 0,
         class_names: Sequence[str] = (),
         **options: Any,
@@ -228,7 +238,7 @@ class Subject:
         self.on_outputs: Callable[[Outputs], None] = lambda outputs: None
         self._load, self._options, self._extractors = load, options, {}
         self._transfer_crop, self._test_crop, self._texts = transfer_crop, test_crop, texts
-        self._dense, self.probe, self.task = dense, probe, task
+        self._dense = dense
         self._params = None
 
     @functools.cached_property
@@ -250,6 +260,12 @@ class Subject:
         """
         return self._texts()
 
+    @property
+    def dense(self) -> DenseHeads:
+        """Access to the checkpoint's heads of dense prediction."""
+        assert self._dense is not None  # Suites that need it are not for training.
+        return self._dense
+
     @functools.cached_property
     def segmenter(self) -> Segmenter:
         """The model with its segmentation head.
@@ -257,8 +273,7 @@ class Subject:
         Raises:
           UserError: there is none.
         """
-        assert self._dense is not None  # Suites that need it are not for training.
-        return self._dense("segmentation")
+        return self.dense.load("segmentation")
 
     @functools.cached_property
     def depth_model(self) -> DepthModel:
@@ -267,8 +282,7 @@ class Subject:
         Raises:
           UserError: there is none.
         """
-        assert self._dense is not None
-        return self._dense("depth")
+        return self.dense.load("depth")
 
     @functools.cached_property
     def detector(self) -> Detector:
@@ -277,8 +291,7 @@ class Subject:
         Raises:
           UserError: there is none.
         """
-        assert self._dense is not None
-        return self._dense("detection")
+        return self.dense.load("detection")
 
     @functools.cached_property
     def _loaded(self) -> tuple[nnx.GraphDef, dict, dict]:

@@ -46,7 +46,7 @@ def open_masked(described: DataSet, options: Options, subject: Subject) -> Sourc
       UserError: the data cannot be opened or have no masks, or their classes are not those of the
         segmenter.
     """
-    if subject.task == TASK:
+    if subject.dense.task == TASK:
         names = subject.segmenter.class_names
     else:
         names = open_training(described, options, subject).class_names
@@ -86,14 +86,13 @@ def identity(
     described: DataSet, options: Options, subject: Subject, source: Source
 ) -> dict[str, int | str]:
     """Fingerprints the test images, and the training images of a probe."""
-    if subject.task == TASK:
+    if subject.dense.task == TASK:
         return fingerprint(source)
     return fingerprints(open_training(described, options, subject), source)
 
 
 def trained_probe(described: DataSet, options: Options, subject: Subject) -> Segmenter:
     """Trains a linear probe of the checkpoint, or loads it if it is trained already."""
-    assert subject.probe is not None
     described = tested_set(described, "masks", options)
     (size, _), steps = subject.test_crop.size, int(options["probe_steps"])
     config = segmentation("linear", steps)
@@ -103,12 +102,12 @@ def trained_probe(described: DataSet, options: Options, subject: Subject) -> Seg
     config.data.image_size = config.data.test_resize = size
     config.evaluate_every = config.steps
     check(config, file=config.copy_and_resolve_references())
-    return subject.probe(config, f"segmentation/{described.name}-{size}-{steps}")
+    return subject.dense.probe(config, f"segmentation/{described.name}-{size}-{steps}")
 
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
     """Returns the rows of a data set, and passes its worst images to `on_outputs`."""
-    if subject.task == TASK:
+    if subject.dense.task == TASK:
         segmenter, made = subject.segmenter, ""
     else:
         segmenter = trained_probe(described, options, subject)
@@ -164,7 +163,7 @@ def parse_steps(text: str) -> int:
 
 def settings(subject: Subject, options: Options) -> dict[str, str | float]:
     """Returns the settings that the metrics depend on."""
-    return {} if subject.task == TASK else {"probe_steps": int(options["probe_steps"])}
+    return {} if subject.dense.task == TASK else {"probe_steps": int(options["probe_steps"])}
 
 
 SUITE = Suite(
