@@ -22,7 +22,7 @@ from vit_jax.models.dropout import drop
 from vit_jax.models.family import Family
 from vit_jax.models.image_model import ImageModel, ImagesLike, height_and_width
 from vit_jax.models.kept_patches import KeptPatches
-from vit_jax.models.layers import GELUS, named, rising, run_blocks
+from vit_jax.models.layers import GELUS, dense_dot, named, rising, run_blocks
 from vit_jax.models.resnet import HEAD_AXES, classifier
 from vit_jax.options.model import ConvNeXtOptions
 
@@ -69,7 +69,14 @@ class Common(NamedTuple):
 
     def dense(self, inputs: int, outputs: int, rngs: nnx.Rngs) -> nnx.Linear:
         """Returns a dense layer over the channels."""
-        return nnx.Linear(inputs, outputs, kernel_init=_small, dtype=self.dtype, rngs=rngs)
+        return nnx.Linear(
+            inputs,
+            outputs,
+            kernel_init=_small,
+            dtype=self.dtype,
+            dot_general=dense_dot,
+            rngs=rngs,
+        )
 
     def conv(self, inputs: int, outputs: int, side: int, stride: int, rngs: nnx.Rngs) -> nnx.Conv:
         """Returns a convolution, without padding if the stride equals the kernel's side."""

@@ -28,7 +28,7 @@ from vit_jax.models import initializers
 from vit_jax.models.dropout import drop
 from vit_jax.models.family import Adaptation, Family, Resize
 from vit_jax.models.image_model import ImageModel, ImagesLike, height_and_width
-from vit_jax.models.layers import capture, named, platform, rising, run_blocks
+from vit_jax.models.layers import capture, dense_dot, named, platform, rising, run_blocks
 from vit_jax.models.position import PositionEmbedding, spread_offsets
 from vit_jax.models.resize import PATCHES, POSITIONS, resize_bias_table
 from vit_jax.models.resnet import HEAD_AXES, classifier
@@ -82,7 +82,7 @@ class QueryKeyValue(nnx.Module):
         # Separate products have better layouts on a TPU.
         if platform() == "tpu":
             return tuple(jnp.einsum("...c,chd->...hd", x, kernel[:, i]) + bias[i] for i in range(3))
-        fused = jnp.einsum("...c,cshd->...shd", x, kernel) + bias
+        fused = dense_dot(x, kernel, (((x.ndim - 1,), (0,)), ((), ()))) + bias
         return tuple(fused[..., i, :, :] for i in range(3))
 
 
@@ -169,6 +169,7 @@ class WindowAttention(nnx.Module):
             axis=(-2, -1),
             kernel_init=stack.scheme.dense,
             dtype=stack.dtype,
+            dot_general=dense_dot,
             rngs=rngs,
         )
 
@@ -331,6 +332,7 @@ class PatchMerging(nnx.Module):
             use_bias=False,
             kernel_init=stack.scheme.dense,
             dtype=stack.dtype,
+            dot_general=dense_dot,
             rngs=rngs,
         )
 
