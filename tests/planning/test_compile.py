@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from tests.test_config import load
+from vit_jax.config import base_config
 from vit_jax.errors import UserError
 from vit_jax.options.run import MeshOptions
 from vit_jax.parallel import chips
@@ -92,6 +93,13 @@ def test_plan_of_a_small_model_holds_together():
 
 @pytest.mark.slow
 @needs_compiler
+def test_a_config_whose_model_is_a_checkpoints_is_one_line():
+    config = base_config()
+    config.model.name, config.finetune.checkpoint = "", "hf://timm/some"
+    with pytest.raises(UserError, match=r"that of hf://timm/some, .* --config.model.name=ViT-B/16"):
+        make_workload(config, images=1000)
+
+
 def test_scanned_layers_do_as_many_flops_as_layers_one_by_one():
     job = make_workload(small(), None)
     one_by_one, scanned = (

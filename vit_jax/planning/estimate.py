@@ -7,6 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax.config import leaves, run_options
+from vit_jax.errors import UserError
 from vit_jax.models import abstract, count_parameters, model_factory
 from vit_jax.parallel.chips import GIB
 from vit_jax.planning.compile import Compiled, Memory, Slice, compile_step
@@ -71,7 +72,17 @@ CHOICES = (
 
 
 def make_workload(config: ConfigDict, images: int | None) -> Workload:
-    """Returns the work of a config's run; nothing is allocated."""
+    """Returns the work of a config's run; nothing is allocated.
+
+    Raises:
+      UserError: the config names no model.
+    """
+    if not config.model.name:
+        raise UserError(
+            f"config.model.name is empty: the model is that of {config.finetune.checkpoint}, which "
+            "is not opened; name it, as by --config.model.name=ViT-B/16 "
+            "--config.finetune.checkpoint=None"
+        )
     images, num_classes = data_set_size(config, images)
     options = run_options(config)
     model = abstract(model_factory(num_classes=num_classes, **model_arguments(options)))
