@@ -87,9 +87,10 @@ class Detector:
             found = Detections(corners[order].astype(np.float32), labels[order], scores)
             self.found[image["file_name"]] = found
 
-    def stream(self, source, on_unreadable):
+    def stream(self, source, on_unreadable, threshold=0.0):
         for index in range(len(source)):
-            yield index, self.found[source.describe(index).rpartition("/")[2]]
+            found = self.found[source.describe(index).rpartition("/")[2]]
+            yield index, found.above(threshold)
 
 
 def evaluated(data, **options):
