@@ -28,7 +28,8 @@ RESULTS = {"segmentation": "miou", "detection": "ap50"}
 COMMON = dict(
     data__source="scattered", data__path="digits", data__test_split="test[:500]",
     data__train_split=f"train[:{IMAGES}]", data__image_size=SIZE, data__test_resize=SIZE,
-    data__crop="none", data__crop_scale=(0.5, 2.0), data__flip=False, model__dtype="float32",
+    data__crop="none", data__crop_scale=(0.5, 2.0), data__cat_max_ratio=1.0, data__flip=False,
+    model__dtype="float32",
     model__stochastic_depth=0.0, batch_size=32, optimizer__layer_decay=1.0,
     finetune__frozen_steps=0, finetune__warmup_steps=0,
 )  # fmt: skip

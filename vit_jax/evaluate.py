@@ -14,7 +14,7 @@ Suites, one or several with commas, or all:
   retrieval recall of captions and of images at 1, 5 and 10, for a model of images and texts
   segmentation
             mIoU and accuracies of pixels: --set=FOLDER of images and masks; a checkpoint that is
-            no segmentation run is frozen, and gets a linear layer (--probe_steps)
+            no segmentation run is frozen, and gets a linear layer (--segmentation_steps)
   detection COCO's AP and AR, for a detection run: --set=FOLDER with COCO's files
   depth     RMSE, AbsRel and delta, for a depth run: --set=FOLDER of images and depth maps
 

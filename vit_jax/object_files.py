@@ -18,7 +18,7 @@ from vit_jax.inspection.html_page import render, write_text
 from vit_jax.inspection.page_images import image_address
 from vit_jax.mask_files import MOST_SHOWN, OVERLAYS, PAGE, mask_names, save_image
 from vit_jax.models.dense.detector import Detections, Detector
-from vit_jax.models.dense.palette import class_legend, voc_palette
+from vit_jax.models.dense.palette import class_legend, object_colour
 
 OBJECTS = "objects.json"
 
@@ -119,14 +119,14 @@ def overlay(
     """
     if found.masks is not None:
         for mask, label in zip(found.masks[::-1], found.labels[::-1], strict=True):
-            colour = voc_palette()[int(label) + 1]
+            colour = object_colour(int(label))
             image = np.where(mask[..., None], (image + colour.astype(np.uint16)) // 2, image)
         image = image.astype(np.uint8)
     drawn = Image.fromarray(image)
     pen, width = ImageDraw.Draw(drawn), max(1, round(min(drawn.size) / 200))
     font = ImageFont.load_default(max(10, min(drawn.size) / 28))
     for corners, label, more in zip(found.corners, found.labels, _remarks(found), strict=True):
-        colour = tuple(voc_palette()[int(label) + 1].tolist())
+        colour = tuple(object_colour(int(label)).tolist())
         left, top, right, bottom = corners.tolist()
         pen.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), None, colour, width)
         words, place = f"{class_names[label]}{more}", (left + width + 1, top + width)

@@ -89,6 +89,14 @@ def test_objects_are_those_of_pycocotools(file):
     assert source.class_names == ("background", "cat", "dog")
 
 
+def test_a_file_without_objects_has_empty_masks(tmp_path):
+    pytest.importorskip("pycocotools")
+    write(tmp_path / "list.json", content(annotations=[]))
+    values = opened(tmp_path / "list.json", fields=("boxes", "instances", "mask")).fields_of(0)
+    assert values["instances"].masks.shape == (0, *SIZE[::-1])
+    assert not values["mask"].any()
+
+
 def test_sizes_that_are_not_the_images_are_an_error(tmp_path, file):
     """A photograph that a camera turned, annotated as it is stored."""
     image = Image.new("RGB", SIZE)

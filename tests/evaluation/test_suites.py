@@ -188,7 +188,7 @@ def test_imagenet_is_seen_through_the_checkpoints_crop_which_the_row_says(comman
         (["--suite=vtap"], "unknown suite 'vtap'; did you mean 'vtab'"),
         (
             ["--suite=every"],
-            "there are: all, depth, fewshot, imagenet, knn, probe, retrieval, segmentation, sgd_probe, vtab",
+            "there are: all, depth, detection, fewshot, imagenet, knn, probe, retrieval, segmentation, sgd_probe, vtab",
         ),
         (
             ["--suite=fewshot", "--set=tfds:dtd", "--set=folder:/a/dtd"],

@@ -87,12 +87,13 @@ def load_onnx(file):
 )
 def test_programs_give_the_objects_of_a_detector(tmp_path, write, load):
     model = backbone()
-    head = DetectionHead(model, 2, dim=16, queries=6, depth=1, rngs=nnx.Rngs(0))
+    # With masks, of which the program has only the boxes.
+    head = DetectionHead(model, 2, dim=16, queries=6, depth=1, masks=True, rngs=nnx.Rngs(0))
     detector, file = Detector(model, head, NAMES[:2]), tmp_path / "m"
     write(Objects(detector), file, SHAPE, IMAGES.dtype)
     for images in (IMAGES, IMAGES[:1]):
         objects = np.asarray(load(file)(images))
-        scores, labels, boxes = detector(images)
+        scores, labels, boxes, _ = detector(images)
         np.testing.assert_allclose(objects[..., :4], boxes, atol=1e-4)
         np.testing.assert_allclose(objects[..., 4], scores, atol=1e-4)
         assert (objects[..., 5] == labels).all()

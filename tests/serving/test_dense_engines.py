@@ -16,10 +16,12 @@ from tests.shapes import NAMES, draw
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.dense import DetectionPredictor, SegmentationPredictor
 from vit_jax.models.dense.batch_norm import initial_statistics
-from vit_jax.models.dense.detector import Detector
+from vit_jax.models.dense.detector import Detections, Detector
 from vit_jax.models.dense.detr import DetectionHead
 from vit_jax.models.dense.linear import LinearHead
+from vit_jax.models.dense.palette import class_legend
 from vit_jax.models.dense.segmenter import Segmenter
+from vit_jax.object_files import overlay as draw_objects
 from vit_jax.serving.dense_engines import DetectorEngine, SegmenterEngine
 from vit_jax.serving.engine import Asked
 
@@ -107,3 +109,11 @@ def test_objects_are_those_of_predict_in_pixels_of_the_image(masks):
     width, height = picture(answer["overlay"]).size  # Without the padding of the crop.
     assert max(width, height) == 1024  # Enlarged for the names.
     assert width / height == pytest.approx(image.shape[1] / image.shape[0], rel=0.05)
+
+
+def test_boxes_of_many_classes_have_colours():
+    names = [str(label) for label in range(300)]
+    found = Detections(np.array([[2.0, 2, 20, 20]]), np.array([299]), np.ones(1))
+    drawn = np.asarray(draw_objects(np.zeros((32, 32, 3), np.uint8), found, names))
+    assert drawn.any()
+    assert class_legend([299], names, background=False).keys() == {"299"}

@@ -175,7 +175,7 @@ def test_a_checkpoint_without_a_head_gets_a_linear_probe(drawn, tmp_path):
 
     def evaluate():
         lines.clear()
-        options = {"set": parse_sets([str(shapes)]), "probe_steps": 20}
+        options = {"set": parse_sets([str(shapes)]), "segmentation_steps": 20}
         results = run_suites(
             tmp_path / "backbone", ["segmentation"], tmp_path / "out", options=options,
             log=lines.append,
@@ -195,8 +195,22 @@ def test_a_checkpoint_without_a_head_gets_a_linear_probe(drawn, tmp_path):
     assert any("mIoU" in line and "reused" in line for line in lines)
     (shapes / "images" / "train" / "0.png").unlink()
     (shapes / "masks" / "train" / "0.png").unlink()
-    evaluate()
+    again = evaluate()["shapes, mIoU"]
     assert any("recomputed, since the data have changed" in line for line in lines)
+    assert again.accuracy is not None and again.note == row.note
+
+
+def test_a_linear_probe_needs_images_to_train_on(tmp_path):
+    shapes, out = write_shapes(tmp_path / "shapes"), tmp_path / "out"
+    for kind in ("images", "masks"):
+        (shapes / kind / "train").rename(shapes / kind / "test")
+    vit_jax.save_model(
+        vit_jax.create_model("ViT-32x1/8", num_classes=0, image_size=32), tmp_path / "backbone"
+    )
+    options = {"set": parse_sets([str(shapes)])}
+    results = run_suites(tmp_path / "backbone", ["segmentation"], out, options=options, log=str)
+    (row,) = results.rows.values()
+    assert "has no splits to train and to test a linear probe on; give them, as by" in row.note
 
 
 def test_the_page_shows_the_worst_images_first(evaluated, segmenter, drawn):

@@ -21,9 +21,8 @@ def mask_field(size: int, cat_max_ratio: float = 1.0) -> Field:
     The value is that of the nearest pixel of the original mask. Padding is `IGNORED`.
 
     Args:
-      cat_max_ratio: crops of one class, and crops in which a class has this share or more of the
-        pixels that are not ignored, are drawn again, as by mmsegmentation's `RandomCrop`; 1: none
-        are.
+      cat_max_ratio: a crop is drawn again if it has one class, or if a class has this share of the
+        labelled pixels or more, as by mmsegmentation's `RandomCrop`; 1: never.
     """
     encode = functools.partial(_encode_map, fill=IGNORED, dtype=np.uint8)
     accepts = functools.partial(_has_classes, most=cat_max_ratio) if cat_max_ratio < 1 else None

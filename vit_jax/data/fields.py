@@ -27,8 +27,9 @@ class Boxes(NamedTuple):
       masks: pixels of each object, bool `[objects, height, width]`; None: unknown.
       crowd: whether a box is of a group of objects, bool `[objects]`; None: none is.
       size: height and width of the image according to the annotations; None: unknown.
-      areas: area of each object in pixels according to the annotations, float64 `[objects]`, by
-        which COCO's metrics tell small from large objects; None: that of the masks or boxes.
+      areas: area of each object in pixels according to the annotations, float64 `[objects]`.
+        COCO's metrics classify objects by it as small, medium or large. None: that of the masks or
+        boxes.
     """
 
     corners: np.ndarray

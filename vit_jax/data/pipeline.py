@@ -117,7 +117,7 @@ def training_batches(
             candidate %= len(source)
             try:
                 example = source[candidate]
-                values = source.fields_of(candidate) if fields else {}
+                values = functools.cache(functools.partial(source.fields_of, candidate))
                 shown, of_views = _accepted(views, fields, values), rngs[: len(rngs) - len(fields)]
                 place = _show(example.image, shown, of_views, batch, row, fields)
             except (Unreadable, OSError) as error:
@@ -190,12 +190,12 @@ def evaluation_batches(
                 break
             try:
                 example = source[index]
-                values = source.fields_of(index) if fields else {}
                 place = _show(example.image, views, rngs, batch, row, fields)
             except (Unreadable, OSError):
                 batch["unreadable"][row] = index
                 continue
             batch["labels"][row, : len(example.labels)] = example.labels
+            values = functools.partial(source.fields_of, index)
             _encode(source, index, values, fields, itertools.repeat(None), place, batch, row)
             batch["valid"][row] = True
         return batch
@@ -245,13 +245,17 @@ def _why(source: Source, index: int) -> str:
 
 
 def _accepted(
-    views: Sequence[ViewSpec], fields: Sequence[Field], values: Mapping[str, Any]
+    views: Sequence[ViewSpec], fields: Sequence[Field], values: Callable[[], Mapping[str, Any]]
 ) -> Sequence[ViewSpec]:
-    """Returns the views of an example whose first crop is one that its fields accept."""
+    """Returns the views of an example whose first crop is one that its fields accept.
+
+    Args:
+      values: returns the fields of the example; called only if one of them may reject crops.
+    """
     for field in fields:
         if field.accepts:
-            # It is evaluated for the field's placement and for the crop.
-            accepts = functools.cache(functools.partial(field.accepts, values[field.name]))
+            # Cached, because the crop is placed twice.
+            accepts = functools.cache(functools.partial(field.accepts, values()[field.name]))
             crop = dataclasses.replace(views[0].crop, accepts=accepts)
             views = (views[0]._replace(crop=crop), *views[1:])
     return views
@@ -299,7 +303,7 @@ def _show(
 def _encode(
     source: Source,
     index: int,
-    values: Mapping[str, Any],
+    values: Callable[[], Mapping[str, Any]],
     fields: Sequence[Field],
     rngs: Iterable[np.random.Generator | None],
     placement: Placement | None,
@@ -313,10 +317,11 @@ def _encode(
     Raises:
       UserError: a value does not fit the image.
     """
+    of_example = values() if fields else {}
     for field, rng in zip(fields, rngs, strict=False):
         by = placement if field.spatial else rng
         try:
-            batch[field.name][row] = field.encode(values[field.name], by)
+            batch[field.name][row] = field.encode(of_example[field.name], by)
         except UserError as error:
             raise UserError(f"{source.describe(index)}: {error}") from error
 

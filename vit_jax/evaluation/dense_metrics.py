@@ -272,10 +272,8 @@ def compressed(found: Objects) -> Objects:
         return found
     from pycocotools import mask
 
-    encode: Any = mask.encode  # It takes one mask or several, unlike its type.
-    codes = encode(np.asfortranarray(found.masks.transpose(1, 2, 0).astype(np.uint8)))
-    masks = np.empty(len(codes), object)
-    masks[:] = codes
+    masks = np.empty(len(found.masks), object)
+    masks[:] = [mask.encode(np.asfortranarray(one.astype(np.uint8))) for one in found.masks]
     return found._replace(masks=masks)
 
 

@@ -84,7 +84,7 @@ class Results:
         self.put()
 
     def has(self, suite: str, *names: str) -> bool:
-        """Returns True if all of these rows have a metric, or were measured on data without one."""
+        """Returns True if all of these rows have a metric, or a note about the data."""
         rows = [self.rows.get((suite, name)) for name in names]
         return all(row and (row.accuracy is not None or row.images) for row in rows)
 

@@ -39,8 +39,8 @@ Options = Mapping[str, Any]  # A suite's options by name, each with a value.
 class Row(NamedTuple):
     """A metric, or a note on why there is none.
 
-    A note with `images` is on the data, such as that they have no small objects. One without is on
-    a failure: the row is measured again.
+    With `images`, the note describes the data, for example that they have no small objects. Without
+    `images`, measuring failed, and is repeated.
     """
 
     suite: str

@@ -9,7 +9,7 @@ import numpy as np
 from vit_jax.config import check
 from vit_jax.data.dense_fields import check_size
 from vit_jax.data.fields import MASK
-from vit_jax.data.sources import DataSet, open_source
+from vit_jax.data.sources import SOURCES, DataSet, open_source
 from vit_jax.data.sources.base import Source, check_fields, fingerprint
 from vit_jax.errors import UserError
 from vit_jax.evaluation.dense_metrics import confusion, segmentation_metrics
@@ -29,6 +29,7 @@ from vit_jax.evaluation.suite import (
     Subject,
     Suite,
     SuiteOption,
+    digest_of,
 )
 from vit_jax.evaluation.suite_fewshot import SETS
 from vit_jax.models.dense.segmenter import Segmenter
@@ -64,7 +65,15 @@ def open_training(described: DataSet, options: Options, subject: Subject) -> Sou
       UserError: they cannot be opened, or have no masks.
     """
     described = tested_set(described, "masks", options)
-    source = opened(described, described.train_split, subject)
+    layout_at = SOURCES[described.kind].layout_at
+    splits = {} if layout_at is None else layout_at(described.path)[1]
+    train = described.train_split
+    if train == described.test_split or (splits and train.partition("[")[0] not in splits):
+        raise UserError(
+            f"{described.path} has no splits to train and to test a linear probe on; give them, as "
+            f"by --set='{described.kind}:{described.path}@all[:80%],all[80%:]'"
+        )
+    source = opened(described, train, subject)
     check_fields(source, (MASK,), "training")
     return source
 
@@ -91,10 +100,17 @@ def identity(
     return fingerprints(open_training(described, options, subject), source)
 
 
-def trained_probe(described: DataSet, options: Options, subject: Subject) -> Segmenter:
-    """Trains a linear probe of the checkpoint, or loads it if it is trained already."""
+def trained_probe(
+    described: DataSet, options: Options, subject: Subject, source: Source
+) -> Segmenter:
+    """Trains a linear probe of the checkpoint, or loads it if it is trained already.
+
+    Args:
+      source: the test images.
+    """
+    data = digest_of(identity(described, options, subject, source))
     described = tested_set(described, "masks", options)
-    (size, _), steps = subject.test_crop.size, int(options["probe_steps"])
+    (size, _), steps = subject.test_crop.size, int(options["segmentation_steps"])
     config = segmentation("linear", steps)
     config.model.name, config.finetune.checkpoint = "", subject.name
     config.data.update(dict(source=described.kind, path=described.path))
@@ -102,7 +118,7 @@ def trained_probe(described: DataSet, options: Options, subject: Subject) -> Seg
     config.data.image_size = config.data.test_resize = size
     config.evaluate_every = config.steps
     check(config, file=config.copy_and_resolve_references())
-    return subject.dense.probe(config, f"segmentation/{described.name}-{size}-{steps}")
+    return subject.dense.probe(config, f"segmentation/{described.name}-{size}-{steps}-{data}")
 
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
@@ -110,8 +126,8 @@ def measured(described: DataSet, options: Options, subject: Subject, source: Sou
     if subject.dense.task == TASK:
         segmenter, made = subject.segmenter, ""
     else:
-        segmenter = trained_probe(described, options, subject)
-        made = f"linear probe of {int(options['probe_steps']):,} steps, "
+        segmenter = trained_probe(described, options, subject, source)
+        made = f"linear probe of {int(options['segmentation_steps']):,} steps, "
     predictions = Predicted(described, subject, source, segmenter.stream)
     classes = len(segmenter.class_names)
     total, scores = np.zeros((classes, classes), np.int64), []
@@ -128,7 +144,7 @@ def measured(described: DataSet, options: Options, subject: Subject, source: Sou
     subject.on_outputs(Segmented(described.name, chosen, segmenter.class_names, shown))
     metrics = segmentation_metrics(total)
     height, width = segmenter.model.image_size
-    note = f"{made}windows of {height}x{width}, {subject.test_crop.interpolation}"
+    note = f"{made}windows of {height}x{width}, {segmenter.predictor.crop.interpolation}"
     return [
         Row(
             "segmentation",
@@ -151,19 +167,23 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def parse_steps(text: str) -> int:
-    """Parses `--probe_steps`.
+    """Parses `--segmentation_steps`.
 
     Raises:
       UserError: it is no number of steps.
     """
     if not text.isdecimal() or not int(text):
-        raise UserError(f"--probe_steps={text!r} must be a number of steps, such as 2000")
+        raise UserError(f"--segmentation_steps={text!r} must be a number of steps, such as 2000")
     return int(text)
 
 
 def settings(subject: Subject, options: Options) -> dict[str, str | float]:
     """Returns the settings that the metrics depend on."""
-    return {} if subject.dense.task == TASK else {"probe_steps": int(options["probe_steps"])}
+    return (
+        {}
+        if subject.dense.task == TASK
+        else {"segmentation_steps": int(options["segmentation_steps"])}
+    )
 
 
 SUITE = Suite(
@@ -175,7 +195,7 @@ SUITE = Suite(
     options={
         "set": SETS,
         "data_dir": DATA_DIR,
-        "probe_steps": SuiteOption(
+        "segmentation_steps": SuiteOption(
             40_000, "Steps of a linear probe for segmentation, of 16 images.", parse_steps
         ),
     },

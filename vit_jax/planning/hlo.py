@@ -1,8 +1,8 @@
 """Parser of a TPU's optimized HLO: operations of a step, their runs and estimated cycles.
 
 The TPU compiler writes its own estimate of each operation, in cycles of the core, into the
-operation's `backend_config`. A loop's body is written once and counts as often as it runs; once, if
-that depends on the data, as in the matching of detections.
+operation's `backend_config`. A loop's body is written once and counts once per iteration; or
+once, if their number depends on the data, as in the matching of detections.
 """
 
 import math

@@ -65,7 +65,7 @@ class Coco(Source):
 
     def fields_of(self, index):
         boxes = self._boxes(index)
-        if self.segmentations:
+        if {INSTANCES, MASK} & {*self.fields}:
             boxes = boxes._replace(masks=self._masks(index))
         values: dict[str, Any] = {BOXES: boxes, INSTANCES: boxes}
         if MASK in self.fields:

@@ -38,10 +38,16 @@ def class_legend(
       class_names: names of all classes.
       background: class 0 is the background, which is black; False: it has the colour of class 1.
     """
-    palette = voc_palette()[0 if background else 1 :]
     return {
-        as_text(str(class_names[label])): "#" + palette[label].tobytes().hex() for label in labels
+        as_text(str(class_names[label])): "#"
+        + (voc_palette()[label] if background else object_colour(label)).tobytes().hex()
+        for label in labels
     }
+
+
+def object_colour(label: int) -> np.ndarray:
+    """Returns the colour of a class of objects, uint8 `[3]`; no class has the background's."""
+    return voc_palette()[1 + label % 255]
 
 
 def coloured(image: Any, mask: Any, palette: Any) -> Any:

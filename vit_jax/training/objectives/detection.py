@@ -177,8 +177,7 @@ class Detection(Objective):
         best = best_of(predicted, DETECTIONS)
         outputs = {"scores": best.scores, "classes": best.classes, "boxes": best.boxes * sides}
         if best.masks is not None:
-            overlaps = best.masks, batch[INSTANCES], labels
-            outputs["overlaps"] = jax.lax.map(lambda x: mask_overlaps(*x), overlaps)
+            outputs["overlaps"] = jax.vmap(mask_overlaps)(best.masks, batch[INSTANCES], labels)
         return Loss(each, terms, outputs=outputs | {"true": batch[BOXES]})
 
     def _sampled_masks(self, predicted: dict, batch: Batch) -> SampledMasks | None:
@@ -291,7 +290,7 @@ def set_losses(
 def matched_mask_losses(embeddings: jax.Array, masks: SampledMasks) -> tuple[jax.Array, jax.Array]:
     """Returns the cross-entropy and the dice loss of the mask of each object, `[objects]`.
 
-    They are those at the most uncertain of the candidate points, and at the other points.
+    They are computed at the most uncertain candidates and at the other points.
 
     Args:
       embeddings: that of the prediction of each object, `[objects, dim]`.
@@ -308,25 +307,33 @@ def matched_mask_losses(embeddings: jax.Array, masks: SampledMasks) -> tuple[jax
     return point_losses(predicted, at_chosen(true.candidates, true.others))
 
 
-def mask_overlaps(logits: jax.Array, rows: jax.Array, labels: jax.Array) -> jax.Array:
+def mask_overlaps(logits: jax.Array, instances: jax.Array, labels: jax.Array) -> jax.Array:
     """Returns the IoU of each predicted and each true mask of an image, `[detections, objects]`.
 
-    That with a crowd is the share of the predicted mask, as in COCO's metrics.
+    For a crowd it is the intersection divided by the predicted area, as in COCO's metrics.
 
     Args:
       logits: those of the predicted masks, `[detections, rows, columns]`.
-      rows: the object of each pixel, uint8 `[height, width]`.
+      instances: the object of each pixel, uint8 `[height, width]`.
       labels: class of each object, `[objects]`, as in the field `boxes`.
     """
-    # 0 and 1 are exact in bfloat16.
-    found = jax.image.resize(logits, (len(logits), *rows.shape), "bilinear") > 0
-    true = jax.nn.one_hot(rows, len(labels), dtype=jnp.bfloat16)
-    shared = jnp.einsum(
-        "dhw,hwo->do", found.astype(jnp.bfloat16), true, preferred_element_type=jnp.float32
-    )
-    of_found = found.sum((1, 2))[:, None]
-    of_true = jnp.where(labels <= CROWD, shared, true.sum((0, 1), jnp.float32))
-    return shared / jnp.maximum(of_found + of_true - shared, 1)
+    (height, width), (rows, columns) = instances.shape, logits.shape[1:]
+    # Bilinear interpolation, row by row: whole masks of all detections would take gigabytes.
+    by_row = jax.image.resize(jnp.eye(rows), (height, rows), "bilinear")
+    by_column = jax.image.resize(jnp.eye(columns), (width, columns), "bilinear")
+
+    def of_row(sums: Any, row: Any) -> tuple[Any, None]:
+        weights, objects = row
+        found = jnp.einsum("r,drc,wc->dw", weights, logits, by_column) > 0
+        true = jax.nn.one_hot(objects, len(labels))
+        areas = found.astype(jnp.float32) @ true, found.sum(1), true.sum(0)
+        return jax.tree.map(jnp.add, sums, areas), None
+
+    zeros = jnp.zeros((len(logits), len(labels)))
+    sums = zeros, jnp.zeros(len(logits), jnp.int32), jnp.zeros(len(labels))
+    (shared, of_found, of_true), _ = jax.lax.scan(of_row, sums, (by_row, instances))
+    of_true = jnp.where(labels <= CROWD, shared, of_true)
+    return shared / jnp.maximum(of_found[:, None] + of_true - shared, 1)
 
 
 OBJECTIVE = Detection
