@@ -137,7 +137,14 @@ HEADS = {
 
 DETECTION = (
     *("objective.name=detection", "detection.dim=16", "detection.depth=1", "detection.queries=12"),
-    *("detection.most=8", "model.pooling=gap", "model.attention=windows", "model.window=4"),
+    *(
+        "detection.most=8",
+        "detection.masks=True",
+        "detection.points=64",
+        "model.pooling=gap",
+        "model.attention=windows",
+        "model.window=4",
+    ),
     "model.global_layers=0",
 )
 HEADS["detection"] = DETECTION
