@@ -69,9 +69,10 @@ def open_training(described: DataSet, options: Options, subject: Subject) -> Sou
     splits = {} if layout_at is None else layout_at(described.path)[1]
     train = described.train_split
     if train == described.test_split or (splits and train.partition("[")[0] not in splits):
+        name = next(iter(splits), "all")
         raise UserError(
             f"{described.path} has no splits to train and to test a linear probe on; give them, as "
-            f"by --set='{described.kind}:{described.path}@all[:80%],all[80%:]'"
+            f"by --set='{described.kind}:{described.path}@{name}[:80%],{name}[80%:]'"
         )
     source = opened(described, train, subject)
     check_fields(source, (MASK,), "training")
