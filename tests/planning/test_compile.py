@@ -100,6 +100,8 @@ def test_a_config_whose_model_is_a_checkpoints_is_one_line():
         make_workload(config, images=1000)
 
 
+@pytest.mark.slow
+@needs_compiler
 def test_scanned_layers_do_as_many_flops_as_layers_one_by_one():
     job = make_workload(small(), None)
     one_by_one, scanned = (
