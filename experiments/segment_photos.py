@@ -7,8 +7,11 @@ r"""Segmentation of photographs by a linear probe of DINOv2's features.
 
 It composes photographs with masks from cut-outs (STAMPS: the folder `stamps` of the first package)
 on those in BACKGROUNDS, and trains configs/segment.py's linear head on frozen features of
-DINOv2-S/14 and of the same model with random weights. Test images have other photographs.
+DINOv2-S/14 and of the same model with random weights. Test images have other photographs. The
+picture has scikit-learn's two sample photographs, which are not composed.
 """
+
+from typing import Any
 
 from vit_jax.ledger.photos import OPTIONS, SIZE, prepared
 from vit_jax.ledger.study import Experiment, Study, Trial
@@ -38,12 +41,33 @@ def probes(study: Study) -> list[Trial]:
     return runs
 
 
+def draw(study: Study, figures: Any) -> dict[str, Any]:
+    """Draws scikit-learn's sample photographs under the classes that each probe predicts."""
+    from sklearn.datasets import load_sample_images
+
+    import vit_jax
+    from vit_jax.inspection.class_maps import overlay
+    from vit_jax.inspection.figures import tiles
+
+    photos = load_sample_images().images
+    columns = {"photograph": photos}
+    for trial in study.finished("probes", seed=SEEDS[0]):
+        masks = vit_jax.load_segmenter(trial.job.workdir, log=lambda line: None).predict(photos)
+        columns[trial.factors["features"]] = [
+            overlay(*pair) for pair in zip(photos, masks, strict=True)
+        ]
+    images = [image for row in zip(*columns.values(), strict=True) for image in row]
+    titles = [*columns] + [""] * (len(images) - len(columns))
+    return {"segment_photos": tiles(images, len(columns), titles)}
+
+
 EXPERIMENT = Experiment(
     claim="A linear layer on DINOv2's frozen patches segments photographs.",
     stages=(probes,),
     read=lambda study: study.points("probes", *RESULTS),
     table=lambda figures: listing(figures, ("features",), RESULTS),
     finding=lambda figures: f"{ranking(means(figures, 'features', figure='miou'))} mIoU.",
+    draw=draw,
     options=OPTIONS,
     needs="a wheel and two folders (--help); onnx, timm and torch",
     minutes=15,
