@@ -139,9 +139,14 @@ def read_study(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def command_of(name: str, study: Study) -> str:
-    """Returns the command that reproduces the results."""
+    """Returns the command that reproduces the results; `--wheel=WHEEL` for an absolute path."""
     scale = "" if study.scale == "laptop" else f" --scale={study.scale}"
-    flags = "".join(f" --{key} {as_words(value)}" for key, value in study.options.items() if value)
+    flags = ""
+    for key, value in study.options.items():
+        if isinstance(value, str | Path) and Path(value).is_absolute():
+            flags += f" --{key}={key.upper()}"
+        elif value:
+            flags += f" --{key} {as_words(value)}"
     return f"python -m vit_jax.experiment {name}{flags}{scale} --out=DIR"
 
 
