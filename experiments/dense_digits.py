@@ -1,54 +1,60 @@
-"""Segmentation and detection of scattered digits: vit-jax experiment dense_digits --out=DIR.
+"""Segmentation and detection of composed digits: vit-jax experiment dense_digits --out=DIR.
 
 A small ViT and a small ConvNeXt learn 20,000 centred digits of 64 pixels with labels, the ViT also
-by DINO. Heads are then trained for few steps on images of one to five scattered digits: a linear
-layer on the ViT's frozen features, EoMT on the ViT, UPerNet and boxes on the ConvNeXt.
+by DINO without labels. Segmentation then has the masks of 2,000 centred digits: a linear layer on
+the ViT's frozen features, EoMT on the ViT, and UPerNet on the ConvNeXt. Detection has images of one
+to five scattered digits. Test images are composed of other scans.
 """
+
+from typing import Any
 
 from vit_jax.ledger.laptop import config_name
 from vit_jax.ledger.stages import grid
-from vit_jax.ledger.study import Experiment
+from vit_jax.ledger.study import Experiment, Study
 from vit_jax.ledger.tables import listing, means, ranking
 from vit_jax.ledger.unlabelled import DINO, objective_values
 
-IMAGES, SIZE, VIT, CONVNEXT = 20_000, 64, "ViT-96x4/8", "ConvNeXt-T"
+IMAGES, SIZE, VIT, CONVNEXT = 20_000, 64, "ViT-64x4/8", "ConvNeXt-T"
 # Four stages, as many as the heads' pyramids have.
 WIDTHS = dict(model__blocks=(1, 1, 2, 1), model__widths=(24, 48, 96, 192))
-RANDOM = "random parameters"
+SEEDS, RANDOM = (0, 1, 2), "random parameters"
 STARTS = {"labels": {}, "DINO": objective_values("dino", **DINO) | {"batch_size": 64}}
+STEPS = {"labels": 600, "DINO": 800}
 EOMT = dict(queries=16, query_layers=2, masked_until=(0.0, 0.4), unmasked_from=(0.2, 0.8))
 # Config, model, steps, learning rate and options of a head: those of a small model.
 HEADS = {
-    "linear": ("segment:head=linear", VIT, 200, 1e-2, {}),
-    "eomt": ("segment:head=eomt", VIT, 400, 2e-3, EOMT | {"points": 512}),
-    "upernet": ("segment:head=upernet", CONVNEXT, 300, 2e-3, dict(dim=64, auxiliary_dim=32)),
+    "linear": ("segment:head=linear", VIT, 400, 1e-2, {}),
+    "eomt": ("segment:head=eomt", VIT, 400, 1e-3, EOMT | {"points": 512}),
+    "upernet": ("segment:head=upernet", CONVNEXT, 300, 1e-3, dict(dim=64, auxiliary_dim=32)),
     "boxes": ("detect:size=64", CONVNEXT, 500, 1e-3, dict(dim=96, depth=2, queries=24, most=8)),
 }
 RESULTS = {"segmentation": "miou", "detection": "ap50"}
+DATA = {
+    "segmentation": dict(data__source="centred", data__train_split="train[:2000]"),
+    "detection": dict(data__source="scattered", data__train_split=f"train[:{IMAGES}]"),
+}
 COMMON = dict(
-    data__source="scattered", data__path="digits", data__test_split="test[:500]",
-    data__train_split=f"train[:{IMAGES}]", data__image_size=SIZE, data__test_resize=SIZE,
-    data__crop="none", data__crop_scale=(0.5, 2.0), data__cat_max_ratio=1.0, data__flip=False,
-    model__dtype="float32",
+    data__path="digits", data__test_split="test[:500]", data__image_size=SIZE,
+    data__test_resize=SIZE, data__crop="none", data__crop_scale=(0.5, 2.0),
+    data__cat_max_ratio=1.0, data__flip=False, model__dtype="float32",
     model__stochastic_depth=0.0, batch_size=32, optimizer__layer_decay=1.0,
-    finetune__frozen_steps=0, finetune__warmup_steps=0,
+    optimizer__clip_norm=1.0, finetune__frozen_steps=0, finetune__warmup_steps=0,
 )  # fmt: skip
 
 
 def pretrained(study, model, start, seed):
     """Returns a run on centred digits; None for DINO with the ConvNeXt."""
-    widths = WIDTHS if model == CONVNEXT else {}
-    found = config_name(model, "digits", IMAGES, 400, SIZE), STARTS[start] | widths
+    values = STARTS[start] | (WIDTHS if model == CONVNEXT else {})
+    found = config_name(model, "digits", IMAGES, STEPS[start], SIZE), values
     return None if (model, start) == (CONVNEXT, "DINO") else found
 
 
 def with_head(study, head, start, seed):
-    """Returns a run of a head on scattered digits; None if its start is missing."""
+    """Returns a run of a head on composed digits; None if its start is missing."""
     config, model, steps, rate, options = HEADS[head]
-    section = "detection" if head == "boxes" else "segmentation"
-    values = COMMON | {f"{section}__{key}": value for key, value in options.items()}
-    values |= dict(optimizer__learning_rate=rate, optimizer__clip_norm=1.0)
-    values |= dict(evaluate_every=steps, checkpoint__every=steps)
+    task = "detection" if head == "boxes" else "segmentation"
+    values = COMMON | DATA[task] | {f"{task}__{key}": value for key, value in options.items()}
+    values |= dict(optimizer__learning_rate=rate, evaluate_every=steps, checkpoint__every=steps)
     checkpoint = None
     if start == RANDOM:
         values |= {"model__name": model} | (WIDTHS if model == CONVNEXT else {})
@@ -59,12 +65,25 @@ def with_head(study, head, start, seed):
     return None if missing else (f"{config},backbone={model},steps={steps}", values)
 
 
+def draw(study: Study, figures: Any) -> dict[str, Any]:
+    """Draws three test images under the classes that each run of the first seed predicts."""
+    from vit_jax.data.sources import open_source
+    from vit_jax.ledger.segmented import draw_predictions
+
+    source = open_source("centred", "test", path="digits", image_size=SIZE)
+    runs = {
+        f"{trial.factors['head']}, {trial.factors['start']}": trial.job.workdir
+        for trial in study.finished("segmentation", seed=SEEDS[0])
+    }
+    return {"dense_digits": draw_predictions([source[i].image for i in (0, 1, 2)], runs)}
+
+
 EXPERIMENT = Experiment(
     claim="Heads of dense prediction learn faster on features of other images.",
     stages=(
-        grid("pretrained", {"model": (VIT, CONVNEXT), "start": tuple(STARTS)}, pretrained),
-        grid("detection", {"head": ("boxes",), "start": (RANDOM, *STARTS)}, with_head),
-        grid("segmentation", {"head": [*HEADS][:3], "start": (RANDOM, *STARTS)}, with_head),
+        grid("pretrained", {"model": (VIT, CONVNEXT), "start": tuple(STARTS)}, pretrained, SEEDS),
+        grid("segmentation", {"head": [*HEADS][:3], "start": (RANDOM, *STARTS)}, with_head, SEEDS),
+        grid("detection", {"head": ("boxes",), "start": (RANDOM, *STARTS)}, with_head, SEEDS),
     ),
     read=lambda study: {task: study.points(task, figure) for task, figure in RESULTS.items()},
     table=lambda figures: "\n\n".join(
@@ -74,5 +93,6 @@ EXPERIMENT = Experiment(
         ranking(means(figures[task], "head", "start", figure=figure))
         for task, figure in RESULTS.items()
     ),
-    minutes=40,
+    draw=draw,
+    minutes=90,
 )

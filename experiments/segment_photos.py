@@ -45,20 +45,11 @@ def draw(study: Study, figures: Any) -> dict[str, Any]:
     """Draws scikit-learn's sample photographs under the classes that each probe predicts."""
     from sklearn.datasets import load_sample_images
 
-    import vit_jax
-    from vit_jax.inspection.class_maps import overlay
-    from vit_jax.inspection.figures import tiles
+    from vit_jax.ledger.segmented import draw_predictions
 
-    photos = load_sample_images().images
-    columns = {"photograph": photos}
-    for trial in study.finished("probes", seed=SEEDS[0]):
-        masks = vit_jax.load_segmenter(trial.job.workdir, log=lambda line: None).predict(photos)
-        columns[trial.factors["features"]] = [
-            overlay(*pair) for pair in zip(photos, masks, strict=True)
-        ]
-    images = [image for row in zip(*columns.values(), strict=True) for image in row]
-    titles = [*columns] + [""] * (len(images) - len(columns))
-    return {"segment_photos": tiles(images, len(columns), titles)}
+    probes = study.finished("probes", seed=SEEDS[0])
+    runs = {trial.factors["features"]: trial.job.workdir for trial in probes}
+    return {"segment_photos": draw_predictions(load_sample_images().images, runs)}
 
 
 EXPERIMENT = Experiment(

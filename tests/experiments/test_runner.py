@@ -479,6 +479,7 @@ def test_every_experiment_is_listed_with_its_claim_in_the_ledgers_order(capsys):
 
 def test_every_experiment_fits_a_screen_or_is_known_to_be_long():
     long = {
+        "dense_digits",
         "elpv",
         "finetune_folders",
         "imbalance",
