@@ -15,6 +15,8 @@ tokens, int32 `[batch, length]`. The metadata contain the scale and the bias of 
 A segmentation run's program returns `scores` `[batch, rows, columns, classes]` at the resolution of
 the head, a depth run's `depth` `[batch, rows, columns, 1]` in metres, and a detection run's
 `objects` `[batch, objects, 6]`: left, top, right and bottom in [0, 1] of the image, score, class.
+If it predicts masks, there are also `masks` `[batch, objects, rows, columns]`: logits of the whole
+image, above 0 where the object is.
 
     program = jax.export.deserialize(open("model.stablehlo", "rb").read())
     logits = program.call(images)       # Needs JAX alone; on a CPU, a GPU or a TPU.
@@ -132,6 +134,9 @@ def _export_dense(source: str, file: Path, task: str) -> None:
     program = _of_images(model, exact, metadata, model.output[0])
     if task == "detection":
         program = program._replace(model=Objects(model), exact=Objects(exact))
+        if model.predicts_masks:
+            metadata["masks"] = "logits of each object in the whole image, above 0 where it is"
+            program = program._replace(names=(*program.names, "masks"))
     _write_and_describe(file, program)
     print(f"preprocessing of each image: {wanted(checkpoint, model.image_size)}")
 
@@ -182,7 +187,7 @@ class Program(NamedTuple):
     Attributes:
       model: the model in the program's dtype.
       exact: the model in float32.
-      names: names of the input and the output.
+      names: names of the input and the outputs.
       shape: shape of an input, without the batch.
       dtype: dtype of the inputs.
       metadata: facts for a server.
@@ -191,7 +196,7 @@ class Program(NamedTuple):
 
     model: Any
     exact: Any
-    names: tuple[str, str]
+    names: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: np.dtype
     metadata: dict[str, Any]
@@ -209,11 +214,12 @@ def _of_images(model, exact, metadata: dict[str, Any], output: str) -> Program:
 
 def _write_and_describe(file: Path, program: Program) -> None:
     worst = write(file, program)
-    shape, (inputs, outputs) = "x".join(map(str, program.shape)), program.names
+    shape, (inputs, *outputs) = "x".join(map(str, program.shape)), program.names
     print(
         f"{file}: {file.stat().st_size / 1e6:,.1f} MB, {inputs} [batch, {shape}] {program.dtype} "
-        f"to {outputs}, in {DTYPE.value}; differs from the model in float32 by {worst:.1e} of the "
-        f"largest {outputs.removesuffix('s')}, at batches of {' and '.join(map(str, BATCHES))}"
+        f"to {' and '.join(outputs)}, in {DTYPE.value}; differs from the model in float32 by "
+        f"{worst:.1e} of the largest {outputs[0].removesuffix('s')}, at batches of "
+        f"{' and '.join(map(str, BATCHES))}"
     )
 
 
@@ -261,8 +267,8 @@ def write(file: Path, program: Program) -> float:
             worst = max(difference(program.exact, run, program.draw(n)) for n in BATCHES)
         if not worst <= TOLERANCES[DTYPE.value]:
             raise UserError(
-                f"the program's {program.names[1]} differ from the model's by {worst:.1e} of the "
-                f"largest, more than {DTYPE.value} explains; nothing is written"
+                f"the program's {' and '.join(program.names[1:])} differ from the model's by "
+                f"{worst:.1e} of the largest, more than {DTYPE.value} explains; nothing is written"
             )
         if file.suffix == ".stablehlo":
             metadata_file(temporary).replace(metadata_file(file))

@@ -13,6 +13,7 @@ from vit_jax.interop.programs import (
     Objects,
     dense_metadata_of,
     difference,
+    outputs_of,
     write_onnx,
     write_stablehlo,
 )
@@ -77,26 +78,35 @@ def load_stablehlo(file):
     return jax.export.deserialize(bytearray(file.read_bytes())).call
 
 
+def of_onnx(write, **values):
+    """Arguments that only ONNX files take."""
+    return values if write is write_onnx else {}
+
+
 def load_onnx(file):
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    return lambda images: session.run(None, {"images": images})[0]
+    return lambda images: session.run(None, {"images": images})
 
 
+@pytest.mark.parametrize("masks", [False, True])
 @pytest.mark.parametrize(
     ("write", "load"), [(write_stablehlo, load_stablehlo), (write_onnx, load_onnx)]
 )
-def test_programs_give_the_objects_of_a_detector(tmp_path, write, load):
-    model = backbone()
-    # With masks, of which the program has only the boxes.
-    head = DetectionHead(model, 2, dim=16, queries=6, depth=1, masks=True, rngs=nnx.Rngs(0))
+def test_programs_give_the_objects_of_a_detector(tmp_path, write, load, masks):
+    model, names = backbone(), ("images", "objects", "masks")[: 2 + masks]
+    head = DetectionHead(model, 2, dim=16, queries=6, depth=1, masks=masks, rngs=nnx.Rngs(0))
     detector, file = Detector(model, head, NAMES[:2]), tmp_path / "m"
-    write(Objects(detector), file, SHAPE, IMAGES.dtype)
+    write(Objects(detector), file, SHAPE, IMAGES.dtype, **of_onnx(write, names=names))
     for images in (IMAGES, IMAGES[:1]):
-        objects = np.asarray(load(file)(images))
-        scores, labels, boxes, _ = detector(images)
-        np.testing.assert_allclose(objects[..., :4], boxes, atol=1e-4)
-        np.testing.assert_allclose(objects[..., 4], scores, atol=1e-4)
-        assert (objects[..., 5] == labels).all()
+        objects, *found = map(np.asarray, outputs_of(load(file)(images)))
+        expected = detector(images)
+        np.testing.assert_allclose(objects[..., :4], expected.boxes, atol=1e-4)
+        np.testing.assert_allclose(objects[..., 4], expected.scores, atol=1e-4)
+        assert (objects[..., 5] == expected.classes).all()
+        assert len(found) == masks
+        if masks:
+            scale = np.abs(expected.masks).max()
+            np.testing.assert_allclose(found[0], expected.masks, atol=1e-4 * scale)
 
 
 def test_objects_in_another_order_do_not_differ():
@@ -116,3 +126,20 @@ def test_objects_in_another_order_do_not_differ():
     assert difference(detector, another, IMAGES) < 1e-6
     assert difference(detector, of_another_class, IMAGES) > 1e-3
     assert 1e-4 < difference(detector, moved, IMAGES) <= 0.0101
+
+
+def test_another_mask_is_a_difference():
+    model = backbone()
+    head = DetectionHead(model, 2, dim=16, queries=6, depth=1, masks=True, rngs=nnx.Rngs(0))
+    detector = Objects(Detector(model, head, NAMES[:2]))
+    objects, masks = map(np.asarray, detector(IMAGES))
+
+    def another(images):
+        order = [1, 0, *range(2, objects.shape[1])]
+        return objects[:, order], masks[:, order]
+
+    def of_another_object(images):
+        return objects, masks[:, ::-1]
+
+    assert difference(detector, another, IMAGES) < 1e-6
+    assert difference(detector, of_another_object, IMAGES) > 1e-3

@@ -77,13 +77,13 @@ CALLS = {
 
 
 def convert(
-    function: Callable, argument: jax.ShapeDtypeStruct, names: tuple[str, str], most_bytes: int
+    function: Callable, argument: jax.ShapeDtypeStruct, names: tuple[str, ...], most_bytes: int
 ) -> onnx.ModelProto:
-    """Returns the ONNX model of a function from one array to one array.
+    """Returns the ONNX model of a function from one array to one array or several.
 
     Args:
       argument: shape of the argument; its first dimension may be symbolic.
-      names: names of the model's input and output.
+      names: names of the model's input and outputs.
       most_bytes: maximum size of all constants together.
 
     Raises:
@@ -91,17 +91,16 @@ def convert(
     """
     traced = jax.jit(function).trace(argument).jaxpr
     graph = _Graph(names[0], argument, most_bytes)
-    (result,) = graph.run(
-        traced, [_Value(names[0], argument.shape, argument.shape, argument.dtype)]
-    )
-    graph.add("Identity", [graph.whole(result)], output=names[1])
+    results = graph.run(traced, [_Value(names[0], argument.shape, argument.shape, argument.dtype)])
+    for name, result in zip(names[1:], results, strict=True):
+        graph.add("Identity", [graph.whole(result)], output=name)
     described = [
         helper.make_tensor_value_info(
             name, TYPES[np.dtype(value.dtype)], [_dimension(d) for d in value.shape]
         )
-        for name, value in zip(names, (argument, result), strict=True)
+        for name, value in zip(names, (argument, *results), strict=True)
     ]
-    nodes = graph.reached_from(names[1])
+    nodes = graph.reached_from(names[1:])
     used = {name for node in nodes for name in node.input}
     tensors = [tensor for name, tensor in graph.tensors.items() if name in used]
     opset = helper.make_opsetid("", OPSET)
@@ -607,9 +606,9 @@ class _Graph:
         )
         return self.full(self.transpose(name, np.argsort(order).tolist()), out)
 
-    def reached_from(self, output: str) -> list[onnx.NodeProto]:
-        """Returns the nodes that an output needs, in order."""
-        needed, nodes = {output}, []
+    def reached_from(self, outputs: Sequence[str]) -> list[onnx.NodeProto]:
+        """Returns the nodes that the outputs need, in order."""
+        needed, nodes = {*outputs}, []
         for node in reversed(self.nodes):
             if needed.intersection(node.output):
                 needed.update(node.input)

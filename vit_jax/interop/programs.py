@@ -1,7 +1,7 @@
 """Exports a model as a program in one file, StableHLO or ONNX, and checks its outputs."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,32 +45,35 @@ class Embedder(nnx.Module):
 
 
 class Objects(nnx.Module):
-    """A detector whose output is one array."""
+    """A detector with one output, or two if it predicts masks."""
 
     def __init__(self, detector: Detector):
         self.detector = detector
 
-    def __call__(self, images: jax.Array) -> jax.Array:
-        """Returns the objects, float32 `[batch, objects, 6]`, the most certain first.
+    def __call__(self, images: jax.Array) -> jax.Array | tuple[jax.Array, jax.Array]:
+        """Returns the objects, `[batch, objects, 6]`, the most certain first, and their masks.
 
         An object is left, top, right and bottom in [0, 1] of the image, the score and the class.
+        Masks are logits `[batch, objects, rows, columns]` of the whole image, if there are any.
         """
-        scores, labels, boxes, _ = self.detector(images)
+        scores, labels, boxes, masks = self.detector(images)
         columns = scores[..., None], labels[..., None].astype(boxes.dtype)
-        return jnp.concatenate([boxes, *columns], axis=-1)
+        objects = jnp.concatenate([boxes, *columns], axis=-1)
+        return objects if masks is None else (objects, masks)
 
 
 def function_of(model) -> Callable:
-    """Returns the model as a function of images, or of tokens, with a float32 output.
+    """Returns the model as a function of images, or of tokens, with float32 outputs.
 
     It is traced for a CPU, whose operations every platform supports; cuDNN's attention would run on
     a GPU only.
     """
     graphdef, params = nnx.split(model)
 
-    def call(inputs: jax.Array) -> jax.Array:
+    def call(inputs: jax.Array) -> Any:
         with placing(lambda _, x: x, platform="cpu"):
-            return nnx.merge(graphdef, params)(inputs).astype(np.float32)
+            outputs = nnx.merge(graphdef, params)(inputs)
+        return jax.tree.map(lambda x: x.astype(np.float32), outputs)
 
     return call
 
@@ -192,7 +195,7 @@ def write_onnx(
     shape: tuple[int, ...],
     dtype: np.dtype,
     metadata: Mapping[str, Any] | None = None,
-    names: tuple[str, str] = ("images", "logits"),
+    names: tuple[str, ...] = ("images", "logits"),
 ) -> Callable:
     """Writes a model with `vit_jax.interop.onnx`, and returns a function that runs the file.
 
@@ -202,7 +205,7 @@ def write_onnx(
     Args:
       shape: shape of an input, without the batch.
       dtype: dtype of the inputs.
-      names: names of the program's input and output.
+      names: names of the program's input and outputs.
     """
     try:
         import onnx
@@ -224,7 +227,12 @@ def write_onnx(
     onnx.checker.check_model(written, full_check=True)
     file.write_bytes(written.SerializeToString())
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    return lambda batch: session.run(None, {names[0]: batch})[0]
+
+    def run(batch: np.ndarray) -> Any:
+        outputs = session.run(None, {names[0]: batch})
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    return run
 
 
 def _onnx_pixels(channels: int, dtype: np.dtype) -> dict[str, str]:
@@ -261,21 +269,38 @@ def difference(model, run: Callable, inputs: np.ndarray) -> float:
     The difference is relative to the largest output. Objects are compared with those that they
     resemble most, since equal scores have no order.
     """
-    wanted = np.asarray(jax.jit(function_of(model))(inputs))
-    found = np.asarray(run(inputs))
+    wanted, found = (
+        jax.tree.map(np.asarray, call(inputs)) for call in (jax.jit(function_of(model)), run)
+    )
     if isinstance(model, Objects):
-        return max(map(_objects_difference, found, wanted))
+        images = ([*zip(*outputs_of(x), strict=True)] for x in (found, wanted))
+        return max(map(_objects_difference, *images))
+    return _relative(found, wanted)
+
+
+def outputs_of(result: Any) -> tuple:
+    """Returns the outputs of a program, of which it may have one or several."""
+    return result if isinstance(result, tuple | list) else (result,)
+
+
+def _relative(found: np.ndarray, wanted: np.ndarray) -> float:
+    """Returns the largest difference, relative to the largest wanted value."""
     return float(np.abs(found - wanted).max() / (np.abs(wanted).max() or 1))
 
 
-def _objects_difference(first: np.ndarray, second: np.ndarray) -> float:
+def _objects_difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> float:
     """Returns how far the better half of the objects of an image are from the other's objects.
 
     Which objects are the last ones depends on how scores are rounded.
 
     Args:
-      first, second: `[objects, 6]`, as from `Objects`; another class is a difference of 1 or more.
+      first, second: an image's objects `[objects, 6]`, and masks if there are any, as from
+        `Objects`; another class is a difference of 1 or more.
     """
-    distances = np.abs(first[:, None] - second).max(axis=-1)
-    half = -(-len(first) // 2)
-    return float(max(distances[:half].min(axis=1).max(), distances[:, :half].min(axis=0).max()))
+    distances = np.abs(first[0][:, None] - second[0]).max(axis=-1)
+    half = -(-len(distances) // 2)
+    nearest = distances[:half].argmin(axis=1)
+    worst = [distances[:half].min(axis=1).max(), distances[:, :half].min(axis=0).max()]
+    for masks, others in zip(first[1:], second[1:], strict=True):
+        worst.append(_relative(masks[:half], others[nearest]))
+    return float(max(worst))
