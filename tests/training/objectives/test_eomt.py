@@ -1,5 +1,7 @@
 """EoMT beside Transformers' model and loss, with the same parameters, points and masks."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from flax import nnx
 from scipy.optimize import linear_sum_assignment
 
+from tests.training.objectives.mask2former import ALLOWED, GOLDEN, Trial, difference, ours
 from tests.training.objectives.test_segmentation import CLASSES, floats, masks
 from vit_jax.config import base_config
 from vit_jax.errors import UserError
@@ -141,6 +144,11 @@ def test_loss_and_gradients_are_those_of_transformers(torch, criterion, scale):
     for gradient, theirs in zip(gradients, given, strict=True):
         expected = theirs.grad.numpy()
         np.testing.assert_allclose(gradient, expected, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(("number", "expected"), enumerate(json.loads(GOLDEN.read_text())))
+def test_loss_and_gradients_are_those_of_mask2formers_own_code(number, expected):
+    assert difference(ours(Trial(number)), expected) < ALLOWED
 
 
 def test_losses_are_those_of_plain_numpy():
