@@ -19,7 +19,7 @@ IMAGES, SIZE, VIT, CONVNEXT = 20_000, 64, "ViT-64x4/8", "ConvNeXt-T"
 WIDTHS = dict(model__blocks=(1, 1, 2, 1), model__widths=(24, 48, 96, 192))
 SEEDS, RANDOM = (0, 1, 2), "random parameters"
 STARTS = {"labels": {}, "DINO": objective_values("dino", **DINO) | {"batch_size": 64}}
-STEPS = {"labels": 600, "DINO": 800}
+STEPS = {"labels": 400, "DINO": 400}
 EOMT = dict(queries=16, query_layers=2, masked_until=(0.0, 0.4), unmasked_from=(0.2, 0.8))
 # Config, model, steps, learning rate and options of a head: those of a small model.
 HEADS = {
