@@ -11,8 +11,9 @@ dicts of tensors).
 With `--depth_head=FILE.pth` a depth head that DINOv2's authors published (`linear`, `linear4` or
 `dpt`) is written next to its backbone, SOURCE: `vit_jax.load_depth(DESTINATION)` loads both.
 
-With `--tower=both` a model of images and texts is written for Transformers with both towers, its
-preprocessing and its tokenizer; SOURCE is then as in `load_image_text`.
+With `--tower=both` a model of images and texts is written for Transformers, or with
+`--to=open_clip` for open_clip, with both towers, its preprocessing and its tokenizer; SOURCE is
+then as in `load_image_text`.
 
 DESTINATION is `FILE.npz` for Google's format. A new folder is for Transformers, for timm if
 Transformers does not have the model, or for DALL-E's own code if it is its encoder; `--to` chooses.
@@ -47,7 +48,12 @@ from vit_jax.models.image_model import PROBABILITIES
 from vit_jax.progress import phase
 from vit_jax.save import check_destination, left_out, library_of, objective_beside
 
-flags.DEFINE_enum("to", None, sorted(WRITTEN), "format to write")
+flags.DEFINE_enum(
+    "to",
+    None,
+    sorted([*WRITTEN, "open_clip"]),
+    "format to write; open_clip: of --tower=both",
+)
 flags.DEFINE_enum(
     "tower",
     "image",
@@ -99,8 +105,7 @@ def main(arguments: list[str]) -> None:
         changes["image_size"] = command.parse_image_size(flags.FLAGS.image_size)
     changes = {name: value for name, value in changes.items() if value is not None}
 
-    if flags.FLAGS.max_depth is not None and not flags.FLAGS.depth_head:
-        raise UserError("--max_depth is the range of --depth_head: give both, or neither")
+    _check_flags()
     refuse_module(source)
     with tempfile.TemporaryDirectory() as folder:
         if is_torch_file(source):
@@ -118,18 +123,29 @@ def main(arguments: list[str]) -> None:
             convert(source, destination, changes)
 
 
+def _check_flags() -> None:
+    """Raises UserError for a flag without the other one that it needs."""
+    if flags.FLAGS.max_depth is not None and not flags.FLAGS.depth_head:
+        raise UserError("--max_depth is the range of --depth_head: give both, or neither")
+    if flags.FLAGS.to == "open_clip" and flags.FLAGS.tower != "both":
+        raise UserError("--to=open_clip writes both towers: add --tower=both")
+
+
 def convert_towers(source: str, destination: Path, changes: dict[str, Any]) -> None:
     """Converts both towers of a model of images and texts, and prints their descriptions.
 
     Raises:
-      UserError: Transformers has no such model, or flags do not apply to it.
+      UserError: the library has no such model, or flags do not apply to it.
     """
     from vit_jax.image_text import open_towers
-    from vit_jax.interop.towers_writing import save_towers
+    from vit_jax.interop.towers_format import Towers
+    from vit_jax.interop.towers_writing import FORMATS, save_towers
 
-    if flags.FLAGS.to not in (None, "transformers"):
+    library = flags.FLAGS.to or "transformers"
+    if library not in FORMATS:
         raise UserError(
-            f"Unsupported: --tower=both with --to={flags.FLAGS.to}. Supported: --to=transformers."
+            f"Unsupported: --tower=both with --to={library}. Supported: "
+            f"{', '.join(f'--to={name}' for name in FORMATS)}."
         )
     if others := changes.keys() - {"image_size"}:
         raise UserError(f"--{min(others)} does not apply with --tower=both: leave it out")
@@ -141,12 +157,13 @@ def convert_towers(source: str, destination: Path, changes: dict[str, Any]) -> N
     for line in done.describe():
         print(line)
     with phase(f"writing {destination}"):
-        notes = save_towers(
-            destination, options, lambda path: sources[path](), checkpoint.preprocessing, part
-        )
+        towers = Towers(options, lambda path: sources[path](), checkpoint.preprocessing, part)
+        notes = save_towers(destination, library, towers)
     for line in notes:
         print(f"note: {line}")
-    print(f"wrote {destination} for Transformers; read back, it is the same bit for bit")
+    print(
+        f"wrote {destination} for {FORMATS[library].title}; read back, it is the same bit for bit"
+    )
 
 
 def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:

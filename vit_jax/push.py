@@ -167,6 +167,7 @@ def write_towers(source: str, name: str, licence: str, folder: Path) -> None:
     """
     from vit_jax.image_text import open_towers
     from vit_jax.interop.adapting import fit
+    from vit_jax.interop.towers_format import Towers
     from vit_jax.interop.towers_writing import save_towers
     from vit_jax.publishing.hub_card import Published, card_text, properties_of_towers
     from vit_jax.publishing.usage import expected_of_towers, usages_of_towers
@@ -178,9 +179,8 @@ def write_towers(source: str, name: str, licence: str, folder: Path) -> None:
     facts, base = read_origin(source, checkpoint, licence)
     options, sources, _ = fit(checkpoint, {})
     try:
-        notes = save_towers(
-            folder, options, lambda path: sources[path](), checkpoint.preprocessing, part
-        )
+        towers = Towers(options, lambda path: sources[path](), checkpoint.preprocessing, part)
+        notes = save_towers(folder, "transformers", towers)
     except UserError as error:
         raise UserError(f"{error}; --tower=image uploads the image tower alone") from error
     for line in notes:

@@ -100,12 +100,14 @@ def _save_image_text(
 ) -> None:
     """Saves both towers of a model, as `save_model` does."""
     from vit_jax.interop.image_text import TextPart
-    from vit_jax.interop.towers_writing import save_towers
+    from vit_jax.interop.towers_format import Towers
+    from vit_jax.interop.towers_writing import FORMATS, save_towers
 
-    if library not in (None, "transformers"):
+    library = library or "transformers"
+    if library not in FORMATS:
         raise UserError(
-            f"Unsupported: both towers for library={library!r}. Supported: 'transformers'; "
-            "save_model(model.image, path) saves the image tower."
+            f"Unsupported: both towers for library={library!r}. Supported: "
+            f"{', '.join(map(repr, FORMATS))}; save_model(model.image, path) saves the image tower."
         )
     if changes:
         raise UserError(
@@ -116,7 +118,8 @@ def _save_image_text(
     part = TextPart(model.text, model.tokenizer, scale, bias, model.probabilities)
     image, params = model.image, params_of(model.image)
     preprocessing = image.about.preprocessing if image.about else None
-    for line in save_towers(destination, image.options, params.__getitem__, preprocessing, part):
+    towers = Towers(image.options, params.__getitem__, preprocessing, part)
+    for line in save_towers(destination, library, towers):
         log(f"note: {line}")
 
 

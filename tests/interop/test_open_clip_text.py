@@ -60,6 +60,16 @@ KINDS = {
         {},
     ),
 }
+# An image tower of SigLIP's kind, `register_small_siglip`; timm's own smallest one is of ViT-B.
+SMALL = "vit_tiny_patch16_siglip_32"
+KINDS["plain siglip"] = (
+    KINDS["siglip"][0]
+    | dict(
+        embed_dim=192,
+        vision_cfg=dict(timm_model_name=SMALL, timm_pool="map", timm_proj="none", image_size=32),
+    ),
+    SQUASHED,
+)
 TEXTS = (
     "a photo of a cat",
     "A PHOTO of a  Dog!",
@@ -101,18 +111,32 @@ def unigram_tokenizer(transformers):
     )
 
 
+def register_small_siglip():
+    from timm.models import register_model
+    from timm.models.vision_transformer import VisionTransformer
+
+    def make(num_classes, global_pool, **unused):
+        sizes = dict(img_size=32, patch_size=16, embed_dim=192, depth=2, num_heads=3)
+        given = dict(num_classes=num_classes, global_pool=global_pool, class_token=False)
+        return VisionTransformer(**sizes, **given)
+
+    make.__name__ = SMALL
+    register_model(make)
+
+
 @pytest.fixture(scope="module")
 def models(torch, open_clip, transformers, tmp_path_factory):
     """Folders of small random models, and open_clip's model, transform and tokenizer of each."""
     from safetensors.torch import save_file
 
+    register_small_siglip()
     folders, found = tmp_path_factory.mktemp("open_clip"), {}
     for kind, (model_cfg, preprocess_cfg) in KINDS.items():
         folder = folders / kind
         folder.mkdir()
         made = (
             unigram_tokenizer(transformers)
-            if kind == "siglip"
+            if "siglip" in kind
             else clip_tokenizer(open_clip, transformers)
         )
         made.save_pretrained(folder)
@@ -123,7 +147,7 @@ def models(torch, open_clip, transformers, tmp_path_factory):
         theirs = open_clip.create_model(f"local-dir:{folder}")
         randomise(torch, theirs)
         theirs.logit_scale.data.fill_(1.2)
-        if kind == "siglip":
+        if "siglip" in kind:
             theirs.logit_bias.data.fill_(-1.5)
         state = {name: x.contiguous() for name, x in theirs.state_dict().items()}
         save_file(state, folder / "open_clip_model.safetensors")
@@ -177,6 +201,36 @@ def test_zero_shot_probabilities_from_a_file_are_those_of_the_library(
     exact = classifier.model.each_head(crop[None])[0][0]
     exact = 1 / (1 + np.exp(-exact)) if bias else np.exp(exact) / np.exp(exact).sum()
     np.testing.assert_allclose(exact, probabilities.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "siglip"])
+def test_both_towers_are_written_as_they_were_and_read_by_the_library(
+    kind, torch, open_clip, models, photograph, tmp_path
+):
+    folder, theirs, transform, tokenizer = models[kind]
+    model = vit_jax.load_image_text(folder, log=str)
+    notes = []
+    written = vit_jax.save_model(model, tmp_path / "x", library="open_clip", log=notes.append)
+    assert not notes
+    found, expected = (load_file(each / WEIGHTS) for each in (written, folder))
+    assert len(found) == len(expected)
+    read, read_transform = open_clip.create_model_from_pretrained(f"local-dir:{written}")
+    tokens = open_clip.get_tokenizer(f"local-dir:{written}")(list(TEXTS))
+    np.testing.assert_array_equal(tokens, tokenizer(list(TEXTS)))
+    pixels = [each(Image.open(photograph))[None].double() for each in (read_transform, transform)]
+    np.testing.assert_array_equal(*pixels)
+    with torch.no_grad():
+        outputs = [each(pixels[0], tokens) for each in (read.double().eval(), theirs)]
+    for ours, other in zip(*outputs, strict=True):
+        np.testing.assert_allclose(ours.detach(), other.detach(), atol=1e-6)
+
+
+def test_an_image_tower_without_a_name_in_timm_is_not_written(models, tmp_path):
+    """`test_vit3` has a register, of which timm's other names know nothing."""
+    model = vit_jax.load_image_text(models["siglip"][0], log=str)
+    with pytest.raises(UserError, match="no name of a CLIP or SigLIP stands for this one; --to="):
+        vit_jax.save_model(model, tmp_path / "x", library="open_clip", log=str)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_with_a_timm_model_of_the_images_is_read_as_open_clips(models, tmp_path):

@@ -141,6 +141,30 @@ def test_both_towers_are_published_with_lines_that_were_run(
     np.testing.assert_allclose(published.encode_text(TEXTS), trained.encode_text(TEXTS), atol=1e-5)
 
 
+def test_a_clip_of_transformers_is_written_for_open_clip(torch, open_clip, models, tmp_path):
+    """With a vocabulary of its own, which open_clip reads by Transformers."""
+    folder, out = models["clip"][0], tmp_path / "out"
+    command = [sys.executable, "-m", "vit_jax.convert", folder, out, "--to=open_clip"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].endswith(
+        "--to=open_clip writes both towers: add --tower=both"
+    )
+    done = subprocess.run([*command, "--tower=both"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "note: before an upload, replace OWNER/NAME in open_clip_config.json" in done.stdout
+    assert f"wrote {out} for open_clip; read back, it is the same bit for bit" in done.stdout
+    read, _ = open_clip.create_model_from_pretrained(f"local-dir:{out}")
+    model, texts = vit_jax.load_image_text(folder, log=str), ["two dogs", "a cat"]
+    tokens = open_clip.get_tokenizer(f"local-dir:{out}")(texts)
+    images = np.random.default_rng(0).integers(256, size=(2, 32, 32, 3)).astype(np.uint8)
+    pixels = torch.from_numpy(np.array(model.image.normalize(images))).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        image, text, scale = read.eval()(pixels, tokens)
+    np.testing.assert_allclose(model.encode_text(texts), text, atol=1e-5)
+    np.testing.assert_allclose(model.encode_image(images), image, atol=1e-5)
+    assert float(scale) == pytest.approx(float(np.exp(model.logit_scale[...])), rel=1e-5)
+
+
 def test_models_that_transformers_lacks_are_rejected(models, tmp_path):
     model = vit_jax.load_image_text(models["siglip"][0], log=str)
     model.probabilities = "softmax"

@@ -133,10 +133,16 @@ def _with_objective(
     return Content(mapped, content.described | known.describe(values, own.values), arrays)
 
 
-def write_folder(folder: Path, arrays: Arrays, files: dict[str, dict]) -> None:
-    """Writes a new folder with tensors and JSON files."""
+def write_folder(
+    folder: Path, arrays: Arrays, files: dict[str, dict], tensors: str = "model.safetensors"
+) -> None:
+    """Writes a new folder with tensors and JSON files.
+
+    Args:
+      tensors: name of the file with the tensors.
+    """
     folder.mkdir()
-    write_safetensors(folder / "model.safetensors", arrays)
+    write_safetensors(folder / tensors, arrays)
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
 

@@ -82,7 +82,7 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
     return TextFormat(
         "open_clip",
         options,
-        _rules(biased),
+        text_rules(biased),
         kept,
         "sigmoid" if sigmoid else "softmax",
         "clip",  # The folder's configuration determines the cleaning.
@@ -127,7 +127,30 @@ def _gelu(model: Mapping, text: Mapping) -> str:
     return kind
 
 
-def _rules(biased: bool) -> tuple[Rule, ...]:
+def text_config(options: TextOptions) -> dict[str, Any]:
+    """Returns the `text_cfg` of a text tower, without its tokenizer."""
+    pooling = {ours: theirs for theirs, ours in _POOLINGS.items()}[options.pooling]
+    config: dict[str, Any] = dict(
+        context_length=options.length,
+        vocab_size=options.vocabulary,
+        width=options.dim,
+        heads=options.heads,
+        layers=options.depth,
+        mlp_ratio=options.mlp_dim / options.dim,
+        no_causal_mask=not options.causal,
+        pool_type=pooling,
+        proj_bias=options.head_bias,
+    )
+    if pooling == "eos":
+        config["eos_id"] = options.end
+    if options.norm_epsilon != 1e-5:
+        config["norm_kwargs"] = dict(eps=options.norm_epsilon)
+    if options.gelu == "tanh":
+        config["act_kwargs"] = dict(approximate="tanh")
+    return config
+
+
+def text_rules(biased: bool) -> tuple[Rule, ...]:
     """Returns the names of the parameters; a projection without bias has the layout of ours."""
     head = (Rule("head/kernel", "text_projection", SAME),)
     return (

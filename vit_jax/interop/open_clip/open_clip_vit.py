@@ -1,5 +1,7 @@
 """The image tower of a CLIP with open_clip's own names, which are the same as OpenAI's."""
 
+from typing import Any
+
 from vit_jax.errors import UserError
 from vit_jax.interop.layout import (
     BLOCK,
@@ -75,10 +77,24 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
     return values, "the tower of images alone, of two, and its projection as the head"
 
 
+def _describe(values: Values) -> dict[str, Any]:
+    """Returns the `vision_cfg` of a model, from its arguments."""
+    height, width = values["image_size"]
+    return dict(
+        image_size=height if height == width else [height, width],
+        layers=values["depth"],
+        width=values["dim"],
+        head_width=values["dim"] // values["heads"],
+        mlp_ratio=values["mlp_dim"] / values["dim"],
+        patch_size=values["patch_size"],
+        **({"ls_init_value": 1e-5} if values["layer_scale"] else {}),
+    )
+
+
 FORMAT = Format(
     model=ViT,
     claims=lambda config, tensors: "conv1.weight" in tensors and "class_embedding" in tensors,
     arguments=_arguments,
     rules=lambda values: _RULES,
-    describe=lambda values: {},
+    describe=_describe,
 )

@@ -1,0 +1,188 @@
+"""Writes CLIP and SigLIP with both towers for open_clip.
+
+An image tower of CLIP's kind is open_clip's own ViT, and any other one a model of timm.
+"""
+
+from dataclasses import asdict
+from fractions import Fraction
+from typing import Any
+
+from vit_jax.errors import UserError
+from vit_jax.interop import timm
+from vit_jax.interop.image_text import TextPart
+from vit_jax.interop.library import TRAINING_ONLY, Arrays, Format, Values
+from vit_jax.interop.open_clip import open_clip_vit
+from vit_jax.interop.open_clip.open_clip_text import text_config, text_rules
+from vit_jax.interop.preprocessing import UNSAID, lost, per_channel, to_timm
+from vit_jax.interop.tensor_files import Tensor
+from vit_jax.interop.towers_format import (
+    Towers,
+    TowersFiles,
+    TowersFormat,
+    similarity_arrays,
+    text_arrays,
+    without_bias,
+)
+from vit_jax.interop.writing import content_of
+from vit_jax.models import family_of
+from vit_jax.models.text_tokens import OPEN_CLIP, open_clip_config
+from vit_jax.options.model import ImageOptions
+from vit_jax.published.weights import all_weights
+
+_TITLE = "open_clip"
+_VOCABULARY = 49408  # Tokens of open_clip's own tokenizer, which is CLIP's.
+_MODES = {"center": "shortest", "squash": "squash"}
+# open_clip's cleaning that is most similar to each other library's.
+_CLEANINGS = {"clip": "whitespace", "siglip": "canonicalize", "big_vision": "lower"}
+_TOKENIZER = ("hf_tokenizer_name", "tokenizer_kwargs")
+
+
+def _describe(towers: Towers) -> TowersFiles:
+    """Returns the content of a folder of open_clip.
+
+    Raises:
+      UserError: open_clip has no such model.
+    """
+    part, options, notes = towers.part, towers.options, []
+    if asdict(options).get("stem_norm") == "tokens":
+        towers, notes = without_bias(towers, _TITLE)
+        vision, arrays = _own_tower(towers)
+    else:
+        vision, arrays = _timm_tower(towers)
+    text, more = _tokenizer(part)
+    biased = part.tower.options.head_bias
+    model: dict[str, Any] = dict(
+        embed_dim=part.tower.options.output_dim,
+        vision_cfg=vision,
+        text_cfg=text_config(part.tower.options) | text,
+        custom_text=True,
+    )
+    if part.tower.options.gelu == "quick":
+        model["quick_gelu"] = True
+    if part.logit_bias is not None:
+        model["init_logit_bias"] = part.logit_bias
+    arrays |= {
+        f"text.{name}": x for name, x in text_arrays(text_rules(biased), part, _TITLE).items()
+    }
+    arrays |= similarity_arrays(part, ())
+    preprocessing, unwritten = _preprocessing(towers)
+    notes += more + [f"not written: {line}" for line in unwritten]
+    config = dict(model_cfg=model, preprocess_cfg=preprocessing)
+    return TowersFiles(towers, arrays, {OPEN_CLIP: config}, {}, notes)
+
+
+def _own_tower(towers: Towers) -> tuple[dict[str, Any], Arrays]:
+    """Returns the `vision_cfg` and the tensors of open_clip's own ViT."""
+    content = content_of(open_clip_vit.FORMAT, _TITLE, towers.options, towers.read)
+    arrays = {f"visual.{name}": x for name, x in content.arrays.items()}
+    arrays.pop("visual.proj.bias", None)  # It is zero.
+    return content.described, arrays
+
+
+def _timm_tower(towers: Towers) -> tuple[dict[str, Any], Arrays]:
+    """Returns the `vision_cfg` and the tensors of an image tower of timm.
+
+    Raises:
+      UserError: timm has no architecture that is this model without further arguments.
+    """
+    options, values = towers.options, asdict(towers.options)
+    form = timm.LIBRARY.format_of(family_of(options).model, values)
+    content = content_of(form, "timm", options, towers.read)
+    pooling = content.described["model_args"]["global_pool"]
+    candidates = _architectures(towers.part)
+    architecture = next(
+        (
+            name
+            for name in candidates
+            if _is_architecture(name, pooling, form, content.arrays, values)
+        ),
+        None,
+    )
+    if architecture is None:
+        raise UserError(
+            "open_clip builds image towers by the names of timm's architectures, and no name of a "
+            "CLIP or SigLIP stands for this one; --to=transformers writes it for Transformers"
+        )
+    vision = dict(
+        image_size=_size(options),
+        timm_model_name=architecture,
+        timm_model_pretrained=False,
+        timm_pool=pooling,
+        timm_proj=None if options.num_classes else "none",
+    )
+    return vision, {f"visual.trunk.{name}": x for name, x in content.arrays.items()}
+
+
+def _architectures(part: TextPart) -> list[str]:
+    """Returns the names of timm's image towers; first that of the open_clip that was read."""
+    described = _read_config(part).get("vision_cfg", {}).get("timm_model_name")
+    names = [weights.repository.removeprefix("timm/").split(".")[0] for weights in all_weights()]
+    return [described] * bool(described) + sorted(
+        {name for name in names if "clip" in name or "siglip" in name}
+    )
+
+
+def _is_architecture(name: str, pooling: str, form: Format, arrays: Arrays, values: Values) -> bool:
+    """Returns True if timm's architecture of a name has the model's arguments."""
+    tensors = {key: Tensor(x.shape, x.dtype, lambda x=x: x) for key, x in arrays.items()}
+    config = dict(architecture=name, model_args=dict(global_pool=pooling), pretrained_cfg={})
+    try:
+        found, _ = form.arguments(tensors, config, values["image_size"])
+    except UserError:
+        return False
+    ignored = TRAINING_ONLY | {"mean", "std"}
+    return all(values[key] == x for key, x in found.items() if key not in ignored)
+
+
+def _read_config(part: TextPart) -> dict[str, Any]:
+    """Returns the `model_cfg` of the open_clip that was read; {} if it was of another library."""
+    files = {file.name: file for file in part.tokenizer.files}
+    if OPEN_CLIP not in files:
+        return {}
+    return (open_clip_config(files[OPEN_CLIP].parent) or {}).get("model_cfg", {})
+
+
+def _size(options: ImageOptions) -> int | list[int]:
+    height, width = options.image_size
+    return height if height == width else [height, width]
+
+
+def _tokenizer(part: TextPart) -> tuple[dict[str, Any], list[str]]:
+    """Returns the entries of a `text_cfg` that describe the tokenizer, and notes."""
+    if part.tokenizer.cleaning == _TITLE:
+        described = _read_config(part)["text_cfg"]
+        return {name: described[name] for name in _TOKENIZER if described.get(name)}, []
+    if part.tower.options.causal and part.tokenizer.vocabulary == _VOCABULARY:
+        return {}, []
+    cleaning = _CLEANINGS[part.tokenizer.cleaning]
+    # In a local folder open_clip reads the tokenizer from the folder itself.
+    text = dict(hf_tokenizer_name="OWNER/NAME", tokenizer_kwargs=dict(clean=cleaning))
+    note = f"before an upload, replace OWNER/NAME in {OPEN_CLIP} by the repository's name"
+    return text, [note]
+
+
+def _preprocessing(towers: Towers) -> tuple[dict[str, Any], list[str]]:
+    """Returns the `preprocess_cfg`, and a line for each property that it cannot store.
+
+    Raises:
+      UserError: open_clip has no such crop.
+    """
+    seen, values = towers.preprocessing or UNSAID, asdict(towers.options)
+    size, channels = values["image_size"], values["channels"]
+    crop = to_timm(seen, size)
+    unwritten = lost(seen, towers.part.probabilities, size, "timm")
+    if seen.share != Fraction(1):
+        unwritten.append(
+            f"the share {seen.share} of the resized image that the crop keeps: all of it in "
+            "open_clip"
+        )
+    return dict(
+        size=_size(towers.options),
+        mean=per_channel(values["mean"], channels),
+        std=per_channel(values["std"], channels),
+        interpolation=crop["interpolation"],
+        resize_mode=_MODES[crop["crop_mode"]],
+    ), unwritten
+
+
+FORMAT = TowersFormat(_TITLE, _describe, "open_clip_model.safetensors")

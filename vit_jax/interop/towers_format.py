@@ -1,0 +1,137 @@
+"""Files of both towers of a model of images and texts, as a library describes them."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop.checkpoint import params_of
+from vit_jax.interop.image_text import TextPart
+from vit_jax.interop.layout import Rule, entries
+from vit_jax.interop.library import Arrays
+from vit_jax.interop.preprocessing import Preprocessing
+from vit_jax.models.text_tokens import TOKENIZER_FILES
+from vit_jax.options.model import ImageOptions
+
+Read = Callable[[str], Any]
+
+
+class Towers(NamedTuple):
+    """A model of images and texts to write.
+
+    Attributes:
+      options: arguments of the image tower.
+      read: returns the image tower's parameter of a path.
+      preprocessing: preprocessing of images; None: 7/8 of the short side, bilinear.
+      part: all parts except the image tower.
+    """
+
+    options: ImageOptions
+    read: Read
+    preprocessing: Preprocessing | None
+    part: TextPart
+
+
+class TowersFiles(NamedTuple):
+    """The content of a library's files.
+
+    Attributes:
+      towers: the model as it is stored, with the same embeddings.
+      arrays: tensors by name.
+      files: content of each JSON file.
+      tokenizer: values to add to `tokenizer_config.json`.
+      notes: a line for each property that is stored otherwise, or not.
+    """
+
+    towers: Towers
+    arrays: Arrays
+    files: dict[str, dict]
+    tokenizer: dict[str, Any]
+    notes: list[str]
+
+
+class TowersFormat(NamedTuple):
+    """A library's format for models of images and texts.
+
+    Attributes:
+      title: name of the library.
+      describe: returns the content of the files. It raises UserError if the library has no such
+        model.
+      tensors: name of the file with the tensors.
+    """
+
+    title: str
+    describe: Callable[[Towers], TowersFiles]
+    tensors: str
+
+
+def text_arrays(rules: Sequence[Rule], part: TextPart, title: str) -> Arrays:
+    """Returns the text tower's tensors."""
+    params = {path: np.asarray(x) for path, x in params_of(part.tower).items()}
+    arrays: Arrays = {}
+    for entry in entries(rules, {path: x.shape for path, x in params.items()}, title):
+        arrays |= entry.split(params[entry.path])
+    return arrays
+
+
+def similarity_arrays(part: TextPart, shape: tuple[int, ...]) -> Arrays:
+    """Returns scale and bias of the similarities, each with a shape."""
+    arrays = {"logit_scale": np.full(shape, part.logit_scale, np.float32)}
+    if part.logit_bias is not None:
+        arrays["logit_bias"] = np.full(shape, part.logit_bias, np.float32)
+    return arrays
+
+
+def tokenizer_values(part: TextPart) -> dict[str, Any]:
+    """Returns a `tokenizer_config.json` of Transformers for a text tower of CLIP or SigLIP."""
+    kind = "CLIP" if part.tower.options.causal else "Siglip"
+    values = dict(tokenizer_class=f"{kind}Tokenizer", model_max_length=part.tokenizer.length)
+    return values | (dict(pad_token="<|endoftext|>") if kind == "CLIP" else {})
+
+
+def copy_tokenizer(folder: Path, part: TextPart, more: dict[str, Any]) -> None:
+    """Copies the tokenizer's files, and adds its configuration if there is none.
+
+    Args:
+      more: values to add to the configuration.
+    """
+    for file in part.tokenizer.files:
+        if file.name in TOKENIZER_FILES:
+            shutil.copyfile(file, folder / file.name)
+    described = folder / "tokenizer_config.json"
+    if described.is_file():
+        config = json.loads(described.read_text(encoding="utf-8"))
+    else:
+        config = tokenizer_values(part)
+    described.write_text(json.dumps(config | more, indent=2) + "\n")
+
+
+def without_bias(towers: Towers, title: str) -> tuple[Towers, list[str]]:
+    """Returns a model whose image tower projects without bias, and a note if there was one.
+
+    The last norm's bias has the same effect on the embeddings.
+
+    Raises:
+      UserError: it has not.
+    """
+    options, read = towers.options, towers.read
+    if not options.num_classes or not np.any(bias := np.asarray(read("head/bias"), np.float64)):
+        return towers, []
+    kernel = np.asarray(read("head/kernel"), np.float64)
+    shift, *_ = np.linalg.lstsq(kernel.T, bias, rcond=None)
+    if asdict(options)["pooling"] != "cls" or not np.allclose(shift @ kernel, bias, atol=1e-6):
+        raise UserError(
+            f"{title}' CLIP projects without biases, and head/bias is not zero: the last norm "
+            "cannot replace it"
+        )
+    moved = {
+        "head/bias": np.zeros(bias.shape, np.float32),
+        "norm/bias": np.float32(np.asarray(read("norm/bias"), np.float64) + shift),
+    }
+    note = "head/bias is added to norm/bias, with the same embeddings except for rounding"
+    return towers._replace(read=lambda path: moved[path] if path in moved else read(path)), [note]
