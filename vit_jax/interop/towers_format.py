@@ -87,15 +87,8 @@ def similarity_arrays(part: TextPart, shape: tuple[int, ...]) -> Arrays:
     return arrays
 
 
-def tokenizer_values(part: TextPart) -> dict[str, Any]:
-    """Returns a `tokenizer_config.json` of Transformers for a text tower of CLIP or SigLIP."""
-    kind = "CLIP" if part.tower.options.causal else "Siglip"
-    values = dict(tokenizer_class=f"{kind}Tokenizer", model_max_length=part.tokenizer.length)
-    return values | (dict(pad_token="<|endoftext|>") if kind == "CLIP" else {})
-
-
 def copy_tokenizer(folder: Path, part: TextPart, more: dict[str, Any]) -> None:
-    """Copies the tokenizer's files, and adds its configuration if there is none.
+    """Copies the tokenizer's files, and writes its configuration with the tower's length.
 
     Args:
       more: values to add to the configuration.
@@ -106,8 +99,12 @@ def copy_tokenizer(folder: Path, part: TextPart, more: dict[str, Any]) -> None:
     described = folder / "tokenizer_config.json"
     if described.is_file():
         config = json.loads(described.read_text(encoding="utf-8"))
+    elif part.tower.options.causal:
+        config = dict(tokenizer_class="CLIPTokenizer", pad_token="<|endoftext|>")
     else:
-        config = tokenizer_values(part)
+        config = dict(tokenizer_class="SiglipTokenizer")
+    # Texts are padded to this length, and SigLIP's text tower reads the last token.
+    config |= dict(model_max_length=part.tokenizer.length)
     described.write_text(json.dumps(config | more, indent=2) + "\n")
 
 
