@@ -32,8 +32,10 @@ from vit_jax.published.weights import all_weights
 _TITLE = "open_clip"
 _VOCABULARY = 49408  # Tokens of open_clip's own tokenizer, which is CLIP's.
 _MODES = {"center": "shortest", "squash": "squash"}
-# open_clip's cleaning that is most similar to each other library's.
-_CLEANINGS = {"clip": "whitespace", "siglip": "canonicalize", "big_vision": "lower"}
+# open_clip's cleaning that is most similar to each other library's; "canonicalize" for SigLIP's
+# spiece.model, which reads texts without punctuation.
+_CLEANINGS = {"clip": "whitespace", "siglip": "lower", "big_vision": "lower"}
+_ALSO = "open_clip also repairs encodings and replaces HTML entities in texts"
 _TOKENIZER = ("hf_tokenizer_name", "tokenizer_kwargs")
 
 
@@ -153,12 +155,15 @@ def _tokenizer(part: TextPart) -> tuple[dict[str, Any], list[str]]:
         described = _read_config(part)["text_cfg"]
         return {name: described[name] for name in _TOKENIZER if described.get(name)}, []
     if part.tower.options.causal and part.tokenizer.vocabulary == _VOCABULARY:
-        return {}, []
+        return {}, [_ALSO]
     cleaning = _CLEANINGS[part.tokenizer.cleaning]
+    names = {file.name for file in part.tokenizer.files}
+    if part.tokenizer.cleaning == "siglip" and "spiece.model" in names:
+        cleaning = "canonicalize"
     # In a local folder open_clip reads the tokenizer from the folder itself.
     text = dict(hf_tokenizer_name="OWNER/NAME", tokenizer_kwargs=dict(clean=cleaning))
     note = f"before an upload, replace OWNER/NAME in {OPEN_CLIP} by the repository's name"
-    return text, [note]
+    return text, [note, _ALSO]
 
 
 def _preprocessing(towers: Towers) -> tuple[dict[str, Any], list[str]]:
