@@ -17,7 +17,7 @@ from vit_jax.data.sources.in_memory import InMemory
 from vit_jax.errors import UserError
 from vit_jax.evaluation import fewshot
 from vit_jax.evaluation.features import extractor_of, transfer_crop
-from vit_jax.evaluation.fewshot import Accuracy, FewShotTask, best_penalty, choose, few_shot
+from vit_jax.evaluation.fewshot import Accuracy, FewShotTask, choose, few_shot
 from vit_jax.load import load_model
 from vit_jax.models import create_model
 from vit_jax.parallel.mesh import make_mesh
@@ -180,20 +180,6 @@ def test_image_with_several_labels_is_named():
         FewShotTask("digits", source, DIGITS[1])
 
 
-def test_penalty_is_the_best_on_average_over_data_sets():
-    def results(*accuracies):
-        return [
-            Accuracy(5, penalty, {0: a})
-            for penalty, a in zip((1.0, 2.0, 4.0), accuracies, strict=True)
-        ]
-
-    # By the mean accuracy it would be the first.
-    found = best_penalty(
-        {"a": results(0.9, 0.1, 0.0), "b": results(0.1, 0.3, 0.2), "c": results(0, 0.2, 0.1)}
-    )
-    assert found == {5: 2.0}
-
-
 def test_suite_is_the_protocols():
     assert [(s.path, s.train_split, s.test_split) for s in fewshot.DATA_SETS] == [
         ("caltech_birds2011", "train", "test"),
@@ -207,7 +193,6 @@ def test_suite_is_the_protocols():
         ("uc_merced", "train[:1000]", "train[1000:]"),
     ]
     assert (fewshot.SHOTS, fewshot.SEEDS, fewshot.PENALTY) == ((1, 5, 10, 25), (0, 1, 2), 2**10)
-    assert tuple(2.0**power for power in range(-10, 20)) == fewshot.PENALTY_GRID
 
 
 @pytest.mark.parametrize(

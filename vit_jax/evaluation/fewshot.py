@@ -29,8 +29,6 @@ HALVES = (
     "all[:80%]",
     "all[80%:]",
 )
-# Scenic's search space for each number of shots; `best_penalty` selects one.
-PENALTY_GRID = tuple(2.0**power for power in range(-10, 20))
 
 # Data sets of the suite, by TFDS's names. ImageNet's training images are big_vision's.
 DATA_SETS = tuple(
@@ -272,24 +270,6 @@ def choose(
         )
         for seed in seeds
     }
-
-
-def best_penalty(results: Mapping[str, Sequence[Accuracy]]) -> dict[int, float]:
-    """Returns the penalty with the best mean rank over data sets, by shots (Scenic's rule).
-
-    Args:
-      results: results by data set: `accuracies` with the same penalties and shots.
-    """
-    from scipy.stats import rankdata  # Takes a second to import, which delays a training run.
-
-    best = {}
-    for shots in {one.shots: None for accuracies in results.values() for one in accuracies}:
-        rows = [
-            [one for one in accuracies if one.shots == shots] for accuracies in results.values()
-        ]
-        ranks = np.mean([rankdata([-one.mean for one in row]) for row in rows], axis=0)
-        best[shots] = -min(zip(ranks, (-one.penalty for one in rows[0]), strict=True))[1]
-    return best
 
 
 def fingerprints(train: Source, test: Source) -> dict[str, int | str]:
