@@ -1,7 +1,7 @@
-"""Few-shot linear evaluation (section 4.1 of the paper, big_vision's values).
+"""Few-shot linear evaluation (section 4.1 of the paper, with big_vision's settings).
 
-The network is frozen. A linear classifier is fitted by least squares to the features of a few
-training images of each class, and evaluated on the whole test split.
+The model is frozen. A linear classifier is fitted by least squares to the features of a few
+training images per class, and evaluated on the whole test split.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from vit_jax.progress import Progress
 SHOTS = (1, 5, 10, 25)
 SEEDS = (0, 1, 2)
 PENALTY = 2.0**10
-# Training and test split of a folder that has classes but no splits.
+# Training and test splits of a folder with classes but without splits.
 HALVES = (
     "all[:80%]",
     "all[80%:]",
@@ -32,7 +32,7 @@ HALVES = (
 # Scenic's search space for each number of shots; `best_penalty` selects one.
 PENALTY_GRID = tuple(2.0**power for power in range(-10, 20))
 
-# Data sets of the suite, by TFDS's names. ImageNet's training images are big_vision's.
+# Data sets of the suite, by TFDS name. ImageNet's training images are the same as in big_vision.
 DATA_SETS = tuple(
     map(
         data_set,
@@ -54,7 +54,7 @@ DATA_SETS = tuple(
 class TooFewImages(UserError):
     """Error for a class with fewer training images than shots.
 
-    `most` is the largest number of shots that all classes allow.
+    `most` is the largest number of shots for which all classes have enough images.
     """
 
     def __init__(self, name: str, class_name: str, most: int, shots: int):
@@ -66,7 +66,7 @@ class TooFewImages(UserError):
 
 
 class Accuracy(NamedTuple):
-    """Test accuracies for one number of shots and one penalty, by seed."""
+    """Test accuracy by seed, for one number of shots and one penalty."""
 
     shots: int
     penalty: float
@@ -90,7 +90,8 @@ class FewShotTask:
       train: all training images.
       test: test images.
       shots: numbers of training images per class.
-      seeds: seeds of a random order of each class's images; the first k are its k shots.
+      seeds: random seeds. Each defines a random order of each class's images; the first k are the k
+        shots.
       log: logs the progress of reading labels, if that takes long.
 
     Raises:
@@ -115,7 +116,7 @@ class FewShotTask:
         self.train = Subset(train, indices)
 
     def fingerprint(self) -> dict[str, int | str]:
-        """Returns short values that are equal on hosts that selected and read the same images."""
+        """Returns short values that are equal on two hosts if they selected the same images."""
         chosen = np.concatenate([*self.chosen.values()]).tobytes()
         digest = hashlib.blake2b(chosen, digest_size=8).hexdigest()
         return fingerprints(self.train, self.test) | {"chosen images": digest}
@@ -128,14 +129,14 @@ class FewShotTask:
         go_on: Callable[[], bool] = lambda: True,
         log: Callable[[str], None] = print,
     ) -> list[Accuracy] | None:
-        """Returns the accuracies for all shots with each penalty.
+        """Returns the accuracies for all numbers of shots and all penalties.
 
         Args:
           extractor: extractor of the model's features.
           params: the model's parameters.
-          penalties: penalties of least squares.
+          penalties: L2 penalties of least squares.
           go_on: called before each batch and each fit; if it returns False, the result is None.
-          log: logs notes on the fits.
+          log: logs notes about the fits.
         """
         train = extractor(params, self.train, go_on)
         test = train and extractor(params, self.test, go_on)
@@ -157,7 +158,7 @@ class FewShotTask:
         return [Accuracy(shots, penalty, by_seed) for (shots, penalty), by_seed in by_shots.items()]
 
     def _pick(self, train: Features, shots: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns features and labels of a seed's first shots, without unreadable images."""
+        """Returns the features and labels of a seed's shots, without unreadable images."""
         numbers = self.chosen[seed][:, :shots].ravel()
         rows = np.flatnonzero(np.isin(self.train.indices[train.indices], numbers))
         return train.values[rows], train.labels[rows].max(axis=1)
@@ -180,14 +181,14 @@ def few_shot(
 ) -> list[Accuracy]:
     """Returns few-shot accuracies of a loaded model on one data set.
 
-    For several data sets use `FewShotTask` and one `Extractor`.
+    For several data sets, use `FewShotTask` with one `Extractor`.
 
     Args:
-      model: model from `load_model`. Its head is not used, its pre-logits layer is.
+      model: model from `load_model`. Its head is not used, but its pre-logits layer is.
       train, test: images of the data set.
       name, shots, seeds: as in `FewShotTask`.
-      penalties: penalties of least squares.
-      mesh: mesh of devices; by default all.
+      penalties: L2 penalties of least squares.
+      mesh: mesh of devices; all devices by default.
       batch_size, workers, threads: as in `Extractor`.
       log: logs progress and notes.
 
@@ -202,7 +203,7 @@ def few_shot(
 
 
 def cut_in_two(described: DataSet, log: Callable[[str], None] = print) -> DataSet:
-    """Splits a folder of classes that has no splits; returns other data sets unchanged.
+    """Splits a folder with classes but without splits; returns other data sets unchanged.
 
     Args:
       described: the data set.
@@ -227,7 +228,7 @@ def open_data_set(
     Args:
       described: the data set.
       image_size: size of synthetic images, in pixels.
-      log: logs classes without an image.
+      log: logs classes without images.
 
     Raises:
       UserError: the data set does not exist, is empty or cannot be read.
@@ -246,14 +247,17 @@ def open_data_set(
 def choose(
     labels: np.ndarray, class_names: Sequence[str], shots: int, seeds: Sequence[int], name: str
 ) -> dict[int, np.ndarray]:
-    """Draws by seed, int64 `[classes, shots]`: the first images of a random order of each class.
+    """Draws random training images of each class.
 
     Args:
-      labels: `[images]`.
+      labels: class of each image, `[images]`.
       class_names: class names by index.
       shots: number of images per class.
-      seeds: random seeds of the orders.
+      seeds: random seeds.
       name: name of the data set, for messages.
+
+    Returns:
+      Indices of the images by seed, int64 `[classes, shots]`.
 
     Raises:
       TooFewImages: a class has fewer images than shots.
@@ -275,12 +279,12 @@ def choose(
 
 
 def best_penalty(results: Mapping[str, Sequence[Accuracy]]) -> dict[int, float]:
-    """Returns the penalty with the best mean rank over data sets, by shots (Scenic's rule).
+    """Returns the penalty with the best mean rank over data sets, by shots (as in Scenic).
 
     Args:
-      results: results by data set: `accuracies` with the same penalties and shots.
+      results: outputs of `FewShotTask.accuracies` by data set, with the same penalties and shots.
     """
-    from scipy.stats import rankdata  # Takes a second to import, which delays a training run.
+    from scipy.stats import rankdata  # Imported here, because the import takes a second.
 
     best = {}
     for shots in {one.shots: None for accuracies in results.values() for one in accuracies}:
@@ -293,7 +297,7 @@ def best_penalty(results: Mapping[str, Sequence[Accuracy]]) -> dict[int, float]:
 
 
 def fingerprints(train: Source, test: Source) -> dict[str, int | str]:
-    """Returns short values that are equal on hosts that read the same images."""
+    """Returns short values that are equal on two hosts if they read the same images."""
     of_both = {"training": fingerprint(train), "test": fingerprint(test)}
     return {
         f"{split} {key}": value
