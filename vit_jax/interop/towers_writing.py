@@ -1,4 +1,4 @@
-"""Writes models of images and texts for Transformers, and compares the files with the model."""
+"""Writes image-text models for Transformers, and verifies the files."""
 
 import json
 import shutil
@@ -32,9 +32,9 @@ from vit_jax.options.model import ImageOptions
 Read = Callable[[str], Any]
 _TITLE = "Transformers"
 _CLASSES = {"clip": "CLIP", "siglip": "Siglip"}
-# Image processors with the same values as a model's own.
+# A model's own image processor, in place of another one with the same settings.
 _PROCESSORS = {("clip", "Bit"): "CLIP", ("siglip", "ViT"): "Siglip"}
-# Cleanings of texts that Transformers does not apply.
+# Text cleaning that Transformers does not apply.
 _CLEANINGS = {
     "open_clip": "open_clip's cleaning of texts (encodings, HTML entities, spaces)",
     "big_vision": "big_vision's lower-casing of texts",
@@ -48,17 +48,17 @@ def save_towers(
     preprocessing: Preprocessing | None,
     part: TextPart,
 ) -> list[str]:
-    """Writes both towers, the preprocessing and the tokenizer's files, and reads the files back.
+    """Writes both towers, the preprocessing and the tokenizer, then reads the files and compares.
 
     Args:
       destination: a new folder.
       options: arguments of the image tower.
-      read: returns the image tower's parameter of a path.
-      preprocessing: preprocessing of images; None: 7/8 of the short side, bilinear.
+      read: `path -> parameter` of the image tower.
+      preprocessing: preprocessing of images; None: the default, `UNSAID`.
       part: all parts except the image tower.
 
     Returns:
-      A line for each property that the format stores otherwise, or not.
+      A line for each property that the format changes or cannot store.
 
     Raises:
       UserError: Transformers has no such model, or the destination exists.
@@ -96,7 +96,7 @@ def save_towers(
 
 
 def _config(kind: str, vision: dict, text: dict) -> dict:
-    """Returns the `config.json` of both towers."""
+    """Returns the `config.json` for both towers."""
     vision = {name: value for name, value in vision.items() if name != "architectures"}
     described = dict(
         architectures=[f"{_CLASSES[kind]}Model"],
@@ -109,14 +109,14 @@ def _config(kind: str, vision: dict, text: dict) -> dict:
 
 
 def _name_processor(processor: dict, kind: str) -> None:
-    """Gives an image processor the name of the model's own where that does the same."""
+    """Renames an image processor to the model's own, if that is equivalent."""
     name = processor["image_processor_type"].removesuffix("ImageProcessor")
     name = _PROCESSORS.get((kind, name), name)
     processor["image_processor_type"] = f"{name}ImageProcessor"
 
 
 def _text_arrays(kind: str, part: TextPart) -> Arrays:
-    """Returns the text tower's tensors, and those of the similarities."""
+    """Returns the tensors of the text tower and of the similarity (scale and bias)."""
     params = {path: np.asarray(x) for path, x in params_of(part.tower).items()}
     arrays: Arrays = {}
     shapes = {path: x.shape for path, x in params.items()}
@@ -130,7 +130,7 @@ def _text_arrays(kind: str, part: TextPart) -> Arrays:
 
 
 def _copy_tokenizer(folder: Path, kind: str, part: TextPart) -> None:
-    """Copies the tokenizer's files, and adds its configuration if there is none."""
+    """Copies the tokenizer's files, and adds a tokenizer configuration if it is missing."""
     for file in part.tokenizer.files:
         if file.name in TOKENIZER_FILES:
             shutil.copyfile(file, folder / file.name)
@@ -143,15 +143,15 @@ def _copy_tokenizer(folder: Path, kind: str, part: TextPart) -> None:
         )
         if kind == "clip":
             config |= dict(pad_token="<|endoftext|>")
-    if kind == "siglip":  # Its text tower attends to the padding, as in training: without a mask.
+    if kind == "siglip":  # No attention mask: the text tower attends to padding, as in training.
         config |= dict(model_input_names=["input_ids"])
     described.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _without_bias(options: ImageOptions, read: Read) -> tuple[Read, list[str]]:
-    """Returns the parameters of a projection without bias, and a note if there was one.
+    """Moves the projection's bias to the last norm's bias; returns a new `read`, and notes.
 
-    The last norm's bias has the same effect on the embeddings.
+    The embeddings are the same. If the bias is zero, `read` is returned unchanged.
     """
     if not options.num_classes or not np.any(bias := np.asarray(read("head/bias"), np.float64)):
         return read, []
@@ -174,7 +174,7 @@ def _without_bias(options: ImageOptions, read: Read) -> tuple[Read, list[str]]:
 
 
 def _compare_text(written: TextPart, part: TextPart) -> None:
-    """Raises UserError unless the files have the same text tower, similarity and tokens."""
+    """Raises UserError unless text tower, similarity and tokens in the files are the same."""
     theirs, ours = params_of(written.tower), params_of(part.tower)
     for path, array in ours.items():
         if not np.array_equal(theirs[path], array):
