@@ -1,4 +1,4 @@
-"""DINO's step compared with the supervised one, and its crops in one packed pass, on a TPU."""
+"""Compares DINO's step with a supervised one, and separate passes with a packed one, on a TPU."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -25,18 +25,18 @@ from vit_jax.planning.compile import (
 )
 from vit_jax.planning.hlo import total
 
-CROPS = {224: 2, 96: 8}  # Number of crops of an image, by their side in pixels.
+CROPS = {224: 2, 96: 8}  # Number of crops per image, by side in pixels.
 
 
 def measure(configs: Mapping[str, ConfigDict], slices: Sequence[str], images: int) -> None:
-    """Prints FLOPs, estimated cycles and memory of each model's steps, and of its backbone's forms.
+    """Prints FLOPs, estimated cycles and memory of each model's steps and two backbone variants.
 
-    One form is a pass for the large crops and another for the small ones. The other form is one
-    pass for all tokens, as DINOv2's code packs them: only attention separates the crops. Both are
-    forward and backward.
+    One variant has a pass for large crops and one for small crops. The other has a single pass for
+    all tokens, packed as in DINOv2's code: only attention separates the crops. Both include the
+    backward pass.
 
     Args:
-      configs: DINO's configs, by the names of the plain ViTs that they train.
+      configs: DINO configs, by the name of the plain ViT.
       slices: chip and topology, such as `v5e:2x2`.
       images: images per device.
     """
@@ -78,9 +78,9 @@ def show(name: str, where: Slice, programs: Mapping[str, Compiled]) -> None:
 
 
 def compile_form(form: Callable, name: str, where: Slice, images: int) -> Compiled:
-    """Compiles a form's program, with `images` images on each device.
+    """Compiles the program of a variant, with `images` images on each device.
 
-    It computes the gradient of the mean of the tokens' squares.
+    It computes the gradient of the mean squared tokens.
     """
     mesh = make_mesh(devices=topology_devices(where))
     model = abstract(model_factory(name, num_classes=0, image_size=max(CROPS), dtype="bfloat16"))
@@ -105,7 +105,7 @@ def compile_form(form: Callable, name: str, where: Slice, images: int) -> Compil
 
 
 def pass_by_pass(model: ViT, crops: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns the last layer's tokens of the crops of each size, `[crops, tokens, dim]`."""
+    """Returns the last layer's tokens for the crops of each size, `[crops, tokens, dim]`."""
     sized = [model.resized(images.shape[1:3]) for images in crops]
     return [
         each.encode(each.assemble(each.patches(images)))
@@ -114,7 +114,7 @@ def pass_by_pass(model: ViT, crops: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def packed(model: ViT, crops: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns the same tokens from one packed row, with attention within each crop only."""
+    """Returns the same tokens from a packed sequence, with attention only within each crop."""
     sized = [model.resized(images.shape[1:3]) for images in crops]
     parts = [each.assemble(each.patches(images)) for each, images in zip(sized, crops, strict=True)]
     shapes = [part.shape[:2] for part in parts]

@@ -1,4 +1,4 @@
-"""Training steps with stochastic depth: a random subset of the images, or each image by chance."""
+"""Compares training steps with stochastic depth: a fixed-size subset of images, or per image."""
 
 from vit_jax.benchmarks.bench_train import compare
 
@@ -14,5 +14,5 @@ STEPS = {
 
 
 def measure(**values) -> None:
-    """Prints FLOPs and time of each model's steps at two rates; arguments as in `compare`."""
+    """Prints FLOPs and time of each model's steps at two drop rates; arguments as in `compare`."""
     compare(STEPS, **values)

@@ -1,4 +1,4 @@
-"""Times few-shot's least squares, and compares the result with plain NumPy in float64."""
+"""Times the least squares of few-shot evaluation, and compares with plain NumPy in float64."""
 
 import time
 
@@ -11,7 +11,7 @@ CLASSES, FEATURES, TEST_IMAGES, PENALTY = 1000, 1024, 50_000, 2.0**10
 
 
 def measure(shots: tuple[int, ...] = (1, 5, 10, 25)) -> None:
-    """Prints seconds for ImageNet's classes and ViT-L's features, without compilation."""
+    """Prints seconds, without compilation, for ImageNet's classes and ViT-L's features."""
     mesh = make_mesh()
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(CLASSES, FEATURES)).astype(np.float32)
@@ -30,7 +30,7 @@ def measure(shots: tuple[int, ...] = (1, 5, 10, 25)) -> None:
     )
     for count in shots:
         features, labels = draw(count * CLASSES)
-        for _ in range(2):  # The first run compiles.
+        for _ in range(2):  # The first iteration compiles.
             started = time.perf_counter()
             (classifier,) = fit(features, labels, CLASSES, [PENALTY], mesh)
             fitted = time.perf_counter()

@@ -1,7 +1,7 @@
-"""Measures a GPU within minutes, the most important first, and saves each result at once.
+"""Benchmarks a GPU within minutes, the most important measurements first; saves each result.
 
-Several steps are timed together, with one wait at the end, as in a training loop. Ours and timm's
-take turns. timm runs in a separate process, which compiles at the same time as ours.
+Several steps are timed together, with one wait at the end, as in a training loop. Our step and
+timm's take turns. timm runs in a separate process, and compiles at the same time as ours.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from vit_jax.models.model_card import training_flops
 from vit_jax.parallel.chips import GIB, peak_flops
 from vit_jax.runs.memory_check import program_memory
 
-SECONDS, TURNS = 2.0, 3  # Of each program.
+SECONDS, TURNS = 2.0, 3  # Duration of a turn, and number of turns of each program.
 PARTS = ("machine", "train", "parity", "attention")
 # Batch size by model and image size: large enough to keep an H100 busy, with memory to spare.
 TRAINED = {
@@ -50,13 +50,13 @@ ATTENTIONS = ("cudnn", "xla")
 class Program(NamedTuple):
     """A compiled program that is ready to run."""
 
-    run: Callable[[int], None]  # Runs the given number of steps, and waits for their end.
+    run: Callable[[int], None]  # Runs a number of steps, and waits for their end.
     facts: dict[str, Any]
     text: str = ""  # HLO.
 
 
 class Stopwatch:
-    """Time limit of the benchmarks, and log of their results as lines of JSON."""
+    """Time limit for all measurements, and log of their results as JSON lines."""
 
     def __init__(self, minutes: float, out: str | None):
         self.ends = time.perf_counter() + 60 * minutes
@@ -83,13 +83,13 @@ def measure(
     images: int | None = None,
     image_size: int | None = None,
 ) -> None:
-    """Prints a line of JSON for each figure, and writes it to gpu.jsonl in `out`.
+    """Prints a JSON line for each result, and writes it to gpu.jsonl in `out`.
 
     Args:
       minutes: time limit; no measurement starts after it.
-      out: folder of gpu.jsonl; None: it is not written.
-      parts: parts of `PARTS`; empty: all, in their order.
-      models: models whose steps are timed; empty: the models of `TRAINED`.
+      out: folder of gpu.jsonl; None: the file is not written.
+      parts: some of `PARTS`; empty: all, in this order.
+      models: models to time; empty: the models of `TRAINED`.
       images: batch size of all models; None: as in `TRAINED`.
       image_size: image size of all models; None: as in `TRAINED`.
 
@@ -113,7 +113,7 @@ def measure(
                 return
             try:
                 call(stopwatch)
-            except (UserError, RuntimeError) as error:  # The other measurements continue.
+            except (UserError, RuntimeError) as error:  # Continue with other measurements.
                 stopwatch.row(name, error=f"{type(error).__name__}: {error}"[:2000])
 
 
@@ -130,7 +130,7 @@ def trained_models(
 
 
 def machine(stopwatch: Stopwatch) -> None:
-    """Measures device and versions, and two limits: bfloat16 matmul FLOP/s and bytes copied/s."""
+    """Logs device and versions, and measures bfloat16 matmul FLOP/s and memory bandwidth."""
     side = 8192 if jax.default_backend() == "gpu" else 256
     a, b = (jax.random.normal(jax.random.key(i), (side, side), jnp.bfloat16) for i in range(2))
     product = jax.jit(jnp.matmul).lower(a, b).compile()
@@ -149,7 +149,7 @@ def machine(stopwatch: Stopwatch) -> None:
 
 
 def timed(call: Callable[[], Any], times: int = 20) -> float:
-    """Returns the seconds of a call: the median of three means over `times` calls."""
+    """Returns the duration of a call in seconds: the median of three means over `times` calls."""
     jax.block_until_ready(call())
     found = []
     for _ in range(3):
@@ -162,13 +162,13 @@ def timed(call: Callable[[], Any], times: int = 20) -> float:
 
 
 def is_vit(model: str) -> bool:
-    """Returns True if a model of this name has a choice of attention implementations."""
+    """Returns True if a model has a choice of attention implementations."""
     return vit.FAMILY.parse(model) is not None
 
 
 @contextlib.contextmanager
 def attending(name: str) -> Iterator[None]:
-    """Makes programs that are traced in the context use this attention implementation."""
+    """Sets the attention implementation of programs that are traced in the context."""
     with contextlib.ExitStack() as stack:
         for module in (attention, vit) if name == "xla" else ():
             stack.enter_context(mock.patch.object(module, "cudnn_takes", lambda *_: False))
@@ -176,9 +176,9 @@ def attending(name: str) -> Iterator[None]:
 
 
 def time_attention(shape: tuple[int, int, int, int], stopwatch: Stopwatch) -> None:
-    """Measures milliseconds of attention, forward and with gradients."""
+    """Measures the duration of attention in milliseconds, forward only and with gradients."""
     if jax.default_backend() == "cpu":
-        shape = (1, *shape[1:])  # To test the benchmark.
+        shape = (1, *shape[1:])  # For tests of the benchmark.
     inputs, found = (
         [jax.random.normal(jax.random.key(i), shape, jnp.bfloat16) for i in range(3)],
         {},
@@ -188,7 +188,7 @@ def time_attention(shape: tuple[int, int, int, int], stopwatch: Stopwatch) -> No
         return attention.attend(*inputs).astype(jnp.float32).sum()
 
     for name in ATTENTIONS:
-        jax.clear_caches()  # They contain traces of the other implementation.
+        jax.clear_caches()  # Caches contain traces with the other implementation.
         with attending(name):
             programs = [
                 jax.jit(f).lower(*inputs).compile()
@@ -235,7 +235,7 @@ def _outputs(name: str, dtype: str, images: np.ndarray, platform: str) -> dict[s
     model = create_model(
         name, num_classes=other_projects.CLASSES, image_size=images.shape[1], dtype=dtype, **scanned
     )
-    head = model.head.kernel  # Zeros would pass no gradient to the layers before.
+    head = model.head.kernel  # With zeros, gradients of earlier layers would be zero.
     head.set_value(0.02 * jax.random.normal(jax.random.key(1), head.shape, head.dtype))
     graphdef, params = nnx.split(model)
 
@@ -256,7 +256,7 @@ def _outputs(name: str, dtype: str, images: np.ndarray, platform: str) -> dict[s
 
 
 def time_training(model: str, image_size: int, images: int, stopwatch: Stopwatch) -> None:
-    """Times our training step with each attention implementation, and timm's."""
+    """Times our training step with each attention implementation, and timm's step."""
     with timm_process(model, images, image_size) as timm:
         programs = {}
         for name in ATTENTIONS if is_vit(model) else ("cudnn",):
@@ -294,7 +294,7 @@ def race(
     programs: Mapping[str, Program],
     timm: Program,
 ) -> None:
-    """Times the programs in turns, and writes a row; timm is missing if its process ended."""
+    """Times the programs in turns, and writes a row, without timm if its process has ended."""
     programs = programs | {"timm": timm}
     times = time_in_turns(programs)
     if sum(map(len, times.values())) < TURNS * len(programs):
@@ -318,7 +318,7 @@ def race(
 
 
 def time_in_turns(programs: Mapping[str, Program]) -> dict[str, list[float]]:
-    """Returns each program's step times in seconds, except for turns whose process ended."""
+    """Returns each program's step times in seconds, without turns after the end of its process."""
     times: dict[str, list[float]] = {key: [] for key in programs}
     for _ in range(TURNS):
         for key, program in programs.items():
@@ -339,9 +339,9 @@ def seconds_of_step(program: Program) -> float:
 
 @contextlib.contextmanager
 def timm_process(model: str, images: int, image_size: int) -> Iterator[Program]:
-    """Yields timm's compiled training step, which runs in a separate process.
+    """Yields timm's training step, which is compiled and run in a separate process.
 
-    The first run waits until the step is compiled.
+    The first run waits for the compilation.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -395,7 +395,7 @@ def _train_timm(pipe, model: str, images: int, image_size: int) -> None:
 
 
 def keep_profile(stopwatch: Stopwatch, name: str, program: Program) -> None:
-    """Writes a step's milliseconds in each kernel, and the text of the compiled program."""
+    """Writes the duration of each kernel in a step, and the text of the compiled program."""
     steps, kernels = 3, dict[str, float]()
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):

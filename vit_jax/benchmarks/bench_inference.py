@@ -1,6 +1,6 @@
-"""Times inference of ours and others', which take turns, and finds the largest batch that fits.
+"""Times inference, ours and that of other libraries, in turns; finds the largest batch that fits.
 
-These are the measurements of the paper's figure 12.
+The measurements are those of the paper's figure 12.
 """
 
 import importlib.util
@@ -49,18 +49,17 @@ def measure(
 ) -> None:
     """Prints images/s of our models and other libraries', as medians of turns.
 
-    A program computes logits from uint8 images.
+    All programs compute logits from uint8 images.
 
     Args:
       models: names of models.
-      images: batch size of each device.
+      images: batch size per device.
       image_sizes: image sizes in pixels.
-      against: libraries of `PEERS` to compare with.
-      dtype: dtype of our computation; None: float32 on a CPU and bfloat16 elsewhere, which the
-        others always use.
-      largest: print also the largest batch that fits on a device.
+      against: libraries in `PEERS` to compare with.
+      dtype: dtype of our computation; None: float32 on a CPU, else bfloat16, as in other libraries.
+      largest: also print the largest batch that fits on a device.
       memory_gib: memory limit for `largest`; None: the device's memory.
-      out: file of the plot.
+      out: file for the plot.
       turns: number of turns.
       seconds: duration of each program in a turn.
 
@@ -96,9 +95,9 @@ def measure(
 def make_runners(
     model: str, batch: int, image_size: int, dtype: str, against: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns the programs for a model, ours and those of other libraries, by their titles.
+    """Returns our program for a model and those of other libraries, by title.
 
-    A library that lacks the model is skipped, and the reason is printed.
+    Libraries without the model are skipped; the reason is printed.
     """
     runners = {model: make_ours(model, batch, image_size, dtype)}
     for peer in against:
@@ -135,10 +134,10 @@ def print_largest_batches(
 def lower_ours(
     model: str, batch: int, image_size: int, dtype: str, devices: Sequence[jax.Device] | None = None
 ):
-    """Returns the program of a model and its lowered inference; nothing is allocated.
+    """Returns the program of a model and its lowered inference, without allocating memory.
 
     Args:
-      devices: devices to compile for; None: those of this machine.
+      devices: devices to compile for; None: the devices of this machine.
     """
     config = other_projects.our_config(model, image_size, dtype)
     config.batch_size = batch
@@ -156,7 +155,7 @@ def lower_ours(
 
 
 def compile_ours(model: str, batch: int, image_size: int, dtype: str) -> jax.stages.Compiled:
-    """Compiles inference with `batch` images on each device; nothing is allocated."""
+    """Compiles inference with `batch` images on each device, without allocating memory."""
     return lower_ours(model, batch * jax.device_count(), image_size, dtype)[1].compile()
 
 
@@ -175,7 +174,7 @@ def make_ours(model: str, batch: int, image_size: int, dtype: str) -> Runner:
 
 
 def make_timm(model: str, batch: int, image_size: int) -> Runner:
-    """Returns timm's model in PyTorch: on a GPU compiled and in bfloat16."""
+    """Returns timm's model in PyTorch; on a GPU it is compiled, in bfloat16."""
     torch, name, module = timm_model(model, image_size)
     gpu = torch.cuda.is_available() and jax.default_backend() == "gpu"
     device = torch.device("cuda" if gpu else "cpu")
@@ -193,7 +192,7 @@ def make_timm(model: str, batch: int, image_size: int) -> Runner:
 
 
 def make_onnxruntime(model: str, batch: int, image_size: int) -> Runner:
-    """Returns timm's model in ONNX Runtime, exported by PyTorch, with a thread per core."""
+    """Returns timm's model in ONNX Runtime, exported by PyTorch, with one thread per core."""
     absent = [
         name for name in ("onnxruntime", "onnxscript") if importlib.util.find_spec(name) is None
     ]
@@ -237,7 +236,7 @@ PEERS = {"onnxruntime": make_onnxruntime, "timm": make_timm}
 
 
 def random_images(batch: int, image_size: int) -> np.ndarray:
-    """Returns random images, uint8 `[batch, channels, height, width]`, the layout of PyTorch."""
+    """Returns random images in PyTorch's layout, uint8 `[batch, channels, height, width]`."""
     return np.random.default_rng(0).integers(
         256, size=(batch, 3, image_size, image_size), dtype=np.uint8
     )
@@ -256,9 +255,9 @@ def memory_limit(gib: float | None) -> float:
 
 
 def largest_batch(memory: Callable[[int], int], limit: float) -> int:
-    """Returns the largest batch whose program takes at most `limit` bytes; 0 if none fits.
+    """Returns the largest batch size that needs at most `limit` bytes; 0 if none fits.
 
-    It is found by doubling and then bisection, to one part in 32.
+    It is found by doubling and bisection, with a precision of 1/32.
     """
 
     def fits(images):
@@ -279,7 +278,7 @@ def largest_batch(memory: Callable[[int], int], limit: float) -> int:
 
 
 def draw(panels: dict[str, dict[str, dict[int, float]]], out: Path) -> None:
-    """Draws each panel's values over image sizes, with a line for each program."""
+    """Draws a panel for each quantity: values by image size, with a line for each program."""
     import matplotlib
 
     matplotlib.use("agg")

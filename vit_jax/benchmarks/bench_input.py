@@ -1,4 +1,4 @@
-"""Counts the training crops per second of a core, compared with other implementations."""
+"""Measures training crops per second on one core, compared with other implementations."""
 
 import contextlib
 import functools
@@ -27,19 +27,19 @@ from vit_jax.errors import UserError
 
 SIZE, BATCH = 224, 64
 IMAGES = 512
-PHOTOGRAPHS = (  # The colour photographs that scikit-image ships.
+PHOTOGRAPHS = (  # Colour photographs in scikit-image's package.
     *("astronaut.png", "chelsea.png", "coffee.png", "hubble_deep_field.jpg", "ihc.png"),
     *("motorcycle_left.png", "motorcycle_right.png", "retina.jpg", "rocket.jpg"),
 )
 
 
 def measure(rounds: int = 5, rates: tuple[int, ...] = (1_000, 5_000, 20_000)) -> None:
-    """Prints images/s of each pipeline on one core, and the loss of quality of the fast one.
+    """Prints images/s of each pipeline on one core, and the loss of quality in the mode `fast`.
 
     Each pipeline runs in a separate process, pinned to one core, and reads the same files. They
-    take turns of `IMAGES` images, after a quarter of that to warm up. The measure is the process's
-    CPU time, summed over its threads, which other work on the machine disturbs less; two workers
-    are compared with one by wall-clock time. Pipelines whose library is missing are listed.
+    take turns of `IMAGES` images, after a warm-up with a quarter of that. The rate is by CPU time,
+    summed over threads, because other processes disturb it less. Two workers are compared with one
+    by wall-clock time. Pipelines with missing libraries are listed.
     """
     with tempfile.TemporaryDirectory() as folder:
         make_photographs(Path(folder))
@@ -82,7 +82,7 @@ def measure(rounds: int = 5, rates: tuple[int, ...] = (1_000, 5_000, 20_000)) ->
 
 
 def make_photographs(folder: Path, images: int = IMAGES) -> None:
-    """Writes JPEGs of 500x375 pixels, give or take a quarter, cut from photographs."""
+    """Writes JPEGs cropped from photographs, with sides of 500 and 375 pixels, +- 25 %."""
     try:
         import skimage
     except ImportError as error:
@@ -103,7 +103,7 @@ def make_photographs(folder: Path, images: int = IMAGES) -> None:
 
 
 def take_turns(ways: dict, folder: str, rounds: int, one_core: bool) -> dict[str, float]:
-    """Returns the median images/s of each pipeline over `rounds` rounds of a turn each."""
+    """Returns the median images/s of each pipeline over `rounds` rounds of one turn each."""
     context = multiprocessing.get_context("spawn")
     core = max(os.sched_getaffinity(0))
     rates = {}
@@ -140,7 +140,7 @@ def two_processes(folder: str, rounds: int) -> float:
 
 
 def _decode_all(folder: str) -> float:
-    """Returns images/s of the plain full decode, in wall-clock time."""
+    """Returns the images/s of plain full decoding, by wall-clock time."""
     batches = _full_decode(folder, 0)
     started = time.perf_counter()
     for _ in range(IMAGES // BATCH):
@@ -149,14 +149,14 @@ def _decode_all(folder: str) -> float:
 
 
 def _serve(way, folder: str, core: int | None, end) -> None:
-    """Runs a turn for each request, and replies with its images/s."""
+    """Runs a turn for each request through the pipe `end`, and sends its images/s."""
     from absl import flags
 
     flags.FLAGS(["benchmark"], known_only=True)  # Grain's workers require parsed flags.
     if core is not None:
         os.sched_setaffinity(0, {core})
     try:
-        with contextlib.closing(way(folder, 1_000)) as batches:  # Warms up imports and caches.
+        with contextlib.closing(way(folder, 1_000)) as batches:  # Warm up imports and caches.
             next(batches)
     except ImportError as error:
         end.send(f"{error} (pip install {error.name})")
@@ -187,7 +187,7 @@ def _vit_jax(folder: str, turn: int, workers: int = 0, threads: int = 1, **crop:
 
 
 def _views(folder: str, turn: int, small: int = 0, **crop: str) -> Iterator:
-    """Yields batches of two views of each image, as in self-distillation, and of small ones."""
+    """Yields batches with two views of each image and `small` local views, as for DINO."""
     views = [View(count=2, crop=dict(area=(0.4, 1.0)))]
     if small:
         views.append(View("local", small, 96, crop=dict(area=(0.05, 0.4))))
@@ -204,7 +204,7 @@ def _views(folder: str, turn: int, small: int = 0, **crop: str) -> Iterator:
 
 
 def _tf_data(folder: str, turn: int) -> Iterator:
-    """Yields batches as the authors' pipelines: TensorFlow's fused decode and crop, bilinear."""
+    """Yields batches as the paper's pipeline: TensorFlow's fused decode and crop, bilinear."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
@@ -231,7 +231,7 @@ def _tf_data(folder: str, turn: int) -> Iterator:
     data = tf.data.Dataset.from_tensor_slices(files).shuffle(len(files), seed=turn).repeat()
     data = data.map(load, num_parallel_calls=1).batch(BATCH, num_parallel_calls=1).prefetch(2)
     batches = data.with_options(options).as_numpy_iterator()
-    return (batch for batch in batches)  # A generator can be closed.
+    return (batch for batch in batches)  # A generator, because it can be closed.
 
 
 def _pillow(folder: str, turn: int) -> Iterator:
@@ -243,7 +243,7 @@ def _full_decode(folder: str, turn: int) -> Iterator:
 
 
 def _plain(folder: str, turn: int, crop) -> Iterator:
-    """Yields after each batch of a plain loop."""
+    """Runs a plain loop over images, and yields after each batch."""
     source = open_source("folder", "train", path=folder)
     order = Order(turn, (len(source),))
     rng = np.random.default_rng(turn)
@@ -260,7 +260,7 @@ def _pillow_crop(data: bytes, rng: np.random.Generator) -> np.ndarray:
 
 
 def _decode_whole(data: bytes, rng: np.random.Generator) -> np.ndarray:
-    """Decodes the whole image without a resize, by libjpeg-turbo where it is built in."""
+    """Decodes the whole image without a resize, with libjpeg-turbo if available."""
     image = decode.open_image(data)
     return image.region(Box(0, 0, image.width, image.height), max(image.height, image.width))
 
@@ -289,7 +289,7 @@ SHARED = {
 
 
 def draws(count: int = 10_000, rounds: int = 5) -> str:
-    """Returns a line about the sampling of crop boxes: time in the fastest round, and mean area."""
+    """Returns a line about random crop boxes: duration in the fastest round, and mean area."""
     parts = []
     for draw in (inception_box, random_resized_box):
         seconds = []
@@ -306,7 +306,7 @@ def draws(count: int = 10_000, rounds: int = 5) -> str:
 
 
 def quality(files: list[Path]) -> str:
-    """Returns a line with mean absolute differences between crops, in levels of 0 to 255."""
+    """Returns a line with mean absolute differences between crops, in levels from 0 to 255."""
 
     def crop(data: bytes, i: int, mode: str, size: int) -> np.ndarray:
         area = (0.05, 1.0) if size == SIZE else (0.6, 1.0)

@@ -19,9 +19,9 @@ from vit_jax.models.model_card import parameter_shapes
 def measure(runs: int = 5) -> None:
     """Prints the duration of `load_model` for each format, and its memory beyond the model's size.
 
-    For comparison the file is read with the usual function of its format, `np.load` or safetensors'
-    `load_file`. The two take turns, each in a separate process: cold, with the file only on the
-    disk, and warm, with the file in the system's cache. The model has 1.2 GB.
+    For comparison, the file is also read with the usual function for its format, `np.load` or
+    safetensors' `load_file`. The two take turns, each in a separate process: cold (the file is only
+    on disk) and warm (the file is in the page cache). The model has 1.2 GB.
     """
     options = model_options("ViT-L/16", num_classes=1000, image_size=224)
     rng = np.random.default_rng(0)
@@ -41,7 +41,7 @@ def measure(runs: int = 5) -> None:
 
 
 def _turn(path: Path, is_cold: bool) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Returns (seconds, bytes) of reading a checkpoint's arrays, and of `load_model`."""
+    """Returns (seconds, bytes) for reading a checkpoint's arrays, and for `load_model`."""
     file = path if path.is_file() else path / "model.safetensors"
     if is_cold:
         _forget(file)
@@ -55,9 +55,9 @@ def _summary(turns: list[tuple[tuple[float, float], tuple[float, float]]], size:
     """Returns medians over repetitions, as a line of text.
 
     Args:
-      turns: for each repetition (duration in seconds, memory in bytes) of reading the arrays, and
-        of `load_model`.
-      size: the model's size in bytes.
+      turns: for each repetition, (seconds, bytes of memory) for reading the arrays and for
+        `load_model`.
+      size: size of the model in bytes.
     """
     plain = statistics.median(arrays[0] for arrays, _ in turns)
     ours = statistics.median(model[0] for _, model in turns)
@@ -70,14 +70,14 @@ def _summary(turns: list[tuple[tuple[float, float], tuple[float, float]]], size:
 
 
 def _forget(file: Path) -> None:
-    """Evicts a file from the system's cache."""
+    """Evicts a file from the page cache."""
     with file.open("rb") as opened:
         os.fsync(opened.fileno())
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _alone(task: Callable[[Path], None], path: Path) -> tuple[float, int]:
-    """Returns seconds and peak memory in bytes of a task in a new process."""
+    """Runs a task in a new process; returns its duration in seconds and peak memory in bytes."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_measured, (task, path))
 

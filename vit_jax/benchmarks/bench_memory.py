@@ -1,4 +1,4 @@
-"""Memory of the input pipeline over a long run, as a plot."""
+"""Plots the memory of the input pipeline over a long run."""
 
 import contextlib
 import multiprocessing
@@ -22,11 +22,11 @@ def measure(batches: int = 100_000, picture: str = "input_memory.png") -> None:
 
     figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
     for workers in (0, 2):
-        # In a separate process, so that the second starts without the first one's memory.
+        # A separate process for each measurement, so that memory is not carried over.
         with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             steps, megabytes = pool.submit(_watch, batches, workers).result()
         tenth = max(1, len(steps) // 10)
-        # A single measurement is both the first and the last one.
+        # A single value is both early and late.
         early = statistics.mean(megabytes[tenth : 2 * tenth] or megabytes)
         late = statistics.mean(megabytes[-tenth:])
         print(

@@ -1,4 +1,4 @@
-"""Training steps by objective: FLOPs and time compared with the supervised step."""
+"""FLOPs and time of each objective's training step, compared with the supervised step."""
 
 from collections.abc import Sequence
 

@@ -11,10 +11,10 @@ from vit_jax.runs.assemble import assemble
 
 
 def measure(config: ConfigDict, steps: int = 100) -> None:
-    """Prints the host's work for a step, while the devices are idle.
+    """Prints the host time per step, measured while the devices are idle.
 
-    Each step starts after the previous one has ended, so that no host time is hidden behind the
-    computation, as most of it is in a run. Decoding continues in parallel, as in a run.
+    Each step starts after the end of the previous one, so that all host time is visible; in
+    training, most of it overlaps with the computation. Decoding continues in parallel.
     """
     share_interpreter()
     keep_freed_memory()

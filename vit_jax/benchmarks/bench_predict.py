@@ -1,4 +1,4 @@
-"""Prediction over a folder of JPEGs, compared with the same model on images in memory."""
+"""Times prediction from a folder of JPEGs, compared with the same model on images in memory."""
 
 import statistics
 import tempfile
@@ -58,7 +58,7 @@ def measure(models: list[str], images: int) -> None:
                     pass
                 seconds["plain"].append(between - started)
                 seconds["files"].append(time.perf_counter() - between)
-            # Both compute whole batches, although the last batch of a turn is not full.
+            # Both compute full batches; the last batch of a turn is padded.
             rate = {way: FILES / TURNS / statistics.median(spent) for way, spent in seconds.items()}
             ratio = statistics.median(
                 a / b for a, b in zip(seconds["plain"], seconds["files"], strict=True)

@@ -1,4 +1,4 @@
-"""Times a pipeline until its first batch, from the start of training and from far into it."""
+"""Times the start of the input pipeline at step 0, and when training resumes at a late step."""
 
 import contextlib
 import statistics
@@ -15,9 +15,9 @@ EXAMPLES = (10, 100_000_000)
 
 
 def measure(rounds: int = 7) -> None:
-    """Prints seconds from the start of a process to its first batch, at two examples of one source.
+    """Prints seconds from the start of a process to its first batch, for two first examples.
 
-    The source has a billion images, which are generated on request. The two take turns.
+    The source has a billion images, which are generated on demand. The two cases take turns.
     """
     turns = [[_alone(example) for example in EXAMPLES] for _ in range(rounds)]
     medians = [statistics.median(times) for times in zip(*turns, strict=True)]

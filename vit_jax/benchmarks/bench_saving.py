@@ -21,10 +21,10 @@ EVERY = 20
 def measure(pairs: int = 6) -> None:
     """Prints the throughput of 20 steps with a checkpoint and of 20 without, which take turns.
 
-    Trains a ViT-Ti/16 at batch size 8. Bytes and operations both grow with the parameters, so the
-    ratio of computation to bytes is decisive: two CPU cores write 3 MB/s here, and each of 64 hosts
-    of TPU v3 would write 3 MB/s for a ViT of any size, at 64 images a core and an MFU of 40 %. The
-    time with a checkpoint includes the end of its writing.
+    Trains a ViT-Ti/16 with batch size 8. The checkpoint's bytes and a step's FLOPs both grow with
+    the number of parameters, so the bytes written per second do not depend on the model: 3 MB/s on
+    two CPU cores, and also 3 MB/s on each of 64 hosts of TPU v3, with 64 images per core and an MFU
+    of 40 %. The time with a checkpoint includes the end of its writing.
     """
     config = base_config()
     config.model.name, config.data.source, config.data.num_classes = "ViT-Ti/16", "synthetic", 1000
@@ -49,14 +49,14 @@ def measure(pairs: int = 6) -> None:
         tempfile.TemporaryDirectory() as folder,
         Checkpoints(Path(folder), keep_last=2) as checkpoints,
     ):
-        for turn in range(-1, 2 * pairs):  # The first turn compiles.
+        for turn in range(-1, 2 * pairs):  # Turn -1 compiles.
             saving = turn % 2 == (turn // 2) % 2 or turn < 0  # The order alternates.
             started = time.perf_counter()
             for _ in range(EVERY):
                 step += 1
                 state, metrics = program.train_step(state, metrics, feed.take())
                 if saving and step % EVERY == 1:
-                    jax.block_until_ready(state)  # So that only the saving is timed.
+                    jax.block_until_ready(state)  # To time only the saving.
                     before = time.perf_counter()
                     checkpoints.save(step, as_items(state, metrics))
                     blocked.append(time.perf_counter() - before)

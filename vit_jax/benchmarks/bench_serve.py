@@ -1,4 +1,4 @@
-"""Load test of a server: images/s and latency with several clients that send without pause."""
+"""Load test of the server: images/s and latency with several clients."""
 
 import http.client
 import json
@@ -22,17 +22,17 @@ CLIENTS, PHOTOGRAPHS, WARM_SECONDS = (1, 4, 16), 64, 3
 
 
 class Asked(NamedTuple):
-    """The replies that a client received."""
+    """The responses to a client."""
 
     seconds: list[float]  # Latency of each request.
-    lost: int  # Requests with an error or without a reply.
+    lost: int  # Number of requests with an error or without a response.
 
 
 def measure(models: list[str], image_size: int, seconds: float) -> None:
     """Prints images/s, latency and the number of lost requests, for each number of clients.
 
-    The server is a separate process, with random parameters, and shares the machine with its
-    clients.
+    The server runs in a separate process on the same machine as the clients, with random
+    parameters.
 
     Args:
       models: names of models.
@@ -62,7 +62,7 @@ def measure(models: list[str], image_size: int, seconds: float) -> None:
 
 
 def _start(checkpoint: Path) -> tuple[subprocess.Popen, str]:
-    """Starts a server of a checkpoint, and returns its process and address."""
+    """Starts a server for a checkpoint; returns its process and address."""
     command = [sys.executable, "-m", "vit_jax.serve", str(checkpoint), "--port=0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
@@ -73,7 +73,7 @@ def _start(checkpoint: Path) -> tuple[subprocess.Popen, str]:
 
 
 def _load(url: str, photographs: list[bytes], clients: int, seconds: float) -> Asked:
-    """Returns the replies to several clients, which send requests without pause."""
+    """Returns the responses to several clients, which send requests continuously."""
     until = time.perf_counter() + seconds
     each = [Asked([], 0)] * clients
 
@@ -105,7 +105,7 @@ def _load(url: str, photographs: list[bytes], clients: int, seconds: float) -> A
 
 
 def _batches(url: str) -> tuple[float, float]:
-    """Returns the number of images that the server has computed, and the number of batches."""
+    """Returns the numbers of images and of batches that the server has computed."""
     with urllib.request.urlopen(f"http://{url}/metrics") as answer:
         text = answer.read().decode()
     found = [

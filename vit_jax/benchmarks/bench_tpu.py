@@ -1,4 +1,4 @@
-"""Compares training steps, ours and others' checkouts, by the TPU compiler's estimates."""
+"""Compares our training steps with those of other projects, by the TPU compiler's estimates."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ from vit_jax.planning.compile import (
 from vit_jax.planning.hlo import by, total
 
 PEERS = tuple(other_projects.PEERS)
-STEPS = 100_000  # Length of the schedule, which does not affect the program.
-# Parts of the program by the functions in which they are traced. Norms are mostly fused with the
-# matmuls before and after them, and counted there.
+STEPS = 100_000  # Length of the schedule, without an effect on the program.
+# Parts of the program, by the functions in which they are traced. Norms are mostly fused with
+# adjacent matmuls, and counted there.
 PARTS = {
     "ViT.patches": "patch embedding",
     "ViT.assemble": "patch embedding",
@@ -51,7 +51,7 @@ def measure(
     against: Sequence[str],
     checkouts: str | None,
 ) -> None:
-    """Prints tables of a step's estimated cycles, memory and collectives, and of cycles by part.
+    """Prints tables: estimated cycles, memory and collectives of a step, and cycles by part.
 
     Args:
       models: names of models.
@@ -115,7 +115,7 @@ def row(
       name: title of the program.
       compiled: the program.
       where: the slice.
-      least: minimal FLOPs of a step on all devices.
+      least: minimum FLOPs of a step on all devices.
       ours: our program, for the comparison.
     """
     memory = compiled.memory.temporaries / GIB

@@ -1,4 +1,4 @@
-"""Times training steps: ours, and others' from their checkouts, which take turns."""
+"""Times our training steps and those of other projects, in turns."""
 
 import importlib.util
 import statistics
@@ -32,8 +32,8 @@ class Runner(NamedTuple):
 
     name: str
     compile_seconds: float
-    memory: int | None  # Bytes on a device: state, batch and temporaries.
-    step: Callable[[], None]  # Runs the program once and waits for its end.
+    memory: int | None  # Bytes per device: state, batch and temporaries.
+    step: Callable[[], None]  # Runs the program once, and waits for its end.
 
 
 def measure(
@@ -46,16 +46,15 @@ def measure(
     turns: int = 5,
     seconds: float = 4.0,
 ) -> None:
-    """Prints the time of each model's step compared with the others', as medians of turns.
+    """Prints the time of each model's step and those of other projects, as medians of turns.
 
     Args:
       models: names of models.
       images: images per device.
       image_size: image size in pixels.
-      against: projects to compare with; timm is one of them, which needs no checkout.
+      against: projects to compare with; timm needs no checkout.
       checkouts: folder with the projects' checkouts.
-      dtype: dtype of the computation, except for timm's; None: float32 on a CPU and bfloat16
-        elsewhere.
+      dtype: dtype of the computation, except in timm; None: float32 on a CPU, else bfloat16.
       turns: number of turns.
       seconds: duration of each program in a turn.
     """
@@ -85,11 +84,10 @@ def compare(
     turns: int = 5,
     seconds: float = 4.0,
 ) -> None:
-    """Prints FLOPs and time of several of our steps for each model, which take turns.
+    """Prints FLOPs and time of several of our steps for each model; the steps take turns.
 
     Args:
-      steps: config values of each step, by its name and their dotted keys; all are compared with
-        the first step.
+      steps: for each step name, config values by dotted key; the first step is the reference.
       models: names of models.
       images: images per device.
       image_size: image size in pixels.
@@ -132,7 +130,7 @@ def print_header(images: int, dtype: str, call: str) -> None:
     Args:
       images: images per device.
       dtype: dtype of the computation.
-      call: name of a call, whose time is printed in milliseconds.
+      call: name of a call; its duration is printed in milliseconds.
     """
     print(
         f"{jax.device_count()} x {jax.devices()[0].device_kind}, {images} images on each, {dtype}\n"
@@ -150,11 +148,11 @@ def race(
     """Times the runners in turns, prints a row for each, and returns their images/s by name.
 
     Args:
-      runners: the runners, ours first.
-      batch: images of a call, on all devices.
+      runners: the runners; ours is the first.
+      batch: number of images per call, on all devices.
       least: FLOPs of a call.
       turns: number of turns.
-      seconds: minimal duration of a turn.
+      seconds: minimum duration of a turn.
     """
     times = take_turns(runners, turns, seconds)
     peak, speeds = peak_flops(jax.devices()[0].device_kind), {}
@@ -171,7 +169,7 @@ def race(
 
 
 def take_turns(runners: Sequence[Runner], turns: int, seconds: float) -> dict[str, list[float]]:
-    """Returns the seconds of a call in each turn, by name."""
+    """Returns the duration of a call in each turn, in seconds, by name of the runner."""
     times: dict[str, list[float]] = {runner.name: [] for runner in runners}
     for runner in runners:
         runner.step()  # The first step is slower.
@@ -186,7 +184,7 @@ def take_turns(runners: Sequence[Runner], turns: int, seconds: float) -> dict[st
 
 
 def fast_dtype() -> str:
-    """Returns the fast dtype of the devices of this machine."""
+    """Returns the fastest dtype for the devices of this machine."""
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 
 
@@ -201,8 +199,8 @@ def compile_ours(config: ConfigDict) -> tuple[jax.stages.Compiled, float, Callab
     """Compiles the config's training step.
 
     Returns:
-      The compiled program; the seconds of compilation; and a function that starts the next step and
-      returns its results without waiting for them.
+      The compiled program, the duration of the compilation in seconds, and a function that starts
+      the next step and returns its results without waiting.
     """
     options = run_options(config)
     objective = objective_of(options.objective.name)
@@ -227,7 +225,7 @@ def make_others(
     """Returns the training steps of another project, one for each of its options.
 
     Raises:
-      UserError: there is no checkout of it, or it is not installed.
+      UserError: the checkout does not exist, or the package is not installed.
     """
     if peer == "timm":
         return [make_timm(model, batch, image_size)]
@@ -247,7 +245,7 @@ def make_others(
 
 
 def repeated(compiled: jax.stages.Compiled, state: dict, data: tuple) -> Callable[[], None]:
-    """Returns a function that runs the next step at each call, and waits for its end."""
+    """Returns a function that runs the next step and waits for its end."""
 
     def step():
         nonlocal state
@@ -268,8 +266,8 @@ def make_timm(model: str, batch: int, image_size: int) -> Runner:
 def timm_step(model: str, batch: int, image_size: int, gpu: bool) -> tuple[str, Callable[[], Any]]:
     """Returns the name of timm's model in tables, and a function that starts its next step.
 
-    On a GPU it is compiled, in bfloat16, with its fused attention. The function returns the loss, a
-    tensor, without waiting for it.
+    On a GPU the step is compiled, in bfloat16, with fused attention. The function returns the loss
+    (a tensor) without waiting.
 
     Args:
       model: our name of the model.
@@ -319,7 +317,7 @@ def timm_model(model: str, image_size: int) -> tuple:
     try:
         import timm
         import torch
-    except RuntimeError as error:  # Incompatible versions of torch and torchvision.
+    except RuntimeError as error:  # Versions of torch and torchvision are incompatible.
         raise UserError(f"timm does not import: {error}") from error
 
     name = timm_name(model)
@@ -331,13 +329,13 @@ def timm_model(model: str, image_size: int) -> tuple:
 
 
 def timm_name(model: str) -> str:
-    """Returns timm's name of our ViT, ConvNeXt or Swin; timm may not have the model."""
+    """Returns timm's name for our ViT, ConvNeXt or Swin; timm may lack this model."""
     kind, _, rest = model.partition("-")
     short, _, detail = rest.partition("/")
     size = TIMM_SIZES.get(short, short.lower())
     if kind in ("ConvNeXt", "ConvNeXtV2"):
         return f"{kind.lower()}_{size}"
-    if kind == "Swin":  # Larger windows are for larger images.
+    if kind == "Swin":  # The name contains window size and image size.
         return f"swin_{size}_patch4_window{'12_384' if detail == 'w12' else '7_224'}"
     if kind == "SwinV2":
         windows = detail.removeprefix("w")
@@ -358,6 +356,6 @@ def random_batch(batch: int, image_size: int, mesh) -> tuple[jax.Array, jax.Arra
 
 
 def compile_timed(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, float]:
-    """Compiles a program, and returns it with the seconds of compilation."""
+    """Compiles a program; returns it and the duration of the compilation in seconds."""
     started = time.perf_counter()
     return lowered.compile(), time.perf_counter() - started

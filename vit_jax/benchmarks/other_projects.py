@@ -1,6 +1,6 @@
-"""Training steps like ours of others' ViTs, loaded from the user's checkouts.
+"""Training steps like ours, with the ViTs of other projects, loaded from the user's checkouts.
 
-Only the model's file is loaded, as published; modules that it imports but does not use are omitted.
+Only the published file of the model is loaded; its unused imports are replaced by empty modules.
 """
 
 import importlib.util
@@ -31,11 +31,11 @@ class Peer(NamedTuple):
     repository: str
     make: Callable[..., Any]  # (checkout, name of the model, dtype, **option) -> flax.linen.Module
     logits: Callable[[Any], jax.Array]  # Extracts the logits from the model's output.
-    options: dict[str, dict]  # Options by their names in tables.
+    options: dict[str, dict]  # Options, by name in tables.
 
 
 def _vision_transformer(checkout: Path, name: str, dtype: str):
-    # Its package has the name of ours. It has no setting for the dtype and computes in float32.
+    # This package is also named vit_jax. It has no dtype setting, and computes in float32.
     _load(checkout / "vit_jax" / "models_resnet.py", "vit_jax.models_resnet")
     module = _load(checkout / "vit_jax" / "models_vit.py", "vision_transformer.models_vit")
     size, patch = _size(name)
@@ -89,17 +89,17 @@ PEERS = {
 
 
 class Step(NamedTuple):
-    """A training step of a peer; only shapes are stored, nothing is allocated."""
+    """A training step of a peer, with shapes in place of arrays."""
 
     run: Callable  # (state, images, labels) -> (state, loss), jitted.
-    init: Callable[[], dict]  # The state before the first step.
+    init: Callable[[], dict]  # Returns the state before the first step.
     state: dict  # Shapes, as in the fields below.
     images: jax.ShapeDtypeStruct
     labels: jax.ShapeDtypeStruct
 
 
 def our_config(model: str, image_size: int, dtype: str) -> ConfigDict:
-    """Returns the config of the same step of ours: no dropout, AdamW, clip at 1, 1,000 classes."""
+    """Returns the config for our equivalent step: no dropout, AdamW, clip at 1, 1,000 classes."""
     config = base_config()
     config.model.name, config.model.dtype, config.data.image_size = model, dtype, image_size
     config.data.num_classes = CLASSES
@@ -110,7 +110,7 @@ def find_checkout(peer: str, folder: str | None) -> Path:
     """Returns the folder of a peer's checkout.
 
     Raises:
-      UserError: it does not exist; the message contains the command to get it.
+      UserError: the folder does not exist; the message contains the command to clone it.
     """
     repository = PEERS[peer].repository
     path = Path(folder or ".") / peer
@@ -180,7 +180,7 @@ def _size(name: str) -> tuple[dict, int]:
 
 
 def _load(path: Path, name: str):
-    """Loads a module from one file."""
+    """Loads a module from a file."""
     if not path.is_file():
         raise UserError(f"{path} does not exist: --checkouts must contain the project's checkout")
     spec = importlib.util.spec_from_file_location(name, path)

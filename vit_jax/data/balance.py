@@ -1,7 +1,7 @@
 """Class balancing: sampling frequency of each class, and its weight in the loss.
 
-Both correct by a power of a class's share of the images: `none` not at all, `sqrt` by half (in the
-exponent), `full` so that all classes count the same.
+Values: `none` (no balancing), `sqrt` (classes count by the square root of their number of images),
+`full` (all classes count the same).
 """
 
 import numpy as np
@@ -37,9 +37,9 @@ def single_labels(source: Source, key: str) -> np.ndarray:
 def class_weights(labels: np.ndarray, kind: str) -> tuple[float, ...]:
     """Returns the weight of each class in the loss; empty for `none`.
 
-    For N images, n_c of them of class c, the weight is `w_c = N n_c^-e / sum_k n_k^(1 - e)` with e
-    = 1/2 (`sqrt`) or e = 1 (`full`: N / (classes n_c), scikit-learn's `balanced`). The mean over
-    the images is 1, and a class without images has the weight 0.
+    With N images, of which n_c have class c, the weight is `w_c = N n_c^-e / sum_k n_k^(1 - e)`.
+    The exponent e is 1/2 for `sqrt` and 1 for `full` (N / (classes n_c), scikit-learn's
+    `balanced`). The mean weight of the images is 1. A class without images has weight 0.
     """
     if kind == "none":
         return ()
@@ -51,7 +51,11 @@ def class_weights(labels: np.ndarray, kind: str) -> tuple[float, ...]:
 
 
 def balanced_order(labels: np.ndarray, kind: str, seed: int, repeats: int = 1) -> BalancedOrder:
-    """Returns the sampling order; class shares follow the root of counts (`sqrt`) or are equal."""
+    """Returns the sampling order.
+
+    The frequency of a class is proportional to the square root of its number of images (`sqrt`), or
+    equal for all classes (`full`).
+    """
     members, counts = np.argsort(labels, kind="stable"), np.bincount(labels)
     counts = counts[counts > 0]
     if kind == "full":

@@ -1,4 +1,4 @@
-"""Classes of a model and of a data set, or of two data sets, matched by their names."""
+"""Matches the classes of a model and a data set, or of two data sets, by name."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -17,7 +17,7 @@ def parse_names(text: str) -> list[str]:
     """Returns the class names of a flag `--names`.
 
     Args:
-      text: names separated by commas, or a file with a name in each line.
+      text: names separated by commas, or the path of a file with one name per line.
 
     Raises:
       UserError: there is no such file, or it cannot be read.
@@ -35,7 +35,7 @@ class Match(NamedTuple):
 
     Attributes:
       order: the model's class index for each class index of the data, int `[classes]`.
-      note: a note for the user on the match; empty if the names are the same.
+      note: a note for the user about the match; empty if the names are the same.
     """
 
     order: np.ndarray
@@ -43,24 +43,23 @@ class Match(NamedTuple):
 
     @property
     def reordered(self) -> bool:
-        """True if classes have other indices in the data than in the model."""
+        """True if a class has different indices in the data and in the model."""
         return not np.array_equal(self.order, np.arange(len(self.order)))
 
 
 def match_classes(model: Sequence[str], data: Sequence[str], place: str) -> Match:
-    """Matches the classes of a model with as many of a data set, by their names.
+    """Matches the classes of a model with the same number of classes of a data set, by name.
 
-    Names are compared without case, `_` and `-`. If one side has no names, or they have none in
-    common, classes are matched by index. Names that stay at their index while others do not are
-    renamed classes.
+    Names are compared without case, `_` and `-`. Classes are matched by index if one side has no
+    names, or if no name occurs at different indices: names that differ are then renamed classes.
 
     Args:
-      model: names of the model's classes, by index; indices or nothing if they are unknown.
+      model: names of the model's classes, by index; indices or empty if names are unknown.
       data: names of the data set's classes, in the same form.
-      place: the model, in words.
+      place: description of the model, for messages.
 
     Raises:
-      UserError: some names are the same, at other numbers, and others are not.
+      UserError: a common name has different indices, but not all names are common.
     """
     same = np.arange(len(data))
     if tuple(model) == tuple(data):
@@ -83,7 +82,7 @@ def match_classes(model: Sequence[str], data: Sequence[str], place: str) -> Matc
 
 
 def _order_by_name(model: Sequence[str], data: Sequence[str]) -> np.ndarray | None:
-    """Returns the model's index of each class of the data; None if the names differ or repeat."""
+    """Returns the model's index of each data class; None if the names differ or repeat."""
     model_keys, data_keys = ([_key(name) for name in names] for names in (model, data))
     number = {key: label for label, key in enumerate(model_keys)}
     if len(number) < len(model_keys) or sorted(model_keys) != sorted(data_keys):
@@ -114,16 +113,17 @@ def _renamings(model: Sequence[str], data: Sequence[str]) -> str:
 
 
 def has_names(class_names: Sequence[str]) -> bool:
-    """Returns True unless the class names are 0, 1, 2 and so on (a data set with numbers only)."""
+    """Returns False if the class names are only the numbers 0, 1, 2, ..."""
     return any(name != str(number) for number, name in enumerate(class_names))
 
 
 def numbers_by_name(
     own: Sequence[str], class_names: Sequence[str], used: Collection[int]
 ) -> dict[int, int] | None:
-    """Maps a data set's class indices to another order, by name; None if they are the same.
+    """Maps a data set's class indices to those of the training data, by name.
 
-    Indices stay if one of the two has no names.
+    Returns:
+      The new index by old index; None if the names are the same or one of the two has no names.
 
     Args:
       own: class names of the data set.
@@ -157,7 +157,7 @@ def _check_distinct(names: Sequence[str]) -> None:
 
 
 def shortened(names: Sequence[str], most: int = 12) -> str:
-    """Returns the names joined by commas; of many only the first and last few."""
+    """Joins names by commas; of more than `most` names only the first and last few."""
     if len(names) <= most:
         return ", ".join(names)
     return f"{', '.join(names[: most // 2])}, ..., {', '.join(names[-(most // 4) :])}"

@@ -1,8 +1,8 @@
 """Colour distortions of views (DINO, iBOT, DINOv2, DeiT III): jitter, grey, blur, solarization.
 
-They run in Pillow, so the pixels equal torchvision's and DINO's code (2104.14294) bit by bit.
-DINOv2's code blurs with a kernel of 9 pixels, with the complement of each probability: (0, 0.9,
-0.5).
+They run in Pillow, so the results are bit-exact with torchvision and DINO's code (2104.14294).
+DINOv2's code differs: its blur has a kernel of 9 pixels, and is applied with the complement of each
+probability: (0, 0.9, 0.5).
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ RADII = (0.1, 2.0)  # Range of the blur's std, in pixels.
 class ColourDistortion:
     """Colour distortion `(pixels, rng) -> pixels`: operations applied with given probabilities.
 
-    They are applied in the order of the arguments.
+    The operations are applied in the order of the arguments.
 
     Args:
       jitter: strengths of brightness, contrast, saturation (a factor of 1 +- x, at least 0) and hue
         (a turn of +- x, where 1 is the full circle), in random order; 0 disables one.
-      jitter_probability: probability of all four jitters together.
+      jitter_probability: probability of applying the jitter, all four operations together.
       grey: probability of conversion to greyscale.
       blur: probability of Gaussian blur with a std of 0.1 to 2 pixels.
       solarize: probability of inverting values of 128 and above.
@@ -73,7 +73,7 @@ def draw_jitter(strengths: Sequence[float], rng: np.random.Generator) -> list[tu
 
 
 def distorted(pixels: np.ndarray, drawn: Sequence[tuple[str, float]]) -> np.ndarray:
-    """Returns the uint8 pixels after operations, given by name and value, one after the other."""
+    """Applies operations, given as (name, value), one after the other to uint8 pixels."""
     if not drawn:
         return pixels
     image = Image.fromarray(pixels)
@@ -83,7 +83,7 @@ def distorted(pixels: np.ndarray, drawn: Sequence[tuple[str, float]]) -> np.ndar
 
 
 def distortions(config: RunOptions) -> tuple[ColourDistortion, ColourDistortion, ColourDistortion]:
-    """Returns the config's distortions of the first large view, the second one, and small ones."""
+    """Returns the config's distortions of the first and second global view and of local views."""
     values = config.dino
 
     def of(view: int) -> ColourDistortion:
@@ -96,7 +96,7 @@ def distortions(config: RunOptions) -> tuple[ColourDistortion, ColourDistortion,
 
 
 def _turn_hue(image: Image.Image, turn: float) -> Image.Image:
-    """Turns the hue by a fraction of the circle, in 255ths of Pillow's 256 like torchvision."""
+    """Turns the hue by a fraction of the circle; 1 is 255 of Pillow's 256 levels (torchvision)."""
     hues = [(hue + int(255 * turn)) % 256 for hue in range(256)]
     return image.convert("HSV").point([*hues, *range(256), *range(256)]).convert("RGB")
 

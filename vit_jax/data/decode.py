@@ -1,14 +1,13 @@
-"""Decoding of a rectangle of an encoded image, at no more detail than needed.
+"""Decodes a rectangle of an encoded image, at the lowest sufficient resolution.
 
-A JPEG is decoded by `_jpeg` (libjpeg-turbo): only its rectangle, and at 1/2, 1/4 or 1/8 of its size
-where that still covers the requested size. Everything else is decoded whole by Pillow: other
-formats, odd JPEGs (CMYK, rotated by EXIF, damaged), and all images in the mode `exact` or if the
-extension was not built.
+`_jpeg` (libjpeg-turbo) decodes only the rectangle of a JPEG, at 1/2, 1/4 or 1/8 of its size if that
+is at least the requested size. Pillow decodes all other images as a whole: other formats, unusual
+JPEGs (CMYK, damaged), and all images in the mode `exact` or without the `_jpeg` extension.
 
-A rectangle is resized by one of `INTERPOLATIONS`. `bilinear` takes the nearest four pixels, as
-TensorFlow does; the image is halved first while it is at least twice too large. The others average
-over the area of each output pixel: `bilinear_antialias`, `bicubic` and `lanczos` as Pillow's
-filters do, `area` as OpenCV's.
+A rectangle is resized by one of `INTERPOLATIONS`. `bilinear` interpolates the nearest four pixels,
+as in TensorFlow; an image that is at least twice too large is halved first, repeatedly. The others
+average over the area of each output pixel: `bilinear_antialias`, `bicubic` and `lanczos` with
+Pillow's filters, `area` as in OpenCV.
 """
 
 import io
@@ -28,8 +27,8 @@ try:
 except ImportError:  # No compiler, or no libjpeg-turbo, when vit_jax was installed.
     _jpeg = None
 
-# Supported formats by Pillow's names, with their file suffixes. EPS is unsupported because it
-# starts a program, TIFF because its reader prints.
+# Supported formats by Pillow's names, with their file suffixes. EPS is unsupported because Pillow
+# starts a program to read it, TIFF because its reader prints messages.
 SUFFIXES = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".pjpeg", ".pjp"),
     "PNG": (".png", ".apng"),
@@ -39,7 +38,7 @@ SUFFIXES = {
 }
 FORMATS = tuple(SUFFIXES)
 MAX_PIXELS = 178_956_970  # A larger image is rejected, not decoded.
-# Pixels. If a resized image would have more (a very long one), only a part of it is computed.
+# Pixels. Of a resized image with more (a very long one), only a part is computed.
 MAX_RESIZED = 1 << 24
 MAX_SCANS = 200  # Scans of a JPEG: each costs a pass over the whole image.
 # The header of a scan: its length and the number of its components.
@@ -50,8 +49,9 @@ PILLOW = {
     "bicubic": (Image.Resampling.BICUBIC, 2),
     "lanczos": (Image.Resampling.LANCZOS, 3),
 }
-# Averaging interpolations decode a JPEG at this multiple of the requested size, or more: at 1 the
-# JPEG's own averaging is visible (docs/measurements.md), and `area` takes whole decoded pixels.
+# Averaging interpolations decode a JPEG at no less than this multiple of the requested size. At 1,
+# the averaging by the JPEG decoder is visible (docs/measurements.md). `area` needs 4, because it
+# reads whole decoded pixels.
 DETAIL = dict.fromkeys(PILLOW, 2) | {"area": 4}
 
 cv2.setNumThreads(0)  # Images are small and many: processes share the cores, not threads.
@@ -61,7 +61,7 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 class Unreadable(Exception):
-    """Error for bytes that are not an image that can be decoded whole."""
+    """Error for bytes that cannot be decoded completely as an image."""
 
 
 def why_unreadable(error: Unreadable | OSError) -> str:
@@ -73,7 +73,7 @@ def why_unreadable(error: Unreadable | OSError) -> str:
 class Box(NamedTuple):
     """A rectangle in pixels; its right and bottom edges are exclusive.
 
-    Edges may lie within pixels only for Pillow's interpolations.
+    Fractional edges are supported only by Pillow's interpolations.
     """
 
     left: float
@@ -96,16 +96,13 @@ class Box(NamedTuple):
         return Box(*(edge * factor for edge in self))
 
     def within(self, outer: "Box") -> "Box":
-        """Returns the rectangle relative to the left and top of another one."""
+        """Returns the rectangle relative to the top left corner of another one."""
         left, top = outer.left, outer.top
         return Box(self.left - left, self.top - top, self.right - left, self.bottom - top)
 
 
 def is_fast() -> bool:
-    """Returns True if only the cropped rectangle of a JPEG is decoded.
-
-    This requires `_jpeg`, which is built at installation.
-    """
+    """Returns True if `_jpeg`, which decodes only the cropped rectangle of a JPEG, was built."""
     return _jpeg is not None
 
 
@@ -114,8 +111,8 @@ def decode(image: bytes | np.ndarray, background: str = "white") -> np.ndarray:
 
     Args:
       image: an encoded image, or pixels, which are returned as they are.
-      background: one of `BACKGROUNDS`, on which a transparent image is put; `none` shows the
-        colours that lie under its transparency, whatever they are.
+      background: colour behind a transparent image, one of `BACKGROUNDS`; `none` ignores the
+        transparency and returns the stored colours.
 
     Raises:
       Unreadable: not an image, cut short, or too large.
@@ -145,7 +142,7 @@ def decode(image: bytes | np.ndarray, background: str = "white") -> np.ndarray:
 
 
 def _grey_pixels(opened: Image.Image, shade: int | None) -> np.ndarray:
-    """Returns the pixels of a 16-bit grey image, which Pillow's convert() would clip at 255."""
+    """Returns a 16-bit grey image as RGB uint8; Pillow's convert() would clip it at 255."""
     levels = np.asarray(opened, np.float32)
     grey = eight_bits(levels)
     if shade is not None and "transparency" in opened.info:
@@ -159,7 +156,7 @@ def eight_bits(levels: np.ndarray) -> np.ndarray:
 
 
 def has_idle_alpha(opened: Image.Image) -> bool:
-    """Returns True for a BMP whose alpha is 0 everywhere: many programs leave the byte unused."""
+    """Returns True for a BMP with alpha 0 everywhere: many programs do not use this channel."""
     return (
         opened.format == "BMP"
         and opened.mode == "RGBA"
@@ -170,12 +167,12 @@ def has_idle_alpha(opened: Image.Image) -> bool:
 def _on(shade: int, opened: Image.Image, encoded: bytes) -> Image.Image:
     """Returns a transparent image in RGB, on a background of one grey level."""
     rgba, key = opened.convert("RGBA"), opened.info.get("transparency")
-    # Pillow scales levels to 8 bits, but not the key.
+    # Pillow scales the levels to 8 bits, but not the transparent level (the key).
     depth = encoded[24] if opened.format == "PNG" else 8
     if opened.mode == "L" and depth < 8:
         rgba.putalpha(opened.point(lambda level: 255 * (level != key * 255 // (2**depth - 1))))
     elif opened.mode == "RGB" and depth == 16:
-        # Pillow keeps 8 bits, in which other colours equal the key.
+        # Pillow keeps only 8 bits, so other colours may become equal to the key.
         alpha = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_UNCHANGED)[..., 3]
         rgba.putalpha(Image.fromarray((alpha >> 8).astype(np.uint8)))
     result = Image.new("RGB", opened.size, (shade, shade, shade))
@@ -189,21 +186,21 @@ def open_image(
     background: str = "white",
     several: bool = False,
 ) -> "Jpeg | Pixels":
-    """Returns an image with its `height` and `width`, upright, that decodes any rectangle of it.
+    """Opens an image; the result has its upright `height` and `width`, and decodes rectangles.
 
     Args:
       image: encoded, or RGB uint8 `[height, width, 3]`; an opened image is returned as it is.
       mode: `fast`, or `exact` to always decode all of it with Pillow.
       background: see `decode`.
-      several: many rectangles will be read, so that all of it is decoded once.
+      several: many rectangles will be read, so the whole image is decoded once.
 
     Raises:
-      Unreadable: see `decode`. Damage that the header does not show is found by `region`.
+      Unreadable: see `decode`. Damage after the header is detected only by `region`.
     """
     if isinstance(image, Jpeg | Pixels):
         return image
     if mode == "fast" and _jpeg is not None and isinstance(image, bytes):
-        # A JPEG without an end marker is cut short; a rectangle of it may not show that.
+        # A JPEG without an end marker is cut short. Decoding a rectangle may not detect this.
         header = _jpeg.size(image) if image.endswith(b"\xff\xd9") else None
         if header is not None:
             return (WholeJpeg if several else Jpeg)(image, *header)
@@ -218,10 +215,10 @@ class Pixels:
         self._pixels = pixels
 
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
-        """Returns the rectangle `box`, uint8, halved while it still has at least `size` pixels.
+        """Returns the rectangle `box`, uint8, halved as often as `size` allows.
 
         Args:
-          size: least height and width of the result; one number is both.
+          size: minimum height and width of the result; a single number is both.
         """
         shrink = _shrink(box, size)
         left, top, right, bottom = _snap(box, shrink, self.height, self.width)
@@ -241,11 +238,11 @@ class Pixels:
     def crop_resized(
         self, sides: tuple[int, int], corner: tuple[int, int], out: np.ndarray, interpolation: str
     ) -> None:
-        """Writes a crop of the whole image resized by Pillow into `out`, `[height, width, 3]`.
+        """Resizes the whole image by Pillow and writes a crop into `out`, `[height, width, 3]`.
 
         Args:
           sides: height and width of the whole image after the resize.
-          corner: top and left of the crop in it.
+          corner: top and left of the crop in the resized image.
         """
         top, left, height, width = *corner, *out.shape[:2]
         if math.prod(sides) <= MAX_RESIZED:
@@ -270,7 +267,7 @@ class Jpeg:
         self.height, self.width = (width, height) if self._turn.swap else (height, width)
 
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
-        """Implements `Pixels.region`; halves by the JPEG's own transform up to 1/8, then by area.
+        """Implements `Pixels.region`; the JPEG decoder halves down to 1/8, the rest is averaged.
 
         Raises:
           Unreadable: the JPEG is damaged.
@@ -286,8 +283,9 @@ class Jpeg:
     def crop(self, box: Box, out: np.ndarray, interpolation: str = "bilinear") -> None:
         """Implements `Pixels.crop`.
 
-        Bilinear squares are resized while their rows are decoded; rounding then differs by 1 at
-        most. All others are resized from a JPEG decoded at `DETAIL` times the size, or more.
+        Bilinear crops to a square are resized while their rows are decoded; values differ by at
+        most 1 (rounding). All others are resized from a JPEG decoded at `DETAIL` times the size or
+        more.
         """
         if interpolation != "bilinear":
             if not self._crop_averaged(box, out, interpolation, beside=False):
@@ -366,9 +364,9 @@ class Jpeg:
 
 
 class WholeJpeg(Jpeg):
-    """An encoded JPEG for many rectangles: each of its sizes is decoded whole, once.
+    """An encoded JPEG for many rectangles: the whole image is decoded once per scale.
 
-    The pixels equal a `Jpeg`'s, except bilinear squares, which are rounded differently.
+    The pixels equal those of `Jpeg`, except that bilinear squares are rounded differently.
     """
 
     _resizes_rows = False
@@ -407,14 +405,14 @@ TURNS = {
 
 
 def _shrink(box: Box, size: int | tuple[int, int]) -> int:
-    """Returns the largest power of two that divides a rectangle and leaves at least `size`."""
+    """Returns the largest power of two by which a rectangle can shrink and still have `size`."""
     height, width = (size, size) if isinstance(size, int) else size
     times = int(min(box.height // height, box.width // width))
     return 1 << max(0, times.bit_length() - 1)
 
 
 def _snap(box: Box, shrink: int, height: int, width: int) -> Box:
-    """Returns a rectangle in cells of `shrink` pixels, rounded to whole cells.
+    """Returns a rectangle in units of cells of `shrink` pixels, rounded to whole cells.
 
     Args:
       height: height of the whole image, in pixels.
@@ -445,12 +443,14 @@ def before_resize(
 def _around(
     box: Box, size: tuple[int, ...], interpolation: str | None, height: int, width: int
 ) -> Box:
-    """Returns the whole pixels of a `height` x `width` image that a resized rectangle depends on.
+    """Returns the rectangle of whole pixels that a resized rectangle depends on.
 
     Args:
       size: height and width of the result.
-      interpolation: Pillow's, whose filter reaches beyond the rectangle; None for one that does
-        not.
+      interpolation: a key of `PILLOW`, whose filter reads pixels beyond the rectangle; None for an
+        interpolation that does not.
+      height: height of the image, in pixels.
+      width: width of the image, in pixels.
     """
     reach = PILLOW[interpolation][1] if interpolation else 0
     x, y = (reach * max(1.0, side) for side in (box.width / size[1], box.height / size[0]))
@@ -503,7 +503,7 @@ def resize(pixels: np.ndarray, out: np.ndarray) -> None:
 def resample(
     pixels: np.ndarray, out: np.ndarray, interpolation: str, box: Box | None = None
 ) -> None:
-    """Resizes uint8 `[height, width, 3]` by averaging into uint8 `out`.
+    """Resizes uint8 `[height, width, 3]` into uint8 `out` with an averaging interpolation.
 
     Args:
       box: only this rectangle is resized; Pillow's filters also read the pixels around it.

@@ -1,4 +1,4 @@
-"""Entries of a batch that follow an image's crop: masks, boxes and depth maps."""
+"""Batch entries that are cropped together with the image: masks, boxes and depth maps."""
 
 import functools
 
@@ -9,20 +9,20 @@ from vit_jax.data.placement import Placement
 from vit_jax.errors import UserError
 
 MIN_VISIBLE = 0.1  # Share of a box's area that must be in the crop.
-MIN_SIDE = 1.0  # Pixels of a box in the crop, in both directions.
-TOLERANCE = 1.0  # Pixels by which boxes may be outside their image, by rounding.
+MIN_SIDE = 1.0  # Minimum width and height of a box in the crop, in pixels.
+TOLERANCE = 1.0  # Pixels by which boxes may exceed their image, due to rounding.
 NO_OBJECT = -1  # Class of the rows that pad a batch's boxes.
-CROWD = -2  # A crowd's class in a batch is this minus its class.
+CROWD = -2  # A crowd of class k has the class CROWD - k in a batch.
 
 
 def mask_field(size: int, cat_max_ratio: float = 1.0) -> Field:
     """Returns the field `mask`: the class of each pixel, uint8 `[size, size]`.
 
-    The value is that of the nearest pixel of the original mask. Padding is `IGNORED`.
+    Masks are resized with nearest-neighbour interpolation. Padding is `IGNORED`.
 
     Args:
-      cat_max_ratio: a crop is drawn again if it has one class, or if a class has this share of the
-        labelled pixels or more, as by mmsegmentation's `RandomCrop`; 1: never.
+      cat_max_ratio: a crop is drawn again if it contains only one class, or if one class covers at
+        least this share of its labelled pixels, as in mmsegmentation's `RandomCrop`. 1: never.
     """
     encode = functools.partial(_encode_map, fill=IGNORED, dtype=np.uint8)
     accepts = functools.partial(_has_classes, most=cat_max_ratio) if cat_max_ratio < 1 else None
@@ -32,7 +32,7 @@ def mask_field(size: int, cat_max_ratio: float = 1.0) -> Field:
 def depth_field(size: int) -> Field:
     """Returns the field `depth`: metres, float32 `[size, size]`; 0 where the depth is unknown.
 
-    The value is that of the nearest pixel of the original map. Padding is unknown.
+    Maps are resized with nearest-neighbour interpolation. Padding is unknown.
     """
     encode = functools.partial(_encode_map, fill=0, dtype=np.float32)
     return Field(DEPTH, (size, size), np.float32, encode, f"nearest, {size} pixels", "map")
@@ -41,16 +41,16 @@ def depth_field(size: int) -> Field:
 def boxes_field(size: int, most: int) -> Field:
     """Returns the field `boxes`: the objects in the crop, float32 `[most, 5]`.
 
-    Each row is left, top, right and bottom in pixels of the crop, then the class; the rows of the
-    padding are 0 and have the class -1. A crowd of class k has the class -2 - k: it is no object,
-    but COCO's metrics do not count predictions in it as wrong. Boxes are clipped to the crop. A box
-    is removed if less than a tenth of its area is in the crop, or if less than a pixel of its width
-    or height is. If there are more than `most`, objects are kept rather than crowds, and the
-    largest in the crop rather than smaller ones.
+    Each row is left, top, right and bottom in pixels of the crop, then the class. Padding rows are
+    0 with class -1. A crowd of class k has the class -2 - k: it is not an object, but COCO's
+    metrics do not count predictions in it as false positives. Boxes are clipped to the crop. A box
+    is removed if less than a tenth of its area is in the crop, or if its clipped width or height is
+    less than a pixel. Of more than `most` boxes, the largest in the crop are kept, objects before
+    crowds.
 
     Args:
       size: height and width of the crop in pixels.
-      most: number of rows.
+      most: maximum number of boxes.
     """
     encode = functools.partial(_encode_boxes, most=most)
     identity = f"{most} boxes and crowds, {MIN_VISIBLE:g} visible, {size} pixels"
@@ -65,7 +65,7 @@ def instances_field(size: int, most: int) -> Field:
 
     Args:
       size: height and width of the crop in pixels.
-      most: number of rows of the field `boxes`, at most `IGNORED`.
+      most: maximum number of boxes in the field `boxes`; no more than `IGNORED`.
     """
     encode = functools.partial(_encode_instances, most=most)
     identity = f"masks of {most} objects, nearest, {size} pixels"
@@ -108,11 +108,10 @@ def _encode_instances(boxes: Boxes, placement: Placement, most: int) -> np.ndarr
 
 
 def _place_objects(boxes: Boxes, placement: Placement, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the boxes in the crop that `boxes_field` describes, and their indices.
+    """Returns the boxes in the crop that `boxes_field` keeps, and their indices in `boxes`.
 
     Raises:
-      UserError: a box is not within the image, or has no area, or the annotations are of an image
-        of another size.
+      UserError: a box exceeds the image or has no area, or the annotations give another image size.
     """
     height, width = placement.image
     if boxes.size is not None:
@@ -130,7 +129,7 @@ def _place_objects(boxes: Boxes, placement: Placement, most: int) -> tuple[np.nd
 
 
 def check_size(annotated: tuple[int, int], actual: tuple[int, int], image: str) -> None:
-    """Raises UserError if annotations are of an image of another size.
+    """Raises UserError if an image's size differs from that in its annotations.
 
     Args:
       annotated, actual: height and width in pixels.
@@ -145,7 +144,7 @@ def check_size(annotated: tuple[int, int], actual: tuple[int, int], image: str) 
 
 
 def boxes_of(rows: np.ndarray) -> Boxes:
-    """Returns the objects and crowds of an image's rows in a batch, `[most, 5]`."""
+    """Converts an image's rows in a batch, `[most, 5]`, to its objects and crowds."""
     rows = rows[rows[:, 4] != NO_OBJECT]
     labels = rows[:, 4].astype(np.int32)
     crowd = labels <= CROWD
@@ -155,7 +154,7 @@ def boxes_of(rows: np.ndarray) -> Boxes:
 def check_corners(corners: np.ndarray, height: int, width: int) -> None:
     """Raises UserError for boxes without area and boxes outside their image.
 
-    A pixel outside is allowed, because annotations are rounded.
+    A box may exceed the image by one pixel, because annotations are rounded.
 
     Args:
       corners: left, top, right and bottom in pixels, `[boxes, 4]`.
@@ -179,7 +178,7 @@ def _areas(corners: np.ndarray) -> np.ndarray:
 
 
 def _scale(placement: Placement) -> float:
-    """Returns the pixels of the crop for a pixel of the image."""
+    """Returns the area in the crop of one pixel of the image."""
     box, (height, width) = placement.box, placement.shown
     return height * width / ((box.right - box.left) * (box.bottom - box.top))
 

@@ -13,8 +13,8 @@ MASK = "mask"  # Class of each pixel, int `[height, width]`; `IGNORED` where it 
 BOXES = "boxes"  # `Boxes`, the objects of an image.
 INSTANCES = "instances"  # `Boxes` with masks.
 DEPTH = "depth"  # Metres, float32 `[height, width]`; 0 where it is unknown.
-IGNORED = 255  # Pixels of a mask that neither training nor evaluation counts.
-BACKGROUND = "background"  # Name of the class of pixels that are of no object.
+IGNORED = 255  # Mask value of pixels that training and evaluation ignore.
+BACKGROUND = "background"  # Class name of pixels that belong to no object.
 CAPTION_KEYS = ("caption", "captions", "text")  # Names of captions; the first is the default.
 
 
@@ -25,11 +25,11 @@ class Boxes(NamedTuple):
       corners: left, top, right and bottom in pixels, float32 `[objects, 4]`.
       labels: class of each object, int32 `[objects]`.
       masks: pixels of each object, bool `[objects, height, width]`; None: unknown.
-      crowd: whether a box is of a group of objects, bool `[objects]`; None: none is.
+      crowd: True for the box of a group of objects, bool `[objects]`; None: there are no groups.
       size: height and width of the image according to the annotations; None: unknown.
-      areas: area of each object in pixels according to the annotations, float64 `[objects]`.
-        COCO's metrics classify objects by it as small, medium or large. None: that of the masks or
-        boxes.
+      areas: area of each object in pixels according to the annotations, float64 `[objects]`, by
+        which COCO's metrics classify objects as small, medium or large. None: use the area of the
+        masks or boxes.
     """
 
     corners: np.ndarray
@@ -47,13 +47,13 @@ class Field(NamedTuple):
       name: key in `Source.fields_of` and in the batch.
       shape: shape of one example's entry.
       dtype: type of the entry.
-      encode: `(value, rng) -> array` of this shape; `rng` is None in evaluation. Of a field that
-        is `spatial`: `(value, placement) -> array`, with the `Placement` of the first view.
+      encode: `(value, rng) -> array` of this shape; `rng` is None in evaluation. For `spatial`
+        fields: `(value, placement) -> array`, with the `Placement` of the first view.
       identity: short value that changes with `encode`; a run resumes only if it is the same.
-      spatial: the entry's kind, if it follows the image's crops and flips: `map`, `[height, width,
+      spatial: kind of an entry that is cropped and flipped with the image: `map`, `[height, width,
         ...]`, or `boxes`, `[..., 4 or more]` that start with left, top, right and bottom in pixels.
-      accepts: `(value, placement) -> bool` of a field that is `spatial`: training draws another
-        crop if it is False, up to ten times. None: all crops are accepted.
+      accepts: for `spatial` fields: `(value, placement) -> bool`. Training draws another crop if it
+        returns False, up to ten times. None: all crops are accepted.
     """
 
     name: str
@@ -71,7 +71,7 @@ def caption_keys(key: str) -> tuple[str, ...]:
 
 
 def draw_caption(captions: Sequence[str], rng: np.random.Generator | None) -> str:
-    """Returns one of an image's captions, uniformly at random; the first one without `rng`."""
+    """Returns a random caption of an image, or the first one if `rng` is None."""
     return captions[0 if rng is None or len(captions) == 1 else int(rng.integers(len(captions)))]
 
 

@@ -1,4 +1,4 @@
-"""Images that a user names: files, folders, glob patterns, standard input."""
+"""Image files from command-line arguments: files, folders, glob patterns, standard input."""
 
 import glob
 import os
@@ -23,8 +23,8 @@ def find_images(arguments: Sequence[str]) -> "ImageFiles":
     """Finds image files.
 
     Args:
-      arguments: files, folders, CSVs that list files, glob patterns; `-` reads standard input: an
-        image, or paths, one a line.
+      arguments: files, folders, CSVs that list files, or glob patterns; `-` reads an image, or one
+        path per line, from standard input.
 
     Raises:
       UserError: a path does not exist, or a folder has no images.
@@ -102,7 +102,7 @@ class ImageFiles(Source):
         return self._images[index][0]
 
     def note(self) -> list[str]:
-        """Returns a line on skipped files in the folders, if there are any."""
+        """Returns a line about the skipped files of folders, or an empty list."""
         return [f"note: skipped: {in_words(self.left_out)}"] if self.left_out else []
 
 

@@ -1,8 +1,8 @@
 """Disk cache of composed images in the user's cache folder, shared by runs and processes.
 
-A file holds the first GiB of one kind of images, all of one size. Image k has a fixed offset, so
-that no process waits for another, and an unwritten record takes no disk space. Each image is
-followed by its checksum: a half-written or damaged image is composed again.
+A file stores images of one kind and size, up to a GiB. Image k has a fixed offset, so processes
+need no locks, and images that are not yet written take no disk space. Each image is followed by its
+checksum: a half-written or damaged image is composed again.
 """
 
 import functools
@@ -21,7 +21,7 @@ class KeptImages:
     Args:
       name: name of the file; it identifies the kind of images and the version of the code.
       size: height and width in pixels.
-      channels: values of a pixel.
+      channels: number of values per pixel.
     """
 
     def __init__(self, name: str, size: int, channels: int = 3):
@@ -60,5 +60,5 @@ class KeptImages:
 
 @functools.cache
 def kept_images(name: str, size: int, channels: int = 3) -> KeptImages:
-    """Returns the cache with this file name; a process opens it once."""
+    """Returns the cache with this file name, which is opened once per process."""
     return KeptImages(name, size, channels)

@@ -10,12 +10,12 @@ from vit_jax.errors import UserError
 def one_hot_width(counts: np.ndarray, values: np.ndarray, classes: int | None = None) -> int | None:
     """Returns the width of one-hot or multi-hot labels; None if labels are lists of class indices.
 
-    Rows of zeros and ones, all of one length, are one-hot or multi-hot: an index list has no class
-    twice, so it has no three zeros and ones, and lists of two would give both classes to every
-    image.
+    Labels are one-hot or multi-hot if all rows have the same length and contain only zeros and
+    ones. An index list cannot look like this: it contains no class twice, so it would be the two
+    classes 0 and 1, for every image.
 
     Args:
-      counts: length of each example's row, unlabelled examples excluded.
+      counts: length of each example's row, without unlabelled examples.
       values: all rows, concatenated.
       classes: number of classes, if known: a row has one entry for each.
     """
@@ -32,10 +32,10 @@ def from_one_hot(values: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray
 
 
 def check_lists(counts: np.ndarray, values: np.ndarray, classes: int | None = None) -> None:
-    """Raises UserError if labels look like a table with a column for each class.
+    """Raises UserError for labels that are neither index lists nor one-hot or multi-hot rows.
 
-    Index lists of one length have no class twice; in lists of many lengths an object may be named
-    twice.
+    If all rows have the same length, a repeated value indicates a table with a column per class.
+    If lengths differ, a class may be repeated, because an image may contain several of its objects.
 
     Args:
       counts, values, classes: see `one_hot_width`.
@@ -49,7 +49,7 @@ def check_lists(counts: np.ndarray, values: np.ndarray, classes: int | None = No
 
 
 def not_indices(label: Sequence[int], classes: int | None = None) -> UserError:
-    """Returns the error for a label that has a class twice."""
+    """Returns the error for a label with a repeated class."""
     shown = ", ".join(map(str, label[:8])) + (", ..." if len(label) > 8 else "")
     width = f"{classes} zeros and ones" if classes else "zeros and ones"
     return UserError(

@@ -1,4 +1,4 @@
-"""Decoding of files with a value for each pixel: masks of classes and depth maps."""
+"""Decodes files with one value per pixel: class masks and depth maps."""
 
 import io
 
@@ -16,10 +16,10 @@ def decode_mask(content: bytes) -> np.ndarray:
     """Returns the values of a mask, uint8 or uint16 `[height, width]`.
 
     Args:
-      content: a PNG with a palette, whose indices are the values, or in grey of 1 to 16 bits.
+      content: a PNG file: with a palette (the indices are the values), or grey with 1 to 16 bits.
 
     Raises:
-      UserError: it is in colour, of another format, or damaged.
+      UserError: the file is a colour image, has another format, or is damaged.
     """
     opened = _opened(content)
     if opened.format != "PNG":
@@ -32,13 +32,13 @@ def decode_mask(content: bytes) -> np.ndarray:
 
 
 def values_of(mask: Image.Image) -> np.ndarray:
-    """Returns the indices in the palette of an image, or its grey levels.
+    """Returns the palette indices or grey levels of an image.
 
     Returns:
       uint8 or uint16 `[height, width]`.
 
     Raises:
-      UserError: it is in colour, or damaged.
+      UserError: the image has colours, or is damaged.
     """
     if mask.mode not in ("P", "L", "1", "I", "I;16"):
         raise UserError(
@@ -52,12 +52,12 @@ def decode_depth(content: bytes, scale: float) -> np.ndarray:
     """Returns a depth map in metres, float32 `[height, width]`; 0 where it is unknown.
 
     Args:
-      content: a grey PNG of 16 bits, or an array of NumPy (.npy). Floats are metres. Values that
-        are negative, infinite or no number are unknown.
-      scale: metres of a unit, for integers.
+      content: a 16-bit grey PNG file, or a NumPy array (.npy). Floats are metres; negative values,
+        infinity and NaN mean unknown.
+      scale: metres per unit of integer values.
 
     Raises:
-      UserError: it is of another kind, or damaged.
+      UserError: the file has another format, or is damaged.
     """
     if content.startswith(b"\x93NUMPY"):
         try:
@@ -82,7 +82,7 @@ def decode_depth(content: bytes, scale: float) -> np.ndarray:
 
 
 def _opened(content: bytes) -> Image.Image:
-    """Returns an opened image, which is not decoded yet."""
+    """Opens an image without decoding its pixels."""
     try:
         return Image.open(io.BytesIO(content), formats=FORMATS)
     except Exception as error:  # Pillow's parsers raise errors of any type.
@@ -97,7 +97,7 @@ def _pixels(opened: Image.Image) -> np.ndarray:
 
 
 def run_lengths(mask: np.ndarray) -> dict[str, list[int]]:
-    """Returns a mask as COCO's run lengths: counts of pixels without and with it, column by column.
+    """Returns COCO's run lengths: alternating counts of zeros and ones, column by column.
 
     Args:
       mask: bool `[height, width]`.

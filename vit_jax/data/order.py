@@ -1,10 +1,10 @@
-"""Order of examples in training: maps a position to an example, so that any position is reachable.
+"""Order of examples in training: maps any position to an example, without state.
 
-Position n is the n-th example since the start of training. An epoch is a permutation of the data
-set, a new one each time. Mixtures with given shares interleave one such sequence for each part.
-With repeated augmentation (Hoffer et al., 2020; 1901.09335) each image takes several positions in a
-row. The number of positions in an epoch stays the same, so an epoch has fewer images: the first of
-a new permutation each time, as in DeiT's code.
+Position n is the n-th example since the start of training. Each epoch is a new permutation of the
+data set. A weighted mixture interleaves one such sequence per part. With repeated augmentation
+(Hoffer et al., 2020; 1901.09335) each image takes several consecutive positions. An epoch still has
+as many positions as the data set has images, so it contains only the first images of its
+permutation, as in DeiT's code.
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ ODD = np.uint64(0xD6E8FEB86659FD93)
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """The order over a source, or over several that are joined end to end.
+    """Training order of one source, or of several concatenated ones.
 
     Args:
       seed: random seed of the permutations.
-      sizes: examples of each part.
-      weights: shares of the parts, of any sum; None for one permutation over all parts.
-      repeats: positions in a row that each example takes.
+      sizes: number of examples in each part.
+      weights: shares of the parts, with any sum; None: one permutation over all parts.
+      repeats: number of consecutive positions of each example.
     """
 
     seed: int
@@ -36,7 +36,7 @@ class Order:
     repeats: int = 1
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Returns indices into the joined parts, for int64 positions from 0 up to 2^62."""
+        """Returns indices into the concatenated parts, for int64 positions from 0 up to 2^62."""
         turns = positions // self.repeats
         if self.weights is None:
             return self._epochs(turns, sum(self.sizes), 0)
@@ -52,12 +52,12 @@ class Order:
         return indices
 
     def _epochs(self, turns: np.ndarray, size: int, part: int) -> np.ndarray:
-        """Returns indices into a part, for its own turns; a turn is `repeats` positions."""
+        """Returns indices into a part, for its turns of `repeats` positions each."""
         epoch, place = np.divmod(turns * self.repeats, size)
         return permute(place // self.repeats, size, self.seed, part, epoch)
 
     def _quotas(self) -> np.ndarray:
-        """Returns the positions of each part in a block, rounded so that their sum is a block."""
+        """Returns the number of positions of each part in a block; they sum to `BLOCK`."""
         ends = np.cumsum(self.weights) / np.sum(self.weights) * BLOCK
         quotas = np.diff(np.round(ends).astype(np.int64), prepend=0)
         if quotas.min() == 0:
@@ -71,15 +71,15 @@ class Order:
 class BalancedOrder:
     """Order that samples classes by quotas.
 
-    A round has `quotas[c]` turns of each class c, in a new random order each round. Within its
-    turns a class goes through epochs of its own images.
+    A round has `quotas[c]` turns of each class c, in a new random order each round. The turns of a
+    class go through its images in epochs, each a new permutation.
 
     Args:
       seed: random seed of the permutations.
-      members: indices of all examples, one class after the other.
-      sizes: examples of each class, above 0.
+      members: indices of all examples, sorted by class.
+      sizes: number of examples of each class, above 0.
       quotas: turns of each class in a round, above 0.
-      repeats: positions in a row that each example takes.
+      repeats: number of consecutive positions of each example.
     """
 
     seed: int
@@ -112,11 +112,11 @@ def _scaled(numbers: np.ndarray, by: int, of: int) -> np.ndarray:
 def permute(places: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray:
     """Applies a permutation of `range(size)`, chosen by `key`, to each of `places` (int64).
 
-    It is a Feistel network over the next power of two; a value outside the range is passed through
-    it again until it is inside ("cycle walking"). The numbers of a key are ints or arrays like
-    `places`.
+    It is a Feistel network over the next power of two, which is applied again to values outside the
+    range until they are inside ("cycle walking"). Each number of the key is an int or an array of
+    the shape of `places`.
     """
-    # With less than six bits some orders of few examples are rare.
+    # With fewer than six bits, some permutations of a few examples would be rare.
     bits = np.uint64(max(6, (size - 1).bit_length()))
     high, low = bits // 2, bits - bits // 2  # The halves, which are swapped each round.
     secret = np.zeros(len(places), np.uint64)
@@ -139,7 +139,7 @@ def permute(places: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """Hashes by SplitMix64's step (Steele, Lea and Flood, 2014).
+    """Hashes with the mixing step of SplitMix64 (Steele, Lea and Flood, 2014).
 
     Every output bit depends on all bits of `x`.
     """

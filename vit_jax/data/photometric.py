@@ -1,8 +1,8 @@
-"""Photometric distortions of the recipes of segmentation: mmsegmentation's, DINOv3's and EoMT's.
+"""Photometric distortions of segmentation recipes: mmsegmentation, DINOv3 and EoMT.
 
 Brightness, contrast, saturation and hue are distorted in this order, each with probability 0.5. In
-half of the images the contrast is the last. The variants differ in the operations and the range of
-the hue.
+half of the images contrast comes last. The variants differ in the operations and the range of the
+hue.
 
 Sources: `PhotoMetricDistortion` of mmsegmentation's mmseg/datasets/transforms/transforms.py and of
 dinov3/eval/segmentation/transforms.py, and `Transforms.color_jitter` of EoMT's
@@ -62,7 +62,7 @@ class PhotometricDistortion:
 
 
 def turn_hue(pixels: np.ndarray, turn: float) -> np.ndarray:
-    """Turns the hue by a fraction of the circle, rounded to one of OpenCV's 180 levels."""
+    """Rotates the hue by a fraction of the circle, rounded to one of OpenCV's 180 levels."""
     return _mapped_in_hsv(pixels, hues=(VALUES + round(HUES * turn)) % HUES)
 
 
@@ -74,14 +74,14 @@ def scale_saturation(pixels: np.ndarray, factor: float) -> np.ndarray:
 def _mapped_in_hsv(
     pixels: np.ndarray, hues: np.ndarray = VALUES, saturations: np.ndarray = VALUES
 ) -> np.ndarray:
-    """Replaces hues and saturations by the tables of 256 values, with OpenCV's 8-bit HSV."""
+    """Maps hues and saturations in OpenCV's 8-bit HSV by lookup tables of 256 values."""
     table = np.stack([hues, saturations, VALUES], axis=-1).astype(np.uint8)
     hsv = cv2.LUT(cv2.cvtColor(pixels, cv2.COLOR_RGB2HSV), table[None])
     return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
 
 
 def _linear(factor: float = 1.0, addition: float = 0.0) -> np.ndarray:
-    """Returns the table of `factor * level + addition`, truncated to whole levels and clipped."""
+    """Returns the lookup table of `factor * level + addition`, truncated and clipped to uint8."""
     return (VALUES * factor + addition).clip(0, 255).astype(np.uint8)
 
 

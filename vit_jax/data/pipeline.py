@@ -1,12 +1,11 @@
-"""Batches for this process, a function of the seed and the step.
+"""Batches of a process; they depend only on the seed and the step.
 
-Training reads position n of an endless sequence of epochs (`order.py`). Global batch k consists of
-positions [k B, (k + 1) B); a process reads the rows that its devices hold. So the k-th batch is the
-same for any number of processes, and a run resumes by reading from k. Random augmentations of an
-image are drawn from (seed, n).
+Training reads an endless sequence of epochs (`order.py`). With batch size B, global batch k
+contains positions [k B, (k + 1) B); each process reads the rows of its devices. So batch k is the
+same for any number of processes, and a run resumes by reading from k on. The random augmentations
+at position n depend only on the seed and n.
 
-Work is split into chunks of a batch, so that all workers decode a large batch together and none of
-them holds more than its chunks.
+A batch is split into chunks, so that all workers decode it together and each holds only its chunks.
 """
 
 import dataclasses
@@ -44,15 +43,15 @@ Batch = dict[str, np.ndarray]
 MAX_CHUNK = 64  # Images.
 MAX_REPLACEMENTS = 100  # Neighbours tried in place of an unreadable image.
 FIELD_STREAM = 2**32  # The random stream of the first field; those of views are smaller.
-# Fewer images are read before worker processes, which take seconds to start, would be ready.
+# Fewer images than this are read faster than worker processes start, which takes seconds.
 FEW_IMAGES = 5000
 
 
 def decoders(workers: int | None, threads: int | None, images: int) -> tuple[int, int]:
-    """Returns the numbers of decoding processes (0: this one) and of threads in each.
+    """Returns the number of decoding processes (0: this one) and the number of threads in each.
 
-    Arguments of None follow from the number of images and this machine's cores. The batches do not
-    depend on either number.
+    Values of None are chosen by the number of images and of CPU cores. The batches do not depend on
+    either number.
     """
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -82,25 +81,25 @@ def training_batches(
     """Yields endless training batches from step `first_step` on.
 
     Args:
-      batch_size: images of all processes together.
-      workers: processes that decode; 0 decodes in this one, None is resolved by `decoders`.
-      threads: threads of each process that decodes; None is resolved by `decoders`. Decoding leaves
-        the interpreter free nine tenths of its time, so a few threads are better than as many
+      batch_size: global batch size, over all processes.
+      workers: number of decoding processes; 0: decode in this one; None: see `decoders`.
+      threads: number of threads of each decoding process; None: see `decoders`. Decoding releases
+        the GIL nine tenths of the time, so a few threads are better than the same number of
         processes, whose batches must be copied.
-      views: the views of each image, in place of one by `crop`.
+      views: the views of each image; empty: a single view with `crop`.
       fields: fields that are encoded from each example; the source must have them.
-      repeats: positions in a row that an image takes, each with an augmentation of its own.
+      repeats: number of consecutive positions of an image, each with its own augmentation.
       balance: class balancing, a value of `config.data.balance`.
-      rows: the rows of each batch that this process reads, in order; None for all.
+      rows: the rows of each batch that this process reads, in order; None: all.
 
     Yields:
       `image` uint8 `[local batch, size, size, 3]`, `labels` int32 `[local batch, max_labels]`
-        padded with -1, and `unreadable` int64 `[local batch]`: the index of an image that was
-        replaced by its next readable neighbour, else -1; and an entry for each view and field.
+        padded with -1, and an entry for each view and field. `unreadable` int64 `[local batch]` has
+        the index of each image that was replaced by its next readable neighbour, else -1.
 
     Raises:
-      UserError: too many unreadable images in a row; an image without exactly one label, where
-        classes are balanced.
+      UserError: too many consecutive images are unreadable; classes are balanced, and an image does
+        not have exactly one label.
     """
     if balance == "none":
         order = Order(seed, source.sizes, source.weights, repeats)
@@ -159,12 +158,12 @@ def evaluation_batches(
     seed: int = 0,
     rows: np.ndarray | None = None,
 ) -> Iterator[Batch]:
-    """Yields every image once, in order, in equally many batches for every process.
+    """Yields every image once, in order; all processes get the same number of batches.
 
     Args:
       batch_size, workers, threads, rows: see `training_batches`.
-      views: the views of each image, in place of one by `crop`; drawn from the seed and the image's
-        number.
+      views: the views of each image, random by the seed and the image's index; empty: a single view
+        with `crop`.
       fields: see `training_batches`; encoded without random numbers.
 
     Yields:
@@ -216,7 +215,7 @@ class SkipLog:
         """Removes the `unreadable` entry from a batch and logs the images that it lists.
 
         Raises:
-          UserError: more different images than the limit.
+          UserError: more images than the limit are unreadable.
         """
         unreadable = batch.pop("unreadable")
         if unreadable.max() >= 0:
@@ -236,7 +235,7 @@ class SkipLog:
 
 
 def _why(source: Source, index: int) -> str:
-    """Reads an image once more and returns why it is unreadable: worker processes only mark it."""
+    """Reads an image again and returns its error, which workers do not pass on."""
     try:
         decode(source[index].image)
     except (Unreadable, OSError) as error:
@@ -247,7 +246,7 @@ def _why(source: Source, index: int) -> str:
 def _accepted(
     views: Sequence[ViewSpec], fields: Sequence[Field], values: Callable[[], Mapping[str, Any]]
 ) -> Sequence[ViewSpec]:
-    """Returns the views of an example whose first crop is one that its fields accept.
+    """Returns the views with a first crop that is redrawn until the example's fields accept it.
 
     Args:
       values: returns the fields of the example; called only if one of them may reject crops.
@@ -269,10 +268,13 @@ def _show(
     row: int,
     fields: Sequence[Field] = (),
 ) -> Placement | None:
-    """Writes all views of an image, decoded once, into a row of a batch, each by its own generator.
+    """Decodes an image once and writes all its views into a row of a batch.
+
+    Args:
+      rngs: the random generator of each view.
 
     Returns:
-      The placement of the first view, if a field follows it.
+      The placement of the first view, if a spatial field needs it.
 
     Raises:
       Unreadable: see `vit_jax.data.decode`.
@@ -312,7 +314,7 @@ def _encode(
 ) -> None:
     """Writes the fields of an example into a row of a batch.
 
-    Each is encoded by its own generator, or by the placement of the first view.
+    A spatial field is encoded with the placement of the first view, others with their generator.
 
     Raises:
       UserError: a value does not fit the image.
@@ -337,7 +339,7 @@ def _generators(
 ) -> Iterator[list[np.random.Generator]]:
     """Yields the random generators of each position, one for each stream.
 
-    They are reset and reused for the next position: creating new ones takes ten times as long.
+    The same generators are reset for each position: creating new ones takes ten times as long.
     """
     bits = [np.random.Philox(key=(seed, 0), counter=(0, 0, 0, stream)) for stream in streams]
     fresh, generators = [one.state for one in bits], [np.random.Generator(one) for one in bits]
@@ -379,7 +381,7 @@ def _iterate(
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
     if not workers:
         return iter(_joined(numbers.map(load).to_iter_dataset(options), chunks))
-    # After a worker's death Python's resource tracker would print a warning below the error.
+    # If a worker dies, Python's resource tracker would print a warning after the error.
     sys.warnoptions.append("ignore:resource_tracker")
     handed = _Handed(load)
     data = numbers.map(handed).to_iter_dataset(options)
@@ -436,8 +438,8 @@ class _OfWorkers(Iterator[Batch]):
         try:
             batch = next(self._batches) if self._taken else self._first()
         except RuntimeError as error:
-            # Grain raises it for a dead worker and for an exception in one; only the former has
-            # this text.
+            # Grain raises RuntimeError for a dead worker and for an exception in a worker. Only the
+            # former has this message.
             if not (
                 code := re.search(r"terminated unexpectedly with exit code (-?\d+)", str(error))
             ):
@@ -450,17 +452,17 @@ class _OfWorkers(Iterator[Batch]):
                 "was saved"
             ) from error
         self._taken += 1
-        if self._taken == self._workers:  # They take turns, so each has started.
+        if self._taken == self._workers:  # Workers take turns, so all have started.
             self._handed.remove()
         return batch
 
     def _first(self) -> Batch:
         """Returns the first batch; starts all processes with SIGTERM and SIGINT blocked.
 
-        They inherit the blocked signals from the thread that starts them, until `_obey_parent`
-        makes them ignore both.
+        The processes inherit the blocked signals from the thread that starts them. Later,
+        `_obey_parent` makes them ignore both signals.
         """
-        resource_tracker.ensure_running()  # Its start would unblock the signals in the thread.
+        resource_tracker.ensure_running()  # Starting it in the thread would unblock the signals.
         with ThreadPoolExecutor(1, initializer=_block_signals) as thread:
             return thread.submit(self._batches.__next__).result()
 
@@ -482,10 +484,10 @@ def _cause(code: int) -> str:
 
 
 def _obey_parent(worker: int, workers: int) -> None:
-    """Makes a worker process end when the training process is gone (even by SIGKILL), not before.
+    """Makes a worker process exit only when the training process has ended, even by SIGKILL.
 
-    Ctrl-C in a terminal and a scheduler's signal reach both processes, and the training process may
-    still need batches.
+    SIGINT and SIGTERM are ignored: Ctrl-C and schedulers send them to both processes, but the
+    training process may still need batches.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

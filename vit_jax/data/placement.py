@@ -1,7 +1,4 @@
-"""Placements: where the pixels of a crop are in the original image.
-
-Masks and boxes follow an image's random crop by its placement.
-"""
+"""Placements: the position of a crop in the original image, to crop masks and boxes like it."""
 
 from typing import NamedTuple
 
@@ -12,7 +9,7 @@ from vit_jax.errors import UserError
 
 
 class Placement(NamedTuple):
-    """The rectangle of an image that a crop shows, and the part of the crop that it fills.
+    """A crop's rectangle in the image, and the part of the crop that this rectangle fills.
 
     Attributes:
       box: rectangle of the original image; its edges may lie within pixels.
@@ -27,7 +24,7 @@ class Placement(NamedTuple):
     image: tuple[int, int]
 
     def place_map(self, values: np.ndarray, fill: float, out: np.ndarray) -> np.ndarray:
-        """Writes the crop of a map into `out`; each pixel has the value of the nearest one.
+        """Writes the crop of a map into `out`, with nearest-neighbour interpolation.
 
         Args:
           values: `[height, width, ...]`, aligned with the original image.

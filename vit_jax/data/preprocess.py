@@ -1,8 +1,8 @@
 """Crops: choose a rectangle of an image and resize it to the model's size.
 
-The rectangle is chosen from the image's height and width alone, then decoded and resized. So the
-paper's "resize, then crop" costs no more than the crop. Interpolations and backgrounds are defined
-in `vit_jax.data.decode`.
+The rectangle depends only on the image's height and width; only its pixels are decoded and resized.
+So the paper's "resize, then crop" is as fast as the crop alone. `vit_jax.data.decode` defines the
+interpolations and backgrounds.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from vit_jax.data.placement import Placement
 from vit_jax.errors import UserError
 from vit_jax.options.data import BORDER
 
-# Colour of the padding: ImageNet's mean, which normalized images have as 0.
+# Colour of the padding: ImageNet's mean, which normalization maps to 0.
 PADDING = 124, 116, 104
 REDRAWS = 10  # As in mmsegmentation's `RandomCrop`.
 
@@ -28,23 +28,25 @@ class TrainCrop:
 
     Kinds:
 
-    - `inception`: a share `area` of the image with an aspect ratio `aspect` (width over height),
-      drawn as in TensorFlow (the paper, appendix B.1; AugReg, BiT, big_vision).
+    - `inception`: a rectangle with a random area in `area` (share of the image) and a random aspect
+      ratio in `aspect` (width over height), drawn as in TensorFlow (the paper, appendix B.1;
+      AugReg, BiT, big_vision).
     - `random_resized`: the same, drawn as in torchvision (MAE, DeiT).
     - `square`: the image squeezed to `resize`, then a random crop to `size` (BiT, and the paper's
       fine-tuning: 448 and 384).
     - `short_side`: the same with the aspect ratio kept.
     - `simple_random`: the short side resized to `size`, then a crop to `size` after padding each
       side with four mirrored pixels (DeiT III's "simple random crop").
-    - `scale_jitter`: the short side resized to `size` times a random number of `scale`, then a
+    - `scale_jitter`: the short side resized to `size` times a random factor in `scale`, then a
       random crop to `size`, padded at the right and at the bottom (mmsegmentation's
       `RandomResize`, `RandomCrop` and padding).
     - `large_scale_jitter`: the same for the long side (detectron2's `ResizeScale`; 2012.07177).
     - `none`: the whole image, squeezed (BiT, for tasks where a crop changes the label).
 
     Attributes:
-      accepts: whether a placement of `scale_jitter` and `large_scale_jitter` is accepted; another
-        part of the same resized image is drawn if it is not, up to `REDRAWS` times. None: all are.
+      accepts: `placement -> bool` for `scale_jitter` and `large_scale_jitter`: if it returns False,
+        another part of the same resized image is drawn, up to `REDRAWS` times. None: all placements
+        are accepted.
     """
 
     size: int
@@ -82,13 +84,13 @@ class TrainCrop:
         return draw_placed(opened, self.place(height, width, rng), self.interpolation, out)
 
     def place(self, height: int, width: int, rng: np.random.Generator) -> Placement:
-        """Returns the random placement of a crop; a call with the same `rng` draws the same crop.
+        """Returns the random placement of a crop; a call with an equal `rng` draws the same crop.
 
         Args:
           height, width: size of the image in pixels.
 
         Raises:
-          UserError: the crop has no placement: `simple_random` mirrors the border.
+          UserError: the kind is `simple_random`, which mirrors the border and has no placement.
         """
         size = self.size, self.size
         if self.kind == "simple_random":
@@ -136,7 +138,7 @@ class TrainCrop:
     def _crop_with_border(
         self, opened: Jpeg | Pixels, rng: np.random.Generator, out: np.ndarray
     ) -> None:
-        """Writes a part of the image with its short side at `size`, with a mirrored border."""
+        """Writes a `simple_random` crop, with its mirrored border, into `out`."""
         sides = resized_sides(opened.height, opened.width, "short_side", self.size, self.size)
         draws = rng.random(2).tolist()
         (top, bottom, *rows), (left, right, *columns) = (
@@ -163,14 +165,18 @@ class TrainCrop:
 
 @dataclasses.dataclass(frozen=True)
 class TestCrop:
-    """The centre of the image at `size`, after a resize to `resize`.
+    """A centre crop to `size`, after a resize to `resize`.
 
-    `short_side` resizes the short side and keeps the aspect ratio (pre-training; timm's `center`,
-    Transformers' `shortest_edge`). `square` resizes both sides (few-shot evaluation: 256 and 224;
-    fine-tuning, where `resize` is `size`: the whole image; timm's `squash`). `fit` resizes the
-    whole image to fit into `size`, and pads it at the right and at the bottom. `size` may be a
-    height and a width: the crop then has their aspect ratio (`short_side`), and `resize` applies to
-    the smaller one.
+    Kinds:
+
+    - `short_side`: resizes the short side and keeps the aspect ratio (pre-training; timm's
+      `center`, Transformers' `shortest_edge`).
+    - `square`: resizes both sides (timm's `squash`; few-shot evaluation: 256 and 224). If `resize`
+      equals `size`, the crop is the whole image (fine-tuning).
+    - `fit`: resizes the whole image to fit into `size`, and pads it at the right and at the bottom.
+
+    If `size` is a height and a width, a `short_side` crop has their aspect ratio, and `resize`
+    applies to the smaller one.
 
     With Pillow's interpolations and the mode `exact`, the result equals Pillow's resize of the
     whole image followed by a crop. The resized sides are rounded as in torchvision (as in timm, if
@@ -178,8 +184,8 @@ class TestCrop:
 
     Attributes:
       resize: a fraction, such as 224 / 0.9, is truncated to whole pixels on each side, as in timm.
-      half: rounding of a crop position that falls between two pixels: to the `even` one, as in
-        torchvision and timm, or `down`, as in Transformers.
+      half: rounding of a crop position between two pixels: to the `even` one, as in torchvision and
+        timm, or `down`, as in Transformers.
 
     Raises:
       UserError: `resize` is less than `size`, so that the image would have to be padded.
@@ -251,7 +257,7 @@ class TestCrop:
 
 
 class FixedCrop(NamedTuple):
-    """An evaluation crop with the interface of a random one: it draws nothing."""
+    """Adapts an evaluation crop to the interface of `TrainCrop`; `rng` is not used."""
 
     crop: TestCrop
 
@@ -262,7 +268,7 @@ class FixedCrop(NamedTuple):
         return self.crop(image, out)
 
     def place(self, height: int, width: int, rng: np.random.Generator) -> Placement:
-        """Returns the placement of the crop, which is not random."""
+        """Returns the placement of the crop."""
         return self.crop.place(height, width)
 
     def open(
@@ -288,10 +294,10 @@ def draw_placed(
 
 
 def _jittered(height: int, width: int, size: int, factor: float, draws: list[float]) -> Placement:
-    """Returns a random crop to `size` of the image resized by a factor.
+    """Returns the placement of a random crop to `size` of the image resized by a factor.
 
     Args:
-      draws: two numbers in [0, 1): of the top and of the left edge.
+      draws: two random numbers in [0, 1), for the top and the left edge.
     """
     spans, shown = [], []
     for side, draw in zip((height, width), draws, strict=True):
@@ -312,12 +318,13 @@ def sides(size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _bordered(side: int, size: int, draw: float) -> tuple[int, int, int, int]:
-    """Returns a random part of a side with border: start, end, and border pixels before and after.
-
-    Start and end are clipped to the side.
+    """Returns a random part of an image side that is extended by a border.
 
     Args:
-      draw: relative position of the part, from 0 (first) to below 1 (last).
+      draw: relative position of the part, in [0, 1).
+
+    Returns:
+      Start and end, clipped to the side, and the numbers of border pixels before and after.
     """
     start = int(draw * (side + 2 * BORDER - size + 1)) - BORDER
     end = start + size
@@ -333,10 +340,10 @@ def inception_box(
 ) -> Box:
     """Draws a random rectangle like TensorFlow's `sample_distorted_bounding_box` without objects.
 
-    The aspect ratio is uniform, then the height is uniform between the heights of the least and the
-    largest area. If rounding makes the area too small or too large, one row is added or removed.
-    The last row and column of an image are included only if the rectangle is as high or as wide. Up
-    to a hundred draws are tried; if none is valid, the whole image is taken.
+    The aspect ratio is uniform. The height is uniform between the heights of the minimum and the
+    maximum area. If rounding makes the area too small or too large, one row is added or removed.
+    The last row (column) of the image is included only in rectangles of the image's full height
+    (width). After a hundred invalid draws the rectangle is the whole image.
 
     Source: tensorflow/core/kernels/image/sample_distorted_bounding_box_op.cc.
     """
@@ -373,8 +380,8 @@ def random_resized_box(
 ) -> Box:
     """Draws a random rectangle like torchvision's `RandomResizedCrop`.
 
-    The area is uniform, and so is the logarithm of the aspect ratio. Up to ten draws are tried; if
-    none fits, the largest centred rectangle of an allowed aspect ratio is taken.
+    The area and the logarithm of the aspect ratio are uniform. After ten draws that do not fit, it
+    is the largest centred rectangle with an allowed aspect ratio.
     """
     for _ in range(10):
         # One call for all four numbers: the call's overhead dominates.
@@ -394,7 +401,7 @@ def random_resized_box(
 def part_box(
     height: int, width: int, kind: str, resize: int, size: int | tuple[int, int], x: float, y: float
 ) -> Box:
-    """Returns the rectangle of the original image that a crop to `size` after a resize covers.
+    """Returns a crop's rectangle in the original image, for a crop to `size` after a resize.
 
     Args:
       kind: kind of the resize: `square` or `short_side`.
@@ -412,10 +419,10 @@ def part_box(
 def resized_sides(
     height: int, width: int, kind: str, resize: float, size: int | tuple[int, int]
 ) -> tuple[int, int]:
-    """Returns the image's height and width after the resize (`square`, `short_side`) before a crop.
+    """Returns the image's height and width after a resize of kind `square` or `short_side`.
 
-    They are rounded as in torchvision's `Resize`, or as in timm's `ResizeKeepRatio` if the crop is
-    not square.
+    They are rounded as in torchvision's `Resize`, or as in timm's `ResizeKeepRatio` if the
+    following crop is not square.
     """
     rows, columns = (int(resize * side / min(sides(size))) for side in sides(size))
     if kind == "square":

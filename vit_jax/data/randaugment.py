@@ -1,8 +1,8 @@
-"""Augmentations of the cropped uint8 image in the decoding processes: RandAugment, colour jitter.
+"""AugReg's RandAugment and colour jitter of cropped uint8 images, in the decoding processes.
 
-This is AugReg's RandAugment; timm's is in timm_augment.py, DeiT III's 3-Augment in
-three_augment.py, and the distortions of segmentation in photometric.py. Augmentations that mix
-images run on the device (vit_jax/training/mixing.py).
+Other augmentations: timm's RandAugment (timm_augment.py), DeiT III's 3-Augment (three_augment.py),
+photometric distortions for segmentation (photometric.py), and mixup and CutMix, which run on the
+device (vit_jax/training/mixing.py).
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ def resolve(
     """Returns RandAugment's (layers, magnitude) and mixup's alpha.
 
     Args:
-      level: AugReg's level, which gives the default values (2106.10270, section 3.4).
+      level: AugReg's level, which defines the default values (2106.10270, section 3.4).
       randaugment: overrides the level's layers and magnitude.
       mixup: overrides the level's alpha.
 
@@ -54,8 +54,8 @@ def host_augmentation(
     Args:
       randaugment: layers and magnitude of AugReg's RandAugment.
       color_jitter: strengths of brightness, contrast and saturation.
-      policy: another augmentation, applied before: timm's RandAugment, 3-Augment or a
-        photometric distortion.
+      policy: another augmentation, applied first: timm's RandAugment, 3-Augment or a photometric
+        distortion.
     """
     if not randaugment[0] and not any(color_jitter):
         return policy
@@ -80,13 +80,14 @@ def randaugment(
 ) -> np.ndarray:
     """Applies `layers` random operations, one after the other (RandAugment, 1909.13719).
 
-    The operations and their magnitudes are from the TensorFlow code that trained AugReg. It has two
-    faults, which are kept because the published models were trained with them: `solarize`'s
-    threshold wraps at 256, and the grey of `contrast` is 196, not the image's mean.
+    The operations and their magnitudes are those of AugReg's TensorFlow code. Two of its bugs are
+    kept, because the published models were trained with them: the threshold of `solarize` wraps at
+    256, and the grey of `contrast` is 196, not the image's mean.
 
     Args:
-      pixels: uint8 `[height, width, 3]`; it is not written to.
-      magnitude: out of 10, and may exceed it. The same for all operations.
+      pixels: uint8 `[height, width, 3]`; not modified.
+      layers: number of operations.
+      magnitude: strength of all operations, usually from 0 to 10; larger values are allowed.
 
     Returns:
       uint8 `[height, width, 3]`.
@@ -107,8 +108,8 @@ def color_jitter(
     """Scales each property by a uniform factor in [1 - x, 1 + x], in random order (torchvision).
 
     Args:
-      pixels: uint8 `[height, width, 3]`; it is not written to.
-      brightness, contrast, saturation: x of each; 0 disables it.
+      pixels: uint8 `[height, width, 3]`; not modified.
+      brightness, contrast, saturation: x of each property; 0 disables it.
     """
     strengths = (brightness, contrast, saturation)
     if not any(strengths):
@@ -142,11 +143,11 @@ def adjust_saturation(pixels: np.ndarray, factor: float) -> np.ndarray:
 
 
 def adjust_sharpness(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Mixes the image (factor 1) with its smoothed version (factor 0); the border stays.
+    """Mixes the image (factor 1) with its smoothed version (factor 0); the border is unchanged.
 
-    The kernel is [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13.
+    The smoothing kernel is [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13.
     """
-    # The kernel is 9/13 of a mean of 3 x 3 and 4/13 of the middle.
+    # The kernel is 9/13 times the 3 x 3 mean plus 4/13 times the central pixel.
     sharp = cv2.addWeighted(
         pixels, (4 + 9 * factor) / 13, cv2.blur(pixels, (3, 3)), 9 * (1 - factor) / 13, 0
     )
@@ -231,7 +232,7 @@ def translate(pixels: np.ndarray, right: int = 0, down: int = 0) -> np.ndarray:
 
 
 def cutout(pixels: np.ndarray, rng: np.random.Generator, radius: int) -> np.ndarray:
-    """Fills a square of twice the radius around a random pixel with grey, clipped to the image."""
+    """Fills a square with grey: centred at a random pixel, with sides of twice the radius."""
     height, width, _ = pixels.shape
     y, x = int(rng.random() * height), int(rng.random() * width)
     cut = pixels.copy()
@@ -249,7 +250,7 @@ def _sign(rng: np.random.Generator) -> int:
 
 
 def _pixels_of_224(side: int, pixels: float) -> int:
-    """Scales AugReg's lengths, in pixels of its 224, to the same share of another size."""
+    """Scales a length of AugReg, in pixels of a 224 x 224 image, to an image of another side."""
     return round(pixels * side / 224)
 
 

@@ -1,9 +1,9 @@
-"""Scenes: drawings of objects scattered on clutter, composed from random numbers, at any size.
+"""Random scenes of objects scattered on clutter, drawn at any image size.
 
-Pixels are computed from integers alone: raw numbers of Philox (Salmon et al., 2011), whose stream
-NumPy keeps stable; sums, products, shifts and comparisons of integers; a table of rounded sines. So
-a scene has the same bytes on any machine. Lengths are in units of 1/65,536 of the image's side,
-positions in a drawing in 1/256 of its pixel.
+A scene is bit-exact on any machine, because all computations are integer: raw random numbers of
+Philox (Salmon et al., 2011; stable across NumPy versions), sums, products, shifts, comparisons, and
+a table of rounded sines. The unit of lengths is 1/65,536 of the image's side; the unit of positions
+in a drawing is 1/256 of its pixel.
 """
 
 import dataclasses
@@ -14,16 +14,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-SIDE = 65536  # Of an image, in units of length.
-CELL = 32  # Pixels of a drawing.
+SIDE = 65536  # Side of an image, in units of length.
+CELL = 32  # Side of a drawing, in pixels.
 STRIDE = CELL + 2  # With an empty border, so that reads next to a drawing return zero.
-LEVELS = 4  # A drawing at 32, 16, 8 and 4 pixels.
-LATTICE = 16  # Points of a texture, which repeats.
+LEVELS = 4  # Each drawing is stored with sides of 32, 16, 8 and 4 pixels.
+LATTICE = 16  # Side of a texture, in lattice points; the texture repeats.
 SINES = [round(4096 * math.sin(2 * math.pi * step / 1024)) for step in range(1024 + 256)]
 SINE_TABLE = np.array(SINES)
 
-# Maximum numbers of items in a scene, from back to front. The main object comes last, or is moved
-# behind another.
+# Maximum numbers of items in a scene, from back to front. The main object is the last item, or is
+# moved behind another one.
 FRAGMENTS, BARS, SMALLER = 4, 3, 4
 ITEMS = FRAGMENTS + BARS + SMALLER + 1
 FRAGMENT, BAR, OBJECT, MAIN = range(4)
@@ -34,7 +34,7 @@ LATTICE_WORDS = LATTICE * LATTICE // 8  # Eight points each.
 
 # Ranges of an item's length by kind, in 256ths of the main object's length.
 SHARES = np.array([[180, 400], [130, 400], [60, 110], [256, 256]])
-# Ranges of an item's other side by kind, in 256ths of its length.
+# Ranges of an item's shorter side by kind, in 256ths of its length.
 SLIM = np.array([[190, 256], [14, 40], [190, 256], [190, 256]])
 TURN = np.array([512, 512, 50, 50])  # Maximum rotation by kind, in 1,024ths of a turn.
 LEAN = 50  # Maximum shear, in 256ths.
@@ -64,8 +64,8 @@ class Parts(NamedTuple):
     """Drawings that scenes are composed of.
 
     Attributes:
-      drawings: uint8 `[levels * drawings * 34 * 34]`, each within an empty border; the last one of
-        each level is solid, for bars.
+      drawings: uint8 `[levels * drawings * 34 * 34]`, each drawing with an empty border; the last
+        drawing of each level is solid, for bars.
       first, count: first drawing and number of drawings of each class, int64 `[classes]`.
     """
 
@@ -78,9 +78,9 @@ class Objects(NamedTuple):
     """The objects of an image, and their visible pixels.
 
     Attributes:
-      seen: int8 `[size, size]`, the object visible at each pixel; -1 for none.
+      seen: index of the object visible at each pixel, int8 `[size, size]`; -1: none.
       labels: the class of each object.
-      main: the object whose class is the image's.
+      main: index of the object that defines the image's class.
     """
 
     seen: np.ndarray
@@ -97,7 +97,7 @@ class Item:
       x, y: position of its centre.
       length: its longer side.
       matrix: maps a square of side 1 to the item, row by row.
-      cut: the first and last kept position of the drawing, in 256ths in each direction; None keeps
+      cut: the part of the drawing that is kept: start and end in each direction, in 256ths; None:
         all.
       label: its class; None for a fragment or a bar.
     """
@@ -118,9 +118,9 @@ class Scene:
     """Items from back to front on a texture.
 
     Attributes:
-      main: index of the item that gives the label.
+      main: index of the item that defines the label.
       lattice: shades of the texture, uint16 `[16 * 16]`.
-      steps: lattice coordinates of the image's side to the right and down, in 256ths of a point.
+      steps: lattice points per image side to the right and down, in 256ths of a point.
       colours: colours of the texture's darkest and brightest shade, int32 `[2, 3]`.
       noise: amplitude of the noise.
     """
@@ -149,10 +149,10 @@ class _Box(NamedTuple):
     """The pixels that an item may cover, and their mapping to its drawing.
 
     Attributes:
-      place: offset of its drawing in `Parts.drawings`.
-      side: pixels of the drawing at the level that is read.
-      across, down: column and row of the drawing at the first pixel, and their increments for a
-        step to the right and one down; 2^20 is a pixel of the drawing.
+      place: offset of the drawing in `Parts.drawings`.
+      side: side of the drawing at the selected level, in pixels.
+      across, down: column and row in the drawing: the value at the first pixel, its increment per
+        pixel to the right, and per pixel down; 2^20 is one pixel of the drawing.
     """
 
     top: int
@@ -219,7 +219,7 @@ def _items(
     """Returns all items that a scene may have.
 
     Args:
-      numbers: below 2^32, int64 `[fields, items]`.
+      numbers: random numbers below 2^32, int64 `[fields, items]`.
       main: the length of the main object.
       ground: the background's colour.
     """
@@ -240,7 +240,7 @@ def _items(
         sine * width >> 12,
         (sine * lean + 256 * cosine) * height >> 20,
     )
-    # The main object is within the image, or nearly.
+    # The main object is entirely within the image, or almost.
     margin = np.where(KIND == MAIN, length // 2 - 2000, 0)
     x, y = _within(numbers[7:9], margin, SIDE - margin)
     opacity = np.where(KIND <= BAR, _within(numbers[9], *FAINT), 256)
@@ -275,7 +275,7 @@ def _cuts(start: np.ndarray, across: np.ndarray) -> np.ndarray:
 def _colours(numbers: np.ndarray, ground: np.ndarray) -> np.ndarray:
     """Returns colours of items, `[items, 3]`, brighter than the background.
 
-    With other colours small Transformers need many times as long before they start to learn.
+    With other colours, small Transformers need many times more steps until they start to learn.
     """
     brighter = _within(numbers[0], *CONTRAST)[:, None]
     return np.clip(ground + brighter + _within(numbers[1:4].T, -SHIFT, SHIFT), 0, 255)
@@ -294,7 +294,7 @@ def draw(scene: Scene, parts: Parts, size: int, generator: np.random.Philox) -> 
 
 
 def objects(scene: Scene, parts: Parts, size: int) -> Objects:
-    """Returns a scene's objects and the pixels where each is in front and covers half or more."""
+    """Returns a scene's objects; they are visible where they are in front and cover 50% or more."""
     seen = np.full((size, size), -1, np.int8)
     whole = [item for item in scene.items if item.label is not None]
     for item, place, cover in _covers(scene, parts, size):
@@ -331,9 +331,9 @@ def _between(one: np.ndarray, other: np.ndarray, share: np.ndarray) -> np.ndarra
 def _covers(
     scene: Scene, parts: Parts, size: int
 ) -> Iterator[tuple[Item, tuple[slice, slice], np.ndarray]]:
-    """Yields each item in the image, its rows and columns, and its coverage of them in 256ths."""
+    """Yields each visible item, its rows and columns, and its coverage of each pixel in 256ths."""
     boxes = [(item, box) for item in scene.items if (box := _box(item, parts, size)).pixels]
-    # All items' pixels are in one array: at small sizes the overhead of NumPy's calls dominates.
+    # The pixels of all items are in one array: for small images, NumPy's call overhead dominates.
     ends = list(itertools.accumulate(box.pixels for _, box in boxes))
     spans = [slice(end - box.pixels, end) for (_, box), end in zip(boxes, ends, strict=True)]
     x, y, places = np.empty((3, ends[-1]), np.int32)
@@ -378,11 +378,11 @@ def _box(item: Item, parts: Parts, size: int) -> _Box:
     level = next((level for level in range(LEVELS - 1) if CELL >> (level + 1) < pixels), LEVELS - 1)
     side = CELL >> level
     a, b, c, d = item.matrix
-    # An edge fades out over a pixel of the drawing.
+    # An edge fades out over one pixel of the drawing.
     wide, high = ((abs(one) + abs(two)) * (side + 1) // (2 * side) for one, two in ((a, b), (c, d)))
     left, right = _clipped(item.x - wide, size), _clipped(item.x + wide + SIDE // size, size)
     top, bottom = _clipped(item.y - high, size), _clipped(item.y + high + SIDE // size, size)
-    # The inverse of the matrix maps the centre of a pixel to a position in the drawing.
+    # The inverse matrix maps the centre of an image pixel to a position in the drawing.
     determinant, scale = (a * d - b * c) * size, side << 20
     x, y = (2 * left + 1) * SIDE - 2 * size * item.x, (2 * top + 1) * SIDE - 2 * size * item.y
     middle = (128 + 128 * side) << 12  # The drawing's pixel 0 is its border.

@@ -1,6 +1,6 @@
 """DeiT III's 3-Augment (2204.07118, section 4): grey, solarize or blur, then colour jitter.
 
-It runs in Pillow, so the pixels equal the authors' code bit by bit.
+It runs in Pillow, so the results are bit-exact with the authors' code.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ class ThreeAugment:
     Applies greyscale, solarization or blur, with equal probabilities, then colour jitter.
 
     Args:
-      jitter: strength x of brightness, contrast and saturation; each is scaled by a factor in 1 +-
-        x, in random order.
+      jitter: brightness, contrast and saturation are scaled by factors in [1 - jitter, 1 + jitter],
+        in random order.
     """
 
     jitter: float = 0.3

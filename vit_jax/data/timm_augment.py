@@ -1,8 +1,7 @@
 """RandAugment as in timm, such as `rand-m9-mstd0.5-inc1` (fine-tuning of DeiT and MAE).
 
-It differs from AugReg's (randaugment.py) in its operations, in their strength at a level, and in
-the probability with which each operation is applied. It runs in Pillow, so the pixels equal timm's
-bit by bit.
+It differs from AugReg's RandAugment (randaugment.py) in the operations, their strength at a level
+and their probability. It runs in Pillow, so the results are bit-exact with timm.
 """
 
 import dataclasses
@@ -21,12 +20,12 @@ class RandPolicy:
 
     Args:
       magnitude: mean of the level, from 0 to 10.
-      layers: operations drawn for an image; the same one may be drawn twice.
+      layers: number of operations drawn for an image, with replacement.
       probability: probability of applying each operation.
-      deviation: std of the level, which is normal, then clipped to 0 and 10.
+      deviation: std of the level, which is drawn from a normal distribution and clipped to [0, 10].
       increasing: a higher level is a stronger change for all operations. Otherwise it is a weaker
-        one for posterize and solarize, and level 5 is about no change for colour, contrast,
-        brightness and sharpness.
+        change for posterize and solarize, and colour, contrast, brightness and sharpness are
+        unchanged at about level 5.
       fill: fill colour of geometric operations.
       resampling: interpolation of these operations, a key of `RESAMPLING`.
     """
@@ -62,12 +61,12 @@ class RandPolicy:
         """Applies an operation at a level from 0 to 10.
 
         Args:
-          sign: direction of an operation that has two, 1 or -1.
+          sign: direction of an operation with two directions, 1 or -1.
         """
         return OPERATIONS[name](self, image, level / HIGHEST, sign)
 
     def _factor(self, strength: float, sign: int) -> float:
-        """Returns the factor of an enhancement; 1 changes nothing."""
+        """Returns the factor for a Pillow enhancement; 1 changes nothing."""
         return max(0.1, 1 + sign * 0.9 * strength) if self.increasing else 0.1 + 1.8 * strength
 
     def _enhance(self, kind: type, image: Image.Image, strength: float, sign: int) -> Image.Image:
@@ -100,7 +99,7 @@ class RandPolicy:
 
 
 def _posterize(image: Image.Image, bits: int) -> Image.Image:
-    """Keeps the highest bits of each value; 0 returns a black image (MAE), which Pillow rejects."""
+    """Keeps the highest bits of each value; 0 bits, which Pillow rejects, give a black image."""
     return image.point(3 * [value & 256 - (1 << 8 - bits) for value in range(256)])
 
 

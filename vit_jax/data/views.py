@@ -14,16 +14,16 @@ class View(NamedTuple):
     """One or several crops of an image, as an objective requests them.
 
     Attributes:
-      name: its key in a batch, uint8 `[batch, size, size, 3]`; the first view's is `image`.
+      name: key in a batch, uint8 `[batch, size, size, 3]`; the first view must be `image`.
       count: number of crops: the entry is `[batch, count, size, size, 3]`. None: one crop, without
         this axis.
-      size: height and width in pixels; None: the run's.
-      crop: values of `TrainCrop` that differ in this view, such as `dict(area=(0.4, 1.0))`. The
+      size: height and width in pixels; None: the config's image size.
+      crop: values of `TrainCrop` that differ from the config, such as `dict(area=(0.4, 1.0))`. The
         decoding (`mode`, `background`) is the same for all views, since an image is decoded once.
-      same_rectangle_as: name of an earlier view with the same rectangles, at another size; None:
-        the view has rectangles of its own.
-      augment: augmentation of the crop on the host, `(pixels, rng) -> pixels`; "config": the run's;
-        None: no augmentation.
+      same_rectangle_as: name of an earlier view with the same rectangles and another size; None:
+        the view draws its own rectangles.
+      augment: augmentation of the crop on the host, `(pixels, rng) -> pixels`; "config": the
+        config's; None: no augmentation.
       distort: augmentations after `augment`, one for each crop of the view; None leaves a crop
         unchanged; empty: none.
       training_only: evaluation does not use the view.
@@ -39,7 +39,7 @@ class View(NamedTuple):
     training_only: bool = False
 
     def shape(self, image_size: int) -> tuple[int, ...]:
-        """Returns the shape of one image's entry, in a run of this `image_size`."""
+        """Returns the shape of one image's entry; `image_size` is the default size."""
         size = self.size or image_size
         return (*(() if self.count is None else (self.count,)), size, size, 3)
 
@@ -49,8 +49,8 @@ class ViewSpec(NamedTuple):
 
     Attributes:
       crop: `(image, rng, out) -> pixels`, such as a `TrainCrop`.
-      stream: index of the image's random sequence for the first crop; views of one stream have the
-        same rectangles.
+      stream: index of the random stream of the view's first crop; views with the same stream have
+        the same rectangles.
       distort: augmentations after `augment`, one for each crop; empty: none.
     """
 
@@ -80,9 +80,9 @@ def view_specs(
 
     Args:
       views: the requested views.
-      crop: returns the crop of a size, with values that override the run's.
-      size: the run's size, in pixels.
-      augment: the run's augmentation.
+      crop: returns the crop for a size and for values that override the config's.
+      size: the config's image size, in pixels.
+      augment: the config's augmentation.
 
     Raises:
       ValueError: a view overrides the decoding, or has a wrong number of distortions.
@@ -109,7 +109,7 @@ def view_specs(
 
 
 def flips_of(views: Sequence[View]) -> dict[str, str]:
-    """Returns the names of random flips by view; views with the same rectangles share a flip."""
+    """Returns the name of each view's random flip; views with the same rectangles share a flip."""
     names = {}
     for view in views:
         own = f"flip {view.name}" if names else "flip"

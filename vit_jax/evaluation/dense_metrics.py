@@ -1,4 +1,4 @@
-"""Metrics of dense prediction: IoU of classes, errors of depth, average precision of objects."""
+"""Metrics of dense prediction: mean IoU, depth errors, average precision of objects."""
 
 import contextlib
 import io
@@ -11,7 +11,7 @@ from vit_jax.data.fields import IGNORED, Boxes
 from vit_jax.errors import UserError
 from vit_jax.models.dense.detector import Detections
 
-DELTA = 1.25  # Largest ratio of right depths; delta2 and delta3 are of its powers.
+DELTA = 1.25  # Threshold of delta1; those of delta2 and delta3 are its powers.
 NYU_CROP = np.s_[45:471, 41:601]  # Evaluated part of NYU Depth v2's images, 480x640 (Eigen).
 # COCO's twelve metrics, in the order of `COCOeval.stats`.
 COCO_METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100")
@@ -19,17 +19,15 @@ COCO_METRICS += ("ARs", "ARm", "ARl")
 
 
 def confusion(predicted: np.ndarray, mask: np.ndarray, classes: int) -> np.ndarray:
-    """Returns the number of pixels of each true and each predicted class.
-
-    The counts of several images are added.
+    """Returns the confusion matrix of an image; sum those of several images.
 
     Args:
       predicted: class of each pixel, int `[height, width]`.
-      mask: true class of each pixel; pixels that are `IGNORED` do not count.
+      mask: true class of each pixel; `IGNORED` pixels do not count.
       classes: number of classes.
 
     Returns:
-      int64 `[true class, predicted class]`.
+      Pixel counts, int64 `[true class, predicted class]`.
 
     Raises:
       ValueError: the mask contains a class that does not exist.
@@ -43,13 +41,13 @@ def confusion(predicted: np.ndarray, mask: np.ndarray, classes: int) -> np.ndarr
 
 
 class SegmentationMetrics(NamedTuple):
-    """Metrics of semantic segmentation, shares of 1, as in mmsegmentation.
+    """Metrics of semantic segmentation, from 0 to 1, as in mmsegmentation.
 
     Attributes:
       miou: mean IoU of the classes that occur in the masks or in the predictions.
-      mean_accuracy: mean over the classes in the masks of the share of right pixels.
-      pixel_accuracy: share of right pixels.
-      ious: IoU of each class, float64 `[classes]`; NaN: it does not occur.
+      mean_accuracy: mean of the pixel accuracies of the classes in the masks.
+      pixel_accuracy: share of correctly classified pixels.
+      ious: IoU of each class, float64 `[classes]`; NaN for a class that does not occur.
     """
 
     miou: float
@@ -59,7 +57,7 @@ class SegmentationMetrics(NamedTuple):
 
 
 def segmentation_metrics(counts: np.ndarray) -> SegmentationMetrics:
-    """Returns the metrics of a confusion matrix, NaN if no pixel is known.
+    """Returns the metrics of a confusion matrix; NaN if all pixels are `IGNORED`.
 
     Args:
       counts: sum of `confusion` over all images.
@@ -84,14 +82,14 @@ def _mean(values: np.ndarray) -> float:
 
 
 class DepthMetrics(NamedTuple):
-    """Metrics of an image's depth (Eigen et al. 2014); a data set's are the means of its images'.
+    """Depth metrics of an image (Eigen et al. 2014); those of a data set are means over images.
 
     Attributes:
-      rmse: root of the mean squared error, metres.
-      abs_rel: mean error relative to the true depth.
-      log10: mean error of the decimal logarithm.
-      delta1, delta2, delta3: share of pixels whose ratio to the true depth, or its inverse, is
-        below 1.25, 1.25**2 and 1.25**3.
+      rmse: root mean squared error, in metres.
+      abs_rel: mean absolute error relative to the true depth.
+      log10: mean absolute error of the decimal logarithm.
+      delta1, delta2, delta3: share of pixels with max(predicted / true, true / predicted) below
+        1.25, 1.25**2 and 1.25**3.
     """
 
     rmse: float
@@ -105,13 +103,13 @@ class DepthMetrics(NamedTuple):
 def depth_metrics(
     predicted: np.ndarray, depth: np.ndarray, nearest: float = 1e-3, farthest: float = 10.0
 ) -> DepthMetrics | None:
-    """Returns the metrics of an image's depth; None if no pixel's depth is known.
+    """Returns the depth metrics of an image; None if no pixel is evaluated.
 
     Args:
-      predicted: metres, float `[height, width]`; it is clipped to the evaluated depths.
-      depth: true depth in metres, float `[height, width]`; 0 where it is unknown.
-      nearest, farthest: only true depths between these are evaluated; 10 m for NYU Depth v2 and 80
-        m for KITTI.
+      predicted: predicted depth in metres, float `[height, width]`; clipped to the evaluated range.
+      depth: true depth in metres, float `[height, width]`; 0: unknown.
+      nearest, farthest: range of evaluated true depths in metres, without the ends; `farthest` is
+        10 for NYU Depth v2 and 80 for KITTI.
     """
     known = (depth > nearest) & (depth < farthest)
     if not known.any():
@@ -142,25 +140,25 @@ def coco_metrics(
     masks: bool = False,
     overlaps: Sequence[np.ndarray] | None = None,
 ) -> dict[str, float]:
-    """Returns COCO's metrics of detected objects, computed by pycocotools.
+    """Computes COCO's metrics of detected objects with pycocotools.
 
     Args:
       detections: predicted objects of each image.
       objects: true objects of each image, with masks if `masks`.
       classes: number of classes.
       masks: compare masks instead of boxes.
-      overlaps: IoU of each detection with each object of an image, `[detections, objects]`; None:
-        it is that of their boxes or masks.
+      overlaps: for each image, the IoU of detections and objects, `[detections, objects]`; None:
+        computed from their boxes or masks.
 
     Returns:
       `AP` (mean over IoU thresholds from 0.5 to 0.95), `AP50`, `AP75`, `APs`, `APm` and `APl`
-      (small, medium and large objects), `AR1`, `AR10` and `AR100` (recall with that number of
-      detections), `ARs`, `ARm` and `ARl`: shares of 1, -1 where no object is of this kind.
+      (small, medium and large objects), `AR1`, `AR10` and `AR100` (recall with up to that number of
+      detections), `ARs`, `ARm` and `ARl`, all from 0 to 1; -1 if there are no such objects.
 
     Raises:
       UserError: pycocotools is not installed.
     """
-    with contextlib.redirect_stdout(io.StringIO()):  # It prints its progress and its table.
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints progress and a table.
         evaluation = _coco_evaluation(detections, objects, classes, masks, overlaps)
         evaluation.evaluate()
         evaluation.accumulate()
@@ -210,12 +208,12 @@ def _coco_evaluation(
 
 
 class Matches(NamedTuple):
-    """An image's true and predicted objects, matched by class at an IoU of 0.5.
+    """Counts of an image's true and predicted objects, matched by class at an IoU of 0.5.
 
     Attributes:
-      found: true objects with a prediction.
-      missed: true objects without one.
-      wrong: predictions without a true object.
+      found: true objects with a prediction (true positives).
+      missed: true objects without a prediction (false negatives).
+      wrong: predictions without a true object (false positives).
     """
 
     found: int = 0
@@ -232,12 +230,12 @@ class Matches(NamedTuple):
 def image_matches(
     detections: Sequence[Detections], objects: Sequence[Boxes], classes: int, masks: bool = False
 ) -> list[Matches]:
-    """Returns the matches of each image, computed by pycocotools.
+    """Matches true and predicted objects of each image with pycocotools.
 
     Crowds, and predictions that match them, do not count.
 
     Args:
-      detections, objects, classes, masks: as in `coco_metrics`; all predictions count.
+      detections, objects, classes, masks: as in `coco_metrics`; predictions of any score count.
 
     Raises:
       UserError: pycocotools is not installed.
@@ -248,7 +246,7 @@ def image_matches(
         evaluation.params.areaRng = evaluation.params.areaRng[:1]  # All sizes.
         evaluation.evaluate()
     counts = np.zeros((len(objects), 3), np.int64)
-    for each in filter(None, evaluation.evalImgs):  # Of an image and a class.
+    for each in filter(None, evaluation.evalImgs):  # For each image and class.
         counted, right = ~each["dtIgnore"][0].astype(bool), each["dtMatches"][0] > 0
         found, true = (counted & right).sum(), (np.asarray(each["gtIgnore"]) == 0).sum()
         counts[each["image_id"]] += found, true - found, (counted & ~right).sum()
@@ -256,7 +254,7 @@ def image_matches(
 
 
 def _image(number: int, masks: np.ndarray | None) -> dict[str, int]:
-    """Returns an image's row of a COCO file, with its size if objects have masks."""
+    """Returns an image's entry in a COCO file, with its size if objects have masks."""
     if masks is None or not len(masks):
         return dict(id=number, height=1, width=1)
     height, width = masks[0]["size"] if masks.dtype == object else masks.shape[1:]
@@ -267,7 +265,7 @@ Objects = TypeVar("Objects", Boxes, Detections)
 
 
 def compressed(found: Objects) -> Objects:
-    """Returns objects with their masks as run lengths of pycocotools, some hundred bytes each."""
+    """Compresses the masks of objects to pycocotools' run lengths, some hundred bytes each."""
     if found.masks is None:
         return found
     from pycocotools import mask
@@ -278,14 +276,14 @@ def compressed(found: Objects) -> Objects:
 
 
 def _annotations(each: Sequence[Boxes] | Sequence[Detections], masks: bool) -> list[dict[str, Any]]:
-    """Returns objects as rows of a COCO file.
+    """Returns objects as annotations of a COCO file.
 
-    The areas of true objects are those of the annotations, else the masks', else the boxes'. Those
-    of predictions are the masks' if masks are compared, else the boxes'.
+    Areas of true objects are from the annotations, else from masks, else from boxes. Areas of
+    predictions are from masks if masks are compared, else from boxes.
     """
     from pycocotools import mask
 
-    run_lengths: Any = mask  # Its functions take one mask or several, unlike their types.
+    run_lengths: Any = mask  # Its functions support several masks, but their types do not.
     rows = []
     for number, found in enumerate(each):
         corners = np.asarray(found.corners, np.float64)
@@ -300,7 +298,7 @@ def _annotations(each: Sequence[Boxes] | Sequence[Detections], masks: bool) -> l
         for index, label in enumerate(found.labels.tolist()):
             row: dict[str, Any] = dict(image_id=number, category_id=label, iscrowd=0)
             row["place"] = index
-            row["id"] = len(rows) + 1  # pycocotools takes the number 0 for "not found".
+            row["id"] = len(rows) + 1  # In pycocotools, the id 0 means "not found".
             row["bbox"] = [*corners[index, :2].tolist(), *sides[index].tolist()]
             row["area"] = float(areas[index])
             if codes is not None:

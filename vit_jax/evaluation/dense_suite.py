@@ -1,4 +1,4 @@
-"""Shared parts of the suites of dense prediction: data sets, and predictions at original size."""
+"""Shared code of the suites for dense prediction: data sets, and predictions at original size."""
 
 import functools
 import heapq
@@ -15,18 +15,18 @@ from vit_jax.evaluation.suite import Measurement, Options, Row, Stopped, Subject
 from vit_jax.progress import Progress
 
 MOST_SHOWN = 24  # Images on the page.
-# In this order: benchmarks are evaluated on `val`, because labels of test images are secret.
+# In order of preference. Many benchmarks have only `val`, because labels of `test` are secret.
 TESTED = ("test", *DEV)
 
 
 def tested_set(described: DataSet, kind: str, options: Options) -> DataSet:
-    """Returns a data set of `--set` with its kind, folder and split.
+    """Completes a data set of `--set` with its source kind, folder and split.
 
-    Its default split is the first one of `TESTED`, else `all`.
+    The default split is the first available one of `TESTED`, else the first one of the data set.
 
     Args:
       described: the data set.
-      kind: kind of the source that a folder is.
+      kind: source kind of a folder.
       options: the suite's options.
     """
     if described.kind == "tfds":
@@ -42,7 +42,7 @@ def tested_set(described: DataSet, kind: str, options: Options) -> DataSet:
 
 
 def check_classes(described: DataSet, source: Source, names: Sequence[str], model: str) -> None:
-    """Raises UserError if the classes of a data set are not those of the model.
+    """Raises UserError if a data set and the model have different classes.
 
     Args:
       described: the data set.
@@ -65,13 +65,13 @@ def check_classes(described: DataSet, source: Source, names: Sequence[str], mode
 
 
 class Predicted:
-    """Predictions for the images of a data set, one after the other, and those of the worst.
+    """Iterates over predictions for the images of a data set, and predicts the worst ones again.
 
     Args:
       described: the data set.
       subject: the evaluated model.
       source: the images.
-      stream: yields the index and the prediction of each readable image of a source, as
+      stream: yields the index and the prediction of each readable image of a source, like
         `DenseModel.stream`.
     """
 
@@ -100,12 +100,12 @@ class Predicted:
     def worst(
         self, scores: Sequence[tuple[float, int]]
     ) -> tuple[Subset, list[tuple[int, float, Any]]]:
-        """Returns the images with the lowest scores, and index, score and prediction of each.
+        """Returns the images with the lowest scores, and the index, score and prediction of each.
 
-        They are predicted again, so that the predictions of all images need not be kept.
+        These images are predicted again, to avoid keeping all predictions.
 
         Args:
-          scores: a score and an index of each image.
+          scores: score and index of each image.
         """
         lowest = heapq.nsmallest(MOST_SHOWN, scores)
         chosen = Subset(self._source, [index for _, index in lowest])
@@ -126,7 +126,7 @@ def dense_measurements(
     example: str,
     identity: Callable[[DataSet, Options, Subject, Source], dict[str, int | str]] | None = None,
 ) -> list[Measurement]:
-    """Returns a measurement for each data set, or one that requests data.
+    """Returns a measurement for each data set; without data sets, one that raises UserError.
 
     Args:
       subject: the evaluated model.
@@ -134,8 +134,8 @@ def dense_measurements(
       metrics: names of the metrics.
       open_set: opens the test images of a data set.
       measured: returns the rows of a data set.
-      example: a value of `--set`, with what it is.
-      identity: fingerprints the data of a data set; None: the test images alone.
+      example: example of `--set` with a description, for the error without data sets.
+      identity: returns the fingerprint of a data set; None: fingerprint of the test images.
     """
 
     def measurement(described: DataSet) -> Measurement:

@@ -1,4 +1,4 @@
-"""Features of a frozen model: the inputs of its head, for all images of a data set."""
+"""Features of a frozen model (the inputs of its head) for all images of a data set."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -31,8 +31,8 @@ from vit_jax.parallel.mesh import (
 from vit_jax.parallel.sharding import parameter_shardings, place_activation
 from vit_jax.progress import Progress
 
-LAYERS = 4  # Last layers whose class tokens are concatenated.
-# Features for a linear probe on a model with a class token, the narrowest first.
+LAYERS = 4  # The class tokens of this many last layers are concatenated.
+# Features for a linear probe on a model with a class token, in ascending order of width.
 CHOICES = (
     "class token",
     "class token and patches",
@@ -43,26 +43,25 @@ POOLED = "pooled features"  # The features of models without a class token.
 
 
 class Features(NamedTuple):
-    """Outputs of a model for the readable images of a source, on the host."""
+    """Outputs of a model for the readable images of a source, in host memory."""
 
     values: np.ndarray  # float32 [images, features]
     labels: np.ndarray  # int32 [images, max_labels], padded with -1
-    indices: np.ndarray  # int64 [images]: index of each in the source.
+    indices: np.ndarray  # int64 [images]: index of each image in the source.
 
 
 class Extractor:
-    """Feature extraction by one model with any parameters; compiled once, for one batch size.
+    """Feature extraction with a model; compiled once, for one batch size and any parameters.
 
     Args:
       graphdef: graph definition of the model, with or without a head.
       shardings: shardings of its parameters.
       mesh: mesh of devices.
       crop: the evaluation transform.
-      batch_size: batch size over all processes; rounded up to a multiple of the mesh's size.
+      batch_size: global batch size; rounded up to a multiple of the mesh's size.
       workers, threads: as in `evaluation_batches`.
-      max_unreadable: maximum number of unreadable images of a source, which are skipped.
-      compute: the function of the model and its images, `[batch, ...]`; by default
-        `representation`.
+      max_unreadable: maximum number of unreadable images per source; they are skipped.
+      compute: `(model, images) -> outputs [batch, ...]`; `representation` by default.
       log: logs skipped images, and the progress of long extractions.
     """
 
@@ -101,7 +100,7 @@ class Extractor:
           go_on: called after each batch; if it returns False, the result is None.
 
         Raises:
-          UserError: no image is readable, or more than `max_unreadable` are not.
+          UserError: no image is readable, or more than `max_unreadable` images are unreadable.
         """
         parts, progress = [], Progress("features", len(source), "images", self._log)
         for part in self.stream(params, source):
@@ -119,18 +118,18 @@ class Extractor:
         return Features(values, labels, np.flatnonzero(mask))
 
     def stream(self, params: dict, source: Source) -> Iterator[dict[str, Any]]:
-        """Yields `values` (of `compute`), `labels` and `mask` of each batch.
+        """Yields `values` (outputs of `compute`), `labels` and `mask` of each batch.
 
-        The mask is False where no image could be read.
+        The mask is False for unreadable images and padding.
         """
-        # The source is kept: the id of a freed one may be reused.
+        # Keep a reference to the source, because the id of a freed object may be reused.
         _, skipped = self._skipped.setdefault(id(source), (source, self._skip_log(source)))
         running = None
         with contextlib.closing(evaluation_batches(source, **self._arguments)) as batches:
             for batch in batches:
                 started = self._forward(params, to_devices(skipped.check(batch), self.mesh))
                 if running:
-                    yield jax.device_get(running)  # While the devices work on the next.
+                    yield jax.device_get(running)  # The devices already compute the next batch.
                 running = started
         yield jax.device_get(running)
 
@@ -141,16 +140,19 @@ def representation(model: nnx.Module, images: jax.Array) -> jax.Array:
 
 
 def image_embedding(model: nnx.Module, images: jax.Array) -> jax.Array:
-    """Returns embeddings of length 1 of an image tower, float32 `[batch, dim]`."""
+    """Returns the normalized embeddings of an image tower, float32 `[batch, dim]`."""
     return unit(model(images).astype(jnp.float32))
 
 
 def class_tokens_and_patches(model: TokenModel, images: jax.Array) -> jax.Array:
-    """Returns the class tokens of the last layers and the mean of the last layer's patches.
+    """Concatenates the class tokens of the last layers and the mean of the last patch tokens.
 
-    The last layer's class token is the last one. All are normalized by the model's final norm, if
-    it has one. The result is float32 `[batch, (layers + 1) * dim]`, of `LAYERS` layers, or of one
-    layer if the model has fewer than `LAYERS`.
+    The model's final norm, if it has one, is applied to the tokens of all layers. Class tokens are
+    in the order of the layers.
+
+    Returns:
+      float32 `[batch, (layers + 1) * dim]`: `LAYERS` layers, or only the last one if the model has
+      fewer layers.
     """
     with model.capturing(("tokens",)) as captured:
         model.encode(model.assemble(model.patches(images)))
@@ -163,11 +165,11 @@ def class_tokens_and_patches(model: TokenModel, images: jax.Array) -> jax.Array:
 
 
 def choices_of(model: ImageModel) -> tuple[Callable[[Any, jax.Array], jax.Array], dict[str, slice]]:
-    """Returns the function that computes all features of a linear probe, and each choice's columns.
+    """Returns a function that computes the features of a linear probe, and columns by feature set.
 
-    For a model with a class token the choices are DINOv2's: the class token of the last layer, or
-    the class tokens of the last four layers, each with the mean of the patches and without it. For
-    other models the only choice is the pooled features.
+    The feature sets of a model with a class token are DINOv2's: the class token of the last layer
+    or of the last four layers, each with and without the mean of the patch tokens. Other models
+    have a single feature set, the pooled features.
     """
     if not isinstance(model, TokenModel) or "cls" not in model.prefix_tokens:
         return representation, {POOLED: slice(0, None)}
@@ -198,7 +200,7 @@ def likeliest(
 
     def compute(model, images):
         logits = model(images)
-        # By the logits: different ones may have the same rounded probability.
+        # Sort by logits, because different logits may have the same rounded probability.
         _, classes = jax.lax.top_k(logits, count)
         return jnp.take_along_axis(PROBABILITIES[probabilities](logits), classes, axis=-1), classes
 
@@ -208,7 +210,7 @@ def likeliest(
 def top_of(top: int | None, threshold: float | None, num_classes: int, default: int) -> int:
     """Returns the maximum number of classes to list for an image.
 
-    It is `top` if that is set, else all classes with a threshold, and `default` without one.
+    It is `top` if set; else `num_classes` if there is a threshold; else `default`.
 
     Raises:
       UserError: `top` or the threshold is out of range.
@@ -223,10 +225,10 @@ def top_of(top: int | None, threshold: float | None, num_classes: int, default: 
 
 
 def reaching(threshold: float | None, probabilities: np.ndarray) -> int:
-    """Returns how many probabilities reach the threshold, all of them without a threshold.
+    """Returns the number of probabilities that reach the threshold.
 
     Args:
-      threshold: the minimum probability; None: there is none.
+      threshold: the minimum probability; None: all probabilities count.
       probabilities: class probabilities in descending order.
     """
     return len(probabilities) if threshold is None else int((probabilities >= threshold).sum())
@@ -238,7 +240,7 @@ def make_features(
     shardings: dict,
     compute: Callable[[nnx.Module, jax.Array], jax.Array],
 ) -> Callable[[dict, dict], dict[str, jax.Array]]:
-    """Compiles `(params, batch) -> {values, labels, mask}`, replicated on all devices."""
+    """Compiles `(params, batch) -> {values, labels, mask}`; results are replicated."""
 
     def features(params, batch):
         with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
@@ -275,7 +277,7 @@ def extractor_of(
 
 
 def single_labels(labels: np.ndarray, name: str) -> np.ndarray:
-    """Returns labels int32 `[images]` from `[images, max_labels]`, if each image has exactly one.
+    """Converts labels `[images, max_labels]` with one label per image to int32 `[images]`.
 
     Raises:
       UserError: an image has no label or several.
@@ -290,9 +292,9 @@ def single_labels(labels: np.ndarray, name: str) -> np.ndarray:
 
 
 def transfer_crop(image_size: int | tuple[int, int], **how: str) -> TestCrop:
-    """Returns the few-shot protocol's transform: both sides to 256, then the central 224.
+    """Returns the few-shot protocol's transform: a resize to 256 x 256, then the central 224 x 224.
 
-    Other image sizes have the same ratio.
+    Other image sizes use the same ratio.
 
     Args:
       image_size: image size of the model, in pixels.

@@ -1,7 +1,7 @@
-"""Few-shot linear evaluation (section 4.1 of the paper, big_vision's values).
+"""Few-shot linear evaluation (section 4.1 of the paper, with big_vision's settings).
 
-The network is frozen. A linear classifier is fitted by least squares to the features of a few
-training images of each class, and evaluated on the whole test split.
+The model is frozen. A linear classifier is fitted by least squares to the features of a few
+training images per class, and evaluated on the whole test split.
 """
 
 import hashlib
@@ -24,13 +24,13 @@ from vit_jax.progress import Progress
 SHOTS = (1, 5, 10, 25)
 SEEDS = (0, 1, 2)
 PENALTY = 2.0**10
-# Training and test split of a folder that has classes but no splits.
+# Training and test splits of a folder with classes but without splits.
 HALVES = (
     "all[:80%]",
     "all[80%:]",
 )
 
-# Data sets of the suite, by TFDS's names. ImageNet's training images are big_vision's.
+# Data sets of the suite, by TFDS name. ImageNet's training images are the same as in big_vision.
 DATA_SETS = tuple(
     map(
         data_set,
@@ -52,7 +52,7 @@ DATA_SETS = tuple(
 class TooFewImages(UserError):
     """Error for a class with fewer training images than shots.
 
-    `most` is the largest number of shots that all classes allow.
+    `most` is the largest number of shots for which all classes have enough images.
     """
 
     def __init__(self, name: str, class_name: str, most: int, shots: int):
@@ -64,7 +64,7 @@ class TooFewImages(UserError):
 
 
 class Accuracy(NamedTuple):
-    """Test accuracies for one number of shots and one penalty, by seed."""
+    """Test accuracy by seed, for one number of shots and one penalty."""
 
     shots: int
     penalty: float
@@ -88,7 +88,8 @@ class FewShotTask:
       train: all training images.
       test: test images.
       shots: numbers of training images per class.
-      seeds: seeds of a random order of each class's images; the first k are its k shots.
+      seeds: random seeds. Each defines a random order of each class's images; the first k are the k
+        shots.
       log: logs the progress of reading labels, if that takes long.
 
     Raises:
@@ -113,7 +114,7 @@ class FewShotTask:
         self.train = Subset(train, indices)
 
     def fingerprint(self) -> dict[str, int | str]:
-        """Returns short values that are equal on hosts that selected and read the same images."""
+        """Returns short values that are equal on two hosts if they selected the same images."""
         chosen = np.concatenate([*self.chosen.values()]).tobytes()
         digest = hashlib.blake2b(chosen, digest_size=8).hexdigest()
         return fingerprints(self.train, self.test) | {"chosen images": digest}
@@ -126,14 +127,14 @@ class FewShotTask:
         go_on: Callable[[], bool] = lambda: True,
         log: Callable[[str], None] = print,
     ) -> list[Accuracy] | None:
-        """Returns the accuracies for all shots with each penalty.
+        """Returns the accuracies for all numbers of shots and all penalties.
 
         Args:
           extractor: extractor of the model's features.
           params: the model's parameters.
-          penalties: penalties of least squares.
+          penalties: L2 penalties of least squares.
           go_on: called before each batch and each fit; if it returns False, the result is None.
-          log: logs notes on the fits.
+          log: logs notes about the fits.
         """
         train = extractor(params, self.train, go_on)
         test = train and extractor(params, self.test, go_on)
@@ -155,7 +156,7 @@ class FewShotTask:
         return [Accuracy(shots, penalty, by_seed) for (shots, penalty), by_seed in by_shots.items()]
 
     def _pick(self, train: Features, shots: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns features and labels of a seed's first shots, without unreadable images."""
+        """Returns the features and labels of a seed's shots, without unreadable images."""
         numbers = self.chosen[seed][:, :shots].ravel()
         rows = np.flatnonzero(np.isin(self.train.indices[train.indices], numbers))
         return train.values[rows], train.labels[rows].max(axis=1)
@@ -178,14 +179,14 @@ def few_shot(
 ) -> list[Accuracy]:
     """Returns few-shot accuracies of a loaded model on one data set.
 
-    For several data sets use `FewShotTask` and one `Extractor`.
+    For several data sets, use `FewShotTask` with one `Extractor`.
 
     Args:
-      model: model from `load_model`. Its head is not used, its pre-logits layer is.
+      model: model from `load_model`. Its head is not used, but its pre-logits layer is.
       train, test: images of the data set.
       name, shots, seeds: as in `FewShotTask`.
-      penalties: penalties of least squares.
-      mesh: mesh of devices; by default all.
+      penalties: L2 penalties of least squares.
+      mesh: mesh of devices; all devices by default.
       batch_size, workers, threads: as in `Extractor`.
       log: logs progress and notes.
 
@@ -200,7 +201,7 @@ def few_shot(
 
 
 def cut_in_two(described: DataSet, log: Callable[[str], None] = print) -> DataSet:
-    """Splits a folder of classes that has no splits; returns other data sets unchanged.
+    """Splits a folder with classes but without splits; returns other data sets unchanged.
 
     Args:
       described: the data set.
@@ -225,7 +226,7 @@ def open_data_set(
     Args:
       described: the data set.
       image_size: size of synthetic images, in pixels.
-      log: logs classes without an image.
+      log: logs classes without images.
 
     Raises:
       UserError: the data set does not exist, is empty or cannot be read.
@@ -244,14 +245,17 @@ def open_data_set(
 def choose(
     labels: np.ndarray, class_names: Sequence[str], shots: int, seeds: Sequence[int], name: str
 ) -> dict[int, np.ndarray]:
-    """Draws by seed, int64 `[classes, shots]`: the first images of a random order of each class.
+    """Draws random training images of each class.
 
     Args:
-      labels: `[images]`.
+      labels: class of each image, `[images]`.
       class_names: class names by index.
       shots: number of images per class.
-      seeds: random seeds of the orders.
+      seeds: random seeds.
       name: name of the data set, for messages.
+
+    Returns:
+      Indices of the images by seed, int64 `[classes, shots]`.
 
     Raises:
       TooFewImages: a class has fewer images than shots.
@@ -272,8 +276,29 @@ def choose(
     }
 
 
+<<<<<<< HEAD
+=======
+def best_penalty(results: Mapping[str, Sequence[Accuracy]]) -> dict[int, float]:
+    """Returns the penalty with the best mean rank over data sets, by shots (as in Scenic).
+
+    Args:
+      results: outputs of `FewShotTask.accuracies` by data set, with the same penalties and shots.
+    """
+    from scipy.stats import rankdata  # Imported here, because the import takes a second.
+
+    best = {}
+    for shots in {one.shots: None for accuracies in results.values() for one in accuracies}:
+        rows = [
+            [one for one in accuracies if one.shots == shots] for accuracies in results.values()
+        ]
+        ranks = np.mean([rankdata([-one.mean for one in row]) for row in rows], axis=0)
+        best[shots] = -min(zip(ranks, (-one.penalty for one in rows[0]), strict=True))[1]
+    return best
+
+
+>>>>>>> w-prose1
 def fingerprints(train: Source, test: Source) -> dict[str, int | str]:
-    """Returns short values that are equal on hosts that read the same images."""
+    """Returns short values that are equal on two hosts if they read the same images."""
     of_both = {"training": fingerprint(train), "test": fingerprint(test)}
     return {
         f"{split} {key}": value

@@ -1,8 +1,8 @@
-"""ImageNet's test sets: its own validation images, ReaL's labels of them, ImageNet-v2, ObjectNet.
+"""ImageNet's test sets: its validation images, with ReaL labels, too; ImageNet-v2; ObjectNet.
 
-All four have the same metric. An image has a set of correct classes among ImageNet's 1,000. It
-counts as correct if one of a model's top predictions is in the set. Images without a correct class
-are excluded. ImageNet-v2 is an ordinary TFDS data set (`IMAGENET_V2`); this module opens the
+All four have the same metric: an image has a set of correct classes among ImageNet's 1,000, and is
+counted as correct if this set contains one of the model's top predictions. Images without a correct
+class are excluded. ImageNet-v2 is an ordinary TFDS data set (`IMAGENET_V2`); this module opens the
 others.
 """
 
@@ -39,20 +39,20 @@ OBJECTNET_CLASSES = 113  # ImageNet has 113 of ObjectNet's 313 classes.
 OBJECTNET_URL = "https://objectnet.dev/download.html"
 OBJECTNET_BORDER = 1  # Width in pixels of the red border around each image.
 
-Classes = tuple[int, ...]  # Numbers of ImageNet's classes.
+Classes = tuple[int, ...]  # Indices of ImageNet's classes.
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Computes top-1 and top-5 accuracy for images with any number of correct classes.
 
     Args:
-      predictions: int `[images, 5]`: classes, the most likely first. With fewer, there is no
-        `top5`.
-      labels: int `[images, most]`: the correct classes of each image, padded with -1.
+      predictions: the most likely classes in descending order, int `[images, 5]`. With fewer than
+        five, there is no `top5`.
+      labels: the correct classes of each image, int `[images, most]`, padded with -1.
 
     Returns:
-      `top1`, `top5` from 0 to 1, means over the images that have a correct class, and the number of
-      these, `images`.
+      `top1` and `top5`, from 0 to 1, over the images with a correct class; `images`, the number of
+      these images.
     """
     right = (predictions[:, :, None] == labels[:, None, :]) & (labels >= 0)[:, None, :]
     right = right.any(axis=-1)[(labels >= 0).any(axis=-1)]
@@ -65,12 +65,12 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 
 def match_head(classes: int, class_names: Sequence[str], checkpoint: str) -> Match:
-    """Matches the classes of a model with ImageNet's, by their names.
+    """Matches the classes of a model with ImageNet's by name.
 
     Args:
-      classes: number of classes that the model predicts.
-      class_names: their names; empty if the checkpoint has none.
-      checkpoint: its name, for messages.
+      classes: number of classes of the model.
+      class_names: names of these classes; empty if the checkpoint has none.
+      checkpoint: name of the checkpoint, for messages.
 
     Raises:
       UserError: the model predicts other classes than ImageNet's.
@@ -97,7 +97,7 @@ def synsets() -> tuple[str, ...]:
 
 
 def check_classes(class_names: Sequence[str], what: str) -> None:
-    """Raises UserError for data whose classes are not ImageNet's synsets in their order."""
+    """Raises UserError if a data set's class names are not ImageNet's synsets in their order."""
     expected = synsets()
     if len(class_names) != len(expected):
         raise UserError(f"{what} has {len(class_names):,} classes, ImageNet {len(expected):,}")
@@ -135,15 +135,15 @@ def read_real(path: str) -> list[Classes]:
 def open_imagenet(
     kind: str, path: str, split: str, real: Sequence[Classes] | None = None
 ) -> Source:
-    """Opens ImageNet's validation images with their own label first and then ReaL's labels.
+    """Opens ImageNet's validation images; labels are the original label, then ReaL's labels.
 
-    So one pass over the images results in both metrics: `accuracy(predictions, labels[:, :1])` and
-    `accuracy(predictions, labels[:, 1:])`.
+    One pass over the images is sufficient for both metrics: `accuracy(predictions, labels[:, :1])`
+    and `accuracy(predictions, labels[:, 1:])`.
 
     Args:
       kind: `tfds`, or `folder`: a folder for each class, named by its synset.
       path, split: as in `vit_jax.data.sources.open_source`.
-      real: labels from `read_real`; the number in an image's file name selects its labels.
+      real: labels from `read_real`, indexed by the number in an image's file name.
 
     Raises:
       UserError: the data are missing, are not ImageNet's, or an image's name has no number.
@@ -191,7 +191,7 @@ def _real_classes(name: str, real: Sequence[Classes] | None) -> Classes:
 
 @dataclasses.dataclass(frozen=True)
 class Relabelled(Source):
-    """A selection of another source's images, with other labels and with their border removed."""
+    """A selection of another source's images, with new labels and without their border."""
 
     source: Source
     indices: tuple[int, ...]
@@ -206,7 +206,7 @@ class Relabelled(Source):
     def __getitem__(self, index):
         image = self.source[self.indices[index]].image
         if self.border:
-            with contextlib.suppress(Unreadable):  # The pipeline decodes it again and counts it.
+            with contextlib.suppress(Unreadable):  # The pipeline counts unreadable images.
                 image = decode(image)[self.border : -self.border, self.border : -self.border]
         return Example(image, self.labels[index])
 
@@ -225,7 +225,7 @@ class Relabelled(Source):
 
 
 def read_objectnet_map(root: str) -> dict[str, Classes]:
-    """Reads the correct ImageNet classes of ObjectNet's folders, for the classes that both have.
+    """Reads the class map: ImageNet classes by ObjectNet folder, for the common classes.
 
     Args:
       root: the folder `objectnet-1.0` with `images` and `mappings`.
@@ -244,7 +244,7 @@ def read_objectnet_map(root: str) -> dict[str, Classes]:
         )
     )
     lines = _read_text(where / "imagenet_to_label_2012_v2", what).splitlines()
-    # From the class (in the order of synsets) to the line in the list of labels, to the label.
+    # `positions` maps a class index (in the order of synsets) to a line in the list of labels.
     if sorted(positions.values()) != list(range(CLASSES)) or len(lines) != CLASSES:
         raise UserError(
             f"{where}: pytorch_to_imagenet_2012_id.json must number the {CLASSES:,} lines of "
@@ -274,9 +274,9 @@ def read_objectnet_map(root: str) -> dict[str, Classes]:
 
 
 def open_objectnet(root: str) -> Relabelled:
-    """Opens ObjectNet's images whose class ImageNet also has; their border is cropped.
+    """Opens ObjectNet's images of classes that ImageNet also has, without their red border.
 
-    A prediction of any other class is wrong.
+    Predictions of ImageNet's other classes count as errors.
 
     Args:
       root: the folder `objectnet-1.0` with `images` and `mappings`.
@@ -303,7 +303,7 @@ def open_objectnet(root: str) -> Relabelled:
 def objectnet_crop(size: int) -> TestCrop:
     """Returns BiT's ObjectNet transform for models of `size` pixels.
 
-    The ratio is that of the central 480 pixels after the short side is resized to 512.
+    It has the ratio of a resize of the short side to 512 and a centre crop to 480.
     """
     return TestCrop(size, "short_side", round(size * 512 / 480))
 

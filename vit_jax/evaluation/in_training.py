@@ -1,4 +1,4 @@
-"""Evaluation suites in a training run: `config.evaluate.suites`, and sections such as `fewshot`."""
+"""Evaluation suites during training: `config.evaluate.suites`, and sections such as `fewshot`."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -25,11 +25,11 @@ from vit_jax.options.option import options_of
 from vit_jax.options.run import RunOptions
 from vit_jax.parallel.peers import Peers
 
-OWN_SECTIONS = ("fewshot", "knn")  # Suites with a section of the config of the same name.
+OWN_SECTIONS = ("fewshot", "knn")  # Suites with a config section of the same name.
 
 
 class Opened(NamedTuple):
-    """A measurement of a suite, with opened data."""
+    """A measurement of a suite, with its opened data."""
 
     suite: Suite
     measurement: Measurement
@@ -41,10 +41,10 @@ class TrainingSuites:
     """Evaluation suites of a training run; their data are opened before the model exists.
 
     Attributes:
-      fingerprints: fingerprints of the suites' data, by the suite's name.
+      fingerprints: fingerprint of each measurement's data, by a description of the data.
 
     Args:
-      config: config of the run, with the checkpoint's preprocessing in place of None.
+      config: config of the run, in which the checkpoint's preprocessing replaces None.
       mesh: mesh of devices.
       test_crop: the evaluation transform.
       peers: the run's processes, which must read the same data.
@@ -124,8 +124,7 @@ class TrainingSuites:
           options: options of the suite, in addition to the defaults.
           image_size: image size of the model, in pixels.
           every: interval in steps; 0: only at the end.
-          where: key of each measurement in the config, and its text there; None: the suite's
-            name.
+          where: config key and value of each measurement, for errors; None: `evaluate.suites`.
           peers: the run's processes, which must read the same data.
         """
         suite = SUITES[name]
@@ -146,7 +145,7 @@ class TrainingSuites:
             self._opened.append(Opened(suite, measurement, opened, every))
 
     def _text_encoder(self, config: RunOptions, mesh: Mesh) -> TextEncoder:
-        """Returns the text tower in training, which has parameters after `attach`.
+        """Returns the text tower in training; its parameters are available after `attach`.
 
         Raises:
           UserError: the run has no text tower.
@@ -167,7 +166,7 @@ class TrainingSuites:
         return self._texts
 
     def _similarity(self, params: dict) -> tuple[float, float | None]:
-        """Returns the factor of cosine similarities, and the offset of the logits or None."""
+        """Returns the scale of cosine similarities, and the bias of the logits or None."""
         objective: Any = nnx.merge(self._objective[0], params)
         bias = objective.logit_bias
         return float(objective.scale), None if bias is None else float(bias[...])
@@ -182,9 +181,9 @@ class TrainingSuites:
         """Sets the model and the objective in training, and the callbacks.
 
         Args:
-          model, objective: the graph and the shardings of the parameters of each.
+          model, objective: graph definition, and shardings of the parameters.
           log: logs unreadable images.
-          on_outputs: writes the outputs that a page can show.
+          on_outputs: callback with outputs for a page of images.
         """
         self._subject.log, self._subject.on_outputs = log, on_outputs
         self._model, self._objective = ((graph, {}, places) for graph, places in (model, objective))
@@ -198,9 +197,9 @@ class TrainingSuites:
 
         Args:
           params: the parameters to evaluate.
-          own: those of the objective.
+          own: the parameters of the objective.
           step: number of the step.
-          last: whether it is the run's last step, after which all suites are due.
+          last: True after the last step, when all suites are due.
           go_on: called before each batch and each fit; if it returns False, the result is None.
         """
         self._subject.params, self._subject.go_on, figures = params, go_on, {}

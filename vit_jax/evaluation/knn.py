@@ -13,7 +13,7 @@ from vit_jax.evaluation.features import Features, single_labels
 from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_batch, whole_batch
 
 NEIGHBOURS = (10, 20, 100, 200)
-TRAIN_BLOCK, TEST_BLOCK = 4096, 2048  # Images whose similarities are in memory at once.
+TRAIN_BLOCK, TEST_BLOCK = 4096, 2048  # Images per block of similarities.
 
 
 def knn_accuracies(
@@ -28,8 +28,8 @@ def knn_accuracies(
     """Returns the test accuracy of weighted k-NN for each number of neighbours.
 
     The nearest training images by cosine similarity vote for their class with the weight
-    exp(similarity / temperature). Ties between images and between classes go to the first one. A
-    prediction is correct if it is one of the image's labels.
+    exp(similarity / temperature). Of equally near images, and of classes with equal votes, the
+    first one is chosen. A prediction is correct if it is one of the image's labels.
 
     Raises:
       UserError: there are fewer training images than neighbours, or a training image has no label
@@ -74,7 +74,7 @@ def unit(values: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _closer(mesh: Mesh):
-    """Compiles an update of each query's nearest images so far by a block of training images."""
+    """Compiles an update of each query's nearest images by another block of training images."""
 
     def closer(queries, similarity, classes, rows, row_classes):
         similarities = jnp.matmul(queries, rows.T, precision="highest")
@@ -92,13 +92,14 @@ def _closer(mesh: Mesh):
 
 @functools.cache
 def _count_right(mesh: Mesh, num_classes: int, counts: tuple[int, ...]):
-    """Compiles the votes of the nearest images.
+    """Compiles the vote of the nearest images.
 
-    The compiled function counts the correct images for each of the ascending `counts`.
+    The compiled function returns the number of correct images for each number of neighbours in
+    `counts`, which are ascending.
     """
 
     def count(similarity, classes, labels, temperature):
-        # The largest is subtracted, since the exponential of 1 / temperature could overflow.
+        # Subtract the largest similarity, since exp(1 / temperature) could overflow.
         weights = jnp.exp((similarity - similarity[:, :1]) / temperature)
         image = jnp.arange(len(classes))[:, None]
         votes = jnp.zeros((len(classes), num_classes))

@@ -1,4 +1,4 @@
-"""Regularized least squares in closed form: the linear classifier of the few-shot evaluation.
+"""Ridge regression in closed form: the linear classifier of the few-shot evaluation.
 
 The features of the training images are standardized and the constant 100 is appended:
 `A [n, D + 1]`. The targets `Y [n, K]` are +1 for an image's class and -1 for the others. The
@@ -6,14 +6,14 @@ coefficients are
 
     (A^T A + penalty I)^-1 A^T Y
 
-or, for fewer images than D + 1,
+or, if there are fewer images than D + 1,
 
     A^T (A A^T + penalty I)^-1 Y
 
-Standardized features X sum to zero over the training images. So the constant's row of A^T A is zero
-off the diagonal, and the constant's coefficient is `100 sum(Y) / (100^2 n + penalty)`. The other
-coefficients follow from X alone. All is computed in float64; the products of features are summed on
-the devices.
+The standardized features X sum to zero over the training images, so the row of A^T A for the
+constant is zero off the diagonal. The coefficient of the constant is therefore `100 sum(Y) / (100^2
+n + penalty)`, and the others depend only on X. Everything is computed in float64; the devices
+compute the products of features.
 """
 
 import functools
@@ -28,13 +28,13 @@ from jax.sharding import Mesh
 from vit_jax.errors import UserError
 from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_batch, whole_batch
 
-CONSTANT = 100.0  # Feature of the bias; so large that the penalty hardly shrinks its coefficient.
+CONSTANT = 100.0  # Feature for the bias; it is large to reduce the penalty's effect on the bias.
 GUARD = 1e-5  # Added to the std of a feature.
-BLOCK = 2048  # Rows per product; constant, so that few shapes are compiled.
+BLOCK = 2048  # Rows per product; fixed, so that few shapes are compiled.
 
 
 class Classifier(NamedTuple):
-    """Linear classifier, and the mean and std that its features are standardized by."""
+    """Linear classifier, with the mean and std for the standardization of its features."""
 
     mean: np.ndarray  # float64 [features]
     deviation: np.ndarray  # float64 [features]: std plus `GUARD`.
@@ -51,14 +51,14 @@ def fit(
 ) -> list[Classifier]:
     """Fits a classifier for each penalty.
 
-    If a penalty is 0 and the images do not determine the coefficients, the result is the least-norm
-    solution, and a note is logged.
+    If a penalty is 0 and the images do not determine the coefficients, the result is the
+    minimum-norm solution, and a note is logged.
 
     Args:
       features: `[images, features]`.
       labels: `[images]`.
       num_classes: number of classes.
-      penalties: each at least 0.
+      penalties: L2 penalties, 0 or above.
       mesh: mesh of devices.
       log: logs the note.
 
@@ -86,7 +86,7 @@ def fit(
         solutions, rank = _solve(
             gram(standard, mesh), _class_sums(standard, labels, num_classes), penalties
         )
-    # Standardized features sum to zero over the images, so their rank is at most images - 1.
+    # Standardized features sum to zero over the images, so the rank is at most images - 1.
     if min(penalties) == 0 and rank < min(width, images - 1):
         what = "images" if dual else "features"
         log(
@@ -103,9 +103,9 @@ def fit(
 
 
 def gram(rows: np.ndarray, mesh: Mesh) -> np.ndarray:
-    """Returns `rows^T rows` in float64, with the rows divided over the devices."""
+    """Returns `rows^T rows` in float64; the rows are sharded over the devices."""
     count, width = rows.shape
-    padded = -(-width // 128) * 128  # Zeros change nothing.
+    padded = -(-width // 128) * 128  # Padding with zeros does not change the result.
     size = whole_batch(mesh, BLOCK)
     with jax.enable_x64(True):
         total = everywhere(np.zeros((padded, padded)), mesh)
@@ -116,13 +116,13 @@ def gram(rows: np.ndarray, mesh: Mesh) -> np.ndarray:
 
 
 def accuracy(classifier: Classifier, features: jax.Array, labels: jax.Array, mesh: Mesh) -> float:
-    """Returns the share of images whose highest score is that of one of their labels.
+    """Returns the share of images whose predicted class is one of their labels.
 
     Args:
       classifier: classifier to evaluate.
-      features: float32 `[images, features]`, divided over the devices.
-      labels: int32 `[images, max_labels]`, divided over the devices, padded with -1; rows without
-        an image are -1.
+      features: float32 `[images, features]`, sharded over the devices.
+      labels: int32 `[images, max_labels]`, sharded over the devices; -1 is padding, and all values
+        are -1 in padding rows.
       mesh: mesh of devices.
     """
     host = [*classifier[:2], classifier.coefficients[:-1], CONSTANT * classifier.coefficients[-1]]
@@ -136,11 +136,10 @@ def _solve(
 ) -> tuple[list[np.ndarray], int]:
     """Returns `(matrix + penalty I)^-1 right` for each penalty, and the rank of the matrix.
 
-    Eigenvectors with an eigenvalue of zero up to rounding are excluded. `right`, or the product
-    that follows the solution, has no component along them, but 1 / penalty would amplify its
-    rounding error.
+    Eigenvectors with an eigenvalue of zero (up to rounding) are excluded. They do not contribute to
+    the classifier, but 1 / penalty would amplify rounding errors along them.
     """
-    # Imported here, since the import would delay training runs.
+    # Imported here, because the import is slow and training runs do not need it at the start.
     from scipy.linalg import cho_factor, cho_solve, eigh
 
     zero = 10 * np.finfo(np.float64).eps * np.trace(matrix)
@@ -178,7 +177,7 @@ def _count_right(mesh: Mesh):
 
 
 def _class_sums(standard: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Returns `X^T Y`: twice the sum of each class's rows, since the sum of all rows is zero."""
+    """Returns `X^T Y`: twice the sum of each class's rows, because all rows sum to zero."""
     order = np.argsort(labels, kind="stable")
     present, starts = np.unique(labels[order], return_index=True)
     sums = np.zeros((num_classes, standard.shape[1]))

@@ -17,10 +17,10 @@ from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_ba
 
 PENALTIES = tuple(10.0**power for power in range(2, -7, -1))
 FOLDS = 5
-# The search stops after this many successive penalties with a higher loss, since smaller penalties
-# take longest.
+# The search stops after this many consecutive penalties with a higher loss, because smaller
+# penalties take longer.
 RISES = 2
-ONE_FOLD = 10_000  # Training images from which on validation is on a single tenth.
+ONE_FOLD = 10_000  # From this many training images on, a single tenth is used for validation.
 
 
 class Probe(NamedTuple):
@@ -28,7 +28,7 @@ class Probe(NamedTuple):
 
     accuracy: float  # On the test images.
     penalty: float
-    held_out: dict[float, float]  # By penalty, the validation accuracy.
+    held_out: dict[float, float]  # Validation accuracy by penalty.
 
 
 def linear_probe(
@@ -41,18 +41,18 @@ def linear_probe(
     seed: int = 0,
     iterations: int = 300,
 ) -> Probe:
-    """Returns the test accuracy with the penalty that is best on a validation set.
+    """Returns the test accuracy with the best penalty on a validation set.
 
-    The validation set is a random tenth of the training images. The features are standardized by
-    the training images' statistics. The loss is the mean cross-entropy plus half the penalty times
-    the squared weights, without the biases. With the best penalty all training images are fitted.
-    The test images are evaluated once.
+    The validation set is a random tenth of the training images. The features are standardized with
+    the statistics of the training images. The loss is the mean cross-entropy plus `penalty / 2`
+    times the sum of the squared weights, without the biases. The final classifier uses the best
+    penalty and all training images. The test images are evaluated once.
 
     Args:
       train, test: features of the images.
       num_classes: number of classes.
       mesh: mesh of devices.
-      penalties: tried in descending order, each starting from the previous solution.
+      penalties: L2 penalties, tried in descending order, each starting from the previous solution.
       seed: random seed of the validation set.
       iterations: maximum number of L-BFGS iterations for each fit.
 
@@ -68,18 +68,18 @@ def linear_probe(
     for penalty in sorted(penalties, reverse=True):
         weights = fit(part, part_labels, weights, penalty, mesh, iterations)
         solutions[penalty], held_out[penalty] = weights, accuracy(weights, part, rest, mesh)
-    best = max(held_out, key=held_out.get)  # Of equally good penalties the largest.
+    best = max(held_out, key=held_out.get)  # The largest of equally good penalties.
     weights = fit(train.values, labels, solutions[best], best, mesh, iterations)
     return Probe(accuracy(weights, train.values, test, mesh), best, held_out)
 
 
 class LinearHead(NamedTuple):
-    """Linear classifier of features that are not standardized.
+    """Linear classifier for features without standardization.
 
     Attributes:
       kernel: float32 `[features, classes]`.
       bias: float32 `[classes]`.
-      penalty: selected by cross-validation.
+      penalty: L2 penalty, selected by cross-validation.
       accuracy: accuracy in cross-validation.
     """
 
@@ -101,17 +101,17 @@ def linear_head(
 ) -> LinearHead:
     """Fits the linear probe on all training images, with a penalty from cross-validation.
 
-    Each feature is divided by its own std, or all by one; cross-validation selects this and the
-    penalty. Penalties are tried in descending order, until `RISES` in a row have a higher loss. The
-    loss is the same as in `linear_probe`. With few images it selects more reliably than the
-    accuracy, and the probabilities are not overconfident. From 10,000 images on, validation on one
-    tenth replaces the five folds.
+    Each feature is divided by its own std, or all features by a common one. Five-fold
+    cross-validation selects this choice and the penalty by the mean cross-entropy: with few images
+    this is more reliable than the accuracy, and probabilities are not overconfident. Penalties are
+    tried in descending order, until `RISES` consecutive ones have a higher loss. With 10,000 images
+    or more, validation on a single tenth replaces the five folds.
 
     Args:
       train: features of the training images.
       num_classes: number of classes.
       mesh: mesh of devices.
-      groups: the group of each image of the source; a fold has all images of a group or none.
+      groups: the group of each image of the source; groups are not divided between folds.
       penalties, seed, iterations: as in `linear_probe`.
 
     Raises:
@@ -143,7 +143,7 @@ def linear_head(
             lowest, rises = min(lowest, loss), rises + 1 if loss > lowest else 0
             if rises == RISES:
                 break
-    # Of equally good penalties the largest.
+    # The largest of equally good penalties.
     each, best = min(losses, key=lambda choice: losses[choice])
     weights = first
     for penalty in penalties[: penalties.index(best) + 1]:
@@ -156,7 +156,7 @@ def linear_head(
 
 
 def _folds(groups: np.ndarray, seed: int) -> list[np.ndarray]:
-    """Returns the indices of each fold's validation images; a group stays in one fold."""
+    """Returns the indices of each fold's validation images; groups are not divided."""
     names, group = np.unique(groups, return_inverse=True)
     order = np.random.default_rng(seed).permutation(len(names))
     parts = [order[: len(order) // 10]] if len(groups) >= ONE_FOLD else np.array_split(order, FOLDS)
@@ -190,19 +190,19 @@ def fit(
     iterations: int,
     each: bool = True,
 ) -> np.ndarray:
-    """Returns weights of standardized features and biases: float64 `[features + 1, classes]`.
-
-    The biases are the last row.
+    """Fits logistic regression on standardized features by L-BFGS.
 
     Args:
       values: features, `[images, features]`.
       labels: `[images]`.
       start: initial weights and biases.
-      penalty: weight of half the squared weights in the loss.
+      penalty: L2 penalty; the loss contains `penalty / 2` times the squared weights.
       mesh: mesh of devices.
       iterations: maximum number of L-BFGS iterations.
-      each: divide every feature by its own std; otherwise all by one, which keeps their
-        proportions.
+      each: divide every feature by its own std; otherwise divide all features by a common one.
+
+    Returns:
+      float64 `[features + 1, classes]`: the weights, and the biases in the last row.
     """
     from scipy.optimize import minimize
     from threadpoolctl import threadpool_limits
@@ -217,9 +217,9 @@ def fit(
         loss, gradient = jax.device_get(gradient_of(weights, rows, targets, np.float32(penalty)))
         return float(loss), gradient.astype(np.float64).ravel()
 
-    # The loss is in float32, so smaller tolerances would be below its rounding.
+    # The loss is computed in float32, so smaller tolerances would be below its rounding error.
     options = dict(maxiter=iterations, ftol=1e-8, gtol=1e-6)
-    # L-BFGS has small products: several threads took 14 times as long.
+    # One thread, because products in L-BFGS are small: several threads took 14 times as long.
     with threadpool_limits(1, "blas"):
         solution = minimize(function, start.ravel(), jac=True, method="L-BFGS-B", options=options)
     return solution.x.reshape(start.shape)
@@ -230,7 +230,7 @@ def accuracy(
 ) -> float:
     """Returns the share of images whose most likely class is one of their labels.
 
-    Features are standardized by the statistics of `fitted`.
+    Features are standardized with the statistics of `fitted`.
     """
     mean, deviation = _statistics(fitted, each)
     rows = over_devices((test.values - mean) / deviation, mesh)
@@ -240,7 +240,7 @@ def accuracy(
 
 
 def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, each: bool) -> float:
-    """Returns the mean cross-entropy of images with one label each, standardized as `fitted`."""
+    """Returns the mean cross-entropy of single-label images, with `fitted`'s standardization."""
     mean, deviation = _statistics(fitted, each)
     rows = over_devices((test.values - mean) / deviation, mesh)
     targets = over_devices(test.labels.max(axis=1), mesh, fill=-1)
@@ -248,7 +248,7 @@ def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, e
 
 
 def _statistics(values: np.ndarray, each: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each feature's mean, and its std or the root mean square of all stds, float32."""
+    """Returns each feature's mean and its std (or the root mean square of all stds), float32."""
     mean, deviation = values.mean(axis=0, dtype=np.float64), values.std(axis=0, dtype=np.float64)
     if not each:
         deviation = np.full_like(deviation, np.sqrt(np.square(deviation).mean()))
@@ -256,12 +256,12 @@ def _statistics(values: np.ndarray, each: bool) -> tuple[np.ndarray, np.ndarray]
 
 
 def scores(weights: jax.Array, rows: jax.Array) -> jax.Array:
-    """Returns scores `[images, classes]` of features; the weights' last row is the biases."""
+    """Returns logits `[images, classes]`; the last row of `weights` contains the biases."""
     return jnp.matmul(rows, weights[:-1], precision="highest") + weights[-1]
 
 
 def cross_entropy(weights: jax.Array, rows: jax.Array, labels: jax.Array) -> jax.Array:
-    """Returns the mean cross-entropy of labels `[images]`, without images with the label -1."""
+    """Returns the mean cross-entropy for labels `[images]`; images with label -1 are ignored."""
     there = labels >= 0
     likely = jax.nn.log_softmax(scores(weights, rows))
     own = jnp.take_along_axis(likely, jnp.maximum(labels, 0)[:, None], axis=1)[:, 0]

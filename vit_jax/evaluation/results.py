@@ -1,4 +1,4 @@
-"""Results of an evaluation: saved after each metric, and shown as a table and as plots."""
+"""Results of an evaluation: saved after each metric, and formatted as tables and plots."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -12,15 +12,15 @@ from vit_jax.evaluation.suite import Row, Suite, mean
 from vit_jax.evaluation.suites import SUITES
 from vit_jax.small_files import read_small
 
-Rows = Mapping[tuple[str, str], Row]  # By suite and name.
+Rows = Mapping[tuple[str, str], Row]  # By names of suite and row.
 
 
 class Results:
-    """Rows of one checkpoint in a folder; `put` writes all of them.
+    """The results of one checkpoint in a folder; `put` saves all rows.
 
     Args:
       folder: folder of the results.
-      checkpoint: its name.
+      checkpoint: name of the checkpoint.
       description: description of the model.
       version: step and content of the checkpoint; rows of another version are removed.
 
@@ -59,13 +59,13 @@ class Results:
         elif folder.exists() and (not folder.is_dir() or {*folder.iterdir()} - {self._temporary}):
             raise UserError(f"{folder} contains files but no results; give a new or empty --out")
         folder.mkdir(parents=True, exist_ok=True)
-        self.put()  # Marks the folder as ours before a suite writes other files into it.
+        self.put()  # Identifies the folder as results before a suite writes other files into it.
 
     def begin(self, suite: str, settings: dict) -> None:
         """Records the settings that a suite's metrics depend on.
 
         Raises:
-          UserError: there are metrics from other settings.
+          UserError: there are metrics of this suite with other settings.
         """
         saved = self._about["settings"].get(suite, settings)
         if saved != settings and any(
@@ -84,20 +84,20 @@ class Results:
         self.put()
 
     def has(self, suite: str, *names: str) -> bool:
-        """Returns True if all of these rows have a metric, or a note about the data."""
+        """Returns True if each of these rows has a metric, or a note about the data."""
         rows = [self.rows.get((suite, name)) for name in names]
         return all(row and (row.accuracy is not None or row.images) for row in rows)
 
     def data_of(self, suite: str, name: str) -> str | None:
-        """Returns the digest of the data of a row; None if it is unknown."""
+        """Returns the digest of a row's data; None if unknown."""
         return self._about["data"].get(suite, {}).get(name)
 
     def put(self, *rows: Row, data: Mapping[str, str | None] = MappingProxyType({})) -> None:
-        """Adds rows, or replaces rows of the same name, and saves all.
+        """Adds rows, replaces those with the same name, and saves all rows.
 
         Args:
-          *rows: of suites.
-          data: digests of their data, by the rows' names.
+          *rows: rows of one or several suites.
+          data: digests of their data, by name of the row.
         """
         self.rows |= {(row.suite, row.name): row for row in rows}
         for row in rows:
@@ -109,7 +109,7 @@ class Results:
         self._temporary.replace(self._file)
 
     def markdown(self) -> str:
-        """Returns a table for each suite, with the paper's figures next to ours."""
+        """Returns a table for each suite, with published values for comparison."""
         step = self._about["version"].get("step")
         parts = [f"# {self._about['model']}" + (f", step {step:,}" if step else "")]
         for suite in SUITES.values():
@@ -120,7 +120,7 @@ class Results:
 
 
 def _load(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str], Row]]:
-    """Returns the description of the checkpoint and the evaluation, and the rows.
+    """Loads the description of checkpoint and evaluation, and the rows.
 
     Raises:
       UserError: the file cannot be read, or does not contain results.
@@ -137,13 +137,13 @@ def _load(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str], Row]]:
 
 
 def _suite_table(suite: Suite, rows: list[Row]) -> str:
-    """Returns a table of the rows of a suite and their means, with the published figures."""
+    """Returns a table of a suite's rows and means, with published values."""
     columns = published_figures(suite)
     measured = {row.name: row.accuracy for row in rows if row.accuracy is not None}
     for name, members in suite.means(measured).items():
         rows = [*rows, Row(suite.name, f"**{name}**", mean(measured, members))]
         for figures in columns.values():
-            # Rounds halves up.
+            # Add 1e-9 to round halves up.
             figures[f"**{name}**"] = round(mean(figures, members) + 1e-9, 2)
     several_units = {row.unit for row in rows} != {"%"}
     ours = "ours" if several_units else "ours, %"
@@ -156,14 +156,14 @@ def _suite_table(suite: Suite, rows: list[Row]) -> str:
 
 
 def _cells(row: Row, published: Iterable[Mapping[str, float]], sign: bool) -> list[str]:
-    """Returns a line of a suite's table; arguments as in `formatted`."""
+    """Returns the cells of a row in a suite's table; `sign` as in `formatted`."""
     theirs = [str(figures.get(row.name, "")) for figures in published]
     images = "" if row.images is None else f"{row.images:,}"
     return [row.name, formatted(row, sign), images, *theirs, row.note]
 
 
 def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) -> str:
-    """Returns a message about metrics of another version of the checkpoint, empty without any."""
+    """Returns a message about metrics of another checkpoint version; empty if there are none."""
     figures = [f"{row.suite} {row.name}" for row in rows.values() if row.accuracy is not None]
     content = (
         f"step {step:,} of the checkpoint"
@@ -178,15 +178,15 @@ def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) 
 
 
 def in_words(row: Row) -> str:
-    """Returns a row as a line of the log: its metric, or the reason why there is none."""
+    """Formats a row as a line of the log: its metric, or the reason why it has none."""
     return f"{row.name}: {row.note if row.accuracy is None else formatted(row, sign=True)}"
 
 
 def formatted(row: Row, sign: bool = False) -> str:
-    """Formats a metric with its std in its unit.
+    """Formats a metric with its std and unit.
 
     Args:
-      sign: add the sign of per cent.
+      sign: append the per cent sign.
     """
     if row.accuracy is None:
         return ""
@@ -197,7 +197,7 @@ def formatted(row: Row, sign: bool = False) -> str:
 
 
 def published_figures(suite: Suite) -> dict[str, dict[str, float]]:
-    """Returns the paper's figures for a suite, in per cent, by model and row."""
+    """Returns the published values for a suite, in per cent, by model and row."""
     columns = {}
     for name in suite.published:
         for model, figures in published.table(name).by_model().items():
@@ -206,7 +206,7 @@ def published_figures(suite: Suite) -> dict[str, dict[str, float]]:
 
 
 def draw(path: Path, rows: Rows) -> bool:
-    """Draws a panel for each suite with plots and metrics; returns False if there is none."""
+    """Draws a panel for each suite that has metrics and a plot; returns False if none has."""
     from matplotlib.figure import Figure
 
     panels = []

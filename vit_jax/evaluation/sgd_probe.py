@@ -1,7 +1,7 @@
 """DINOv2's linear probe: SGD on frozen features, for a grid of learning rates and feature sets.
 
-All classifiers are trained in one step on the same batches (Caron et al., 2021; Oquab et al., 2023,
-appendix B.3).
+All classifiers are trained simultaneously on the same batches (Caron et al., 2021; Oquab et al.,
+2023, appendix B.3).
 """
 
 import functools
@@ -22,9 +22,9 @@ from vit_jax.progress import Progress
 RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1)
 BATCH_SIZE, STEPS = 1024, 12_500
 MOMENTUM = 0.9
-AHEAD = 16  # Steps between synchronizations, which bound the batches on the devices.
+AHEAD = 16  # Steps between synchronizations, to limit the number of batches on the devices.
 
-# By feature set, float32 [learning rates, features + 1, classes]: biases in the last row.
+# By feature set: float32 [learning rates, features + 1, classes]; the last row is the biases.
 Weights = dict[str, jax.Array]
 
 
@@ -32,18 +32,18 @@ class Fitted(NamedTuple):
     """Classifier of one feature set, with the best learning rate."""
 
     accuracy: float  # On the test images.
-    rate: float  # Learning rate for 256 images.
-    held_out: dict[float, float]  # By learning rate, the validation accuracy.
+    rate: float  # Learning rate for a batch of 256 images.
+    held_out: dict[float, float]  # Validation accuracy by learning rate.
 
 
 class SgdProbe:
-    """Linear classifiers by SGD with momentum and cosine decay to 0, without weight decay.
+    """Linear classifiers trained by SGD with momentum and cosine decay to 0, without weight decay.
 
     Args:
       choices: columns of each feature set, by its name.
       mesh: mesh of devices.
-      rates: learning rates for 256 images, scaled linearly with the batch size.
-      batch_size: images in a step; at most all images.
+      rates: learning rates for a batch of 256 images, scaled linearly with the batch size.
+      batch_size: images per step, limited to the number of images.
       steps: number of steps.
       seed: random seed of the validation set, the initial weights and the batches.
       go_on: called every few steps; if it returns False, the fit returns None.
@@ -74,13 +74,13 @@ class SgdProbe:
         """Returns test accuracies of all feature sets, each with its best learning rate.
 
         The best learning rate has the highest accuracy on a validation set, a tenth of the training
-        images; of equally good ones it is the lowest. With it all training images are fitted. The
-        test images are evaluated once.
+        images; of equally good ones, the lowest is selected. The final classifiers use it and all
+        training images. The test images are evaluated once.
 
         Raises:
-          UserError: there are fewer than ten training images or two classes; a training image has
-            no label or several; no class of the validation set is in the rest of the training
-            images.
+          UserError: there are fewer than ten training images or fewer than two classes; a training
+            image does not have exactly one label; all classes of the validation set are missing
+            from the other training images.
         """
         labels = single_labels(train.labels, "the training images")
         if num_classes < 2:
@@ -118,14 +118,14 @@ class SgdProbe:
     ) -> Weights | None:
         """Fits one linear classifier per feature set and learning rate.
 
-        The classifiers of a feature set start from the same weights.
+        The classifiers of a feature set have the same initial weights.
 
         Args:
           values: float32 `[images, features]`.
           labels: int `[images]`.
           num_classes: number of classes.
-          rates: learning rates for 256 images, by feature set.
-          rows: indices of the images that are fitted; all by default.
+          rates: learning rates for a batch of 256 images, by feature set.
+          rows: indices of the images to train on; all by default.
         """
         rows = np.arange(len(values)) if rows is None else rows
         size = min(self.batch_size, len(rows))
@@ -165,7 +165,7 @@ class SgdProbe:
     def accuracies(
         self, weights: Weights, of: Features, rows: np.ndarray | None = None
     ) -> dict[str, list[float]]:
-        """Returns accuracies by feature set, one for each learning rate.
+        """Returns the accuracy for each learning rate, by feature set.
 
         A prediction is correct if it is one of the image's labels.
 
@@ -191,7 +191,10 @@ class SgdProbe:
 
 
 def batches(rows: np.ndarray, size: int, steps: int, seed: int) -> Iterator[np.ndarray]:
-    """Yields each step's rows, int `[size]`, from seeded permutations of whole batches."""
+    """Yields the indices of each step's batch, int `[size]`, from seeded permutations.
+
+    The incomplete last batch of a permutation is dropped.
+    """
     rng, order = np.random.default_rng((seed, 2)), []
     for _ in range(steps):
         if len(order) < size:
@@ -202,7 +205,7 @@ def batches(rows: np.ndarray, size: int, steps: int, seed: int) -> Iterator[np.n
 
 @functools.cache
 def _make_step(mesh: Mesh, columns: tuple[tuple[str, int, int | None], ...]):
-    """Compiles a step of SGD for all classifiers, whose losses are independent."""
+    """Compiles an SGD step for all classifiers; their losses are independent."""
 
     def loss(weights, values, labels):
         return sum(

@@ -1,8 +1,8 @@
 """Evaluation suites: a `Suite` defines the rows of a table and how to compute them for a model.
 
-A suite's module makes one `Suite` and has a line in `vit_jax/evaluation/suites.py`. The same suite
+Each suite has its own module with a `Suite`, which is listed in `vit_jax/evaluation/suites.py`. It
 is run by `python -m vit_jax.evaluate --suite=NAME`, by `vit_jax.run_suites.run_suites`, and during
-training if `config.evaluate.suites` has its name.
+training if `config.evaluate.suites` contains its name.
 """
 
 import functools
@@ -33,14 +33,14 @@ from vit_jax.models.image_model import ImageModel
 from vit_jax.models.retrieval import Paired
 
 Compute = Callable[[nnx.Module, jax.Array], jax.Array]
-Options = Mapping[str, Any]  # A suite's options by name, each with a value.
+Options = Mapping[str, Any]  # Values of a suite's options, by name.
 
 
 class Row(NamedTuple):
-    """A metric, or a note on why there is none.
+    """A metric, or a note why there is none.
 
-    With `images`, the note describes the data, for example that they have no small objects. Without
-    `images`, measuring failed, and is repeated.
+    If there is no metric, but `images` is set, the note describes the data, for example that there
+    are no small objects. If `images` is None, the measurement failed and will be repeated.
     """
 
     suite: str
@@ -49,11 +49,11 @@ class Row(NamedTuple):
     deviation: float | None = None  # Standard deviation over seeds (n - 1).
     images: int | None = None  # Number of evaluated images.
     note: str = ""
-    unit: str = "%"  # Of a metric that is no share: `m`, or empty.
+    unit: str = "%"  # `m`, or empty, for metrics that are not percentages.
 
 
 class SuiteOption(NamedTuple):
-    """A flag of the command, `--name`, and a line of `config.evaluate.options`, `name=value`."""
+    """An option of a suite: the flag `--name`, or `name=value` in `config.evaluate.options`."""
 
     default: Any
     meaning: str
@@ -75,7 +75,7 @@ class Stopped(Exception):
 
 
 class Impossible(UserError):
-    """Error for data that cannot provide some of the rows, `names`."""
+    """Error for data from which the rows `names` cannot be computed."""
 
     def __init__(self, why: str, names: Sequence[str]):
         self.names = tuple(names)
@@ -83,14 +83,14 @@ class Impossible(UserError):
 
 
 class Classified(NamedTuple):
-    """Predicted classes of the images of a data set, for a page of pictures.
+    """Predicted classes for the images of a data set, shown on a page of images.
 
     Attributes:
       suite, name: names of the suite and of the data set.
       source, crop: the images, and their evaluation transform.
       class_names: names of all classes.
-      answers: for each readable image its index in the source, `numbers`, its `labels` `[images,
-        1]`, the most probable class, `answer`, and its `probability`.
+      answers: for each readable image: `numbers`, its index in the source; `labels`, `[images, 1]`;
+        `answer`, the most probable class; `probability` of this class.
     """
 
     suite: str
@@ -102,7 +102,7 @@ class Classified(NamedTuple):
 
 
 class Matched(NamedTuple):
-    """Images and captions of a data set, for a page of pictures.
+    """Images and captions of a data set, shown on a page of images.
 
     Attributes:
       suite, name: names of the suite and of the data set.
@@ -122,11 +122,11 @@ class Matched(NamedTuple):
 
 
 class Segmented(NamedTuple):
-    """Predicted masks of the images of a data set with the lowest mIoU, for a page of pictures.
+    """Predicted masks for a data set's images with the lowest mIoU, shown on a page of images.
 
     Attributes:
       name: name of the data set.
-      source: these images with their masks, the lowest mIoU first.
+      source: these images with their masks, in ascending order of mIoU.
       class_names: names of all classes.
       shown: index in the source, mIoU and predicted mask of each image, uint8 `[height, width]`.
     """
@@ -138,12 +138,12 @@ class Segmented(NamedTuple):
 
 
 class Ranged(NamedTuple):
-    """Predicted depths of the images of a data set with the largest errors, for a page of pictures.
+    """Predicted depths for a data set's images with the largest errors, shown on a page of images.
 
     Attributes:
       name: name of the data set.
-      source: these images with their depth maps, the largest error first.
-      range: nearest and farthest evaluated depth in metres.
+      source: these images with their depth maps, in descending order of the error.
+      range: nearest and farthest evaluated depth, in metres.
       shown: index in the source, RMSE in metres and predicted depth of each image, float32
         `[height, width]`.
     """
@@ -155,14 +155,14 @@ class Ranged(NamedTuple):
 
 
 class Detected(NamedTuple):
-    """Predicted objects of the images of a data set with the lowest F1, for a page of pictures.
+    """Predicted objects for a data set's images with the lowest F1, shown on a page of images.
 
     Attributes:
       name: name of the data set.
-      source: these images with their boxes, the lowest F1 first.
+      source: these images with their boxes, in ascending order of F1.
       class_names: names of all classes.
-      threshold: least score of the shown objects.
-      shown: index in the source, matches of the shown objects, and these, of each image.
+      threshold: minimum score of the shown objects.
+      shown: for each image: index in the source, match counts, and the predicted objects.
     """
 
     name: str
@@ -179,10 +179,9 @@ class DenseHeads(NamedTuple):
     """Access to a checkpoint's heads of dense prediction.
 
     Attributes:
-      task: the task that the checkpoint has a head of; None: it has none.
-      load: loads the model with its head of a task; it may raise UserError.
-      probe: trains a segmentation head on this checkpoint by a config into a workdir, and loads the
-        segmenter.
+      task: task of the checkpoint's dense head; None: it has none.
+      load: loads the model with its head for a task; may raise UserError.
+      probe: `(config, workdir) -> segmenter`: trains a segmentation head on this checkpoint.
     """
 
     task: str | None
@@ -196,24 +195,23 @@ class Subject:
     Args:
       name: the checkpoint's name in messages.
       mesh: mesh of devices.
-      load: returns the model's graph, parameters and shardings; called once, when a suite first
-        needs it.
+      load: returns the model's graph definition, parameters and shardings; called once, when a
+        suite first needs it.
       transfer_crop, test_crop: return the evaluation transform for frozen features and for
-        predictions. They may raise UserError, and are only called by suites that read images.
+        predictions. They may raise UserError, and are called only for suites with images.
       log: logs messages.
-      texts: opens the text tower of a model of images and texts, and compiles nothing. It may raise
-        UserError, and is only called by suites that read texts.
-      finetune: trains this checkpoint by a config into a workdir and returns the metrics of the
-        last evaluation; None during training.
-      dense: access to the checkpoint's heads of dense prediction, for suites of these tasks; None
-        during training.
+      texts: opens the text tower of an image-text model without compiling it. It may raise
+        UserError, and is called only for suites with texts.
+      finetune: `(config, workdir) -> metrics`: trains this checkpoint and returns the metrics of
+        the last evaluation; None during training.
+      dense: access to the checkpoint's dense heads; None during training.
       num_classes: width of the model's head; 0: it has none.
       class_names: class names of the head, by index; empty if they are unknown.
       options: `batch_size` and other arguments of `Extractor`.
 
     Attributes:
       go_on: called between batches; the evaluation stops if it returns False.
-      on_outputs: callback for the outputs that a page can show.
+      on_outputs: callback with outputs for a page of images, such as `Classified`.
     """
 
     def __init__(
@@ -243,7 +241,7 @@ class Subject:
 
     @functools.cached_property
     def transfer_crop(self) -> TestCrop:
-        """Evaluation transform for the features of the frozen network."""
+        """Evaluation transform for features of the frozen model."""
         return self._transfer_crop()
 
     @functools.cached_property
@@ -253,17 +251,17 @@ class Subject:
 
     @functools.cached_property
     def texts(self) -> TextEncoder:
-        """The text tower of a model of images and texts.
+        """The text tower of an image-text model.
 
         Raises:
-          UserError: there is none.
+          UserError: the model has no text tower.
         """
         return self._texts()
 
     @property
     def dense(self) -> DenseHeads:
         """Access to the checkpoint's heads of dense prediction."""
-        assert self._dense is not None  # Suites that need it are not for training.
+        assert self._dense is not None  # Suites with dense heads do not run during training.
         return self._dense
 
     @functools.cached_property
@@ -271,7 +269,7 @@ class Subject:
         """The model with its segmentation head.
 
         Raises:
-          UserError: there is none.
+          UserError: the checkpoint has no such head.
         """
         return self.dense.load("segmentation")
 
@@ -280,7 +278,7 @@ class Subject:
         """The model with its depth head.
 
         Raises:
-          UserError: there is none.
+          UserError: the checkpoint has no such head.
         """
         return self.dense.load("depth")
 
@@ -289,7 +287,7 @@ class Subject:
         """The model with its detection head.
 
         Raises:
-          UserError: there is none.
+          UserError: the checkpoint has no such head.
         """
         return self.dense.load("detection")
 
@@ -314,10 +312,10 @@ class Subject:
     def extractor(
         self, compute: Compute = representation, crop: TestCrop | None = None
     ) -> Extractor:
-        """Returns an extractor for `compute`, by default of features; compiled once for each.
+        """Returns a cached extractor for `compute` and `crop`.
 
         Args:
-          compute: function of the model and its images.
+          compute: `(model, images) -> outputs`; features by default.
           crop: `transfer_crop` by default.
         """
         key = compute, crop or self.transfer_crop
@@ -334,7 +332,7 @@ class Subject:
 
         Raises:
           Stopped: `go_on` returned False.
-          UserError: no image is readable, or too many are not.
+          UserError: no image is readable, or too many images are unreadable.
         """
         seen = self.extractor(compute, crop)(self.params, source, self.go_on)
         if seen is None:
@@ -348,12 +346,12 @@ class Measurement:
 
     Args:
       names: names of the rows.
-      open: opens the data for rows by their names, before the model is needed; raises UserError if
-        the data cannot be opened.
-      measure: computes the rows from the model and the opened data.
-      fingerprint: short values that are equal on two hosts that opened the same data.
-      identify: fingerprints the data of a row, by its name, without reading all labels; raises
+      open: opens the data for some rows, given by name, before the model is loaded; raises
         UserError if the data cannot be opened.
+      measure: computes the rows from the model and the opened data.
+      fingerprint: returns short values that are equal on two hosts if they opened the same data.
+      identify: returns the fingerprint of the data of a row, given by name, without reading all
+        labels; raises UserError if the data cannot be opened.
     """
 
     names: tuple[str, ...]
@@ -370,17 +368,17 @@ class Suite:
     Args:
       name: name of the suite.
       title: heading of its table.
-      needs: the required data and their source.
-      measurements: returns all its measurements, with nothing opened yet.
-      options: its flags.
-      settings: settings that its metrics depend on, in addition to the data; metrics of other
-        settings are not mixed in.
+      needs: description of the required data and their source.
+      measurements: returns all measurements, before any data are opened.
+      options: options of the suite.
+      settings: returns the settings, other than the data, that the metrics depend on; metrics with
+        different settings are not mixed.
       published: tables of `vit_jax.published` with values for comparison.
-      means: rows that are means: their names, each with the names of the available rows to average.
+      means: returns rows that are means: for each name, the names of the available rows to average.
       draw: draws rows with metrics, and the published values, on Matplotlib's axes.
-      spoken: start of its log lines in a training run.
-      short: name of a row among a training run's metrics, `SUITE/SHORT`.
-      in_training: whether it can be run during training.
+      spoken: start of the suite's log lines during training.
+      short: returns the name of a row for metrics during training, `SUITE/SHORT`.
+      in_training: True if the suite can be run during training.
     """
 
     name: str
@@ -402,7 +400,7 @@ class Suite:
 
 
 def text_option(meaning: str) -> SuiteOption:
-    """Returns an option for a path or a word; empty by default."""
+    """Returns an option for a path or a word; the default is empty."""
     return SuiteOption("", meaning)
 
 
@@ -419,7 +417,7 @@ def whole_numbers_option(default: Sequence[int], meaning: str, least: int) -> Su
 
 
 def in_data_dir(path: str, data_dir: str) -> str:
-    """Adds the data folder to the name of a TFDS data set that has none."""
+    """Adds the data folder to the path of a TFDS data set, if it has none."""
     named_only = re.fullmatch(r"[\w/-]+(:[\d.*]+)?", path) and not path.startswith("/")
     return f"{path}:{data_dir}" if data_dir and named_only else path
 
@@ -428,7 +426,7 @@ DATA_DIR = text_option("Where TFDS's data sets are, if not in ~/tensorflow_datas
 
 
 def digest_of(values: Mapping[str, Any]) -> str:
-    """Returns a short hash of some values, the same for equal ones."""
+    """Returns a short hash of some values."""
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 

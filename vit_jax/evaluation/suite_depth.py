@@ -1,4 +1,4 @@
-"""The suite `depth`: errors of predicted depths on images with depth maps, at original size."""
+"""The suite `depth`: depth metrics on images with depth maps, at original size."""
 
 import numpy as np
 
@@ -33,7 +33,7 @@ def parse_part(text: str) -> str:
     """Parses `--depth_part`.
 
     Raises:
-      UserError: it is unknown.
+      UserError: the part is unknown.
     """
     if text not in ("all", "nyu"):
         raise UserError(f"--depth_part={text!r} is unknown; supported: all, nyu")
@@ -44,7 +44,7 @@ def parse_scale(text: str) -> float:
     """Parses `--depth_scale`.
 
     Raises:
-      UserError: it is no length.
+      UserError: the text is not a length.
     """
     try:
         scale = float(text)
@@ -59,7 +59,7 @@ def open_ranged(described: DataSet, options: Options, subject: Subject) -> Sourc
     """Opens the test images of a data set with their depth maps.
 
     Raises:
-      UserError: the checkpoint has no depth head, or the data cannot be opened or have no depths.
+      UserError: the checkpoint has no depth head, the data cannot be opened or have no depth maps.
     """
     described = tested_set(described, "depth", options)
     source = open_source(

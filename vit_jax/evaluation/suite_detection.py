@@ -1,4 +1,4 @@
-"""The suite `detection`: COCO's metrics of a detector's boxes in pixels of the original images."""
+"""The suite `detection`: COCO's metrics of a detector, at the original image size."""
 
 import contextlib
 
@@ -33,11 +33,11 @@ from vit_jax.models.dense.detector import LEAST_SCORE
 
 
 def open_boxed(described: DataSet, options: Options, subject: Subject) -> Source:
-    """Opens the test images of a data set with their boxes, in the detector's classes.
+    """Opens the test images of a data set with their boxes, with the detector's class indices.
 
     Raises:
       UserError: the checkpoint has no detection head, the data cannot be opened or have no boxes,
-        their classes are not those of the detector, or pycocotools is not installed.
+        their classes differ from the detector's, or pycocotools is not installed.
     """
     names = subject.detector.class_names
     check_pycocotools()
@@ -100,7 +100,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """Returns a measurement for each data set."""
     example = "images with the objects of a COCO file, such as --set=/data/coco"
     names = COCO_METRICS
-    # Without a detector each measurement explains what is missing.
+    # Without a detector, each measurement raises its own error.
     with contextlib.suppress(UserError):
         if INSTANCES in _fields(subject):
             names += tuple(f"mask {name}" for name in COCO_METRICS)
@@ -108,7 +108,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def _fields(subject: Subject) -> tuple[str, ...]:
-    """Returns the fields that the detector's predictions are compared with.
+    """Returns the fields for comparison with the detector's predictions.
 
     Raises:
       UserError: the checkpoint has no detection head.

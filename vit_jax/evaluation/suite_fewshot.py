@@ -1,4 +1,4 @@
-"""The suite `fewshot`: least squares on frozen features of a few images of each class."""
+"""The suite `fewshot`: least squares on frozen features of a few images per class."""
 
 import functools
 import re
@@ -34,7 +34,7 @@ from vit_jax.evaluation.suite import (
 
 
 def parse_sets(texts: Sequence[str]) -> list[DataSet]:
-    """Parses descriptions of data sets; their names must differ, since they name the rows."""
+    """Parses descriptions of data sets; their names must differ, because rows are named by them."""
     described = [data_set(text) for text in texts]
     if len({one.name for one in described}) < len(described):
         names = ", ".join(one.name for one in described)
@@ -62,13 +62,13 @@ def chosen_sets(subject: Subject, options: Options) -> list[DataSet]:
 
 
 def split_note(described: DataSet) -> str:
-    """Returns a note on the training and test images if the data set has no splits of its own."""
+    """Returns a note about the training and test images if the data set has no splits."""
     train, test = described.train_split, described.test_split
     return f"; {train} to train, {test} to test" if train.startswith("all") else ""
 
 
 def name_of_shots(name: str, shots: int) -> str:
-    """Returns the name of a data set's row."""
+    """Returns the name of a data set's row for a number of shots."""
     return f"{name}, {shots} shot{'s' if shots > 1 else ''}"
 
 
@@ -90,12 +90,12 @@ def opener(subject: Subject, options: Options) -> Callable[[DataSet], tuple[Sour
 def identify(
     sources_of: Callable[[DataSet], tuple[Source, Source]], described: DataSet, name: str
 ) -> dict[str, int | str]:
-    """Returns the fingerprint of a data set, the same for all rows, for `Measurement.identify`."""
+    """Implements `Measurement.identify`; the fingerprint is the same for all rows of a data set."""
     return fingerprints(*sources_of(described))
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a measurement for each data set, for all shots."""
+    """Returns a measurement for each data set, with a row for each number of shots."""
     seeds, penalty = options["seeds"], options["penalty"]
 
     sources_of = opener(subject, options)
@@ -144,7 +144,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def draw_lines(axes, rows: Sequence[Row], number: Callable[[str], int], label: str) -> None:
-    """Draws accuracy and its std over the number in a row's name, a line for each data set.
+    """Plots accuracy and its std against the number in the row's name, one line per data set.
 
     Args:
       axes: Matplotlib axes.

@@ -1,7 +1,4 @@
-"""The suite `imagenet`: ImageNet's validation images, also with ReaL's labels, and other test sets.
-
-The other test sets are ImageNet-v2 and ObjectNet.
-"""
+"""The suite `imagenet`: ImageNet's validation images (also with ReaL labels), -v2 and ObjectNet."""
 
 import dataclasses
 import functools
@@ -38,7 +35,7 @@ def parse_pixels(text: str) -> int:
 
 
 def crop_of(subject: Subject, options: Options) -> TestCrop:
-    """Returns the evaluation transform: that of --test_resize, else the checkpoint's."""
+    """Returns the evaluation transform, by --test_resize or else the checkpoint's."""
     if options["test_resize"] is None:
         return subject.test_crop
     return dataclasses.replace(subject.test_crop, kind="short_side", resize=options["test_resize"])
@@ -57,12 +54,12 @@ def read_real(path: str) -> list:
 
 
 def refuse(error: UserError, names: Sequence[str] | str) -> None:
-    """Raises the error, in place of opening data."""
+    """Raises the error; used in place of a function that opens data."""
     raise error
 
 
 def predict(subject: Subject, source: Source, crop: TestCrop) -> Features:
-    """Returns the five most likely classes of each image, by ImageNet's numbers."""
+    """Returns the five most likely classes of each image, as ImageNet's class indices."""
     seen = subject.see(source, first_five, crop)
     return seen._replace(values=np.argsort(head(subject).order)[seen.values])
 
@@ -70,7 +67,7 @@ def predict(subject: Subject, source: Source, crop: TestCrop) -> Features:
 def _checked(
     subject: Subject, open_set: Callable[[Sequence[str]], Source]
 ) -> Callable[[Sequence[str]], Source]:
-    """Adds a check that the model predicts ImageNet's classes before data are opened."""
+    """Wraps `open_set` to check first that the model predicts ImageNet's classes."""
 
     def opened(names: Sequence[str]) -> Source:
         head(subject)
@@ -82,7 +79,7 @@ def _checked(
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """Returns a measurement for each set of images.
 
-    With ReaL's labels the validation images have three rows.
+    With ReaL labels, the validation images have three rows.
     """
 
     def rows(names: Sequence[str], predictions, labels, crop: TestCrop) -> list[Row]:
@@ -102,7 +99,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         )
 
     def of_validation(subject: Subject, source: Source) -> list[Row]:
-        """Returns the rows of ImageNet's own label, the first, and of ReaL's, the others."""
+        """Returns the rows for the original label (column 0) and for ReaL labels (the others)."""
         seen = predict(subject, source, crop)
         reals = rows(["ReaL"], seen.values, seen.labels[:, 1:], crop) if real else []
         return rows(OWN, seen.values, seen.labels[:, :1], crop) + reals

@@ -1,4 +1,4 @@
-"""The suite `knn`: the nearest training images of frozen features vote for a test image's class."""
+"""The suite `knn`: weighted k-NN classification on frozen features."""
 
 import functools
 import re
@@ -30,7 +30,7 @@ from vit_jax.evaluation.suite_fewshot import (
 
 
 class Opened(NamedTuple):
-    """Images of a data set, and the numbers of neighbours of the rows."""
+    """Images of a data set, and the number of neighbours for each row."""
 
     train: Source
     test: Source
@@ -38,7 +38,7 @@ class Opened(NamedTuple):
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a measurement for each data set, for all numbers of neighbours."""
+    """Returns a measurement for each data set, with a row for each number of neighbours."""
     sources_of = opener(subject, options)
 
     def open_both(described: DataSet, names: Sequence[str]) -> Opened:
@@ -76,7 +76,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def name_of(described: DataSet, neighbours: int) -> str:
-    """Returns the name of a data set's row."""
+    """Returns the name of a data set's row for a number of neighbours."""
     return f"{described.name}, {neighbours}-NN"
 
 

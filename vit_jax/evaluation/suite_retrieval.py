@@ -1,4 +1,4 @@
-"""The suite `retrieval`: captions of test images and images of captions, by their similarity."""
+"""The suite `retrieval`: image-to-text and text-to-image retrieval by cosine similarity."""
 
 import functools
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def open_captioned(described: DataSet, options: Options, subject: Subject) -> Op
     Raises:
       UserError: the model has no text tower, the data cannot be opened or have no captions.
     """
-    _ = subject.texts  # The model must have a text tower.
+    _ = subject.texts  # Raises UserError if the model has no text tower.
     source = open_source(
         described.kind,
         described.test_split,
@@ -70,7 +70,7 @@ def embedded(described: DataSet, subject: Subject, opened: Opened) -> Matched:
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a measurement for each data set, for both directions."""
+    """Returns a measurement for each data set, with rows for both directions."""
 
     def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:
         found = embedded(described, subject, opened)
@@ -112,7 +112,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def _without_data() -> Measurement:
-    """Returns a measurement that requests data sets."""
+    """Returns the measurement without data sets, which raises UserError."""
 
     def rejected(names: Sequence[str] | str) -> Any:
         raise UserError("give pairs of images and captions, such as --set=csv:/data/pairs")
@@ -121,7 +121,7 @@ def _without_data() -> Measurement:
 
 
 def name_of(described: DataSet, way: str, k: int) -> str:
-    """Returns the name of a data set's row."""
+    """Returns the name of a data set's row for a direction and k."""
     return f"{described.name}, {WAYS[way]}, recall@{k}"
 
 

@@ -1,7 +1,7 @@
-"""The suite `segmentation`: mIoU of a segmenter on images with masks, at their original size.
+"""The suite `segmentation`: mIoU of a segmenter on images with masks, at original size.
 
-A checkpoint without a segmentation head gets a linear probe: it is frozen, and a linear layer is
-trained on the data set by DINOv3's recipe (`configs/segment.py`).
+For a checkpoint without a segmentation head, a linear probe is trained on the data set: a linear
+layer on the frozen checkpoint, by DINOv3's recipe (`configs/segment.py`).
 """
 
 import numpy as np
@@ -41,11 +41,11 @@ METRICS = {"mIoU": "miou", "mean accuracy": "mean_accuracy", "pixel accuracy": "
 
 
 def open_masked(described: DataSet, options: Options, subject: Subject) -> Source:
-    """Opens the test images of a data set with their masks, in the segmenter's classes.
+    """Opens the test images of a data set with their masks, with the segmenter's class indices.
 
     Raises:
-      UserError: the data cannot be opened or have no masks, or their classes are not those of the
-        segmenter.
+      UserError: the data cannot be opened or have no masks, or their classes differ from the
+        segmenter's.
     """
     if subject.dense.task == TASK:
         names = subject.segmenter.class_names
@@ -62,7 +62,7 @@ def open_training(described: DataSet, options: Options, subject: Subject) -> Sou
     """Opens the training images of a data set with their masks.
 
     Raises:
-      UserError: they cannot be opened, or have no masks.
+      UserError: the data cannot be opened, or have no masks.
     """
     described = tested_set(described, "masks", options)
     layout_at = SOURCES[described.kind].layout_at
@@ -95,7 +95,7 @@ def opened(described: DataSet, split: str, subject: Subject, classes: int | None
 def identity(
     described: DataSet, options: Options, subject: Subject, source: Source
 ) -> dict[str, int | str]:
-    """Fingerprints the test images, and the training images of a probe."""
+    """Returns the fingerprint of the test images, and of the training images of a probe."""
     if subject.dense.task == TASK:
         return fingerprint(source)
     return fingerprints(open_training(described, options, subject), source)
@@ -104,7 +104,7 @@ def identity(
 def trained_probe(
     described: DataSet, options: Options, subject: Subject, source: Source
 ) -> Segmenter:
-    """Trains a linear probe of the checkpoint, or loads it if it is trained already.
+    """Trains a linear probe on the checkpoint, or loads it if it is already trained.
 
     Args:
       source: the test images.
@@ -171,7 +171,7 @@ def parse_steps(text: str) -> int:
     """Parses `--segmentation_steps`.
 
     Raises:
-      UserError: it is no number of steps.
+      UserError: the text is not a number of steps.
     """
     if not text.isdecimal() or not int(text):
         raise UserError(f"--segmentation_steps={text!r} must be a number of steps, such as 2000")

@@ -27,7 +27,7 @@ BEST = "best features"
 
 
 class Opened(NamedTuple):
-    """Images of a data set, and the feature sets of the rows."""
+    """Images of a data set, and the feature set of each row."""
 
     train: Source
     test: Source
@@ -35,7 +35,7 @@ class Opened(NamedTuple):
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns a measurement for each data set, for all feature sets."""
+    """Returns a measurement for each data set, with a row for each feature set."""
     sources_of = opener(subject, options)
 
     def open_both(described: DataSet, names: Sequence[str]) -> Opened:
@@ -84,7 +84,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 def row(
     described: DataSet, choice: str, found: Mapping[str, Fitted], images: int, split: str
 ) -> Row:
-    """Returns the row of a feature set, or of the one with the best validation accuracy."""
+    """Returns the row of a feature set; "best" is the one with the best validation accuracy."""
 
     def on_held_out(name: str) -> float:
         return max(found[name].held_out.values())
@@ -96,7 +96,7 @@ def row(
 
 
 def name_of(described: DataSet, choice: str) -> str:
-    """Returns the name of a data set's row."""
+    """Returns the name of a data set's row for a feature set."""
     return f"{described.name}, SGD on {choice}"
 
 

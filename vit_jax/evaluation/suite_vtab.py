@@ -1,4 +1,4 @@
-"""The suite `vtab`: fine-tuning on the 19 tasks of VTAB-1k by the recipe of configs/finetune.py."""
+"""The suite `vtab`: fine-tuning on the 19 tasks of VTAB-1k by the recipe in configs/finetune.py."""
 
 import ast
 import contextlib
@@ -26,9 +26,9 @@ from vit_jax.recipes import finetune
 
 
 def set_value(config, text: str) -> None:
-    """Sets a value of a config from text such as `batch_size=128`."""
+    """Sets a config value from text such as `batch_size=128`."""
     key, _, value = text.partition("=")
-    with contextlib.suppress(ValueError, SyntaxError):  # A word, such as float32.
+    with contextlib.suppress(ValueError, SyntaxError):  # Keep a word, such as float32, as a string.
         value = ast.literal_eval(value)
     try:
         config.update_from_flattened_dict({key: value})
@@ -37,7 +37,7 @@ def set_value(config, text: str) -> None:
 
 
 def parse_values(texts: Sequence[str]) -> list[str]:
-    """Checks values of a config and returns them as texts."""
+    """Checks config values, such as `batch_size=128`, and returns their texts."""
     for text in texts:
         set_value(base_config(), text)
     return list(texts)
@@ -65,7 +65,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             set_value(config, value)
         check(config, file=recipe)
         figures = subject.finetune(config, f"vtab/{key}-{digest}")
-        if not figures:  # A signal stopped it, and it was saved.
+        if not figures:  # A signal stopped the training run, which was saved.
             raise Stopped
         return [Row("vtab", name, figures["accuracy"], None, int(figures["images"]))]
 
@@ -81,9 +81,9 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def groups(there: Collection[str]) -> dict[str, list[str]]:
-    """Returns the available tasks, of all and of each group.
+    """Returns the available tasks: all of them, and those of each group.
 
-    If some tasks are missing, the key counts the available ones.
+    If some tasks are missing, the key contains the number of available tasks.
     """
     all_groups = {"VTAB-19": [task.name for task in TASKS.values()]}
     all_groups |= {
@@ -98,9 +98,9 @@ def groups(there: Collection[str]) -> dict[str, list[str]]:
 
 
 def draw(axes, rows: Sequence[Row], printed: Mapping[str, Mapping[str, float]]) -> None:
-    """Draws bars of each group next to each other for each model, as in the paper's figure 2.
+    """Draws grouped bars, one bar per model for each group of tasks, as in the paper's figure 2.
 
-    Means are over the tasks that we have.
+    All means are over the tasks with our results.
     """
     figures = {"ours": {row.name: 100 * row.accuracy for row in rows}} | printed
     by_group = groups(figures["ours"])

@@ -1,4 +1,4 @@
-"""The suite `zero_shot`: a model of images and texts classifies test images by class names."""
+"""The suite `zero_shot`: an image-text model classifies test images by class names."""
 
 import functools
 import re
@@ -38,17 +38,17 @@ from vit_jax.models.image_text import (
 from vit_jax.published.prompts import imagenet_prompts
 from vit_jax.small_files import read_lines
 
-IMAGENET = "imagenet"  # CLIP's prompts, as the value of an option.
+IMAGENET = "imagenet"  # Option value for CLIP's class names and prompt templates.
 CLIP_NAMES = "CLIP's class names"  # Note of a row.
 TOP = 5
-MOST_COMPARED = 2**22  # Similarities that are held at once.
+MOST_COMPARED = 2**22  # Maximum number of similarities in memory.
 
 
 class Opened(NamedTuple):
     """Test images, and the names of their classes.
 
     Attributes:
-      note: source of the names; empty: the data.
+      note: description of the names' source; empty if they are from the data set.
     """
 
     source: Source
@@ -57,19 +57,19 @@ class Opened(NamedTuple):
 
 
 def parse_class_names(text: str) -> tuple[str, ...] | str:
-    """Returns the class names of `--names`, or `imagenet`."""
+    """Parses `--names`: class names, or `imagenet`."""
     return text if text == IMAGENET else tuple(parse_names(text))
 
 
 def parse_templates(text: str) -> tuple[str, ...]:
-    """Returns the templates of a file, or CLIP's for ImageNet; raises UserError without `{}`."""
+    """Parses prompt templates, each with `{}`: `imagenet` (CLIP's), or a file, one per line."""
     if text == IMAGENET:
         return imagenet_prompts().templates
     return checked_templates([line for line in read_lines(text, "templates") if line.strip()])
 
 
 def tested_sets(options: Options, default: Sequence[DataSet] = ()) -> list[DataSet]:
-    """Returns the data sets of `--set`; all images of a folder without splits are for testing."""
+    """Returns the data sets of `--set`; all images of a folder without splits are test images."""
     described = []
     for one in options["set"] or default:
         if one.kind == "tfds":
@@ -81,14 +81,14 @@ def tested_sets(options: Options, default: Sequence[DataSet] = ()) -> list[DataS
 
 
 def class_names_of(source: Source, given: Sequence[str] | str, name: str) -> tuple[list[str], str]:
-    """Returns a name for each class of a source, and a note on their origin.
+    """Returns a name for each class of a source, and a note about the source of the names.
 
     Args:
       given: value of the option `names`; empty: the names of the source.
       name: name of the data set, for messages.
 
     Raises:
-      UserError: the names do not fit the classes, or the data have none.
+      UserError: the names do not match the classes, or there are no names.
     """
     classes = source.class_names
     if given == IMAGENET or (not given and _are_synsets(classes)):
@@ -125,11 +125,11 @@ def _are_synsets(classes: Sequence[str]) -> bool:
 
 
 def open_labelled(described: DataSet, options: Options, subject: Subject) -> Opened:
-    """Opens the test images of a data set, each of one class.
+    """Opens the test images of a data set with single labels.
 
     Raises:
-      UserError: the model has no text tower, the data cannot be opened or have no labels or several
-        for an image, or the class names are invalid.
+      UserError: the model has no text tower, the data cannot be opened, an image does not have
+        exactly one label, or the class names are invalid.
     """
     texts = subject.texts
     source = open_source(
@@ -145,7 +145,7 @@ def open_labelled(described: DataSet, options: Options, subject: Subject) -> Ope
     if source.max_labels > 1:
         read_single_labels(described.name, source, subject.log)
     names, note = class_names_of(source, options["names"], described.name)
-    # CLIP's names for ImageNet have two pairs of equal ones.
+    # Two pairs of CLIP's ImageNet names are equal, so duplicates are not an error.
     if note != CLIP_NAMES:
         names = checked_names(names, texts.tokenizer, texts.probabilities)
     return Opened(source, tuple(names), note)
@@ -156,10 +156,11 @@ def likeliest_classes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the five most probable classes of each image, and the probability of the first.
 
-    Equal probabilities are in the order of the classes. With fewer classes, the rest is -1.
+    Classes with equal probabilities are in ascending order. If there are fewer than five classes,
+    the rest is -1.
 
     Args:
-      images, classes: embeddings of length 1, float32 `[count, dim]`.
+      images, classes: normalized embeddings, float32 `[count, dim]`.
       texts: the model's text tower.
 
     Returns:

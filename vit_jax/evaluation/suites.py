@@ -1,4 +1,4 @@
-"""The registry of evaluation suites, one line each."""
+"""Registry of the evaluation suites."""
 
 from vit_jax.evaluation import (
     suite_depth,

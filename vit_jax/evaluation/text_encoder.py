@@ -1,4 +1,4 @@
-"""Text embeddings of a model of images and texts, with parameters that may change."""
+"""Text embeddings of an image-text model, with parameters that may change."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,17 +18,17 @@ from vit_jax.parallel.sharding import place_activation
 
 
 class TextEncoder:
-    """Text tower of a model, on all devices of a mesh; compiled for few batch sizes.
+    """Text tower of a model, on all devices of a mesh; compiled for a few batch sizes.
 
     Args:
       tokenizer: maps texts to tokens, int32 `[texts, length]`.
       probabilities: a key of `PROBABILITIES`.
       mesh: mesh of devices.
-      load: returns the graph, parameters and shardings of a module; called once, when the first
-        text is encoded.
+      load: returns the graph definition, parameters and shardings of a module; called once, when
+        the first text is encoded.
       tower: returns the text tower of the module.
-      similarity: returns the factor of cosine similarities, and the offset of the logits or None,
-        from the module's parameters.
+      similarity: `params -> (scale, bias)`: the scale of cosine similarities, and the bias of the
+        logits or None.
 
     Attributes:
       params: the parameters to use; None: the loaded ones.
@@ -49,7 +49,7 @@ class TextEncoder:
         self._loaded: tuple[Callable, dict] | None = None
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """Returns embeddings of length 1, float32 `[texts, dim]`, the same on all processes."""
+        """Returns normalized embeddings, float32 `[texts, dim]`, the same on all processes."""
         if self._loaded is None:
             graphdef, params, shardings = self._load()
             self._loaded = self._compiled(graphdef, shardings), params
@@ -67,12 +67,12 @@ class TextEncoder:
 
     @property
     def _current(self) -> dict:
-        """The parameters to use; there are none before texts are encoded."""
+        """The parameters to use; available after the first text is encoded."""
         assert self._loaded is not None
         return self._loaded[1] if self.params is None else self.params
 
     def logits(self, images: np.ndarray, texts: np.ndarray) -> np.ndarray:
-        """Returns the logit of each pair of embeddings, float32 `[images, texts]`."""
+        """Returns the logits of all pairs of embeddings, float32 `[images, texts]`."""
         scale, bias = self._similarity(self._current)
         return np.float32(scale) * (images @ texts.T) + np.float32(bias or 0)
 

@@ -1,4 +1,4 @@
-"""Maps of images of any size, such as classes or depths, by windows of one compiled size."""
+"""Computes maps (classes or depths) of images of any size, in windows of one compiled size."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -22,11 +22,11 @@ from vit_jax.models.pixels import in_channels
 from vit_jax.parallel.mesh import place, replicated, split_batch, whole_batch
 from vit_jax.parallel.sharding import parameter_shardings, place_activation
 
-WINDOWS = 8  # Windows of one call of the model, of all devices.
+WINDOWS = 8  # Windows per call of the model, over all devices.
 
 
 class _Image(NamedTuple):
-    """An image whose windows are computed: their places, and the scores of those that are done."""
+    """An image in progress: the positions of its windows, and the scores of completed ones."""
 
     windows: Windows
     scores: list[np.ndarray]
@@ -57,13 +57,13 @@ def in_windows(
 
 
 class WindowInference:
-    """Computes maps of images of any size, by one model with any parameters.
+    """Computes maps of images of any size, with one compiled model and any parameters.
 
     Args:
-      segmenter: the model and its head: a segmenter, or a model of depth.
+      segmenter: the model and its head: a segmenter or a depth model.
       mesh: mesh of devices, of one process.
-      crop: the run's evaluation transform: images are decoded and resized as it does.
-      squeezed: squeeze each image to one window, instead of sliding windows.
+      crop: the evaluation transform, which defines how images are decoded and resized.
+      squeezed: resize each image to a single window, instead of sliding windows.
       merge: returns the map of an image from the outputs of its windows.
     """
 
@@ -98,10 +98,10 @@ class WindowInference:
     ) -> Iterator[tuple[int, np.ndarray]]:
         """Yields the index and the map of each readable image, in order.
 
-        The windows of several images are computed together.
+        Windows of several images are batched.
 
         Args:
-          segmenter: the model, whose parameters may have changed.
+          segmenter: the model with its current parameters.
           source: the images.
           on_unreadable: callback for the index of an image that cannot be read, and the error.
         """
@@ -123,7 +123,7 @@ class WindowInference:
         waiting = cut()
         while batch := list(islice(waiting, self._batch_size)):
             for scores in self._scores_of(params, batch):
-                # Windows are in the order of their images.
+                # Outputs are in the order of images: they belong to the first incomplete one.
                 index, image = next(x for x in started if len(x[1].scores) < x[1].windows.count)
                 image.scores.append(scores)
             while started and len(started[0][1].scores) == started[0][1].windows.count:
@@ -131,7 +131,7 @@ class WindowInference:
                 yield index, self._merge(image.windows, np.stack(image.scores))
 
     def _scores_of(self, params: dict, batch: list[np.ndarray]) -> np.ndarray:
-        """Returns the scores of windows; a smaller batch is padded to the compiled size."""
+        """Returns the scores of windows; an incomplete batch is padded to the compiled size."""
         padding = [np.zeros_like(batch[0])] * (self._batch_size - len(batch))
         images = jax.device_put(np.stack([*batch, *padding]), self._sharding)
         return jax.device_get(self._scores(params, images))[: len(batch)]

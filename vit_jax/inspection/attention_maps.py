@@ -1,7 +1,7 @@
 """Attention rollout and attention distance of a model (paper, section 4.5 and appendix D.7, D.8).
 
-Attention weights come from `model(images, capture=("attention",))`: for each layer `[batch, heads,
-tokens, tokens]`, whose rows sum to 1.
+Attention weights are from `model(images, capture=("attention",))`: `[batch, heads, tokens, tokens]`
+for each layer, with rows that sum to 1.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from vit_jax.models.image_model import ImageModel, TokenModel
 
 
 def check_attends(model: ImageModel) -> None:
-    """Raises UserError for a model whose patches do not all attend to one another."""
+    """Raises UserError for a model without full attention between its patches."""
     if not isinstance(model, TokenModel):
         raise UserError(
             f"a {type(model).__name__} has no attention among all patches, which rollout and "
@@ -30,14 +30,14 @@ def check_attends(model: ImageModel) -> None:
 
 
 def rollout(attention: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Returns the attention rollout (Abnar & Zuidema, 2020): shares of input tokens in each token.
+    """Returns attention rollout (Abnar & Zuidema, 2020): the share of input tokens in each token.
 
     Heads are averaged, the identity is added for the residual connection, rows are normalized to 1,
     and the layers' matrices are multiplied.
 
     Returns:
-      float32 `[batch, tokens, tokens]` for each layer, whose rows sum to 1; the last is the
-      model's.
+      For each layer the rollout up to this layer, float32 `[batch, tokens, tokens]`, with rows that
+      sum to 1; the last one is the rollout of the whole model.
     """
     rolled, product = [], None
     for weights in attention:
@@ -49,9 +49,9 @@ def rollout(attention: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def of_patches(model: TokenModel, rolled: np.ndarray) -> np.ndarray:
-    """Returns each patch's share in the head's token, as images that sum to 1.
+    """Returns the share of each patch in the head's input, as maps that sum to 1.
 
-    The head's token is the class token, or the average of the patches if the head averages them.
+    The head's input is the class token, or the mean of the patches.
 
     Returns:
       `[batch, rows, columns]`.
@@ -69,8 +69,8 @@ def of_patches(model: TokenModel, rolled: np.ndarray) -> np.ndarray:
 def attention_distance(model: TokenModel, attention: Sequence[np.ndarray]) -> np.ndarray:
     """Returns the mean distance in pixels between patches, weighted by the attention.
 
-    It is averaged over patches and images. Rows and columns of other tokens are excluded, and rows
-    are renormalized.
+    The distance is averaged over patches and images. Attention from and to other tokens is
+    excluded, and rows are renormalized.
 
     Returns:
       float64 `[layers, heads]`.

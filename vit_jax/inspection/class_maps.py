@@ -11,7 +11,7 @@ from vit_jax.models.dense.palette import coloured, voc_palette
 
 
 def palette_image(mask: np.ndarray) -> Image.Image:
-    """Returns a class map as an image whose pixels are the classes, with VOC's palette.
+    """Converts a class map to a palette image with VOC's palette; pixel values are the classes.
 
     Args:
       mask: class of each pixel, uint8 `[height, width]`.
@@ -22,7 +22,7 @@ def palette_image(mask: np.ndarray) -> Image.Image:
 
 
 def overlay(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Returns an image under the colours of its classes, as `coloured`, uint8.
+    """Overlays an image with the colours of its classes; returns uint8 `[height, width, 3]`.
 
     Args:
       image: uint8 `[height, width, 3]`.
@@ -32,7 +32,7 @@ def overlay(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 class Segments:
-    """The section `segments.html`: images under the colours of their classes, and a legend.
+    """Content of `segments.html`: images with an overlay of class colours, and a legend.
 
     Args:
       class_names: names of all classes.
@@ -49,9 +49,9 @@ class Segments:
         """Adds an image.
 
         Args:
-          name: its path.
+          name: path of the image.
           image: uint8 `[height, width, 3]`.
-          masks: class of each pixel, uint8 `[height, width]`; an overlay is shown of each.
+          masks: class maps, uint8 `[height, width]`; each is shown as an overlay.
           caption: text below the name.
         """
         for mask in masks:
@@ -61,7 +61,7 @@ class Segments:
         self._figures.append(dict(name=name, pictures=addresses, caption=caption))
 
     def values(self, note: str) -> dict[str, Any]:
-        """Returns the values of the template.
+        """Returns the variables of the template.
 
         Args:
           note: text above the images.

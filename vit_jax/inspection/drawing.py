@@ -1,4 +1,4 @@
-"""Drawing of all figures of a model into a folder, with a page that shows them."""
+"""Draws all figures of a model into a folder, with an HTML page of them."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -33,7 +33,8 @@ def draw_all(
     Args:
       images: uint8 `[images, height, width, channels]`.
       source: text below the title, such as the source of the model.
-      layers, heads: draw also rollout after each layer, and each head of the last.
+      layers: also draw the rollout after each layer.
+      heads: also draw each head of the last layer.
     """
     seen = look(model, images, batch_size)
     arrays, drawn, undefined = {"images": images}, {}, {}
@@ -43,7 +44,7 @@ def draw_all(
         raise UserError(f"cannot make the folder {out}: {error.strerror}") from error
 
     def draw(name: str, caption: str, make: Callable[[], tuple[dict, object]]) -> None:
-        """Writes a figure into the folder and adds its arrays to the others."""
+        """Writes a figure into the folder, and adds its arrays to `arrays`."""
         try:
             values, figure = make()
         except UserError as error:
@@ -115,7 +116,7 @@ def draw_all(
 def _viewer(
     model, images: np.ndarray, names: Sequence[str], maps: list[LayerMaps], colours: dict
 ) -> dict:
-    """Returns the photographs under their attention maps, and a note on the colours."""
+    """Returns template variables: photographs with attention maps, and a note about the colours."""
     sheets = map_sheets(maps) if maps else None
     return {"viewer": viewer(images, names, sheets, colours), "about": _about(model, sheets)}
 
@@ -168,7 +169,7 @@ def _layer_maps(seen: dict) -> list[LayerMaps]:
 
 
 def _colours(arrays: dict[str, np.ndarray], seen: dict) -> dict[str, np.ndarray]:
-    """Returns principal components as colours: of the last tokens, or of stages, last first."""
+    """Returns principal components as colours, of the last tokens or of each stage (last first)."""
     if "token_colours" in arrays:
         return {"tokens as colours": arrays["token_colours"]}
     stages = range(len(seen.get("stages", ())), 0, -1)
@@ -176,12 +177,12 @@ def _colours(arrays: dict[str, np.ndarray], seen: dict) -> dict[str, np.ndarray]
 
 
 def look(model, images: np.ndarray, batch_size: int) -> dict:
-    """Captures the intermediate results of a model over all images.
+    """Captures the intermediate results of a model for all images.
 
     Returns:
-      For a model of tokens, see `look_at_tokens`. For a model of stages: `stages`, a list of each
-      stage's features `[images, rows, columns, channels]`; and, if it attends within windows,
-      `attended`, a list of each block's attention `[images, rows, columns, heads]`.
+      For a model of tokens, see `look_at_tokens`. For a model with stages: `stages`, a list of each
+      stage's features `[images, rows, columns, channels]`; and, with window attention, `attended`,
+      a list of each block's attention maps `[images, rows, columns, heads]`.
     """
     if isinstance(model, TokenModel):
         return look_at_tokens(model, images, batch_size)
@@ -215,11 +216,11 @@ def _say_progress(done: int, count: int) -> None:
 
 
 def look_at_tokens(model: TokenModel, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
-    """Captures the intermediate results of a model of tokens over all images.
+    """Captures the intermediate results of a model of tokens for all images.
 
     Returns:
-      `tokens` of the last layer, `[images, tokens, dim]`. With full attention also `distance`
-      `[layers, heads]`, `rollout` `[images, layers, rows, columns]`, and each head's `attention`
+      `tokens` of the last layer, `[images, tokens, dim]`. With full attention also `distance`,
+      `[layers, heads]`; `rollout`, `[images, layers, rows, columns]`; and `attention` of each head,
       `[images, layers, heads, rows, columns]`.
     """
     graphdef, params = nnx.split(model)

@@ -7,13 +7,13 @@ from vit_jax.models.image_model import ImageModel, TokenModel
 
 
 def position_similarity(model: TokenModel) -> np.ndarray:
-    """Returns the cosine similarity of each patch's position embedding to all others'.
+    """Returns the cosine similarity between the position embeddings of all patches.
 
     Returns:
       float64 `[rows, columns, rows, columns]`.
 
     Raises:
-      UserError: the model has no embedding for each place, or only one place.
+      UserError: the model has no position embedding per patch, or only one patch.
     """
     if not isinstance(model, TokenModel) or model.position_embedding is None:
         raise UserError(
@@ -32,8 +32,8 @@ def position_similarity(model: TokenModel) -> np.ndarray:
 def filters(model: ImageModel, count: int = 28) -> np.ndarray:
     """Returns principal components of the first layer's filters.
 
-    The strongest comes first; the kernel is not centred. Each component is scaled to 0 ... 1, and
-    its sign makes the value of largest magnitude positive.
+    They are in descending order of strength; the kernel is not centred. Each component is scaled to
+    0 ... 1, with the sign that makes the value of largest magnitude positive.
 
     Returns:
       float64 `[count, height, width, channels]`.
@@ -52,7 +52,7 @@ def token_colours(model: TokenModel, tokens: np.ndarray) -> np.ndarray:
     """Returns the three principal components of patch tokens over all images, as RGB in 0 ... 1.
 
     Args:
-      tokens: `[batch, tokens, dim]`, as `capture=("tokens",)` returns for each layer.
+      tokens: tokens of one layer from `capture=("tokens",)`, `[batch, tokens, dim]`.
 
     Returns:
       float64 `[batch, rows, columns, 3]`.

@@ -13,23 +13,28 @@ HEAT = 0.55  # Opacity of a heat map's colours over an image.
 
 
 def overlay(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Returns the image with attention as brightness, as in the paper: uint8 `[height, width, 3]`.
+    """Multiplies an image's brightness by attention, as in the paper.
 
     Args:
       image: uint8 `[height, width, 3]`.
-      weights: `[rows, columns]` of patches; the largest has the image's own brightness.
+      weights: attention of patches, `[rows, columns]`; the brightness is unchanged at the largest.
+
+    Returns:
+      uint8 `[height, width, 3]`.
     """
     return (image * _shares(image, weights)[..., None]).round().astype(np.uint8)
 
 
 def heat_map(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Returns the image with its attention as a colour overlay: uint8 `[height, width, 3]`.
-
-    Heat is visible on dark images, too.
+    """Overlays an image with its attention as colours, which are also visible on dark images.
 
     Args:
       image: uint8 `[height, width, 3]`.
-      weights: `[rows, columns]` of patches; the largest has the brightest colour, 0 the darkest.
+      weights: attention of patches, `[rows, columns]`; the largest has the brightest colour, 0 the
+        darkest.
+
+    Returns:
+      uint8 `[height, width, 3]`.
     """
     levels = (255 * _shares(image, weights)).round().astype(np.uint8)
     heat = cv2.applyColorMap(levels, cv2.COLORMAP_INFERNO)[..., ::-1]
@@ -37,14 +42,14 @@ def heat_map(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _shares(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Returns the weights of patches at an image's size, as shares of the largest."""
+    """Resizes the weights of patches to an image's size, relative to the largest weight."""
     height, width = image.shape[:2]
     large = cv2.resize(weights.astype(np.float32), (width, height), interpolation=cv2.INTER_LINEAR)
     return np.clip(large / max(float(large.max()), 1e-12), 0, 1)
 
 
 def pairs(left: Sequence[np.ndarray], right: Sequence[np.ndarray], names: Sequence[str]) -> Figure:
-    """Returns a figure of image pairs, one pair a row."""
+    """Returns a figure of image pairs, one pair per row."""
     width, height = _tile(left[0], 2 * TILE)
     figure = Figure(figsize=(2 * width, (height + TITLE) * len(left)), layout="constrained")
     grid = figure.subplots(len(left), 2, squeeze=False)
@@ -57,10 +62,10 @@ def pairs(left: Sequence[np.ndarray], right: Sequence[np.ndarray], names: Sequen
 
 
 def tiles(images: Sequence[np.ndarray], columns: int, titles: Sequence[str] = (), **show) -> Figure:
-    """Returns a figure of images of one size in rows.
+    """Returns a figure of images of the same size, in rows.
 
     Args:
-      columns: largest number of columns.
+      columns: maximum number of columns.
       **show: arguments of `imshow`.
     """
     columns = min(columns, len(images))
@@ -84,12 +89,12 @@ def _tile(image: np.ndarray, side: float) -> tuple[float, float]:
 
 
 def mosaic(tiles: np.ndarray, gap: int = 1, fill: float = np.nan) -> np.ndarray:
-    """Returns one image of tiles `[rows, columns, height, width, ...]`.
+    """Combines tiles `[rows, columns, height, width, ...]` to one image.
 
-    This is faster than a figure with hundreds of axes, which would take a minute.
+    A figure with hundreds of axes would take a minute to draw.
 
     Args:
-      gap: pixels between the tiles, of the value `fill`.
+      gap: pixels between the tiles, with the value `fill`.
     """
     rows, columns, height, width, *channels = tiles.shape
     padded = np.pad(
@@ -112,7 +117,7 @@ def similarity_tiles(similarity: np.ndarray) -> Figure:
 
 
 def similarity_panels(similarities: Mapping[str, np.ndarray]) -> Figure:
-    """Returns a figure of several models' tiles side by side, by name (figure 10)."""
+    """Returns a figure with the tiles of several models, given by name, in a row (figure 10)."""
     figure = Figure(figsize=(4.6 * len(similarities) + 1, 5), layout="constrained")
     panels = figure.subplots(1, len(similarities), squeeze=False)[0]
     for axes, (name, similarity) in zip(panels, similarities.items(), strict=True):
@@ -138,7 +143,7 @@ def draw_similarity(axes: Axes, similarity: np.ndarray) -> AxesImage:
 
 
 def distance_dots(distances: np.ndarray) -> Figure:
-    """Returns a figure of each head's mean attention distance over the layers (figure 7, right)."""
+    """Returns a figure of each head's mean attention distance by layer (figure 7, right)."""
     figure = Figure(figsize=(5, 4), layout="constrained")
     draw_distances(figure.subplots(), distances)
     return figure

@@ -14,10 +14,10 @@ MARK = '<meta name="generator" content="vit_jax">'
 
 
 def policy(script: str = "") -> str:
-    """Returns the Content-Security-Policy of a page: its own images only, no loads, no scripts.
+    """Returns a Content-Security-Policy that allows only embedded images, and no scripts.
 
     Args:
-      script: the script that the page may run; it may send requests to the page's own server.
+      script: a script to allow, which may send requests to the page's own server.
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     runs = f"script-src 'sha256-{digest}'; connect-src 'self'; " if script else ""
@@ -46,36 +46,36 @@ def render(template: str, **values: Any) -> str:
     """Returns the HTML of a template.
 
     Args:
-      template: file in `templates`; one that extends `base.html` is a whole page.
-      values: the template's variables; text is escaped. Pages have a `title`, and may have
-        `refresh`: the seconds after which the page reloads itself.
+      template: file in `templates`; those that extend `base.html` are complete pages.
+      values: the template's variables; text is escaped. Pages need a `title`, and may have
+        `refresh`, the interval in seconds for reloading the page.
     """
     return _environment().get_template(template).render(values)
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Writes a file atomically, so that no reader receives half of it; returns `path`."""
-    # Several processes may write the page of one folder.
+    """Writes a file atomically; returns `path`."""
+    # A random name, because several processes may write the same page.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
     return temporary.replace(path)
 
 
 def is_page(path: Path) -> bool:
-    """Returns True for a page that vit_jax wrote, which a newer one may replace."""
+    """Returns True for a page written by vit_jax, which may be overwritten."""
     with path.open("rb") as file:
         return MARK.encode() in file.read(1000)
 
 
 def breakable(text: str) -> str:
-    """Returns text as HTML with optional line breaks after underscores and slashes."""
+    """Converts text to HTML with optional line breaks after underscores and slashes."""
     from markupsafe import Markup
 
     return Markup(re.sub("([_/])", r"\1<wbr>", html.escape(text, quote=True)))
 
 
 def card_width(names: Iterable[str]) -> str:
-    """Returns a style for `samples` with cards as wide as the longest word, within bounds."""
+    """Returns the CSS for `samples` with cards as wide as the longest word, within bounds."""
     longest = max((len(word) for name in names for word in re.split(r"[\s_/]+", name)), default=0)
     return f"--card: {min(max(5.2, 0.52 * longest + 0.6), 10):.1f}rem"
 

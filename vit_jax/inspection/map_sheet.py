@@ -1,4 +1,4 @@
-"""Sheet of an image's attention maps: tiles of one picture, small enough for a page."""
+"""Sheet of an image's attention maps: tiles in one image that is small enough for a page."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,9 +8,9 @@ import numpy as np
 
 from vit_jax.inspection.page_images import levels
 
-# Of all maps on a page: about the same number of bytes, a third more in base64.
+# Maximum pixels of all maps on a page: about one byte per pixel, and a third more in base64.
 MOST_PIXELS = 10_000_000
-MOST_SIDE = 64  # Patches of a map's side; larger maps are averaged.
+MOST_SIDE = 64  # Maximum side of a map, in patches; larger maps are averaged.
 
 
 class LayerMaps(NamedTuple):
@@ -19,8 +19,7 @@ class LayerMaps(NamedTuple):
     Attributes:
       number: number of the layer, from 1.
       heads: `[images, heads, rows, columns]`.
-      rollout: `[images, rows, columns]`, attention rollout up to this layer; None: it is not
-        defined.
+      rollout: attention rollout up to this layer, `[images, rows, columns]`; None: undefined.
     """
 
     number: int
@@ -35,8 +34,8 @@ class SheetRow(NamedTuple):
       number: number of the layer, from 1.
       heads: number of heads.
       rows, columns: size of a tile.
-      top: the first line of pixels.
-      first: the first tile's place in `MapSheets.peaks`.
+      top: index of the first pixel row.
+      first: index of the first tile in `MapSheets.peaks`.
     """
 
     number: int
@@ -63,7 +62,7 @@ class MapSheets(NamedTuple):
     rollout: bool
 
     def last_map(self, image: int) -> np.ndarray:
-        """Returns the `levels` of an image's last tile: the last rollout, or its heads' mean."""
+        """Returns the `levels` of an image's last tile: rollout or the mean of the heads."""
         row = self.rows[-1]
         left = (self.peaks.shape[1] - row.first - 1) * row.columns
         return self.pixels[image, row.top :, left : left + row.columns]
@@ -72,8 +71,8 @@ class MapSheets(NamedTuple):
 def map_sheets(layers: Sequence[LayerMaps]) -> MapSheets:
     """Arranges the maps of each image as tiles, a row for each layer.
 
-    If all of them have more than `MOST_PIXELS`, only every second (or third, ...) layer is kept,
-    counted from the last.
+    If the total exceeds `MOST_PIXELS`, only every second (or third, ...) layer is kept, counted
+    from the last one.
     """
     every = 1
     while every < len(layers) and sum(map(_count_pixels, _thinned(layers, every))) > MOST_PIXELS:

@@ -1,4 +1,4 @@
-"""Charts as SVG for a page, in the page's own colours, light or dark."""
+"""SVG charts that use the text colour of their page, light or dark."""
 
 import html
 import io
@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from vit_jax.errors import as_text
 
-INK = "#010203"  # Placeholder for the colour of the page's text.
+INK = "#010203"  # Placeholder for the page's text colour.
 COLOURS = ("#4c8dd6", "#f08c2e", "#3fa66b", "#d65f5f", "#9a7fd1", "#a9805b", "#d982c0", "#8c9196")
 
 
 def draw(title: str, paint: Callable, about: str, width: float = 4.6, height: float = 2.6) -> str:
-    """Returns an SVG that `paint(axes)` draws.
+    """Returns an SVG with the content drawn by `paint(axes)`.
 
     Args:
       title: title above the chart; empty: none.
@@ -35,7 +35,7 @@ def draw(title: str, paint: Callable, about: str, width: float = 4.6, height: fl
         "font.size": 9,
         "font.family": "sans-serif",
     }
-    settings["text.parse_math"] = False  # The name of a run or a class may contain dollar signs.
+    settings["text.parse_math"] = False  # Names of runs or classes may contain dollar signs.
     with rc_context(settings):
         figure = Figure(figsize=(width, height), layout="constrained", facecolor="none")
         axes = figure.add_subplot(facecolor="none")
@@ -60,11 +60,11 @@ def draw(title: str, paint: Callable, about: str, width: float = 4.6, height: fl
 def curve(
     title: str, lines: Mapping[str, Sequence[tuple[float, float]]], dotted: Sequence[str] = ()
 ) -> str:
-    """Returns an SVG of lines over the steps; lines with empty names have no label.
+    """Returns an SVG of curves over the steps; curves with empty names have no label.
 
     Args:
-      lines: points of each line, by name; a line without points is not in the legend.
-      dotted: lines whose points are marked; lines of one or two points always are.
+      lines: points of each curve, by name; curves without points are not in the legend.
+      dotted: names of curves with markers; curves of one or two points always have markers.
     """
 
     def paint(axes):
@@ -85,7 +85,7 @@ def curve(
         axes.xaxis.get_major_locator().set_params(integer=True)
         bottom, top = axes.get_ylim()
         if not _below_zero(lines):
-            # From 0, with room above, so that no point is cut if all are close together.
+            # Start at 0, with a margin above, so that no point is cut off.
             bottom, top = 0, top + 0.05 * abs(top)
         axes.set_ylim(min(0, bottom), top)
 
@@ -100,7 +100,7 @@ def reliability(bins: Sequence[tuple[float, float, float]]) -> str:
     """Returns an SVG of accuracy by predicted probability.
 
     Args:
-      bins: mean probability, share of right predictions and number of images of each; bins without
+      bins: for each bin the mean probability, the accuracy and the number of images; bins without
         images are skipped.
     """
     bins = [row for row in bins if row[2]]
@@ -123,7 +123,7 @@ def reliability(bins: Sequence[tuple[float, float, float]]) -> str:
 
 
 def certainty(probabilities: Mapping[str, Sequence[float]], bins: int) -> str:
-    """Returns an SVG with a stacked histogram of the predicted probabilities of groups."""
+    """Returns an SVG with a stacked histogram of predicted probabilities, by group."""
 
     def paint(axes):
         values = [[100 * x for x in each] for each in probabilities.values()]

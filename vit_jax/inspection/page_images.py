@@ -1,4 +1,4 @@
-"""Images and maps as data URLs, which a page contains."""
+"""Images and maps as data URLs, for embedding in a page."""
 
 import io
 
@@ -7,12 +7,12 @@ import numpy as np
 
 from vit_jax.inspection.html_page import inline
 
-# Pixels: an image with sides of at most this size is stored losslessly and drawn unsmoothed.
+# Images with sides up to this number of pixels are stored losslessly and drawn without smoothing.
 SMALL = 64
 
 
 def image_address(pixels: np.ndarray, most_side: int = 320) -> str:
-    """Returns the data URL of an image `[height, width, 3]`, reduced to `most_side` pixels."""
+    """Returns the data URL of an image `[height, width, 3]`, with sides up to `most_side`."""
     from PIL import Image
 
     if max(pixels.shape) <= SMALL:
@@ -24,7 +24,7 @@ def image_address(pixels: np.ndarray, most_side: int = 320) -> str:
 
 
 def colours_address(colours: np.ndarray) -> str:
-    """Returns the data URL of a picture of colours in 0 ... 1, `[rows, columns, 3]`."""
+    """Returns the data URL of colours in 0 ... 1, `[rows, columns, 3]`."""
     from PIL import Image
 
     return inline(png(Image.fromarray((255 * colours).round().astype(np.uint8))))
@@ -33,21 +33,21 @@ def colours_address(colours: np.ndarray) -> str:
 def heat_address(weights: np.ndarray) -> str:
     """Returns the data URL of a heat map of `[rows, columns]`, relative to its largest value.
 
-    It has a pixel for each patch; the browser enlarges and smooths them.
+    It has one pixel per patch; the browser enlarges and smooths it.
     """
     return levels_address(levels(weights))
 
 
 def levels(weights: np.ndarray) -> np.ndarray:
-    """Quantizes maps `[..., rows, columns]` to uint8: 255 is each map's largest value."""
+    """Quantizes maps `[..., rows, columns]` to uint8; each map's largest value becomes 255."""
     largest = np.maximum(weights.max(axis=(-2, -1), keepdims=True), 1e-12)
     return (255 * np.clip(weights / largest, 0, 1)).round().astype(np.uint8)
 
 
 def levels_address(pixels: np.ndarray) -> str:
-    """Returns the data URL of a PNG whose palette draws the `levels` 0 ... 255 as heat.
+    """Returns the data URL of a PNG that shows `levels`, 0 ... 255, as a heat map.
 
-    The palette is matplotlib's inferno; its opacity is the square root of the level's share.
+    The palette is matplotlib's inferno, with the opacity sqrt(level / 255).
     """
     from PIL import Image
 
@@ -59,7 +59,7 @@ def levels_address(pixels: np.ndarray) -> str:
 
 
 def png(image, **options) -> bytes:
-    """Returns an image of Pillow as a PNG file."""
+    """Encodes a Pillow image as PNG."""
     encoded = io.BytesIO()
     image.save(encoded, "PNG", **options)
     return encoded.getvalue()

@@ -1,4 +1,4 @@
-"""Variables of `viewer.html`, which shows photographs under attention maps."""
+"""Variables of `viewer.html`, which shows photographs with an overlay of attention maps."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ PHOTOGRAPH = 640  # Longest side on the page, in pixels.
 
 
 class View(NamedTuple):
-    """Maps over the photographs; `index` is that of colours."""
+    """A choice of maps over the photographs; `index` is the index of colours."""
 
     value: str
     caption: str
@@ -31,7 +31,7 @@ def viewer(
     Args:
       images: uint8 `[images, height, width, 3]`.
       sheets: the attention maps; None: the model has none.
-      colours: pictures over the photographs, `[images, rows, columns, 3]` in 0 ... 1, by caption.
+      colours: other overlays by caption, `[images, rows, columns, 3]` in 0 ... 1.
     """
     return {
         "layers": json.dumps([row._asdict() for row in sheets.rows] if sheets else []),
@@ -60,9 +60,9 @@ def _card(
     sheets: MapSheets | None,
     colours: Sequence[np.ndarray],
 ) -> dict[str, Any]:
-    """Returns a photograph with its sheet of maps and its colours.
+    """Returns the data of a photograph: its sheet of maps and its colours.
 
-    Without scripts it is shown under `over`: the last map, or else the first colours.
+    If scripts are disabled, the overlay is `over`: the last map, or else the first colours.
     """
     pictures = [colours_address(picture) for picture in colours]
     peaks = [float(f"{peak:.3g}") for peak in sheets.peaks[number]] if sheets else []

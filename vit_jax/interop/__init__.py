@@ -1,1 +1,1 @@
-"""Reads and writes other libraries' checkpoints: Google's npz, timm's and others' safetensors."""
+"""Reads and writes checkpoints of other libraries: Google's npz files, safetensors of timm etc."""

@@ -1,7 +1,7 @@
 """Adapts a checkpoint's parameters to a model with other arguments: image size, head, channels.
 
-Each family supplies its rules (`Family.adaptation`). All families share the code for the head and
-for the kernel that reads pixels.
+Each family defines its own rules (`Family.adaptation`). The code for heads and for input
+convolutions is shared.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ Read = Callable[[], np.ndarray]
 
 
 class Fit(NamedTuple):
-    """Report on the adaptation of a checkpoint's parameters, by their paths."""
+    """Report of an adaptation: paths of the changed parameters, by kind of change."""
 
     resized: list[str]
     fresh: list[str]
@@ -52,10 +52,11 @@ def fit(
 ) -> tuple[ImageOptions, dict[str, Read], Fit]:
     """Adapts a checkpoint's parameters to its model with some arguments changed.
 
-    A head for another number of classes starts at zero, or at normal values if `head_std` is given,
-    and without the pre-logits layer unless `pre_logits` is given. Kernels that read pixels are
-    converted to another number of channels by timm's rule. The family's rules do the rest, such as
-    resizing position embeddings. Parameters that the model lacks are removed.
+    - A head for another number of classes is initialized to zero, or to normal values if `head_std`
+      is given. It has no pre-logits layer unless `pre_logits` is given.
+    - Kernels of input convolutions are converted to another number of channels as in timm.
+    - The family's rules convert other parameters; for example, they resize position embeddings.
+    - Parameters that the model lacks are dropped.
 
     Args:
       changes: arguments of the model, in place of the checkpoint's.
@@ -98,7 +99,7 @@ class _Adapter:
         self.report = Fit([], [], [], [])
 
     def source(self, path: str, shape: tuple[int, ...]) -> Read:
-        """Returns the function that returns a parameter of the adapted model.
+        """Returns a function that reads a parameter of the adapted model.
 
         Raises:
           UserError: the checkpoint lacks the parameter, or its shape cannot be adapted.
@@ -155,7 +156,7 @@ class _Adapter:
         )
 
     def _resized(self, path: str, shape: tuple[int, ...], stored: _Stored) -> Read | None:
-        """Returns the function that returns a resized parameter; None: no rule applies."""
+        """Returns a function that reads a resized parameter; None if no rule applies."""
         rule = self.rules.resize_of(path)
         if rule is None or stored.shape[-1] != shape[-1]:
             return None
@@ -182,7 +183,7 @@ class _Adapter:
 
 
 def _implied(known: dict[str, Any], changes: dict[str, Any], new_head: bool) -> dict[str, Any]:
-    """Returns arguments that change together with others, in all families that have them."""
+    """Returns the arguments that must change as a consequence of `changes`, in all families."""
     implied = {}
     if new_head and known.get("pre_logits"):
         implied["pre_logits"] = False
@@ -195,10 +196,10 @@ def _implied(known: dict[str, Any], changes: dict[str, Any], new_head: bool) -> 
 
 
 def _other_channels(read: Read, channels: int) -> np.ndarray:
-    """Returns a kernel for images with another number of channels, by timm's rule.
+    """Converts an input kernel to another number of channels, as in timm.
 
-    For one channel the kernel is summed over all. For more channels the kernel's channels are
-    repeated cyclically, and scaled by the ratio of the numbers of channels.
+    For one channel, the kernel is summed over its input channels. Otherwise the input channels are
+    repeated cyclically, and scaled by the ratio of the old to the new number of channels.
     """
     kernel = np.asarray(read())
     if channels == 1:

@@ -1,4 +1,6 @@
-"""Parameters of a training objective in two files next to a model, which other libraries ignore.
+"""Stores parameters of a training objective in two files next to a model.
+
+Other libraries ignore these files.
 
 `objective.json` contains the objective's name and the values of `config.objective` that determine
 its parameters. `objective.safetensors` contains the parameters under vit_jax's parameter paths, and
@@ -19,7 +21,7 @@ from vit_jax.interop.tensor_files import Tensor, check_float, open_tensors, writ
 from vit_jax.small_files import read_small
 
 WORDS, TENSORS = "objective.json", "objective.safetensors"
-MASK = "mask"  # Name of an objective if only its mask token is stored.
+MASK = "mask"  # Name of an objective with only a mask token.
 _STATE = "state/"
 
 Shapes = dict[str, tuple[int, ...]]  # Shapes by our paths.
@@ -30,13 +32,13 @@ class ObjectiveParams(NamedTuple):
 
     Attributes:
       name: name of the objective, or `MASK`.
-      values: values of `config.objective`, as far as the checkpoint contains them.
-      sources: returns, for the expected shapes by our path, the functions that read the parameters.
-        It raises UserError if the checkpoint's shapes differ.
+      values: values of `config.objective` that the checkpoint contains.
+      sources: `expected shapes -> functions`, both by our path: the functions read the parameters.
+        It raises UserError if the checkpoint's shapes differ from the expected ones.
       shapes: returns the shapes of all parameters; None: the values determine them.
-      state: the objective's state by name, such as a codebook; the arrays of a nested state by
-        path, such as `statistics/norm/mean`.
-      class_names: names of the classes that a head of the objective's own predicts.
+      state: the objective's state by name, such as a codebook; by path for nested state, such as
+        `statistics/norm/mean`.
+      class_names: class names of the objective's own head; empty if it has none.
     """
 
     name: str
@@ -54,7 +56,7 @@ class ObjectiveParams(NamedTuple):
         )
 
     def count(self, shapes: Shapes) -> str:
-        """Returns a description of the parameters, their number, and the names of the state."""
+        """Returns a text: description and number of the parameters, and names of the state."""
         state = f", with {' and '.join(sorted(self.state))}" if self.state else ""
         return f"{self.words}, {sum(map(math.prod, shapes.values())):,}{state}"
 
@@ -77,8 +79,7 @@ def open_beside(
     """Opens the parameters of an objective in a folder; returns None if it has none.
 
     Args:
-      finite: function that returns the values, or raises UserError with the given name if they are
-        not finite.
+      finite: `(values, name) -> values`; raises UserError if a value is NaN or infinite.
 
     Raises:
       UserError: the files are damaged.

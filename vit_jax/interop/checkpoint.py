@@ -1,4 +1,4 @@
-"""A checkpoint of any kind, and functions that build models from parameters by path."""
+"""A checkpoint of any format, and functions that build models from parameters by path."""
 
 import functools
 import os
@@ -29,14 +29,14 @@ class Checkpoint(NamedTuple):
 
     Attributes:
       place: the source, for messages.
-      library: title of the library that wrote it.
+      library: title of the library that wrote the checkpoint.
       options: the arguments of the model.
       shapes: shape of each parameter by path.
-      read: returns the parameter of a path, in our layout.
+      read: `path -> parameter`, in our layout.
       mapped: the mapping to the library's tensors; empty for a training run's checkpoint.
       assumed: description of model properties that the files do not contain.
       preprocessing: preprocessing of images; None: the files do not contain it.
-      class_names: names of all classes, or none.
+      class_names: names of all classes; empty if unknown.
       objective: parameters of a training objective that are stored with the model.
       step: training step; None: not a checkpoint of a training run.
       probabilities: a key of `PROBABILITIES`.
@@ -81,7 +81,7 @@ class Checkpoint(NamedTuple):
         )
 
     def _statistics(self) -> str:
-        """Returns mean and std of the pixels as text; empty: the default, 0.5 and 0.5."""
+        """Returns the mean and std of pixels as text; empty for the default, 0.5 and 0.5."""
         mean, std = self.options.mean, self.options.std
         if mean == std == 0.5:
             return ""
@@ -89,12 +89,12 @@ class Checkpoint(NamedTuple):
 
 
 def _numbers(value: Statistic) -> str:
-    """Formats one number, or the numbers of all channels, with four digits."""
+    """Formats one number, or one number per channel, with four digits."""
     return " ".join(f"{x:.4g}" for x in (value if isinstance(value, tuple) else (value,)))
 
 
 def all_names(names: Sequence, classes: int) -> tuple[str, ...]:
-    """Completes class names with indices; empty if there are none or more than classes."""
+    """Completes class names with indices; empty without names or if there are too many names."""
     if not 0 < len(names) <= classes:
         return ()
     return (*map(str, names), *map(str, range(len(names), classes)))
@@ -102,7 +102,7 @@ def all_names(names: Sequence, classes: int) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=8)
 def sketch(options: ImageOptions) -> ImageModel:
-    """Returns the model with shapes in place of arrays."""
+    """Returns the abstract model, with shapes in place of arrays."""
     return abstract(functools.partial(family_of(options).model, options))
 
 
@@ -112,12 +112,12 @@ def model_name(options: ImageOptions) -> str:
 
 
 def build(options: ImageOptions, sources: dict[str, Callable[[], np.ndarray]]) -> ImageModel:
-    """Builds the model with its parameters on the first device, read by one thread per core."""
+    """Builds the model on the first device; one thread per core reads the parameters."""
     return fill(sketch(options), sources)
 
 
 def fill(module: Kind, sources: dict[str, Callable[[], np.ndarray]]) -> Kind:
-    """Returns an abstract module with its parameters on the first device, read as in `build`."""
+    """Fills an abstract module with its parameters on the first device, read as in `build`."""
     shapes = parameter_shapes(module)
     device = jax.local_devices()[0]
     with ThreadPoolExecutor(max_workers=max(2, os.cpu_count() or 1)) as pool:
@@ -136,12 +136,12 @@ def check_finite(values: np.ndarray, name: str) -> np.ndarray:
     """Returns the values; raises UserError if one is NaN or infinite.
 
     Args:
-      name: name of the values, the start of the error message.
+      name: name of the values, for the error message.
     """
-    # Arrays on a device are checked there.
+    # Check arrays on the device where they are.
     library = np if isinstance(values, np.ndarray) else jnp
     flat = values.reshape(-1)
-    # The product is one pass without temporary arrays. It can overflow for finite values.
+    # The dot product needs one pass and no temporary arrays, but can overflow for finite values.
     with np.errstate(over="ignore", invalid="ignore"):
         product = library.dot(flat, flat)
     if not np.isfinite(product) and not library.isfinite(flat).all():

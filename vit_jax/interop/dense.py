@@ -1,4 +1,4 @@
-"""Reads the heads of dense prediction of runs."""
+"""Reads the dense heads of training runs: segmentation, depth and detection."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from vit_jax.models.image_model import ImageModel
 from vit_jax.models.model_card import abstract, parameter_shapes
 from vit_jax.options.objective import DepthOptions, DetectionOptions, SegmentationOptions
 
-_HEAD, _STATISTICS = "head/", "statistics/"  # Starts of paths of parameters, and of the state.
+_HEAD, _STATISTICS = "head/", "statistics/"  # Prefixes of parameter paths and of state paths.
 
 Kind = TypeVar("Kind", bound=DenseModel)
 
@@ -30,9 +30,9 @@ class Task(Generic[Kind]):
     """A task of dense prediction.
 
     Attributes:
-      objective: name of the training objective, of its section in a config and of the head.
+      objective: name of the training objective, its config section and the head.
       options: class of the objective's options.
-      head: returns the head for the options, the model and the number of classes.
+      head: `(options, model, number of classes) -> head`.
       model: class of the model with its head.
     """
 
@@ -54,15 +54,15 @@ TASKS: dict[str, Task[Any]] = {task.objective: task for task in (SEGMENTATION, D
 
 
 def with_head(task: Task[Kind], checkpoint: Checkpoint, model: ImageModel) -> Kind:
-    """Returns a run's model with its head.
+    """Combines a training run's model with its dense head.
 
     Args:
       task: the task of the head.
-      checkpoint: the run's, opened.
-      model: its model.
+      checkpoint: the opened checkpoint of the run.
+      model: the model of the run.
 
     Raises:
-      UserError: the run has no head of this task.
+      UserError: the run has no head for this task.
     """
     found = checkpoint.objective
     if found is None or found.name != task.objective:

@@ -1,7 +1,7 @@
-"""Reads the depth heads that DINOv2's authors published: a linear layer on one or four layers, DPT.
+"""Reads DINOv2's published depth heads: linear heads on one or four layers, and DPT heads.
 
 Sources: dinov2/hub/depthers.py and dinov2/hub/depth/decode_heads.py. A file contains the tensors
-of the head, `decode_head.*`, and not the frozen backbone.
+of the head, `decode_head.*`, but not the frozen backbone.
 """
 
 import re
@@ -22,7 +22,7 @@ from vit_jax.options.model import ImageOptions
 from vit_jax.options.objective import DepthOptions
 
 START = "decode_head."
-# Greatest depth in metres of the data, whose name is in that of the file.
+# Maximum depth in metres, by data set. The data set's name is part of the file name.
 RANGES = {"nyu": 10.0, "kitti": 80.0}
 
 # Our modules by the authors' names.
@@ -48,17 +48,17 @@ _MODULES = {
 def read_depth_head(
     file: str, tensors: dict[str, np.ndarray], backbone: ImageOptions, max_depth: float | None
 ) -> ObjectiveParams:
-    """Returns the parameters of a published head as those of the objective `depth`.
+    """Converts the parameters of a published head to those of the objective `depth`.
 
     Args:
       file: path of the file.
-      tensors: its tensors by name.
+      tensors: tensors of the file, by name.
       backbone: the arguments of the backbone.
-      max_depth: greatest depth in metres; None: that of the data set in the file's name.
+      max_depth: maximum depth in metres; None: by the data set in the file name.
 
     Raises:
-      UserError: the file has other tensors, the head is for another backbone, or the data set is
-        unknown.
+      UserError: the file has unexpected tensors, the head does not fit the backbone, or the data
+        set is unknown.
     """
     own = {f"head/{path}": array for path, array in _renamed(file, tensors).items()}
     options = _options(file, own, backbone, max_depth)
@@ -82,7 +82,7 @@ def _options(
     """Returns the options of a head.
 
     Raises:
-      UserError: the head is for another backbone, or the data set is unknown.
+      UserError: the head does not fit the backbone, or the data set is unknown.
     """
     if max_depth is None:
         name = Path(file).name.lower()
@@ -106,10 +106,10 @@ def _options(
 
 
 def _renamed(file: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the tensors of a head by our paths within the head, in our layout.
+    """Converts the tensors of a head to our layout, by path within the head.
 
     Raises:
-      UserError: the file is of no such head.
+      UserError: the file does not contain a depth head of DINOv2.
     """
     renamed = {}
     for name, array in tensors.items():
@@ -126,7 +126,7 @@ def _renamed(file: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]
             raise UserError(f"{file} is no depth head of DINOv2: it has the tensor {name}")
         if kind == "weight":
             renamed[f"{path}/kernel"] = _kernel(array, path)
-        elif path.endswith("/dense"):  # Each of the pixels of a transposed convolution has it.
+        elif path.endswith("/dense"):  # A transposed convolution: repeat the bias for each pixel.
             factor = tensors[f"{START}{module}.weight"].shape[-1]
             renamed[f"{path}/bias"] = np.tile(array, (factor, factor, 1))
         else:
@@ -137,7 +137,7 @@ def _renamed(file: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]
 
 
 def _kernel(weight: np.ndarray, path: str) -> np.ndarray:
-    """Returns PyTorch's weight of a module in our layout."""
+    """Converts a module's PyTorch weight to our layout."""
     if path.endswith("/dense"):  # A transposed convolution.
         return weight.transpose(0, 2, 3, 1)
     if weight.ndim == 2 or weight.shape[2:] == (1, 1):

@@ -19,12 +19,12 @@ _MALFORMED = (ValueError, *_OTHERS)
 
 
 def download(address: str, more: Sequence[str] = (), *, weights: bool = True) -> Path:
-    """Returns the folder with a model's files, downloaded from the Hub or from the local cache.
+    """Downloads a model's files from the Hub, unless they are cached; returns their folder.
 
     Args:
-      address: `hf://owner/name`, with `@revision` for another revision than the newest.
+      address: `hf://owner/name` for the newest revision, or `hf://owner/name@revision`.
       more: names of other files to download, if the repository has them.
-      weights: download the weights of the formats that `load_model` reads.
+      weights: download the weights, in formats that `load_model` supports.
 
     Raises:
       UserError: the model is not on the Hub, or the Hub cannot be reached.
@@ -83,7 +83,7 @@ def download(address: str, more: Sequence[str] = (), *, weights: bool = True) ->
 
 
 def check_upload(name: str, replace: bool) -> None:
-    """Checks before the work starts that a model can be uploaded to the Hub under a name.
+    """Checks in advance that a model can be uploaded to the Hub under a name.
 
     Args:
       name: `owner/name`.
@@ -116,8 +116,8 @@ def upload(folder: Path, name: str, public: bool, replace: bool) -> str:
 
     Args:
       name: `owner/name`.
-      public: a new repository is public; otherwise private.
-      replace: the repository may exist already: its model files are replaced, and its visibility is
+      public: whether a new repository is public or private.
+      replace: the repository may exist already; its model files are replaced, and its visibility is
         kept.
 
     Raises:
@@ -168,14 +168,14 @@ def _mistakes(name: str) -> Iterator[None]:
         raise UserError(f"cannot send {name}: {_unreachable()} ({_first_line(error)})") from error
     except (json.JSONDecodeError, *_OTHERS) as error:
         raise UserError(f"cannot send {name}: {_not_the_hub()}") from error
-    except ValueError as error:  # Invalid card data, according to the Hub's response.
+    except ValueError as error:  # The Hub rejects the card's data.
         raise UserError(
             f"the Hub rejects the card's metadata: {_card_errors(str(error))}"
         ) from error
 
 
 def _card_errors(answer: str) -> str:
-    """Returns the errors of a card's data in the Hub's response as text."""
+    """Extracts the errors in the card's data from the Hub's response."""
     try:
         found = "; ".join(one["message"] for one in json.loads(answer)["errors"])
     except (ValueError, LookupError, TypeError):
@@ -197,7 +197,7 @@ def _tokens() -> str:
 
 
 def _not_the_hub() -> str:
-    """Returns an error message for a response that is not the Hub's, with the likely causes."""
+    """Returns an error message for a response from another server, with the likely causes."""
     from huggingface_hub import constants
 
     return (

@@ -1,4 +1,4 @@
-"""Reads text towers from the files of other libraries and from runs."""
+"""Reads text towers from other libraries' files and from training runs."""
 
 import dataclasses
 import math
@@ -38,12 +38,12 @@ from vit_jax.options.text import TextOptions
 from vit_jax.paths import OBJECTIVE_FILES, is_workdir
 
 OPEN_CLIP_MODEL = "open_clip_model.safetensors"
-# Starts of the names of text towers' tensors, in Transformers, open_clip and big_vision.
+# Prefixes of text tower tensors in Transformers, open_clip and big_vision.
 _TEXT_TENSORS = r"text_model\.|(text\.)?token_embedding\.|(params/|opt/target/)?txt/"
 
 
 class TextPart(NamedTuple):
-    """Text tower, tokenizer and similarity of a model of images and texts."""
+    """Text tower, tokenizer and similarity of an image-text model."""
 
     tower: TextTower
     tokenizer: Tokenizer
@@ -61,17 +61,17 @@ class TextPart(NamedTuple):
         )
 
     def tower_in(self, dtype: str) -> TextTower:
-        """Returns the text tower, computing in another dtype."""
+        """Returns the text tower with another computation dtype."""
         options = dataclasses.replace(self.tower.options, dtype=dtype)
         graphdef, _ = nnx.split(abstract(partial(TextTower, options)))
         return nnx.merge(graphdef, nnx.state(self.tower))
 
 
 def towers_at(path: Path) -> Path:
-    """Returns the file or folder with both towers of a model of images and texts.
+    """Returns the file or folder with both towers of an image-text model.
 
-    It is a file in the folder if the folder has open_clip's files, next to which a `config.json`
-    may describe the image tower alone.
+    In a folder of open_clip it is the weights file, because a `config.json` in the same folder may
+    describe only the image tower.
     """
     weights = path / OPEN_CLIP_MODEL
     if path.is_dir() and open_clip_config(path) is not None and weights.is_file():
@@ -80,9 +80,9 @@ def towers_at(path: Path) -> Path:
 
 
 def download_towers(address: str) -> Path:
-    """Returns the folder of a model of images and texts, downloaded as `hub.download` does.
+    """Downloads an image-text model as in `hub.download`; returns its folder.
 
-    A repository can have a model in several libraries' formats; the weights of one are downloaded.
+    If a repository contains several libraries' formats, only the weights of one are downloaded.
 
     Raises:
       UserError: the model is not on the Hub, or the Hub cannot be reached.
@@ -97,10 +97,10 @@ def download_towers(address: str) -> Path:
 
 
 def open_text(path: Path) -> TextPart:
-    """Reads all of another library's model of images and texts except its image tower.
+    """Reads another library's image-text model, except for the image tower.
 
     Args:
-      path: as `towers_at` returns it.
+      path: a path from `towers_at`.
 
     Raises:
       UserError: the checkpoint has no text tower or no tokenizer, or is damaged.
@@ -122,7 +122,7 @@ def _tokenizer_folder(path: Path) -> Path:
 
 
 def _check_end(path: Path, options: TextOptions, tokenizer: Tokenizer) -> None:
-    """Raises UserError unless texts end with the token that the text tower reads."""
+    """Raises UserError unless the tokenizer ends texts with the token that the tower pools."""
     if options.pooling == "end" and options.end not in tokenizer([""]):
         raise UserError(
             f"the tokenizer of {path} does not end texts with the token {options.end}, which the "
@@ -131,10 +131,10 @@ def _check_end(path: Path, options: TextOptions, tokenizer: Tokenizer) -> None:
 
 
 def open_trained_text(checkpoint: Checkpoint, workdir: Path) -> TextPart:
-    """Reads all of a run's model of images and texts except its image tower.
+    """Reads a training run's image-text model, except for the image tower.
 
     Args:
-      checkpoint: the run's, opened.
+      checkpoint: the opened checkpoint of the run.
       workdir: the folder with the run's tokenizer.
 
     Raises:
@@ -172,13 +172,13 @@ def open_trained_text(checkpoint: Checkpoint, workdir: Path) -> TextPart:
 
 
 def text_params(place: Path) -> ObjectiveParams | None:
-    """Returns the text tower of another library's files as parameters of a contrastive run.
+    """Converts another library's text tower to parameters of the contrastive objective.
 
     Args:
       place: file or folder of the checkpoint.
 
     Returns:
-      None if the checkpoint has no text tower.
+      The parameters, or None if the checkpoint has no text tower.
     """
     if not place.exists() or is_workdir(place):
         return None
@@ -206,7 +206,7 @@ def contrastive_values(form: TextFormat) -> dict[str, Any]:
     """Returns the values of `config.contrastive` that describe another library's text tower.
 
     Raises:
-      UserError: no such tower can be trained.
+      UserError: training does not support this text tower.
     """
     options = form.options
     if not math.isclose(options.norm_epsilon, 1e-5 if options.causal else 1e-6):
@@ -234,13 +234,13 @@ def contrastive_values(form: TextFormat) -> dict[str, Any]:
 
 
 def values_of_towers(source: str | Path) -> dict[str, Any]:
-    """Returns the values of `config.contrastive` that continue a model of another library.
+    """Returns the values of `config.contrastive` to continue training another library's model.
 
     Args:
-      source: its folder, or its file, next to the tokenizer's.
+      source: folder or file of the model; the tokenizer's files are in the same folder.
 
     Raises:
-      UserError: there is no text tower, or it is damaged.
+      UserError: there is no text tower, or the files are damaged.
     """
     path = towers_at(Path(source))
     form, _ = _read_form(path)
@@ -259,7 +259,7 @@ def _read_form(path: Path) -> tuple[TextFormat, Tensors]:
     """Returns the text tower of another library's file or folder, and all tensors.
 
     Raises:
-      UserError: there is none, or it is damaged.
+      UserError: there is no text tower, or the files are damaged.
     """
     config, tensors = read_files(path)
     return _form(path, config, tensors), tensors

@@ -1,8 +1,7 @@
 """Names and layouts of our parameters in other libraries.
 
 A format is a list of rules, one for each kind of parameter. A rule maps our path to the library's
-names, and contains the layout that converts the array in both directions. A format cannot store a
-path without a rule.
+names, and its layout converts arrays in both directions. Paths without a rule cannot be stored.
 """
 
 import re
@@ -16,14 +15,14 @@ from vit_jax.interop.tensor_files import aligned_empty, transpose_into
 
 
 class Layout(NamedTuple):
-    """A reversible change of layout."""
+    """A reversible conversion of array layouts."""
 
     there: Callable[[np.ndarray], np.ndarray]  # Converts our array to theirs.
     back: Callable[[np.ndarray, np.ndarray], None]  # Writes their array into ours.
 
 
 def _layout(there: Callable, view: Callable) -> Layout:
-    """Returns a layout from a function that views their array in the shape of ours."""
+    """Returns a layout; `view(array, shape)` views the library's array in the shape of ours."""
 
     def back(theirs, ours):
         ours[...] = view(theirs, ours.shape)
@@ -32,7 +31,7 @@ def _layout(there: Callable, view: Callable) -> Layout:
 
 
 SAME = _layout(lambda x: x, lambda y, shape: y)
-# PyTorch's [out, in]: in our array the last axis is out, or all axes but the first.
+# PyTorch's [out, in]. In our array, out is the last axis, or all axes except the first one.
 LINEAR = Layout(
     lambda x: x.reshape(len(x), -1).T,
     lambda y, ours: transpose_into(ours.reshape(len(ours), -1), y),
@@ -44,12 +43,12 @@ LINEAR_OUT = Layout(
 )
 FLAT = _layout(lambda x: x.reshape(-1), lambda y, shape: y.reshape(shape))
 CONV = _layout(lambda x: x.transpose(3, 2, 0, 1), lambda y, shape: y.transpose(2, 3, 1, 0))
-# A dense layer as a 1x1 convolution, [out, in, 1, 1] or [1, 1, in, out].
+# A dense layer that is stored as a 1x1 convolution, [out, in, 1, 1] or [1, 1, in, out].
 LINEAR_CONV = _layout(lambda x: x.T[:, :, None, None], lambda y, shape: y[:, :, 0, 0].T)
 DENSE_CONV = _layout(lambda x: x[None, None], lambda y, shape: y[0, 0])
-# A table by row and column, with rows and columns flattened to one axis.
+# A table with rows and columns; the library flattens them to one axis.
 TABLE = _layout(lambda x: x.reshape(-1, x.shape[-1]), lambda y, shape: y.reshape(shape))
-# One vector with two leading axes of length one, where the library has one axis.
+# An array with one more leading axis of length one than the library's.
 MATRIX = _layout(lambda x: x[0], lambda y, shape: y[None])
 # A leading axis of length one in the library's array.
 LEADING = _layout(lambda x: x[None], lambda y, shape: y[0])
@@ -59,7 +58,7 @@ HEADS = _layout(lambda x: x[:, None, None], lambda y, shape: y.reshape(shape))
 CHANNELS = _layout(lambda x: x[None, None, None], lambda y, shape: y.reshape(shape))
 
 
-# Starts of our paths.
+# Prefixes of our paths.
 BLOCK = r"blocks/(\d+)/"  # A layer.
 UNIT = r"resnet/stages/(\d+)/(\d+)/"  # A ResNet's unit.
 STAGED = r"stages/(\d+)/(\d+)/"  # A block in a model with several stages.
@@ -69,10 +68,9 @@ class Rule(NamedTuple):
     """The name and layout of one kind of parameter.
 
     Attributes:
-      path: regular expression of our path; its groups fill the names, `{0}` unchanged, `{m[0]}` as
-        a number minus one.
-      names: the library's name, or several names if it stores the parts along `axis` of our array
-        separately.
+      path: regular expression for our path. Its groups are inserted in the names: `{0}` unchanged,
+        `{m[0]}` as a number minus one.
+      names: the library's name, or several names if it splits our array along `axis`.
       layout: layout of each part.
     """
 
@@ -97,7 +95,7 @@ def torch_norm(ours: str, theirs: str) -> tuple[Rule, Rule]:
 
 
 def moved(rules: Iterable[Rule], start: str, other: str) -> tuple[Rule, ...]:
-    """Returns the rules whose names begin with `start`, with that prefix replaced by `other`."""
+    """Selects the rules with the prefix `start` in their names, and replaces it by `other`."""
     found = []
     for rule in rules:
         names = (rule.names,) if isinstance(rule.names, str) else rule.names
@@ -112,7 +110,7 @@ def count_units(names: Iterable[str], pattern: str, first: int) -> tuple[int, ..
     """Returns the number of units in each stage of a model.
 
     Args:
-      pattern: regular expression of a name, with groups for the stage and the unit.
+      pattern: regular expression for a name, with groups for the stage and the unit.
       first: index of the first unit of a stage.
     """
     units = {}
@@ -129,10 +127,10 @@ def resnet_width(channels: int) -> float:
 
 
 def resnet_root(side: int, channels: int) -> dict:
-    """Returns a ResNet's arguments from the side and output channels of its first kernel.
+    """Returns a ResNet's arguments by the side and the output channels of its first kernel.
 
     Raises:
-      UserError: no model has such a first layer.
+      UserError: the first layer is unsupported.
     """
     stem = {7: "large", 3: "small"}.get(side)
     if stem is None:
@@ -164,7 +162,7 @@ class Entry(NamedTuple):
     def join(self, arrays: list[np.ndarray]) -> np.ndarray:
         """Converts their tensors to our array."""
         if self.layout is SAME and self.axis is None and arrays[0].flags.writeable:
-            return arrays[0]  # Already in its own writable memory.
+            return arrays[0]  # The array is already writable.
         joined = aligned_empty(self.shape, np.float32)
         if self.axis is None:
             self.layout.back(arrays[0], joined)
@@ -185,7 +183,7 @@ def entries(rules: Iterable[Rule], shapes: dict[str, tuple[int, ...]], library: 
     """Returns the entry of each parameter.
 
     Raises:
-      UserError: the format cannot store one of them.
+      UserError: the format cannot store a parameter.
     """
     found = []
     for path, shape in shapes.items():

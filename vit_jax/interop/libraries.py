@@ -2,7 +2,7 @@
 
 from vit_jax.interop import google, open_clip, openai, timm, transformers
 
-# Files belong to the first library that claims them; timm claims all that remain.
+# Files belong to the first library whose `claims` returns True; timm's always does.
 LIBRARIES = {
     "google": google.LIBRARY,
     "transformers": transformers.LIBRARY,

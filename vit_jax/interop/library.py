@@ -1,4 +1,4 @@
-"""A library as a value: its formats for the models of each family."""
+"""Description of a library's formats: classes `Library`, `Format` and `ObjectiveFormat`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +19,10 @@ Tensors = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
 Values = dict[str, Any]  # Arguments of a model.
 
-# Arguments of the training run, which a new run does not inherit from a checkpoint.
+# Training arguments that a new training run does not inherit from a checkpoint.
 REGULARISATION = {"dropout", "attention_dropout", "stochastic_depth", "uniform_depth", "depth_by"}
 REGULARISATION |= {"rope_rescale"}
-# Arguments that do not change the output of a trained model for images of its size.
+# Arguments that do not change a trained model's output for images of its own size.
 TRAINING_ONLY = REGULARISATION | {
     "position_resize",
     "head_bias",
@@ -32,14 +32,14 @@ TRAINING_ONLY = REGULARISATION | {
 TRAINING_ONLY |= {"layer_scale", "remat", "scan", "dtype"}
 
 
-# Kinds of probabilities, and their `problem_type` in Transformers' configs.
+# The `problem_type` in Transformers' configs for each kind of probabilities.
 PROBLEM_TYPES = {"softmax": "single_label_classification", "sigmoid": "multi_label_classification"}
 
 
 def read_problem_type(config: dict, num_classes: int) -> str:
     """Returns the kind of probabilities from a config's `problem_type`.
 
-    The default is that of Transformers' pipeline: a sigmoid for one class, else a softmax.
+    The default is the same as in Transformers' pipeline: sigmoid for one class, else softmax.
 
     Raises:
       UserError: the outputs are not probabilities.
@@ -54,7 +54,7 @@ def read_problem_type(config: dict, num_classes: int) -> str:
 
 
 def problem_type(num_classes: int, probabilities: str) -> dict[str, str]:
-    """Returns the `config.json` entry for a kind of probabilities; empty if it is the default."""
+    """Returns the `config.json` entry for a kind of probabilities; empty for the default kind."""
     unsaid = not num_classes or read_problem_type({}, num_classes) == probabilities
     return {} if unsaid else {"problem_type": PROBLEM_TYPES[probabilities]}
 
@@ -64,18 +64,18 @@ class ObjectiveFormat(NamedTuple):
 
     Attributes:
       name: name of the objective, as in `config.objective.name`, or `beside.MASK`.
-      owns: regular expression for the start of its tensors' names.
-      values: returns the values of `config.objective`, from its tensors and a `config.json`.
-      rename: renames its tensors to the names in `rules`. It raises UserError for tensors with
-        which the objective would compute something else.
-      rules: returns the names of its parameters, from the model's arguments.
-      describe: returns the content of `config.json` for a model with such parameters, from the
-        model's arguments and the values of `config.objective`. It raises UserError if the library
-        has no such model. None: the format is not written.
-      finish: returns additional tensors to write, from the same arguments.
-      prefix: prefix of the model's names in files with an objective.
-      shapes: returns the shapes of its parameters by our path, from the model's arguments; None:
-        the values determine them.
+      owns: regular expression for the start of the objective's tensor names.
+      values: `(tensors, config.json) -> values of config.objective`.
+      rename: `(tensors, config.json) -> tensors` with the names in `rules`. It raises UserError for
+        tensors of a different computation.
+      rules: `model arguments -> rules` for the objective's parameters.
+      describe: `(model arguments, values of config.objective) -> content of config.json` for a
+        model with such parameters. It raises UserError if the library has no such model. None: the
+        format is only read.
+      finish: returns additional tensors to write; same arguments as `describe`.
+      prefix: prefix of the model's tensor names in files with an objective.
+      shapes: `model arguments -> shapes` of the objective's parameters, by our path; None: the
+        values determine them.
     """
 
     name: str
@@ -90,22 +90,24 @@ class ObjectiveFormat(NamedTuple):
 
 
 class Format(NamedTuple):
-    """A library's format for the models of one family; each file of a library's folder defines one.
+    """A library's format for the models of one family, defined in a module of the library's folder.
+
+    Model arguments are dicts. `config` is the content of `config.json`, or {}.
 
     Attributes:
       model: the family's class.
-      claims: returns True if a `config.json` (or {}) and tensors belong to such a model.
-      arguments: returns the model's arguments and a description of the assumptions made, from
-        renamed tensors, a `config.json` and the size of the images that the model is loaded for, or
-        None.
-      rules: returns the names of a model's parameters, from its arguments.
-      describe: returns the content of the library's `config.json` for a model. It raises UserError
-        for a model that the library does not have.
-      rename: renames and reshapes tensors as in `rules`, for all versions of the files.
+      claims: `(config, tensors) -> bool`: True if they are a model of this format.
+      arguments: `(renamed tensors, config, image size) -> (model arguments, assumptions as text)`;
+        the image size is that for which the model is loaded, or None.
+      rules: `model arguments -> rules` for the model's parameters.
+      describe: `model arguments -> content of config.json`. It raises UserError if the library has
+        no such model.
+      rename: `(tensors, config) -> tensors` with the names and shapes in `rules`, for all versions
+        of the files.
       number: changes the names of the entries to write.
       finish: changes the arrays to write.
-      holds: returns True if a model of the family, by its arguments, belongs in this format rather
-        than in another of the library's.
+      holds: `model arguments -> bool`: True if this format is used to write the model, in case the
+        library has several formats for the family.
       objective: format of an objective's parameters in such files; None: there are none.
     """
 
@@ -125,20 +127,19 @@ class Library(NamedTuple):
     """A library whose checkpoints are read and written.
 
     Attributes:
-      title: its name in messages.
+      title: name of the library in messages.
       formats: one or several formats for each family of models.
-      suffix: suffix of its files; empty: a folder.
-      claims: returns True for the library's files, from their path, `config.json` (or {}) and
-        tensors.
-      prepare: returns tensors and config, with the changes that all formats of the library need.
-      unknown: returns the error message for tensors of no known format, from config and tensors.
-      preprocessing: returns mean and std of the pixels, the preprocessing, and a description of the
-        assumptions made, from `config.json`, `preprocessor_config.json` and the number of channels.
-      class_names: returns the class names in a `config.json`, or none.
-      probabilities: returns the kind of probabilities, `softmax` or `sigmoid`, from a `config.json`
-        and the number of classes.
+      suffix: suffix of the library's files; empty: a folder.
+      claims: `(path, config, tensors) -> bool`: True for the library's files.
+      prepare: `(path, tensors, config) -> (tensors, config)`: changes that all formats of the
+        library need.
+      unknown: `(config, tensors) -> error message` for tensors of no known format.
+      preprocessing: `(config, preprocessor config, channels) -> (mean and std of pixels,
+        preprocessing, assumptions as text)`.
+      class_names: `config -> class names`; empty if there are none.
+      probabilities: `(config, number of classes) -> kind of probabilities`, `softmax` or `sigmoid`.
       files: returns the JSON files to write, by name; None: the library has none.
-      written: models can be written in its formats.
+      written: True if models can be written in the library's formats.
     """
 
     title: str
@@ -156,10 +157,10 @@ class Library(NamedTuple):
     probabilities: Callable[[dict, int], str] = read_problem_type
 
     def read_format(self, config: dict, tensors: Tensors) -> Format:
-        """Returns the format of tensors.
+        """Returns the format of a config and tensors.
 
         Raises:
-          UserError: the format is not one of the library's.
+          UserError: the library has no such format.
         """
         for known in self.formats:
             if known.claims(config, tensors):
@@ -209,14 +210,14 @@ class Library(NamedTuple):
 def refuse_unsaid(
     title: str, model: type[ImageModel], values: Values, *said: str, **only: Any
 ) -> None:
-    """Raises UserError for an argument that a library cannot store, unless it has the fixed value.
+    """Raises UserError if an argument that a library cannot store differs from the library's value.
 
     Args:
       title: the library's name for such models.
-      values: complete arguments.
-      said: names of the arguments that the library stores, in addition to sizes and pixel
+      values: all arguments of the model.
+      said: names of the arguments that the library can store, in addition to sizes and pixel
         statistics.
-      only: the library's values of other arguments, if they differ from our defaults.
+      only: the library's fixed values of other arguments, if they differ from our defaults.
     """
     for field in dataclasses.fields(model.options_type):
         name, always = field.name, only.get(field.name, field.default)

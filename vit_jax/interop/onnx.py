@@ -1,9 +1,8 @@
-"""Converts a JAX function to an ONNX model: traces it, and writes each operation of the trace.
+"""Converts a JAX function to an ONNX model: traces it, and converts each operation of the trace.
 
-Values that depend on constants only (cast parameters, standardized kernels, position tables) are
-computed here by JAX and written as constants. All other operations of the models are mapped to ONNX
-operations with the same meaning; unknown operations are rejected. One dimension, the batch, may be
-symbolic.
+Values that depend only on constants (cast parameters, standardized kernels, position tables) are
+computed by JAX and written as constants. All other operations are mapped to equivalent ONNX
+operations; unsupported operations raise UserError. The batch dimension may be symbolic.
 """
 
 import functools
@@ -33,7 +32,7 @@ TYPES = {
     np.dtype(bool): TensorProto.BOOL,
 }
 
-# Elementwise operations of JAX, and their names in ONNX.
+# ONNX names of JAX's elementwise operations.
 SAME = {
     "abs": "Abs",
     "add": "Add",
@@ -61,7 +60,7 @@ SAME = {
     "sub": "Sub",
     "tanh": "Tanh",
 }
-# Operations without an effect on the values, and operations that contain a nested trace.
+# Operations that return their inputs, and operations that contain a nested trace.
 NOTHING = {"copy", "copy_p", "name", "optimization_barrier", "stop_gradient"}
 CALLS = {
     "jit",
@@ -79,15 +78,15 @@ CALLS = {
 def convert(
     function: Callable, argument: jax.ShapeDtypeStruct, names: tuple[str, ...], most_bytes: int
 ) -> onnx.ModelProto:
-    """Returns the ONNX model of a function from one array to one array or several.
+    """Converts a function of one array, with one or several output arrays, to an ONNX model.
 
     Args:
       argument: shape of the argument; its first dimension may be symbolic.
       names: names of the model's input and outputs.
-      most_bytes: maximum size of all constants together.
+      most_bytes: maximum total size of all constants.
 
     Raises:
-      UserError: the function has an unsupported operation, or larger constants.
+      UserError: an operation is unsupported, or the constants are too large.
     """
     traced = jax.jit(function).trace(argument).jaxpr
     graph = _Graph(names[0], argument, most_bytes)
@@ -118,7 +117,7 @@ class _Value(NamedTuple):
     Attributes:
       held: the constant, or the output's name.
       shape: the array's shape in JAX; the batch is symbolic.
-      narrow: the stored shape, with 1 for axes of repeated values, which ONNX broadcasts.
+      narrow: the stored shape, with size 1 for axes that are broadcast.
       dtype: the array's dtype.
     """
 
@@ -133,13 +132,13 @@ class _Value(NamedTuple):
 
 
 def _looks_up_rows(value: _Value, dimensions, slice_sizes: Axes) -> bool:
-    """Returns True if a gather returns whole rows of a constant table, at any indices."""
+    """Returns True if a gather looks up rows of a constant table, `table[indices]`."""
     places = dimensions.collapsed_slice_dims, dimensions.start_index_map
     return value.known and places == ((0,), (0,)) and [*slice_sizes] == [1, *value.shape[1:]]
 
 
 def _looks_up_rows_of_images(value: _Value, dimensions, slice_sizes: Axes) -> bool:
-    """Returns True if a gather returns whole rows of the second axis, of each image its own."""
+    """Returns True if a gather looks up rows along the second axis, separately for each image."""
     batch = dimensions.operand_batching_dims, dimensions.start_indices_batching_dims
     places = dimensions.collapsed_slice_dims, dimensions.start_index_map
     rows = [*slice_sizes] == [1, 1, *value.shape[2:]]
@@ -147,32 +146,32 @@ def _looks_up_rows_of_images(value: _Value, dimensions, slice_sizes: Axes) -> bo
 
 
 def _is_constant(equation, inputs: list[_Value]) -> bool:
-    """Returns True if an equation's outputs depend on parameters only, not on the batch."""
+    """Returns True if an equation's outputs do not depend on the batch."""
     return all(value.known for value in inputs) and all(
         _is_static(variable.aval.shape) for variable in equation.outvars
     )
 
 
 def _computed(equation, inputs: list[_Value]) -> list[_Value]:
-    """Returns the outputs of an equation of constants, computed by JAX."""
+    """Evaluates an equation of constants with JAX."""
     arrays = [np.broadcast_to(value.held, value.shape) for value in inputs]
     results = equation.primitive.bind(*arrays, **equation.params)
     return list(map(_constant, results if equation.primitive.multiple_results else [results]))
 
 
 class _Graph:
-    """Nodes and constants, in the order in which they were added."""
+    """Nodes and constants of an ONNX graph, in the order in which they were added."""
 
     def __init__(self, inputs: str, argument: jax.ShapeDtypeStruct, most_bytes: int):
         self.inputs, self.batch = inputs, argument.shape[0]
         self.nodes: list[onnx.NodeProto] = []
         self.tensors: dict[str, TensorProto] = {}
-        # The array is stored, too, so that its id stays unique.
+        # By id: name and array. Keeping the array ensures that its id is not reused.
         self.written: dict[int, tuple[str, np.ndarray]] = {}
         self.room = self.most_bytes = most_bytes
 
     def run(self, closed: ClosedJaxpr, arguments: list[_Value]) -> list[_Value]:
-        """Adds the operations of a trace, and returns its results."""
+        """Adds the operations of a trace; returns its outputs."""
         jaxpr = closed.jaxpr
         values = dict(zip(jaxpr.constvars, map(_constant, closed.consts), strict=True))
         values |= dict(zip(jaxpr.invars, arguments, strict=True))
@@ -189,7 +188,7 @@ class _Graph:
         return [read(variable) for variable in jaxpr.outvars]
 
     def equation(self, equation, inputs: list[_Value]) -> list[_Value]:
-        """Writes the nodes of one equation of a jaxpr, and returns its outputs."""
+        """Adds the nodes for an equation of a jaxpr; returns its outputs."""
         name, params = equation.primitive.name, equation.params
         out = equation.outvars[0].aval
         if name == "broadcast_in_dim":
@@ -201,7 +200,7 @@ class _Graph:
         if _is_constant(equation, inputs):
             return _computed(equation, inputs)
         if name == "cond" and params["branches_platforms"]:
-            # The branches compute the same for different devices; the last one supports any device.
+            # The branches are equivalent for different devices; the last one supports any device.
             return self.run(params["branches"][-1], inputs[1:])
         if name in NOTHING:
             return inputs
@@ -219,13 +218,13 @@ class _Graph:
     def add(
         self, operation: str, inputs: Sequence[str], output: str | None = None, **attributes
     ) -> str:
-        """Adds a node, and returns the name of its output."""
+        """Adds a node; returns the name of its output."""
         output = output or f"{operation}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(operation, inputs, [output], **attributes))
         return output
 
     def name(self, array: np.ndarray) -> str:
-        """Returns the name of a constant, which is written only once for all of its uses."""
+        """Returns the name of a constant; adds the constant if it is new."""
         if id(array) not in self.written:
             self.room -= array.nbytes
             if self.room < 0:
@@ -244,16 +243,16 @@ class _Graph:
         return self.name(_shared(tuple(map(int, numbers))))
 
     def held(self, value: _Value) -> str:
-        """Returns the name of the stored array."""
+        """Returns the name of a value's stored array, which may need to be broadcast."""
         return self.name(value.held) if value.known else value.held
 
     def whole(self, value: _Value) -> str:
-        """Returns the name of the array in its full shape."""
+        """Returns the name of a value's array in its full shape."""
         if value.narrow == value.shape:
             return self.held(value)
         if value.known and _is_static(value.shape):
             return self.name(np.ascontiguousarray(np.broadcast_to(value.held, value.shape)))
-        # A 1 keeps a dimension: an existing batch dimension need not be known.
+        # ONNX's Expand keeps dimensions with target 1, so an existing batch size need not be known.
         missing = [
             1 if old == new else new for old, new in zip(value.narrow, value.shape, strict=True)
         ]
@@ -284,7 +283,7 @@ class _Graph:
         return _Value(name, out.shape, out.shape, out.dtype)
 
     def reshape(self, name: str, shape: Sequence) -> str:
-        """Adds a reshape; one dimension may be symbolic and is inferred."""
+        """Adds a reshape; one dimension may be symbolic, and is inferred by ONNX."""
         return self.add(
             "Reshape", [name, self.integers([d if isinstance(d, int) else -1 for d in shape])]
         )
@@ -340,7 +339,7 @@ class _Graph:
         return self.elementwise("Not", [self.elementwise("Equal", inputs, out)], out)
 
     def _rem(self, inputs, out, **_) -> _Value:
-        # The sign is the dividend's, as in C, with 1 only.
+        # With fmod=1 the result has the sign of the dividend, as in JAX.
         return self.elementwise("Mod", inputs, out, fmod=1)
 
     def _select_n(self, inputs, out, **_) -> _Value:
@@ -391,7 +390,7 @@ class _Graph:
         return self.full(self.slice(value, start_indices, limit_indices, strides), out)
 
     def slice(self, value: _Value, starts, limits, strides) -> str:
-        """Adds a slice, without the axes that are complete and without the batch."""
+        """Adds a slice of all axes that are not complete, except the batch."""
         axes = [
             axis
             for axis, cut in enumerate(zip(starts, limits, strides, value.shape, strict=True))
@@ -402,10 +401,7 @@ class _Graph:
         return self.add("Slice", [self.whole(value), *bounds, self.integers(axes), steps])
 
     def _gather(self, inputs, out, dimension_numbers, slice_sizes, **_) -> _Value:
-        """Converts a lookup of rows in a table or in each image, or a slice at a constant place.
-
-        These are `table[places]`, `take_along_axis(x, places[..., None], 1)` and `x[:, 0]`.
-        """
+        """Converts `table[places]`, `take_along_axis(x, places[..., None], 1)` or `x[:, 0]`."""
         value, place = inputs
         if _looks_up_rows(value, dimension_numbers, slice_sizes):
             rows = self.add("Squeeze", [self.whole(place), self.integers([-1])])
@@ -447,10 +443,9 @@ class _Graph:
         return [self.full(values, out), _Value(places, out.shape, out.shape, np.dtype(np.int32))]
 
     def _reduce_sum(self, inputs, out, axes, **_) -> _Value:
-        """Sums over one axis at a time: ONNX Runtime is less exact for several axes at once.
+        """Sums over one axis at a time, because ONNX Runtime is less accurate for several axes.
 
-        It adds their numbers in a row: after a BiT's group norms the logits would differ by 1e-4
-        from float64 sums, instead of by 7e-6.
+        With several axes, a BiT's logits would differ by 1e-4 from float64 sums, instead of 7e-6.
         """
         name = self.whole(inputs[0])
         for axis in sorted(axes, reverse=True):
@@ -487,10 +482,10 @@ class _Graph:
         Args:
           value: the operand before its axes are moved and merged.
           dtype: dtype of the result.
-          batch: axes of the batch.
-          rows: axes that are merged to the rows; none: one row.
-          columns: axes that are merged to the columns; none: one column.
-          keeps_rows: axes of the rows are moved, but not merged.
+          batch: batch axes.
+          rows: axes to merge to rows; empty: one row.
+          columns: axes to merge to columns; empty: one column.
+          keeps_rows: move the row axes, but do not merge them.
         """
         order = [*batch, *rows, *columns]
         row_sizes = [value.shape[axis] for axis in rows]
@@ -536,7 +531,7 @@ class _Graph:
                     "the model has a transposed convolution with groups, dilation or a computed "
                     "kernel, unsupported by the ONNX export"
                 )
-            # ONNX's kernel is mirrored, has its input channels first, and its padding is cropped.
+            # In ONNX the kernel is mirrored, with input channels first, and the padding is cropped.
             weights = kernel.held.transpose(dimension_numbers.rhs_spec)
             operands[1] = self.name(np.ascontiguousarray(weights.swapaxes(0, 1)[..., ::-1, ::-1]))
             reaches = [size - 1 for size in weights.shape[2:]]
@@ -586,7 +581,7 @@ class _Graph:
         window_dilation,
         **attributes,
     ) -> _Value:
-        """Adds a pooling; ONNX pools the axes from the third on."""
+        """Adds a pooling; ONNX pools all axes except the first two."""
         if set(base_dilation) | set(window_dilation) != {1}:
             raise UserError("the model pools with dilation, unsupported by the ONNX export")
         steps = list(zip(window_dimensions, window_strides, padding, strict=True))
@@ -607,7 +602,7 @@ class _Graph:
         return self.full(self.transpose(name, np.argsort(order).tolist()), out)
 
     def reached_from(self, outputs: Sequence[str]) -> list[onnx.NodeProto]:
-        """Returns the nodes that the outputs need, in order."""
+        """Returns the nodes that the outputs depend on, in order."""
         needed, nodes = {*outputs}, []
         for node in reversed(self.nodes):
             if needed.intersection(node.output):
@@ -635,6 +630,6 @@ def _dimension(dimension) -> int | str:
 
 
 def _together(shapes: Sequence[tuple], ndim: int) -> tuple:
-    """Returns the broadcast shape by NumPy's rules; a symbolic dimension is like any other."""
+    """Returns the broadcast shape by NumPy's rules; dimensions may be symbolic."""
     padded = [(1,) * (ndim - len(shape)) + shape for shape in shapes]
     return tuple(next((d for d in sizes if d != 1), 1) for sizes in zip(*padded, strict=True))

@@ -11,19 +11,19 @@ from vit_jax.paths import check_path, is_url, is_workdir, split_checkpoint
 from vit_jax.published.unheld import refuse_unheld
 from vit_jax.published.weights import all_weights
 
-# Its `open_workdir` reads workdirs. It depends on Orbax and on the training code, so it is imported
-# only if the source is a workdir.
+# Module with `open_workdir`. It depends on Orbax and the training code, so it is imported only if
+# the source is a workdir.
 WORKDIR_READER = "vit_jax.runs.workdir_reader"
 
 
 def open_checkpoint(
     source: str | Path, image_size: int | tuple[int, int] | None = None
 ) -> Checkpoint:
-    """Opens the checkpoint at any source that `vit_jax.load_model` accepts.
+    """Opens a checkpoint from any source that `vit_jax.load_model` supports.
 
     Args:
       source: a file, a folder, `hf://owner/name`, a workdir or `WORKDIR@best`.
-      image_size: size of the images that the model is loaded for; see `open_files`.
+      image_size: image size for which the model is loaded; see `open_files`.
 
     Raises:
       UserError: the checkpoint does not exist or is damaged, or its model is unsupported.
@@ -40,10 +40,10 @@ def open_checkpoint(
 
 
 def _missing(source: str, path: str) -> UserError:
-    """Returns the error for a missing source, with advice if it is the name of a model.
+    """Returns the error for a missing source, with advice if it is a model name.
 
     Raises:
-      UserError: the source is the name of an unsupported published model.
+      UserError: the source is the name of an unsupported model.
     """
     refuse_unheld(source)
     if any(weights.model == source for weights in all_weights()):

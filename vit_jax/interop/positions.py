@@ -11,15 +11,15 @@ from vit_jax.models.resnet import resnet_stride
 
 
 def fixed_table(grid: tuple[int, int], dim: int) -> np.ndarray:
-    """Returns the position table in masked autoencoders' files, `[1, 1 + rows * columns, dim]`.
+    """Returns the fixed position table in MAE files, `[1, 1 + rows * columns, dim]`.
 
-    The class token's row comes first and is zero.
+    The first row, for the class token, is zero.
     """
     return np.pad(sincos2d(grid, dim, "sincos2d_mae"), ((1, 0), (0, 0)))[None]
 
 
 def is_fixed(table: Tensor, grid: tuple[int, int] | None = None) -> bool:
-    """Returns True for the fixed position table of masked autoencoders, which is not learned.
+    """Returns True if a position table equals the fixed one in MAE files.
 
     Args:
       grid: rows and columns of patches; None: a square grid.
@@ -27,7 +27,7 @@ def is_fixed(table: Tensor, grid: tuple[int, int] | None = None) -> bool:
     if len(table.shape) != 3 or table.shape[-1] % 4:
         return False
     _, rows, dim = table.shape
-    side = math.isqrt(rows)  # The additional row is the class token's.
+    side = math.isqrt(rows)  # isqrt ignores the additional row of the class token.
     grid = grid or (side, side)
     if table.shape != (1, 1 + math.prod(grid), dim):
         return False
@@ -40,16 +40,16 @@ def image_size_of(
     stated: tuple[int, int] | None,
     wanted: int | tuple[int, int] | None,
 ) -> tuple[int, int]:
-    """Returns the image size that a position table was learned for, (height, width) in pixels.
+    """Returns the image size of a position table, (height, width) in pixels.
 
-    Not every file contains it. The result is the first of these sizes that matches the table's
-    rows: the file's own, a square, the size of the images that the model is loaded for.
+    Not all files contain it. The result is the first of these sizes that matches the number of
+    rows: the size in the file, a square, the image size for which the model is loaded.
 
     Args:
       values: the other arguments of the `ViT`.
       rows: rows of the table; None: there is no table.
-      stated: the size in the file.
-      wanted: the size of the images that the model is loaded for.
+      stated: the size in the file, or None.
+      wanted: the image size for which the model is loaded, or None.
 
     Raises:
       UserError: none of these sizes matches.

@@ -1,6 +1,6 @@
 """Reads and writes the preprocessing of images in other libraries' files.
 
-Mean and std are arguments of the model, which normalizes by them; the rest is `Preprocessing`.
+Mean and std are arguments of the model, which normalizes images; all else is `Preprocessing`.
 """
 
 import math
@@ -12,8 +12,8 @@ import numpy as np
 
 from vit_jax.errors import UserError
 
-# Interpolations by our names; all except `bilinear` and `area` use antialiasing like Pillow's
-# resize.
+# Our names of timm's interpolations. All our interpolations except `bilinear` and `area` use
+# antialiasing, like Pillow.
 _TIMM = {"bilinear": "bilinear_antialias", "bicubic": "bicubic", "lanczos": "lanczos"}
 _PILLOW = {1: "lanczos", 2: "bilinear_antialias", 3: "bicubic"}
 _PILLOW_NAMES = {0: "nearest", 4: "box", 5: "hamming"}
@@ -69,7 +69,8 @@ class Preprocessing(NamedTuple):
     """Preprocessing from an image to a model's input size; unknown values are kept as text.
 
     Attributes:
-      kind: `short_side` or `square`: which sides are resized before the central crop.
+      kind: kind of the resize before the centre crop: `short_side`, `square` or `fit`, as in
+        `TestCrop`.
       share: side of the crop relative to the resized image; a fraction if both are integers.
       interpolation: interpolation of the resize.
       half: rounding of a crop position between two pixels; see `TestCrop`.
@@ -85,11 +86,12 @@ class Preprocessing(NamedTuple):
     mode: str = "fast"
 
     def resize(self, size: tuple[int, int]) -> float:
-        """Returns the length of the shorter side before a crop to `size`."""
+        """Returns the length of the shorter side after the resize, before a crop to `size`."""
         return float(min(size) / self.share)
 
 
-# Default of checkpoints without preprocessing: the paper's pre-training, 256 and 224 pixels.
+# Default for checkpoints without preprocessing: the paper's pre-training (resize to 256, crop to
+# 224 pixels).
 UNSAID = Preprocessing("short_side", Fraction(7, 8), "bilinear")
 
 
@@ -99,7 +101,7 @@ def per_channel(value: float | tuple[float, ...], channels: int) -> list[float]:
 
 
 def of_timm(config: dict, channels: int) -> tuple[dict[str, Any], Preprocessing]:
-    """Returns mean and std, and the preprocessing, from timm's `config.json` with its defaults.
+    """Returns mean and std, and the preprocessing, from timm's `config.json` (or its defaults).
 
     Raises:
       UserError: a mean, std or crop share is invalid.
@@ -121,9 +123,9 @@ def of_timm(config: dict, channels: int) -> tuple[dict[str, Any], Preprocessing]
 
 
 def of_transformers(said: dict) -> tuple[dict[str, Any], Preprocessing]:
-    """Returns mean, std and the preprocessing from a `preprocessor_config.json`.
+    """Returns mean and std, and the preprocessing, from a `preprocessor_config.json`.
 
-    The first dict also contains `image_size` if the images are resized to a known size.
+    The first dict also contains `image_size` if images are resized to a known size.
 
     Raises:
       UserError: values are invalid, or missing for a processor with unknown defaults.
@@ -175,7 +177,7 @@ def _with_defaults(said: dict) -> dict:
 
 
 def _of_convnext(said: dict) -> dict:
-    """Converts ConvNeXt's processor: a resize to a square from 384 pixels on, else a crop."""
+    """Converts ConvNeXt's processor: a resize to a square for 384 pixels or more, else a crop."""
     side = min(_sides(said["size"]).values(), default=384)
     square = {"height": side, "width": side}
     if side >= 384:
@@ -188,7 +190,7 @@ def _of_convnext(said: dict) -> dict:
 
 
 def _statistics(said: dict) -> dict[str, Any]:
-    """Returns mean and std of pixels in [0, 1] equivalent to the rescaling and normalization."""
+    """Returns the mean and std, for pixels in [0, 1], equivalent to rescaling and normalization."""
     scale = 255 * said.get("rescale_factor", 1 / 255) if said.get("do_rescale", True) else 255.0
     if not (isinstance(scale, int | float) and math.isfinite(scale) and scale > 0):
         raise UserError(f"rescale_factor is {said['rescale_factor']!r} and must be above 0")
@@ -214,7 +216,7 @@ def _sides(size: Any, alone: str | None = None) -> dict[str, int]:
 
     Args:
       size: a dict, a pair of height and width, or a number.
-      alone: key of a number; None: it is the side of a square.
+      alone: key for a single number; None: it is the side of a square.
     """
     sides = {key: side for key, side in _named_sides(size, alone).items() if side is not None}
     if not all(_is_integer(side) and side > 0 for side in sides.values()):
@@ -296,7 +298,7 @@ def to_transformers(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any
 def lost(
     seen: Preprocessing | None, probabilities: str, size: tuple[int, int], library: str
 ) -> list[str]:
-    """Returns lines on preprocessing and probabilities that a library's files cannot store."""
+    """Returns lines about preprocessing and probabilities that a library's files cannot store."""
     if library == "google":
         found = ["Google's npz contains no crop, no interpolation and no class names"]
         if probabilities == "sigmoid":

@@ -20,12 +20,12 @@ from vit_jax.models.layers import placing
 from vit_jax.options.text import TextOptions
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-# Maximum size of parameters in a file: protocol buffers and flatbuffers are limited to 2 GiB.
+# Maximum size of a file's parameters: protocol buffers and flatbuffers are limited to 2 GiB.
 MOST_BYTES = 2**31 - 2**20
 
 
 def as_served(model):
-    """Returns the model without scan and remat, which are useful for training only."""
+    """Returns the model without scan and remat, which are useful only for training."""
     for _, part in nnx.iter_modules(model):
         for name, value in dict(scan=False, remat="none").items():
             if hasattr(part, name):
@@ -34,27 +34,28 @@ def as_served(model):
 
 
 class Embedder(nnx.Module):
-    """A tower of a model of images and texts, with embeddings of length 1."""
+    """A tower of an image-text model, with normalized embeddings."""
 
     def __init__(self, tower: nnx.Module):
         self.tower = tower
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Returns the embeddings, float32 `[batch, dim]`, of images or tokens."""
+        """Returns embeddings of images or tokens, float32 `[batch, dim]`."""
         return unit(self.tower(inputs).astype(np.float32))
 
 
 class Objects(nnx.Module):
-    """A detector with one output, or two if it predicts masks."""
+    """A detector with one output array, or two if it predicts masks."""
 
     def __init__(self, detector: Detector):
         self.detector = detector
 
     def __call__(self, images: jax.Array) -> jax.Array | tuple[jax.Array, jax.Array]:
-        """Returns the objects, `[batch, objects, 6]`, the most certain first, and their masks.
+        """Returns objects `[batch, objects, 6]`, in descending order of the score, and their masks.
 
-        An object is left, top, right and bottom in [0, 1] of the image, the score and the class.
-        Masks are logits `[batch, objects, rows, columns]` of the whole image, if there are any.
+        An object is left, top, right and bottom (relative to the image, in [0, 1]), score and
+        class. Masks, if there are any, are logits `[batch, objects, rows, columns]` of the whole
+        image.
         """
         scores, labels, boxes, masks = self.detector(images)
         columns = scores[..., None], labels[..., None].astype(boxes.dtype)
@@ -63,10 +64,10 @@ class Objects(nnx.Module):
 
 
 def function_of(model) -> Callable:
-    """Returns the model as a function of images, or of tokens, with float32 outputs.
+    """Returns the model as a function of images or tokens, with float32 outputs.
 
-    It is traced for a CPU, whose operations every platform supports; cuDNN's attention would run on
-    a GPU only.
+    It is traced for a CPU, whose operations all platforms support; cuDNN attention would run only
+    on a GPU.
     """
     graphdef, params = nnx.split(model)
 
@@ -79,13 +80,13 @@ def function_of(model) -> Callable:
 
 
 def any_batch(shape: tuple[int, ...], dtype: np.dtype):
-    """Returns the shape of a batch of inputs of a shape, with a symbolic batch size."""
+    """Returns the shape of a batch of inputs, with a symbolic batch size."""
     (batch,) = jax.export.symbolic_shape("batch")
     return jax.ShapeDtypeStruct((batch, *shape), dtype)
 
 
 def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> dict[str, Any]:
-    """Returns the facts that a server needs: the preprocessing of images, and class names.
+    """Returns the metadata for a server: the preprocessing of images, and class names.
 
     Args:
       dtype: dtype of the program's images.
@@ -110,7 +111,7 @@ def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> 
         "normalization": "in the program, whose input is pixels in input_range; mean and std are "
         "of [0, 1]",
     }
-    # Both sides are resized, each in this proportion to the crop.
+    # `square` resizes both sides, each in this proportion to the crop.
     if seen.kind == "square":
         facts["resize_to"] = [int(side / seen.share) for side in size]
     elif seen.kind == "fit":
@@ -125,13 +126,13 @@ def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> 
 def dense_metadata_of(
     model: DenseModel, dtype: np.dtype, preprocessing: Preprocessing | None
 ) -> dict[str, Any]:
-    """Returns the facts that a server needs for a model of dense prediction, as `metadata_of`."""
+    """Returns the metadata for a server of a dense prediction model, as `metadata_of`."""
     facts = metadata_of(model.model, dtype, preprocessing)
     return facts | {"output": model.output[1], "class_names": [*model.class_names]}
 
 
 def text_metadata_of(part: TextPart) -> dict[str, Any]:
-    """Returns the facts that a server needs to prepare tokens and to compare embeddings."""
+    """Returns the metadata for a server to prepare tokens and to compare embeddings."""
     options = part.tower.options
     return {
         "input_dtype": "int32",
@@ -146,7 +147,7 @@ def text_metadata_of(part: TextPart) -> dict[str, Any]:
 
 
 def similarity_of(part: TextPart) -> dict[str, Any]:
-    """Returns how the embeddings of both towers are compared."""
+    """Returns the metadata for the comparison of the towers' embeddings."""
     return {
         "output": "embeddings of length 1",
         "logits": "exp(logit_scale) * images @ texts.T + logit_bias",
@@ -165,9 +166,9 @@ def write_stablehlo(
 ) -> Callable:
     """Writes a model with jax.export, and returns a function that runs the file.
 
-    The format has no place for metadata: they are written to `metadata_file(file)`.
+    The format cannot store metadata: they are written to `metadata_file(file)`.
     """
-    # Checked first: JAX would write for minutes before it raises.
+    # Check the size first, because JAX would run for minutes before it raises.
     if (size := sum(array.nbytes for array in jax.tree.leaves(nnx.state(model)))) > MOST_BYTES:
         raise UserError(
             f"its parameters take {size / 1e9:.1f} GB, and StableHLO is limited to "
@@ -199,8 +200,8 @@ def write_onnx(
 ) -> Callable:
     """Writes a model with `vit_jax.interop.onnx`, and returns a function that runs the file.
 
-    Metadata are written to its `metadata_props`, strings unchanged and other values as JSON. ONNX's
-    standard metadata of image pixels are added.
+    Metadata are written to `metadata_props`: strings unchanged, other values as JSON. ONNX's
+    standard metadata for image pixels are added.
 
     Args:
       shape: shape of an input, without the batch.
@@ -236,7 +237,7 @@ def write_onnx(
 
 
 def _onnx_pixels(channels: int, dtype: np.dtype) -> dict[str, str]:
-    """Returns ONNX's standard metadata of images; empty for an unsupported number of channels."""
+    """Returns ONNX's standard metadata for images; empty for other numbers of channels."""
     formats = {1: "Gray8", 3: "Rgb8"}
     if channels not in formats:
         return {}
@@ -256,7 +257,7 @@ def random_images(shape: tuple[int, ...], dtype: np.dtype, batch: int) -> np.nda
 
 
 def random_tokens(options: TextOptions, batch: int) -> np.ndarray:
-    """Returns random tokens, int32 `[batch, length]`, with an end at a random place."""
+    """Returns random tokens, int32 `[batch, length]`, with the end token at a random position."""
     rng = np.random.default_rng(batch)
     tokens = rng.integers(options.vocabulary, size=(batch, options.length), dtype=np.int32)
     tokens[range(batch), rng.integers(options.length, size=batch)] = options.end
@@ -266,8 +267,8 @@ def random_tokens(options: TextOptions, batch: int) -> np.ndarray:
 def difference(model, run: Callable, inputs: np.ndarray) -> float:
     """Returns the largest difference between the outputs of model and program.
 
-    The difference is relative to the largest output. Objects are compared with those that they
-    resemble most, since equal scores have no order.
+    The difference is relative to the largest output. Each object is compared with the most similar
+    one, because objects with equal scores may be in any order.
     """
     wanted, found = (
         jax.tree.map(np.asarray, call(inputs)) for call in (jax.jit(function_of(model)), run)
@@ -279,23 +280,23 @@ def difference(model, run: Callable, inputs: np.ndarray) -> float:
 
 
 def outputs_of(result: Any) -> tuple:
-    """Returns the outputs of a program, of which it may have one or several."""
+    """Returns the outputs of a program as a tuple."""
     return result if isinstance(result, tuple | list) else (result,)
 
 
 def _relative(found: np.ndarray, wanted: np.ndarray) -> float:
-    """Returns the largest difference, relative to the largest wanted value."""
+    """Returns the largest difference, relative to the largest value of `wanted`."""
     return float(np.abs(found - wanted).max() / (np.abs(wanted).max() or 1))
 
 
 def _objects_difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> float:
-    """Returns how far the better half of the objects of an image are from the other's objects.
+    """Returns the largest difference between an object and the most similar one of the other image.
 
-    Which objects are the last ones depends on how scores are rounded.
+    Only the half with the higher scores is compared with all objects, because the selection of the
+    last objects depends on rounding. Different classes are a difference of 1 or more.
 
     Args:
-      first, second: an image's objects `[objects, 6]`, and masks if there are any, as from
-        `Objects`; another class is a difference of 1 or more.
+      first, second: an image's objects `[objects, 6]`, and masks if there are any, from `Objects`.
     """
     distances = np.abs(first[0][:, None] - second[0]).max(axis=-1)
     half = -(-len(distances) // 2)

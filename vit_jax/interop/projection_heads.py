@@ -1,10 +1,10 @@
 """Converts the projection heads in the authors' checkpoints of DINO, iBOT and DINOv2.
 
 A head is an MLP of three layers, `head.mlp.{0,2,4}`, and prototypes, `head.last_layer`. The
-prototypes' weight has separate lengths (`weight_g`, `weight_v`: PyTorch's weight_norm), or is plain
-as in DINOv3. DINOv2 has `dino_head` and, for separate patch heads, `ibot_head`; iBOT has a second
-last layer on the same MLP. The state contains running means of the teacher's outputs, such as
-`dino_loss.center`.
+prototypes use PyTorch's weight_norm (`weight_g`, `weight_v`), or a plain weight as in DINOv3.
+DINOv2 has `dino_head` and optionally a separate `ibot_head` for patches; iBOT has a second last
+layer for patches on the same MLP. The state contains running means of the teacher's outputs, such
+as `dino_loss.center`.
 """
 
 import re
@@ -32,7 +32,7 @@ class Heads(NamedTuple):
       values: values of `config.objective` that create such heads.
       own: parameters by our paths.
       state: the objective's state.
-      notes: lines on the conversion.
+      notes: lines about the conversion.
     """
 
     values: dict[str, Any]
@@ -42,7 +42,7 @@ class Heads(NamedTuple):
 
 
 def read_heads(tensors: Arrays) -> Heads | None:
-    """Converts the heads among tensors whose names match `OWNS`; returns None if there are none.
+    """Converts the heads in the tensors of a file; returns None if there are none.
 
     Raises:
       UserError: the heads are unsupported.
@@ -67,7 +67,7 @@ def read_heads(tensors: Arrays) -> Heads | None:
 
 
 def _patch_head(tensors: Arrays, head: Arrays) -> tuple[Arrays | None, list[str]]:
-    """Returns the separate patch head, or None if patches share `head`, and notes on it."""
+    """Returns the separate head for patches (None if they share `head`), and notes about it."""
     if "ibot_head.mlp.0.weight" in tensors:
         return _head(tensors, "ibot_head", "last_layer"), []
     if not any(name.startswith("head.last_layer2.") for name in tensors):
@@ -80,7 +80,7 @@ def _patch_head(tensors: Arrays, head: Arrays) -> tuple[Arrays | None, list[str]
 
 
 def _options(heads: dict[str, Arrays]) -> dict[str, Any]:
-    """Returns the objective's options for the heads, and deletes gains that are all one.
+    """Returns the objective's options for the heads; deletes gains if all of them are 1.
 
     Raises:
       UserError: the heads differ in MLP width or in the normalization of prototypes.
@@ -102,7 +102,7 @@ def _options(heads: dict[str, Arrays]) -> dict[str, Any]:
 
 
 def _prototype_lengths(heads: dict[str, Arrays]) -> str:
-    """Returns the option `prototype_lengths`: `free`, `learned`, or `one` if all gains are 1.
+    """Returns `prototype_lengths`: `free`, `learned`, or `one` if all gains are 1.
 
     Raises:
       UserError: only one of the heads has gains.
@@ -116,7 +116,7 @@ def _prototype_lengths(heads: dict[str, Arrays]) -> str:
 
 
 def _centres(tensors: Arrays) -> Arrays:
-    """Returns the running means of the teacher's outputs, by the objective's names."""
+    """Returns the running means of the teacher's outputs, by name in the objective's state."""
     return {
         ours: tensors[name].reshape(-1)
         for ours, names in _CENTRES.items()
@@ -132,10 +132,10 @@ def _old_name(name: str) -> str:
 
 
 def _head(tensors: Arrays, start: str, last: str) -> Arrays:
-    """Returns one head by our paths within a head.
+    """Returns the parameters of one head, by our path within the head.
 
     Raises:
-      UserError: the head is not an MLP of three layers with biases and prototypes without biases.
+      UserError: the head is not an MLP of three layers with biases, plus prototypes without biases.
     """
     taken = {f"{start}.mlp.{index}.{part}" for index in (0, 2, 4) for part in ("weight", "bias")}
     plain, apart = f"{start}.{last}.weight", [f"{start}.{last}.weight_{part}" for part in "gv"]

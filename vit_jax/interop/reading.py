@@ -1,7 +1,7 @@
-"""Reads the files of other libraries as a `Checkpoint`.
+"""Reads files of other libraries as a `Checkpoint`.
 
-Opening reads names and shapes only; `Checkpoint.read` reads values, one tensor at a time. The path
-from a checkpoint to a model, with the input and the output of each step:
+Opening a file reads only names and shapes; `Checkpoint.read` reads the values of one tensor. The
+steps from a checkpoint to a model, with inputs and outputs:
 
     load.py: load_model           source, changed arguments -> model
     1. open.py: open_checkpoint   source -> Checkpoint; fetches hf://; workdirs have a reader
@@ -56,7 +56,7 @@ from vit_jax.small_files import read_small
 
 PREPROCESSOR = "preprocessor_config.json"
 
-# Errors caused by names, shapes or values of an unexpected kind in files.
+# Errors caused by unexpected names, shapes or values in files.
 MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
@@ -64,9 +64,8 @@ def open_files(path: str | Path, image_size: int | tuple[int, int] | None = None
     """Opens the checkpoint in a file, or in a folder with a `config.json`.
 
     Args:
-      image_size: size of the images that the model is loaded for. It is needed only for position
-        tables of images that are not square, which some formats do not distinguish from square
-        ones.
+      image_size: image size for which the model is loaded. It is required only for position tables
+        of non-square images, in formats that do not store their image size.
 
     Raises:
       UserError: the files cannot be read, or their model is unsupported.
@@ -97,7 +96,7 @@ def _open(
     tensors: Tensors,
     image_size: int | tuple[int, int] | None,
 ) -> Checkpoint:
-    """Opens a checkpoint of a known format, with its tensors renamed."""
+    """Opens a checkpoint of a known format, from renamed tensors."""
     options, preprocessing, assumed = _options(path, library, form, config, tensors, image_size)
     values = asdict(options)
     _check_depth(path, values, tensors)
@@ -146,7 +145,7 @@ def _options(
     statistics, preprocessing, unknown = library.preprocessing(
         config, _read_json(path, PREPROCESSOR), values["channels"]
     )
-    # The preprocessing's size is used only for models of any size, loaded without `image_size`.
+    # The image size in the preprocessing applies only to models of any size without `image_size`.
     if not family_of(form.model).any_size or image_size is not None:
         statistics.pop("image_size", None)
     assumed = " and ".join(part for part in (assumed, unknown) if part)
@@ -155,7 +154,7 @@ def _options(
 
 
 def _check_depth(path: Path, values: Values, tensors: Tensors) -> None:
-    """Raises UserError for more layers than tensors, before the model costs time and memory."""
+    """Raises UserError if there are more layers than tensors, before the large model is created."""
     layers = values.get("depth", 0)
     layers += sum(values.get("resnet_blocks") or ()) + sum(values.get("blocks") or ())
     if layers > len(tensors):
@@ -165,7 +164,7 @@ def _check_depth(path: Path, values: Values, tensors: Tensors) -> None:
 def _objective_params(
     path: Path, title: str, form: ObjectiveFormat, tensors: Tensors, config: dict, values: Values
 ) -> ObjectiveParams:
-    """Returns the parameters of an objective, which are read from its tensors on demand."""
+    """Returns the parameters of an objective; their tensors are read on demand."""
 
     def sources(shapes):
         renamed, mapped = form.rename(tensors, config), entries(form.rules(values), shapes, title)
@@ -181,7 +180,7 @@ def _objective_params(
 
 
 def read_files(path: Path) -> tuple[dict, Tensors]:
-    """Returns the content of the `config.json` of a path, or {}, and the tensors."""
+    """Returns the content of `config.json` (or {}) at a path, and the tensors."""
     if not path.is_dir():
         prefix = "open_clip_" if path.name.startswith("open_clip_") else ""
         return _read_json(path, prefix + "config.json"), open_tensors(path)
@@ -198,7 +197,7 @@ def read_files(path: Path) -> tuple[dict, Tensors]:
             "AutoModel.from_pretrained(FOLDER).save_pretrained(NEW) writes safetensors."
         )
     pickles = [name for name in os.listdir(path) if name.endswith(TORCH_SUFFIXES)]
-    # `open_tensors` raises with the remedy. The model's file comes before a trainer's.
+    # `open_tensors` raises UserError with the remedy. Model files are sorted before trainer files.
     if pickles:
         open_tensors(path / min(pickles, key=lambda name: (name != TORCH_MODEL, name)))
     raise UserError(
@@ -208,7 +207,7 @@ def read_files(path: Path) -> tuple[dict, Tensors]:
 
 
 def _read_json(path: Path, name: str) -> dict:
-    """Returns the content of a JSON file in a folder or next to a file; {} if there is none."""
+    """Reads a JSON file in a folder or next to a file; returns {} if it does not exist."""
     file = (path if path.is_dir() else path.parent) / name
     if path.suffix == ".npz" or not file.is_file():
         return {}
@@ -224,7 +223,7 @@ def _read_json(path: Path, name: str) -> dict:
 
 
 def check_tensors(path: Path, mapped: list[Entry], tensors: Tensors) -> None:
-    """Raises UserError unless the tensors have the names and shapes of the model's parameters."""
+    """Raises UserError unless names and shapes of tensors match the model's parameters."""
     expected = {}
     for entry in mapped:
         expected |= entry.their_shapes()

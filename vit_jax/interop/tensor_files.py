@@ -25,7 +25,7 @@ from vit_jax.small_files import check_small, read_small
 
 # Dtypes that float32 represents exactly.
 _FLOATS = ("float32", "float16", "bfloat16")
-# PyTorch's files, which only `vit_jax.convert` reads, and the usual name of a model's file.
+# Suffixes of PyTorch files, which only `vit_jax.convert` reads.
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".tar")
 TORCH_MODEL = "pytorch_model.bin"
 _DAMAGE = (
@@ -46,9 +46,9 @@ class Tensor(NamedTuple):
     """A tensor that is read on demand.
 
     Attributes:
-      shape: its shape.
-      dtype: name of its dtype in the file.
-      read: returns its values as float32, possibly a view of the file. It raises UserError if they
+      shape: shape of the tensor.
+      dtype: name of the dtype in the file.
+      read: returns the values as float32, possibly as a view of the file; raises UserError if they
         cannot be read.
     """
 
@@ -65,7 +65,7 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
     """Opens the tensors of a file by name, without reading their values.
 
     Raises:
-      UserError: the file is missing, damaged, or of an unsupported kind such as a pickle.
+      UserError: the file is missing, damaged, or has an unsupported format such as pickle.
     """
     try:
         check_small(path, most=None)
@@ -89,7 +89,7 @@ def _what(path: Path, start: bytes) -> str:
 
 
 def _pickled(path: Path) -> str:
-    """Returns why a pickle is not loaded, and the command that converts PyTorch's files."""
+    """Returns the error message for a pickle, with the command that converts PyTorch files."""
     named = (
         path if path.suffix in TORCH_SUFFIXES else f"{path.with_suffix('.pth').name} (so renamed)"
     )
@@ -135,7 +135,7 @@ def _open_npz(path: Path) -> dict[str, Tensor]:
                     _read_member(path, info, skip, array.reshape(-1).view(np.uint8))
                 if fortran:
                     array = array.reshape(shape[::-1]).T
-                # NumPy writes bfloat16 as two bytes without a dtype.
+                # NumPy stores bfloat16 as two bytes with the void dtype V2.
                 if dtype == np.dtype("V2"):
                     array = array.view(ml_dtypes.bfloat16)
                 return np.asarray(array, np.float32)
@@ -152,9 +152,9 @@ def _npy_header(file) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 
 def _read_member(path: Path, info: zipfile.ZipInfo, skip: int, out: np.ndarray) -> None:
-    """Reads a member's bytes after the first `skip` into `out`, and checks the checksum of all.
+    """Reads a zip member without its first `skip` bytes into `out`, and verifies its checksum.
 
-    Uncompressed members are read directly into `out`, which takes half of zipfile's time.
+    Uncompressed members are read directly into `out`, which is twice as fast as zipfile.
     """
     with path.open("rb") as file:
         if info.compress_type == zipfile.ZIP_STORED:
@@ -177,7 +177,7 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
     names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
     tensors = {}
     with _damaged(path, "its header"):
-        # The library checks the header.
+        # safetensors validates the header.
         with safe_open(path, "np"):
             content = np.memmap(path, np.uint8, "r")
         start = 8 + int.from_bytes(content[:8].tobytes(), "little")
@@ -189,7 +189,7 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
 
             def read(name=name, kind=kind, shape=shape, part=content[begin:end]):
                 check_float(path, name, kind)
-                # A view of the file, which is read only when the values are used.
+                # A view of the memory-mapped file, which is read when the values are used.
                 return np.asarray(part.view(np.dtype(kind)).reshape(shape), np.float32)
 
             tensors[name] = Tensor(shape, kind, read)
@@ -197,7 +197,7 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def open_sharded(index: Path) -> dict[str, Tensor]:
-    """Opens the tensors of all files that a `model.safetensors.index.json` lists in its folder."""
+    """Opens the tensors of all files listed in a `model.safetensors.index.json`."""
     try:
         shards = json.loads(read_small(index))["weight_map"]
         files = set(shards.values())
@@ -215,7 +215,7 @@ def open_sharded(index: Path) -> dict[str, Tensor]:
 
 
 def check_float(path: Path, name: str, kind: str) -> None:
-    """Raises UserError unless float32 represents the tensor's dtype exactly."""
+    """Raises UserError unless float32 can represent all values of the dtype `kind`."""
     if kind not in _FLOATS:
         raise UserError(
             f"{path}: {name} is of the unsupported type {kind}; supported: {', '.join(_FLOATS)}, "
@@ -225,13 +225,13 @@ def check_float(path: Path, name: str, kind: str) -> None:
 
 @contextlib.contextmanager
 def _damaged(path: Path, part: str) -> Iterator[None]:
-    """Converts errors of the readers on damaged files to a one-line UserError."""
+    """Converts errors from reading damaged files to a one-line UserError."""
     try:
         yield
     except UserError:
         raise
     except _DAMAGE as error:
-        # The system's error, unrelated to the file's content.
+        # An error of the operating system is unrelated to the file's content.
         if isinstance(error, OSError) and error.errno:
             raise UserError(f"cannot read {path}: {error.strerror}") from error
         detail = str(error).strip().split("\n")[0] or type(error).__name__
@@ -259,7 +259,7 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 def save_safetensors(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
-    """Writes with safetensors' `save_file`, with the file mode that the umask gives."""
+    """Writes with safetensors' `save_file`, and sets the file mode by the umask."""
     path.touch()
     mode = stat.S_IMODE(path.stat().st_mode)
     save_file(tensors, path, metadata=metadata)
@@ -267,10 +267,10 @@ def save_safetensors(path: Path, tensors: dict[str, np.ndarray], metadata: dict[
 
 
 def aligned_empty(shape: tuple[int, ...], dtype) -> np.ndarray:
-    """Returns an array at a 64-byte boundary, which JAX on a CPU uses without a copy.
+    """Returns an array aligned to 64 bytes, which JAX on a CPU uses without a copy.
 
-    The memory consists of fresh pages from the system. NumPy requests huge pages, and can wait long
-    until the system has moved others.
+    The memory is mapped directly. NumPy would request huge pages, which can take long if the system
+    must compact memory.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -278,14 +278,14 @@ def aligned_empty(shape: tuple[int, ...], dtype) -> np.ndarray:
 
 
 def transpose_into(out: np.ndarray, x: np.ndarray) -> None:
-    """Assigns `out[...] = x.T` in strips, which is five times as fast due to the cache."""
+    """Assigns `out[...] = x.T` in strips, which is five times as fast because of the CPU cache."""
     for start in range(0, len(x), 16):
         out[:, start : start + 16] = x[start : start + 16].T
 
 
 @contextlib.contextmanager
 def whole(destination: Path) -> Iterator[Path]:
-    """Yields a temporary path that is renamed to `destination` at the end, or removed on an error.
+    """Yields a temporary path; renames it to `destination` on exit, or removes it on an error.
 
     Raises:
       UserError: the destination exists, or its folder does not.

@@ -8,17 +8,17 @@ from vit_jax.options.text import TextOptions
 
 
 class TextFormat(NamedTuple):
-    """A text tower in a file of images and texts.
+    """A text tower in a file of an image-text model.
 
     Attributes:
       title: the library's name in messages.
       options: arguments of the tower.
-      rules: names of its parameters.
+      rules: rules for its parameters.
       tensors: tensors of the tower, with the names in `rules`.
       probabilities: a key of `PROBABILITIES`.
       cleaning: how texts are cleaned, as in `open_tokenizer`.
-      logit_scale: name of the tensor with the logarithm of the factor of similarities.
-      logit_bias: name of the tensor with the offset of the logits; None: there is none.
+      logit_scale: name of the tensor with the logarithm of the similarities' scale.
+      logit_bias: name of the tensor with the bias of the logits; None: there is none.
     """
 
     title: str

@@ -1,8 +1,8 @@
-"""Reads PyTorch's own files, such as `.pth`, in which authors publish weights.
+"""Reads PyTorch files, such as `.pth`, in which authors publish weights.
 
-`torch.load(weights_only=True)` runs in a separate process, and requires torch. It accepts tensors
-and plain values and rejects every other object, so no code of the file is run. Only
-`vit_jax.convert` reads such files; all other commands reject pickles.
+`torch.load(weights_only=True)` runs in a separate process, and requires torch. It supports only
+tensors and plain values, so no code in the file is run. Only `vit_jax.convert` reads such files;
+all other commands reject pickles.
 """
 
 import json
@@ -27,7 +27,7 @@ from vit_jax.models.text_tokens import OPEN_CLIP, TOKENIZER_FILES
 
 
 class _Names(NamedTuple):
-    """Names of the files next to a library's pickle, and of its safetensors file."""
+    """Names of the JSON files next to a library's pickle, and of its safetensors file."""
 
     config: str
     weights: str
@@ -38,12 +38,12 @@ _DESCRIBED = {
     TORCH_MODEL: _Names("config.json", "model.safetensors"),
     "open_clip_pytorch_model.bin": _Names(OPEN_CLIP, "open_clip_model.safetensors"),
 }
-READ = "read.safetensors"  # Name of the file of a PyTorch file's tensors.
+READ = "read.safetensors"  # Name of the file to which a PyTorch file's tensors are extracted.
 OLDEST_TORCH = (2, 6)  # Older versions run code in spite of weights_only=True (CVE-2025-32434).
 
-# Finds the tensors, by the given key or the only key that contains tensors, and saves them together
-# with the state of the training losses. An `argparse.Namespace` contains the training's arguments
-# as plain values, which are read by the same rule.
+# Finds the tensors at the given key, or at the only key with tensors, and saves them with the state
+# of the training losses. `argparse.Namespace` is allowed, because checkpoints contain the training
+# arguments as such an object of plain values.
 _READ = f"""
 import argparse, re, sys
 import torch
@@ -85,33 +85,33 @@ floats = {{name: x.detach().clone().contiguous() for name, x in content.items() 
 save_file(floats, destination)
 """
 
-# Prefixes that wrappers put before names (`model` and `net`: Lightning), and authors' names that
-# differ from timm's.
+# Prefixes that wrappers add to names (`model` and `net`: Lightning), and authors' names that differ
+# from timm's.
 _PREFIXES = r"^(module\.|model\.|net\.|backbone\.|encoder\.|_orig_mod\.)+"
 _RENAMED = {
     "register_tokens": "reg_token",
     r"\.mlp\.w12\.": ".mlp.fc1.",
     r"\.mlp\.w3\.": ".mlp.fc2.",
 }
-# Blocks in chunks, which are numbered across all chunks.
+# Blocks in chunks; block numbers are counted across all chunks.
 _RENAMED[r"^blocks\.\d+\.(?=\d+\.)"] = "blocks."
-# Parameters of pre-training that are not part of the model: mask tokens, decoders, projection
-# heads. Parameters that an objective can start from are kept.
+# Parameters of pre-training that are skipped: mask tokens, decoders, projection heads. Parameters
+# that can initialize an objective are kept.
 _LEFT_OUT = (
     r"^(mask_token|masked_embed|decoder|head\.(mlp|last_layer)|dino_head|ibot_head|\w+_loss\.)"
 )
 _LEFT_OUT += r"|^(projectors?|predictor|lm_head|cls_pt_layers|local_cls_norm)\b"
-# FCMAE's decoder; in other files these names can belong to the model.
+# FCMAE's decoder, too; in other files these names can belong to the model.
 _LEFT_OUT_OF_CONVNEXT = _LEFT_OUT + r"|^(proj|pred)\b"
 
 
 def is_torch_file(source: str) -> bool:
-    """Returns True for a path of a PyTorch file, with or without `@KEY`."""
+    """Returns True for the path of a PyTorch file, with or without `@KEY`."""
     return source.rpartition("@")[0].endswith(SUFFIXES) or source.endswith(SUFFIXES)
 
 
 def refuse_module(source: str) -> None:
-    """Raises UserError for a path of a pickled module, with instructions to extract its tensors."""
+    """Raises UserError for the path of a pickled module, with instructions to save its tensors."""
     if source.endswith(".pkl"):
         raise UserError(
             f"{source} is a pickle, which can run any code and is never loaded: if you trust it, "
@@ -124,20 +124,22 @@ def refuse_module(source: str) -> None:
 def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, list[str]]:
     """Converts a PyTorch file to a timm checkpoint; DINO's heads are written to files next to it.
 
-    Tensors of a `pytorch_model.bin` with a `config.json` in the same folder keep their names, and
-    the library's JSON files are copied. Tensors of float64 are rounded to float32.
+    If there is a `config.json` next to a `pytorch_model.bin`, tensors keep their names, and the
+    library's JSON files are copied. float64 is rounded to float32.
 
     Args:
-      source: the path; `FILE@KEY` if the file contains several dicts of tensors, such as `teacher`.
+      source: path of the file, or `FILE@KEY` if it contains several dicts of tensors, such as
+        `teacher`.
       folder: an empty folder for the converted files.
-      pixels: mean and std of the preprocessing, a name of `PIXELS`; None: the authors' own.
+      pixels: mean and std of the preprocessing, a key of `PIXELS`; None: the authors' own.
 
     Returns:
-      The folder, and notes on skipped tensors and assumptions.
+      The folder, and notes about skipped tensors and assumptions.
 
     Raises:
-      UserError: the file does not exist, torch 2.6 or later is not installed, or the file contains
-        more than tensors, or several dicts of them and no key is given; see also `as_timm`.
+      UserError: the file does not exist, torch 2.6 or later is not installed, the file contains
+        objects other than tensors, or it contains several dicts of tensors and no key is given; see
+        also `as_timm`.
     """
     path, read = _path_and_key(source)[0], folder / READ
     loaded, notes = read_tensors(source, folder)
@@ -167,7 +169,7 @@ def read_tensors(source: str, folder: Path) -> tuple[dict[str, np.ndarray], list
 
     Args:
       source: as in `unpack`.
-      folder: a folder in which they are written to the file `READ`.
+      folder: the folder for the extracted file `READ`.
 
     Raises:
       UserError: as in `unpack`.
@@ -180,16 +182,16 @@ def read_tensors(source: str, folder: Path) -> tuple[dict[str, np.ndarray], list
 
 
 def _path_and_key(source: str) -> tuple[str, str]:
-    """Returns the path and the key of `FILE` or `FILE@KEY`; the key is empty if there is none."""
+    """Splits `FILE@KEY` into path and key; the key of `FILE` is empty."""
     path, _, key = (source, "", "") if source.endswith(SUFFIXES) else source.rpartition("@")
     return path, key
 
 
 def _convert_to_timm(named: list[tuple[str, Any]], folder: Path, pixels: str | None) -> list[str]:
-    """Writes tensors of a model's authors as a timm checkpoint, and returns notes as `unpack` does.
+    """Writes authors' tensors as a timm checkpoint; returns notes as in `unpack`.
 
     Args:
-      named: pairs of timm's name and the tensor.
+      named: pairs of a timm name and a tensor.
       folder: as in `unpack`.
       pixels: as in `unpack`.
     """
@@ -217,10 +219,10 @@ def _model_tensors(
     """Separates the model's tensors from those used only in pre-training.
 
     Args:
-      named: pairs of timm's name and the tensor, except the heads that `read_heads` has read.
+      named: pairs of a timm name and a tensor, without the heads that `read_heads` converts.
 
     Returns:
-      The tensors by name, and the names of the skipped ones.
+      The model's tensors by name, and the names of the skipped ones.
 
     Raises:
       UserError: two tensors have the same name.
@@ -241,7 +243,7 @@ def _model_tensors(
 
 
 def _with_register_positions(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Adds zero positions for the registers, which timm's position table has."""
+    """Adds zero rows for the registers to the position table, as timm requires."""
     if "reg_token" not in tensors or "pos_embed" not in tensors:
         return tensors
     positions, zeros = tensors["pos_embed"], np.zeros_like(tensors["reg_token"])
@@ -258,7 +260,7 @@ def _write_timm(folder: Path, tensors: dict[str, np.ndarray], config: dict) -> N
 
 
 def _preprocessing_note(preprocessing: dict) -> str:
-    """Returns a line on the assumed preprocessing, a `pretrained_cfg` of timm."""
+    """Returns a line about the assumed preprocessing (a `pretrained_cfg` of timm)."""
     name = next(name for name, pixels in PIXELS.items() if pixels["mean"] == preprocessing["mean"])
     if "crop_mode" in preprocessing:
         crop = "all of the image, squeezed"
@@ -270,7 +272,7 @@ def _preprocessing_note(preprocessing: dict) -> str:
 
 
 def _read(path: str, key: str, destination: Path) -> None:
-    """Runs PyTorch in a separate process, which writes a file's tensors to a safetensors file.
+    """Writes a PyTorch file's tensors to a safetensors file, in a separate process.
 
     Raises:
       UserError: as in `unpack`.
@@ -290,7 +292,7 @@ def _read(path: str, key: str, destination: Path) -> None:
 
 
 def _load(file: Path) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Returns the tensors of a safetensors file, and a note if float64 was rounded to float32."""
+    """Loads a safetensors file; also returns a note if float64 was rounded to float32."""
     from safetensors.numpy import load_file
 
     loaded = load_file(file)
@@ -310,14 +312,14 @@ def _with_files_beside(
     weights: str,
     pixels: str | None,
 ) -> Path:
-    """Writes tensors under their own names to a folder, with the original files next to them.
+    """Writes tensors with unchanged names to a folder, and copies the library's JSON files.
 
     Args:
-      described: the JSON file that describes the model.
-      weights: name of the new file.
+      described: the JSON file with the description of the model.
+      weights: name of the new weights file.
 
     Raises:
-      UserError: `pixels` is given, but the folder's files define the normalization.
+      UserError: `pixels` is given, but the JSON files define the normalization.
     """
     from safetensors.numpy import save_file
 
@@ -335,10 +337,10 @@ def _with_files_beside(
 def _of_openai(
     tensors: dict[str, np.ndarray], read: Path, pixels: str | None
 ) -> tuple[Path, list[str]]:
-    """Writes the tensors of DALL-E's encoder under its own names; returns the same as `unpack`.
+    """Writes the tensors of DALL-E's encoder with unchanged names; returns the same as `unpack`.
 
     Raises:
-      UserError: `pixels` is given, but this encoder has its own normalization.
+      UserError: `pixels` is given, but this encoder has a fixed normalization.
     """
     from safetensors.numpy import save_file
 

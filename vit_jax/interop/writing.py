@@ -1,4 +1,4 @@
-"""Writes models in the formats of other libraries, and compares the files with the model."""
+"""Writes models in the formats of other libraries, and verifies the files."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -22,12 +22,12 @@ from vit_jax.models.image_model import ImageModel
 from vit_jax.models.model_card import parameter_shapes
 from vit_jax.options.model import ImageOptions
 
-# Arguments for which `convert` has flags, so that users can choose the value that a format implies.
+# Arguments with a flag of `convert`: users can set them to the value that a format implies.
 _FLAGS = {"gelu", "norm_epsilon", "resnet_epsilons", "image_size"}
 
 
 class Content(NamedTuple):
-    """The content of a library's files: the model's entries, the description, and tensors."""
+    """The content of a library's files: entries of the model, description and tensors."""
 
     mapped: list[Entry]
     described: dict
@@ -35,7 +35,7 @@ class Content(NamedTuple):
 
 
 class _Objective(NamedTuple):
-    """The parameters of an objective in memory, by our path, and its state by name."""
+    """The parameters of an objective by our path, and its state by name, as arrays."""
 
     name: str
     values: Values
@@ -54,20 +54,21 @@ def save(
     objective_shapes: Shapes | None = None,
     probabilities: str = "softmax",
 ) -> list[Entry]:
-    """Writes a model's parameters in another library's format, reads the files back, and compares.
+    """Writes a model in another library's format, then reads the files and compares.
+
+    Google's format stores only the model's parameters.
 
     Args:
       destination: a new file (google) or folder (timm, transformers).
       library: a key of `LIBRARIES`.
       options: the arguments of the model.
-      read: returns the parameter of a path.
-      preprocessing: preprocessing of images; None: 7/8 of the short side, bilinear. Google's format
-        cannot store it, nor class names.
-      class_names: names of all classes, or none.
+      read: `path -> parameter`.
+      preprocessing: preprocessing of images; None: the default, `UNSAID`.
+      class_names: names of all classes; empty if unknown.
       objective: parameters of an objective to write with the model: in the library's format if it
-        has one, else in additional files. Google's format cannot store them.
-      objective_shapes: their shapes by our path.
-      probabilities: a key of `PROBABILITIES`. Google's format cannot store it.
+        has one, else in additional files.
+      objective_shapes: shapes of the objective's parameters by our path.
+      probabilities: a key of `PROBABILITIES`.
 
     Raises:
       UserError: the format cannot store the model or one of its arguments, or the destination
@@ -99,7 +100,7 @@ def save(
 def content_of(
     form: Format, title: str, options: ImageOptions, read: Callable[[str], Any]
 ) -> Content:
-    """Returns the content of the files of a model without an objective."""
+    """Returns the content of the files for a model without an objective."""
     shapes, values = parameter_shapes(sketch(options)), asdict(options)
     described = form.describe(values)
     mapped = form.number(entries(form.rules(values), shapes, title), values)
@@ -150,7 +151,7 @@ def write_folder(
 def compare_arguments(
     written: Checkpoint, title: str, model: type[ImageModel], values: Values
 ) -> None:
-    """Raises UserError unless the files describe the model."""
+    """Raises UserError unless the files contain the model's arguments."""
     ignored = _without_effect(model, values)
     changed = {
         name: written.arguments[name]
@@ -168,11 +169,11 @@ def compare_arguments(
 
 
 def _without_effect(model: type[ImageModel], values: Values) -> set[str]:
-    """Returns the names of arguments that do not change the trained model's outputs."""
+    """Returns the names of arguments without an effect on the trained model's outputs."""
     names = set(TRAINING_ONLY)
     if family_of(model).any_size:
         names.add("image_size")
-    # No layer has a GELU.
+    # No layer uses a GELU.
     if values.get("mlp") == "swiglu" and values["pooling"] != "map":
         names.add("gelu")
     return names

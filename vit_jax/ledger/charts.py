@@ -1,4 +1,4 @@
-"""Charts of metrics: lines over a factor, with the std over seeds."""
+"""Charts of metrics against a factor, with the std over seeds."""
 
 import itertools
 import statistics
@@ -7,21 +7,21 @@ from typing import Any
 
 from vit_jax.ledger.tables import Points, short
 
-MARKS = {"ViT": "o", "BiT": "s", "hybrid": "^"}  # By family, if the points have one.
+MARKS = {"ViT": "o", "BiT": "s", "hybrid": "^"}  # Markers by family, if points have a family.
 
 
 def lines(
     points: Points, x: str, y: str = "accuracy", by: Sequence[str] = (), log: bool = True, **labels
 ):
-    """Draws a line for each combination of factors: mean and standard deviation over seeds.
+    """Draws a line for each combination of the factors `by`: mean and std over seeds.
 
     Args:
-      points: each has the factors and, by its name, a list of the metric's values, which are shares
-        of 1.
-      x: a factor, or a metric such as exaflops, whose mean is taken.
+      points: each point has its factors, and a list of values (one per seed) of each metric; the
+        values of `y` are from 0 to 1.
+      x: a factor, or a metric such as exaflops (its mean is used).
       y: the metric.
       by: factors that distinguish the lines.
-      log: use a logarithmic x-axis, except for an axis of words.
+      log: use a logarithmic x-axis, unless `x` is text.
       **labels: `xlabel`, `ylabel`, `title`.
 
     Returns:
@@ -55,7 +55,7 @@ def _draw_line(axes, points: Sequence[Mapping[str, Any]], x: str, y: str, label:
         points = sorted(points, key=lambda point: at(point, x))
     means = [100 * statistics.mean(point[y]) for point in points]
     stds = [100 * statistics.stdev(point[y]) if len(point[y]) > 1 else 0.0 for point in points]
-    # Error bars stay within 0 to 100 %.
+    # Limit error bars to the range from 0 to 100 %.
     below = [min(mean, std) for mean, std in zip(means, stds, strict=True)]
     above = [min(100 - mean, std) for mean, std in zip(means, stds, strict=True)]
     mark = MARKS.get(str(points[0].get("family")), "o")
@@ -66,11 +66,11 @@ def _draw_line(axes, points: Sequence[Mapping[str, Any]], x: str, y: str, label:
 
 
 def with_laws(figure, laws: Mapping[str, Mapping[str, float]], points: Points, x: str, by: str):
-    """Adds the power law of each group to a chart of `lines`, dashed, over the range of its points.
+    """Adds the power law of each group to a chart from `lines`, as a dashed line.
 
     Args:
-      figure: figure of `lines`.
-      laws: laws of `power_law.laws`, by the values of the factor `by`.
+      figure: figure from `lines`.
+      laws: laws from `power_law.laws`, by the value of the factor `by`.
       points: points of the chart.
       x: the factor or metric of the x-axis.
       by: the factor that groups the points.
@@ -109,10 +109,10 @@ def panels(rows: Points, x: str, xlabel: str, figures: Mapping[str, str], by: st
     """Draws a panel with logarithmic axes for each metric, with a line for each value of `by`.
 
     Args:
-      rows: rows with a number for each metric.
+      rows: rows with a value for each metric.
       x: the factor of the x-axis.
-      xlabel: its label.
-      figures: labels by the metrics' names.
+      xlabel: label of the x-axis.
+      figures: label of each metric, by its name.
       by: the factor that distinguishes the lines.
     """
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Photographs with masks and boxes, composed of cut-outs with an alpha channel on photographs."""
+"""Composes photographs with masks and boxes: cut-outs (with alpha channel) on backgrounds."""
 
 import json
 from collections.abc import Sequence
@@ -13,22 +13,23 @@ from vit_jax.data.sources.folder import IMAGE_SUFFIXES
 from vit_jax.errors import UserError
 
 BACKGROUND = "background"  # The first class.
-TEST_EVERY = 3  # Of the cut-outs of a class and of the backgrounds.
-SIDE = 336  # Pixels of an image.
-LENGTH = 0.35, 0.8  # Longer side of a cut-out, as a share of the image's.
-MOST = 3  # Cut-outs in an image.
+TEST_EVERY = 3  # Every third cut-out of a class, and every third background, is for the test split.
+SIDE = 336  # Side of an image, in pixels.
+LENGTH = 0.35, 0.8  # Longer side of a cut-out, relative to the image's side.
+MOST = 3  # Maximum number of cut-outs in an image.
 
 
 def compose_all(
     stamps: Path, classes: Sequence[str], backgrounds: Path, out: Path, images: dict[str, int]
 ) -> None:
-    """Writes `images/SPLIT` with masks and COCO files; splits share no photograph.
+    """Writes images with masks and COCO annotations; splits share no photographs.
 
-    Masks are `masks/SPLIT`, with `classes.txt`; COCO files are `annotations/instances_SPLIT.json`.
+    Images are in `images/SPLIT`, masks in `masks/SPLIT` (with `classes.txt`), and annotations in
+    `annotations/instances_SPLIT.json`.
 
     Args:
-      stamps: folder of cut-outs; a class is a folder in it, with subfolders.
-      classes: the folders.
+      stamps: folder of cut-outs, with a folder for each class.
+      classes: names of the class folders.
       backgrounds: folder of photographs.
       out: folder to write.
       images: number of images of each split, `train` and `test`.
@@ -70,10 +71,10 @@ def compose_all(
 
 
 def annotation(mask: np.ndarray, objects: np.ndarray, part: int) -> dict[str, Any]:
-    """Returns a cut-out's visible part as an annotation of a COCO file, without ids.
+    """Returns the COCO annotation of a cut-out's visible part, without ids.
 
     Args:
-      mask, objects: class and cut-out of each pixel, as from `compose`.
+      mask, objects: class and cut-out of each pixel, from `compose`.
       part: number of the cut-out.
     """
     pixels = objects == part
@@ -89,10 +90,10 @@ def annotation(mask: np.ndarray, objects: np.ndarray, part: int) -> dict[str, An
 
 
 def split_files(folder: Path, suffixes: set[str] | Sequence[str]) -> dict[str, list[Path]]:
-    """Returns the image files of a folder and its subfolders, by split.
+    """Returns the image files in a folder and its subfolders, by split.
 
     Raises:
-      UserError: there are fewer than `TEST_EVERY`.
+      UserError: there are fewer than `TEST_EVERY` files.
     """
     files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in suffixes)
     if len(files) < TEST_EVERY:
@@ -106,11 +107,11 @@ def compose(
 ) -> tuple[Image.Image, np.ndarray, np.ndarray]:
     """Returns a random image, and the class and the cut-out of each pixel.
 
-    Both are uint8 `[SIDE, SIDE]`, 0 for the background; cut-outs are counted from 1.
+    The latter are uint8 `[SIDE, SIDE]`, counted from 1; 0 is the background.
 
     Args:
-      background: a photograph, of which a random square is used.
-      cut_outs: files of each class; class i + 1 of the mask has those of `cut_outs[i]`.
+      background: a photograph; a random square of it is used.
+      cut_outs: files by class; those in `cut_outs[i]` have class i + 1.
     """
     shortest = min(background.size)
     side = int(rng.uniform(0.4, 1) * shortest)
@@ -129,7 +130,7 @@ def compose(
 
 
 def turned(cut_out: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Returns a cut-out at a random size, and mirrored with probability 1/2."""
+    """Resizes a cut-out to a random size, and mirrors it with probability 1/2."""
     factor = rng.uniform(*LENGTH) * SIDE / max(cut_out.size)
     width, height = (max(1, round(side * factor)) for side in cut_out.size)
     resized = cut_out.resize((width, height), Image.Resampling.LANCZOS)
@@ -137,5 +138,5 @@ def turned(cut_out: Image.Image, rng: np.random.Generator) -> Image.Image:
 
 
 def place(rng: np.random.Generator) -> tuple[int, int]:
-    """Returns a random position of a cut-out's top left corner; parts may lie outside."""
+    """Returns a random position for a cut-out's top left corner; parts may be outside the image."""
     return int(rng.uniform(-0.1, 0.7) * SIDE), int(rng.uniform(-0.1, 0.7) * SIDE)

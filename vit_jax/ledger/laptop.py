@@ -1,9 +1,10 @@
-"""Laptop scale: small models of three families on images of 16 pixels that the package draws.
+"""Laptop scale: small models of three families on composed images of 16 pixels.
 
-At 16 pixels a step costs a quarter of one at 32, and an object is still larger than a digit of
-scikit-learn's data set. Objects fill the image (`centred`), since small ViTs need thousands of
-steps to find scattered ones. Pre-training is on any number of images of `letters`. Few-shot
-evaluation is on alphabets that pre-training does not contain. `configs/composed.py` is the recipe.
+A step at 16 pixels takes a quarter of the time of one at 32, and objects are still larger than the
+digits in scikit-learn's data set. Objects fill the image (`centred`), because small ViTs need
+thousands of steps to learn scattered ones. Models are pre-trained on `letters`, with any number of
+images, and evaluated by few-shot classification of other alphabets. The recipe is
+`configs/composed.py`.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from vit_jax.command import read_config
 from vit_jax.shipped import CONFIGS
 
 UPSTREAM, DOWNSTREAM = "letters", ("greek", "cyrillic", "armenian", "georgian")
-# Three sizes of three families, in the order of their compute.
+# Three sizes of each of three families, in ascending order of compute.
 MODELS = {
     "ViT": ("ViT-32x4/4", "ViT-64x4/4", "ViT-96x4/4"),
     "BiT": ("BiT-R14x1/8", "BiT-R14x1/4", "BiT-R26x1/4"),
@@ -22,7 +23,7 @@ MODELS = {
 
 
 def family_of(model: str) -> str:
-    """Returns the family of a model by its name: `ViT`, `BiT` or `hybrid`."""
+    """Returns a model's family: `ViT`, `BiT` or `hybrid`."""
     return "hybrid" if "+" in model else model.partition("-")[0]
 
 
@@ -34,12 +35,12 @@ def config_name(
     size: int = 16,
     source: str = "centred",
 ) -> str:
-    """Returns the config of a run on a collection's first images, as its name with arguments.
+    """Returns the config of a run on a collection's first images: "composed:model=ViT-32x4/4,...".
 
-    The config is `configs/composed.py`, with batches of 128: "composed:model=ViT-32x4/4,...".
+    This is `configs/composed.py` with arguments; the batch size is 128.
 
     Args:
-      model: its name.
+      model: name of the model.
       collection: collection of the images.
       images: number of training images.
       steps: number of steps of the run.
@@ -51,10 +52,10 @@ def config_name(
 
 
 def short_run(steps: int, **values: Any) -> tuple[str, Mapping[str, Any]]:
-    """Returns a run of the quickstart's model on scikit-learn's digits, of half a minute for a ViT.
+    """Returns the config and overrides of a short run: half a minute for a ViT.
 
-    It trains on the digits from 0 to 6; few-shot evaluation, `fewshot/digits/10`, is on all ten. On
-    scattered objects a ViT needs thousands of steps to be better than chance.
+    It trains the quickstart's model on scikit-learn's digits from 0 to 6. The few-shot evaluation
+    `fewshot/digits/10` is on all ten digits.
 
     Args:
       steps: number of steps of the run.
@@ -75,14 +76,13 @@ def short_run(steps: int, **values: Any) -> tuple[str, Mapping[str, Any]]:
 def fewshot(
     steps: int, *collections: str, shots: int = 10, images: int = 2000, source: str = "centred"
 ) -> Mapping[str, Any]:
-    """Returns overrides for few-shot evaluation on collections, at the end of a run or more often.
+    """Returns overrides for few-shot evaluation on collections (metrics: `fewshot/greek/10` etc.).
 
     Args:
-      steps: between evaluations, a multiple of the run's `evaluate_every`. The metrics are
-        `fewshot/greek/10` and so on.
-      *collections: by default `DOWNSTREAM`.
+      steps: interval of the evaluation in steps, a multiple of the run's `evaluate_every`.
+      *collections: names of collections; `DOWNSTREAM` by default.
       shots: training images per class.
-      images: number of images that the shots are drawn from.
+      images: number of images from which the shots are drawn.
       source: `centred` or `scattered` objects.
     """
     sets = tuple(
@@ -92,10 +92,10 @@ def fewshot(
 
 
 def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -> int:
-    """Returns the steps for which a config with overrides has the compute of `steps` without them.
+    """Returns the number of steps with overrides that has the same compute as `steps` without them.
 
     Args:
-      config: its name, with its argument after a colon.
+      config: name of the config, with its argument after a colon.
       values: overrides, with two underscores for a dot.
       steps: number of steps of the run without the overrides.
     """
@@ -111,7 +111,7 @@ def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -
 
 
 def shorter(steps: int) -> Mapping[str, Any]:
-    """Returns overrides for shorter runs that compare choices on `dev`, not on the test images."""
+    """Returns overrides for shorter runs that compare choices on `dev` instead of `test`."""
     return {
         "data__test_split": "dev[:5000]",
         "steps": steps,
@@ -126,8 +126,8 @@ def mean_fewshot(point: Mapping[str, Any], prefix: str = "", shots: int = 10) ->
     """Returns a point's mean few-shot accuracy over the downstream collections, for each seed.
 
     Args:
-      point: has the metrics of all downstream collections.
-      prefix: `best ` for the best of all evaluations.
+      point: a point with the metrics of all downstream collections.
+      prefix: `best ` for the best values of all evaluations.
       shots: training images per class.
     """
     names = [f"{prefix}fewshot/{name}/{shots}" for name in DOWNSTREAM]

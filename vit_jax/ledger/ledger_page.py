@@ -1,4 +1,4 @@
-"""The ledger as a page, and the tables of records in other pages."""
+"""Writes the ledger as a page, and inserts tables of records into other pages."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ def page(experiments: Mapping[str, Experiment], records: Mapping[str, Mapping[st
 def section(
     name: str, experiment: Experiment, records: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
-    """Returns the lines on an experiment: its claim, its command and its records."""
+    """Returns the section of an experiment as lines: its claim, its command and its records."""
     whose = "The paper's claim" if experiment.place else "The claim"
     lines = ["", f"## {heading(name, experiment)}", "", f"{whose}: {experiment.claim}", ""]
     lines.append(f"`python -m vit_jax.experiment {name} --out=DIR`{needs(experiment)}")
@@ -77,7 +77,7 @@ def summary(
 
 
 def anchor(title: str) -> str:
-    """Returns the fragment of a heading's link."""
+    """Returns the URL fragment of a heading."""
     return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
@@ -89,7 +89,7 @@ def heading(name: str, experiment: Experiment) -> str:
 def order(place: str, name: str) -> tuple:
     """Returns the sort key of the ledger.
 
-    The order is tables, figures, sections, appendices, our own experiments; each by number.
+    The order is tables, figures, sections, appendices (each by number), then our own experiments.
     """
     kinds = ("Table", "Figure", "Section", "Appendix", "")
     kind, _, rest = place.partition(" ")
@@ -98,7 +98,7 @@ def order(place: str, name: str) -> tuple:
 
 
 def needs(experiment: Experiment) -> str:
-    """Describes the time that an experiment takes and its requirements."""
+    """Returns a text with an experiment's duration and requirements."""
     if experiment.read is None:
         return " has the paper's scale alone" + (
             f"; needs {experiment.needs}" if experiment.needs else ""
@@ -108,7 +108,7 @@ def needs(experiment: Experiment) -> str:
 
 
 def block(experiment: Experiment, record: Mapping[str, Any]) -> str:
-    """Returns a record as Markdown: state, table, finding and verdict; pictures at laptop scale."""
+    """Returns a record as Markdown: state, table, finding, verdict and (laptop scale) pictures."""
     scaled = experiment.at(record["scale"])
     spent = f", {duration(record['seconds'])} of runs" if record["seconds"] else ""
     seeds = len(record["seeds"])
@@ -132,7 +132,7 @@ def block(experiment: Experiment, record: Mapping[str, Any]) -> str:
 
 
 def against_published(scaled: Experiment, record: Mapping[str, Any]) -> str:
-    """Describes the difference between our values and the published ones, or why there is none."""
+    """Returns a text with the differences from published values, or why there are none."""
     if not record["difference"]:
         return f"Published: {record['published']}."
     apart = [abs(number) for cells in record["difference"].values() for number in cells.values()]
@@ -153,7 +153,7 @@ def against_published(scaled: Experiment, record: Mapping[str, Any]) -> str:
 
 
 def verdict_in_words(record: Mapping[str, Any]) -> str:
-    """Formats a verdict as a paragraph, such as **Contradicts the claim.** BiTs lead throughout."""
+    """Formats a verdict as a paragraph: **Contradicts the claim.** BiTs lead throughout."""
     word, reason = verdict_of(record)
     return f"**{word[0].upper()}{word[1:]}.** {reason}"
 
@@ -163,11 +163,11 @@ def with_records(
 ) -> str:
     """Inserts records' tables and verdicts into the marked blocks of a page.
 
-    A block `<!-- record NAME -->` ... `<!-- end of record -->` contains the record's table. A block
-    that starts with `<!-- verdict NAME -->` contains the record's verdict.
+    Blocks start with `<!-- record NAME -->` (for the table) or `<!-- verdict NAME -->` (for the
+    verdict), and end with `<!-- end of record -->`.
 
     Raises:
-      UserError: there is no such record.
+      UserError: a record does not exist.
     """
 
     def table(match: re.Match) -> str:

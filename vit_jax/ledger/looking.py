@@ -1,6 +1,6 @@
-"""Inspection of trained models for figures 6, 7, 11 and 14, by runs or by checkpoints and images.
+"""Inspection of trained models for figures 6, 7, 11 and 14, with `vit_jax.inspection`.
 
-`vit_jax.inspection` computes attention, filters and positions.
+Models are from our runs, or from checkpoints with a folder of images.
 """
 
 import functools
@@ -23,7 +23,7 @@ FLAGS = {
     "images": dict(help="for --scale=paper: a folder of images"),
 }
 NEEDS = "for --scale=paper alone: --checkpoint=ViT-L_16.npz R50+ViT-L_16.npz and --images=FOLDER"
-IMAGES = 128  # The paper averages distances over 128 images, too.
+IMAGES = 128  # As in the paper, for mean distances.
 
 
 def of_models(
@@ -35,7 +35,7 @@ def of_models(
     finding: Callable[[Figures], str],
     runs_of: str = "figure7",
 ) -> Experiment:
-    """Returns an experiment on a ViT and a hybrid, from figure 7's runs or given checkpoints."""
+    """Returns an experiment about a ViT and a hybrid, from figure 7's runs or from checkpoints."""
     shared = dict(read=read, table=table, draw=draw, finding=finding)
     own = {} if runs_of else dict(stages=(TRAINED,), options=FLAGS, minutes=35)
     return Experiment(
@@ -50,7 +50,7 @@ def of_models(
 
 
 def trained(study: Study, model: str, seed: int) -> tuple[str, Mapping[str, Any]]:
-    """Returns a run on scattered digits, with a known mask of each labelled object."""
+    """Returns a run on scattered digits, where the mask of each labelled object is known."""
     return config_name(model, "digits", 100_000, STEPS, size=32, source="scattered"), RECIPE
 
 
@@ -63,9 +63,9 @@ class Seen(NamedTuple):
     Attributes:
       model: a TokenModel.
       images: uint8 `[images, height, width, 3]`.
-      masks: bool `[images, height, width]`, True on the labelled object; None if unknown.
-      rollout: `[images, rows, columns]`, the patches' shares in the output; they sum to 1.
-      distance: `[layers, heads]`, mean attention distance in pixels.
+      masks: True on the labelled object, bool `[images, height, width]`; None if unknown.
+      rollout: attention rollout of patches, `[images, rows, columns]`, with sum 1 per image.
+      distance: mean attention distance in pixels, `[layers, heads]`.
     """
 
     model: object
@@ -78,10 +78,11 @@ class Seen(NamedTuple):
 def seen_in(study: Study) -> dict[str, Seen]:
     """Returns the attention of each finished run of `trained` on its test images, by model.
 
-    At the paper's scale it is that of each checkpoint, by its file's name, on the folder's images.
+    At the paper's scale, returns the attention of each checkpoint on the folder's images, by file
+    name.
 
     Raises:
-      UserError: the checkpoints or the folder are missing; a model has no attention to show.
+      UserError: the checkpoints or the folder are missing; a model has no full attention.
     """
     if study.scale == "laptop":
         return {t.factors["model"]: seen_by(str(t.job.workdir)) for t in study.finished("trained")}
@@ -96,7 +97,7 @@ def seen_by(checkpoint: str, folder: str = "") -> Seen:
     """Returns a checkpoint's attention on a folder's images, or on its run's first test images.
 
     Raises:
-      UserError: the model has no attention to show; no image can be read.
+      UserError: the model has no full attention; no image can be read.
     """
     from vit_jax.checkpoint_crop import checkpoint_crop
     from vit_jax.inspection.attention_maps import check_attends
@@ -119,9 +120,9 @@ def seen_by(checkpoint: str, folder: str = "") -> Seen:
 def attention_jaccard(workdir: Path, share: float = 0.6) -> float:
     """Returns the Jaccard index of a run's class-token attention with the labelled test objects.
 
-    For each head of the last layer, the patches with the highest attention, `share` of it in total,
-    are compared with the object's mask. The best head of each image counts (DINO, 2104.14294,
-    section 4.2.2). The result is the mean over the images.
+    In each head of the last layer, the patches with the highest attention are selected, until their
+    total is `share`, and compared with the object's mask. The best head of each image counts (DINO,
+    2104.14294, section 4.2.2). The result is the mean over the images.
     """
     from vit_jax.checkpoint_crop import checkpoint_crop
     from vit_jax.inspection.drawing import look
@@ -139,9 +140,9 @@ def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarr
     """Returns the Jaccard index of each image's best head with its mask, `[images]`.
 
     Args:
-      heads: attention, `[images, heads, rows, columns]`; each head's sums to 1.
-      masks: bool `[images, height, width]`, multiples of rows and columns.
-      share: share of the attention that a head's selected patches have, the highest first.
+      heads: attention, `[images, heads, rows, columns]`, with sum 1 per head.
+      masks: bool `[images, height, width]`; height and width are multiples of rows and columns.
+      share: total attention of a head's selected patches, those with the highest attention.
     """
     flat = heads.reshape(*heads.shape[:2], -1)
     order = np.argsort(-flat, axis=-1, kind="stable")
@@ -165,10 +166,7 @@ def images_of_folder(folder: str, crop) -> tuple[np.ndarray, None]:
 
 
 def test_images(workdir: Path, crop) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the first test images of a run on composed images, and the masks of their objects.
-
-    An image's mask is that of its labelled object.
-    """
+    """Returns a run's first test images (composed) and the masks of their labelled objects."""
     from vit_jax.runs.splits import open_splits
     from vit_jax.runs.workdir import saved_run
 
@@ -191,7 +189,7 @@ def positions_of(workdir: Path) -> np.ndarray:
 
 
 def distances(study: Study) -> dict[str, Any]:
-    """Returns mean attention distances, `[layers][heads]` in pixels, and uniform attention's."""
+    """Returns mean attention distances in pixels: `[layers][heads]`, and for uniform attention."""
     seen = seen_in(study)
     return {
         "distance": {name: one.distance.tolist() for name, one in seen.items()},
@@ -214,14 +212,14 @@ def distance_table(figures: Figures) -> str:
 
 
 def span(heads: list[float]) -> str:
-    """Formats the minimum and the maximum of some values."""
+    """Formats the minimum and maximum of values."""
     return f"{min(heads):.1f} to {max(heads):.1f}"
 
 
 def nearness(similarity: np.ndarray) -> dict[str, float]:
     """Returns the mean similarity of position embeddings by their relative position.
 
-    The groups are neighbours, other positions of the same row or column, and all others.
+    Positions are grouped: neighbours, others in the same row or column, all others.
 
     Args:
       similarity: `[rows, columns, rows, columns]`.
@@ -241,7 +239,7 @@ def nearness(similarity: np.ndarray) -> dict[str, float]:
 def on_objects(seen: Seen) -> dict[str, list[float]] | None:
     """Returns the rollout's weight on the labelled objects, and the objects' share of the images.
 
-    A patch's weight is spread evenly over its pixels. The result is None if masks are unknown.
+    The weight of a patch is uniform over its pixels. Returns None if masks are unknown.
     """
     if seen.masks is None:
         return None

@@ -1,4 +1,4 @@
-"""Replacement data for the data sets of an experiment's runs: --data=jft=folder:/data/mine."""
+"""Replaces data sets of an experiment's runs by others: --data=jft=folder:/data/mine."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,8 @@ from vit_jax.errors import UserError
 from vit_jax.runs.splits import open_splits
 
 FORM = "NAME=KIND:PATH@TRAIN,TEST"
-SUITES = ("fewshot", "knn")  # Sections of a config that name data sets to evaluate on.
-# How to get data sets that TFDS does not have.
+SUITES = ("fewshot", "knn")  # Config sections with data sets to evaluate on.
+# Instructions for data sets that TFDS does not provide.
 TO_GET = {
     "jft": "JFT-300M was never published: any large set of labelled images may stand for it",
     "imagenet21k": "get ImageNet-21k from https://image-net.org, and python -m vit_jax.prepare "
@@ -26,8 +26,8 @@ class OtherData(NamedTuple):
     """A data set that replaces another one.
 
     Attributes:
-      kind, path: as `data.source` and `data.path`.
-      splits: replacements of the training and the test split; None: the same names.
+      kind, path: values of `data.source` and `data.path`.
+      splits: names that replace the training and the test split; None: the same names.
       label_key, num_classes: as in the config.
     """
 
@@ -39,17 +39,17 @@ class OtherData(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name in a suite's metrics, such as `fewshot/mine/5`."""
+        """Name in a suite's metrics, such as `mine` in `fewshot/mine/5`."""
         return SOURCES[self.kind].name_of(self.path)
 
 
 def read_data(texts: Sequence[str]) -> dict[str, OtherData]:
     """Parses values of `--data`.
 
-    A value is such as `jft=tfds:/data/mine@train,val,label_key=labels,num_classes=90`.
+    Example: `jft=tfds:/data/mine@train,val,label_key=labels,num_classes=90`.
 
     Raises:
-      UserError: a value has another form, or a name occurs twice.
+      UserError: a value is malformed, or a name occurs twice.
     """
     found: dict[str, OtherData] = {}
     kinds = [kind.name for kind in SOURCES.values() if kind.path]
@@ -74,7 +74,7 @@ def read_data(texts: Sequence[str]) -> dict[str, OtherData]:
 
 
 def names_of(config: ConfigDict) -> list[str]:
-    """Returns the names of the data sets that a config reads, as in `--data`: `jft`, `vtab/dtd`."""
+    """Returns the names of a config's data sets, as in `--data`: `jft`, `vtab/dtd`."""
     read = [
         (config.data.source, config.data.path),
         *((each.kind, each.path) for each in _sets(config)),
@@ -90,7 +90,7 @@ def _sets(config: ConfigDict) -> list[DataSet]:
 
 
 def open_all(config: ConfigDict, given: Sequence[str] = ()) -> None:
-    """Opens all data that a run of a config reads.
+    """Opens all data that a run with this config reads, to check that they exist.
 
     Args:
       config: config of the run.
@@ -120,10 +120,9 @@ def _name(kind: str, path: str) -> str:
 
 
 def replaced(config: ConfigDict, data: Mapping[str, OtherData]) -> dict[str, Any]:
-    """Returns the values of a config, by dotted keys, that change with replacement data.
+    """Returns the config values, by dotted key, that change because of replacement data.
 
-    The splits keep their slices: for data with the splits `all` and `val`, `train[:99%]` becomes
-    `all[:99%]`.
+    Splits keep their slices: if `all` replaces `train`, `train[:99%]` becomes `all[:99%]`.
     """
     values: dict[str, Any] = {}
     if (other := data.get(_name(config.data.source, config.data.path))) is not None:
@@ -138,20 +137,20 @@ def replaced(config: ConfigDict, data: Mapping[str, OtherData]) -> dict[str, Any
 
 
 def _split_names(other: OtherData, train: str, test: str) -> dict[str, str]:
-    """Returns the names of the replacement's splits by the names of the original splits."""
+    """Returns the name of the replacement split for each original split."""
     if not other.splits:
         return {}
     return {test.partition("[")[0]: other.splits[1]} | {train.partition("[")[0]: other.splits[0]}
 
 
 def _renamed(split: str, names: Mapping[str, str]) -> str:
-    """Renames a split, or several such as `train[:90%]+test`, and keeps the slices."""
+    """Renames the splits in `train[:90%]+test`, and keeps the slices."""
     parts = (part.partition("[") for part in split.split("+"))
     return "+".join(names.get(name, name) + bracket + rest for name, bracket, rest in parts)
 
 
 def _suite_set(text: str, data: Mapping[str, OtherData]) -> str:
-    """Returns a suite's data set as `kind:path@train,test`, or its replacement."""
+    """Replaces a data set of a suite if required; returns it as `kind:path@train,test`."""
     given = data_set(text)
     if (other := data.get(_name(given.kind, given.path))) is None:
         return text
@@ -161,14 +160,14 @@ def _suite_set(text: str, data: Mapping[str, OtherData]) -> str:
 
 
 def check_names(data: Mapping[str, OtherData], used: Sequence[str]) -> None:
-    """Raises UserError for a name of a data set that none of the runs reads."""
+    """Raises UserError if a name in `data` is not a data set of the runs."""
     for name in data:
         if name not in used:
             raise UserError(f"--data={name}=...: no run reads {name!r}; they read {in_words(used)}")
 
 
 def in_words(names: Sequence[str]) -> str:
-    """Formats names of data sets in one line; VTAB's are counted."""
+    """Formats names of data sets in one line; VTAB's data sets are only counted."""
     tasks = [name for name in names if name.startswith("vtab/")]
     rest = [name for name in names if name not in tasks]
     return ", ".join([*rest, *([f"vtab/TASK ({len(tasks)} tasks)"] if tasks else [])])

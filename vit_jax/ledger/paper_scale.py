@@ -1,4 +1,4 @@
-"""The paper's own scale: configs of its pre-training sets and models, data sets of its tables."""
+"""The paper's scale: configs for its pre-training sets and models, and data sets of its tables."""
 
 import re
 import statistics
@@ -21,7 +21,7 @@ MODELS = {
     "ViT-L/32": "l32",
     "ViT-H/14": "h14",
 }
-# Rows of tables 2, 5, 6 and 7, and the data sets that recipes fine-tune on.
+# Rows of tables 2, 5, 6 and 7, with the data sets for fine-tuning.
 TASKS = {
     "ImageNet": "imagenet2012",
     "CIFAR-10": "cifar10",
@@ -29,19 +29,19 @@ TASKS = {
     "Pets": "oxford_iiit_pet",
     "Flowers": "oxford_flowers102",
 }
-# Columns of table 5 and the configs of their pre-training; there is no H/14 for ImageNet.
+# Columns of table 5, with the configs for pre-training; there is no H/14 for ImageNet.
 BY_SET = {
     f"{model}, {name}": (f"vit_{short}_{suffix}",)
     for name, suffix in SETS.items()
     for model, short in MODELS.items()
     if (name, model) != ("ImageNet", "ViT-H/14")
 }
-# Columns of table 2; table 9 has its ViTs. BiT-L is by BiT's own recipe.
+# Columns of table 2; table 9 has the same ViTs. BiT-L uses BiT's recipe.
 LARGEST = {
     name: BY_SET[name]
     for name in ("ViT-H/14, JFT-300M", "ViT-L/16, JFT-300M", "ViT-L/16, ImageNet-21k")
 } | {"BiT-R152x4, JFT-300M": ("bit_r152x4_jft",)}
-# The ends of the band of ResNets in figure 3: the smallest and the largest BiT on each set.
+# Limits of the band of ResNets in figure 3: the smallest and the largest BiT on each set.
 BAND = {
     f"BiT-{size}, {name}": (f"bit_{suffix}:model=BiT-{size}",)
     for name, suffix in SETS.items()
@@ -49,13 +49,13 @@ BAND = {
     if suffix != "jft"
 }
 BAND |= {f"BiT-{size}, JFT-300M": (f"bit_{size.lower()}_jft",) for size in ("R50x1", "R152x4")}
-# Overrides for the evaluation of pre-training runs in figures 4, 8, 9 and 13: five-shot ImageNet.
+# Overrides for five-shot ImageNet evaluation of pre-training runs, for figures 4, 8, 9 and 13.
 FIVE_SHOT = {
     "fewshot__sets": ("tfds:imagenet2012@train,validation",),
     "fewshot__shots": (5,),
     "fewshot__every": 25_000,
 }
-# Columns of table 6, which are the models of figure 5. Their configs have the models' names.
+# Columns of table 6 (the models of figure 5). Configs have the names of models.
 TABLE6 = published.table("table6")
 SCALING = {
     name: (
@@ -64,8 +64,8 @@ SCALING = {
     )
     for name, head in zip(TABLE6.by_model(), TABLE6.columns, strict=True)
 }
-# Models of figure 4, and its numbers of JFT-300M's images. All runs have as many steps as the run
-# on all images.
+# Models and numbers of JFT-300M images in figure 4. All runs have the same number of steps as the
+# run on all images.
 JFT_IMAGES = 303_000_000
 SUBSETS = (9_000_000, 30_000_000, 90_000_000, JFT_IMAGES)
 ON_SUBSETS = {"ViT-b/32": ("vit_b32_jft", {"model__name": "ViT-b/32"})}
@@ -75,7 +75,7 @@ FIVE_SHOT_FIGURE = "fewshot/imagenet2012/5"
 
 
 def scaling(picture: str) -> Experiment:
-    """Returns the experiment of table 6, with power laws of the mean accuracy over compute."""
+    """Returns the experiment for table 6, with power laws of the mean error over compute."""
     transferred = transfer(SCALING, TASKS, "table6")
 
     def read(study: Study) -> dict[str, dict[str, float]]:

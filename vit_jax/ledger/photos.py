@@ -1,4 +1,4 @@
-"""Photographs composed of cut-outs, and DINOv2-S/14, for heads of dense prediction."""
+"""Composed photographs, and DINOv2-S/14, for experiments on dense prediction heads."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ OPTIONS = dict(
 
 
 def prepared(study: Study) -> tuple[Path, dict[str, Path]]:
-    """Returns the folder of photographs, and the checkpoint of each kind of features."""
+    """Returns the folder of photographs, and the checkpoint for each kind of features."""
     data, options, checkpoints = study.out / "photos", study.options, {}
     if not data.exists():
         compose_all(options["stamps"], CLASSES, options["backgrounds"], data, IMAGES)

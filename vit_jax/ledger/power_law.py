@@ -1,4 +1,4 @@
-"""Power laws of the error over compute, error = factor * compute ** -exponent, fitted to points."""
+"""Fits power laws of the error over compute: error = factor * compute ** -exponent."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,17 +11,17 @@ RESAMPLED = 2000
 def laws(
     points: Sequence[Mapping[str, Any]], x: str, y: str, by: str
 ) -> dict[str, dict[str, float]]:
-    """Fits the power law of 1 - y over x to each group of points.
+    """Fits a power law of the error 1 - y over x to each group of points.
 
     Args:
-      points: each has lists of x and of y, shares of 1.
+      points: points with lists of values of x and y.
       x: name of the compute.
-      y: name of the accuracy.
-      by: the factor that groups them.
+      y: name of the accuracy, from 0 to 1.
+      by: the factor that groups the points.
 
     Returns:
-      For each group of at least three points: `factor` and `exponent`; `low` and `high`, the bounds
-      of 90 % of the exponents in a bootstrap over the points; and `points`, the number of points.
+      For each group of at least three points: `factor` and `exponent`; `low` and `high`, the 90 %
+      bootstrap interval of the exponent; and `points`, the number of points.
     """
     groups: dict[str, list[tuple[float, float]]] = {}
     for point in points:
@@ -32,7 +32,7 @@ def laws(
 
 
 def law(compute: np.ndarray, error: np.ndarray) -> dict[str, float]:
-    """Fits the logarithms by least squares, with a bootstrap interval of the exponent."""
+    """Fits a power law by least squares of logarithms, with a bootstrap interval."""
     x, y = np.log(compute), np.log(np.maximum(error, 1e-6))
     slope, intercept = np.polyfit(x, y, 1)
     random, exponents = np.random.default_rng(0), []

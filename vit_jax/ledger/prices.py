@@ -1,4 +1,4 @@
-"""Device-days of pre-training at the paper's scale, estimated by the TPU compiler."""
+"""Device-days of pre-training at the paper's scale, estimated with the TPU compiler."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ KEPT = "mfu.json"
 def pretraining_jobs(experiment: Experiment) -> dict[str, Job]:
     """Returns the runs of the first stage at the paper's scale, by their flags.
 
-    Without that scale the result is empty.
+    The result is empty if the experiment does not have this scale.
     """
     if experiment.paper is None or not experiment.paper.stages:
         return {}
@@ -31,13 +31,13 @@ def pretraining_jobs(experiment: Experiment) -> dict[str, Job]:
 
 
 def said(job: Job, *left_out: str) -> str:
-    """Returns a run's flags in short, such as `vit_b16_jft model.pooling=gap`.
+    """Returns the flags of a run in short form, such as `vit_b16_jft model.pooling=gap`.
 
-    Folders, seed and evaluation are excluded.
+    Flags for folders, seed and evaluation are excluded.
 
     Args:
       job: the run.
-      left_out: prefixes of other keys to exclude.
+      left_out: prefixes of additional keys to exclude.
     """
     config, *values = (flag.removeprefix("--config") for flag in job.flags)
     name = Path(config.removeprefix("=")).name.replace(".py", "", 1)
@@ -45,21 +45,22 @@ def said(job: Job, *left_out: str) -> str:
     return " ".join([name, *(value[1:] for value in values if not value.startswith(others))])
 
 
-# Values that a step's MFU depends on; they are the key of a compiled step.
+# Config values on which the MFU of a step depends; they identify a compiled step.
 TELLING = ("model.name", "model.dropout", "model.dtype", "objective.name", "batch_size")
 
 
 def device_days(job: Job, chip: str, folder: Path) -> float | None:
     """Returns the estimated device-days of a run, or None if it does not fit the slice.
 
-    A device is a core of v3 or a chip of v5e. The estimate is the run's compute at the MFU of a
-    compiled step. Runs with the same values of `TELLING` share a compiled step. Differences in
-    length, data, positions, pooling or a layer's width are assumed not to change the MFU.
+    A device is a core of v3 or a chip of v5e. The estimate is the run's compute divided by the peak
+    FLOP/s and the MFU of a compiled step. Runs with the same values of `TELLING` share a compiled
+    step: the number of steps, data, positions, pooling and layer widths are assumed not to change
+    the MFU.
 
     Args:
       job: the run.
       chip: a key of `SLICES`.
-      folder: stores the computed MFUs, so that each is computed once.
+      folder: folder for storing the MFUs, so that each is computed once.
 
     Raises:
       UserError: the compiler is not installed.
@@ -95,9 +96,9 @@ def step_of(config: ConfigDict) -> str:
 def first_that_fits(
     config: ConfigDict, where: Slice, prices: dict[str, dict]
 ) -> tuple[str, Estimate]:
-    """Returns the change that makes a run fit a slice, in words, and its plan.
+    """Returns the change that a run needs to fit a slice, in words, and the plan with this change.
 
-    The plan may still not fit.
+    The text is empty if no change is needed or found; in the latter case the plan does not fit.
     """
     job = make_workload(config, None)
     plan = estimate(config, job, where, prices)

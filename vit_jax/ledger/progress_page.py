@@ -1,4 +1,4 @@
-"""Progress page of a running study: the states of its runs, and its pictures so far."""
+"""Progress page of a running study: the states of its runs, and its current pictures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +17,8 @@ def write_progress(path: Path, title: str, study: "Study", pictures: Sequence[st
     """Writes the page, which reloads itself.
 
     Args:
-      path: of the page.
-      title: of the page.
+      path: path of the page.
+      title: title of the page.
       study: the running study.
       pictures: names of files in the page's folder.
     """
@@ -44,7 +44,7 @@ def write_progress(path: Path, title: str, study: "Study", pictures: Sequence[st
 
 
 def state_of(study: "Study", trial: "Trial") -> str:
-    """Returns the accuracy or loss of a finished run, or the state of another run."""
+    """Returns the accuracy or loss of a finished run, or the state of an unfinished one."""
     found = study.outcome(trial)
     if found.figures is None:
         return f"failed: {found.failure}" if found.failure else "to come"

@@ -1,8 +1,8 @@
-"""Records of experiments, a JSON file each: results, command, commit, versions and machine.
+"""Records of experiments, one JSON file each: results, command, commit, versions and machine.
 
-They are in experiments/records and are committed. A record may contain a part of the runs, and runs
-from anywhere, such as from a pod. The verdict, whether the results support the claim and how they
-differ, is not computed; the author of the record writes it.
+They are committed in experiments/records. A record may contain only a part of the runs, and runs
+from other machines, such as a pod. The author of a record writes the verdict: whether the results
+support the claim, and how they differ.
 """
 
 import datetime
@@ -22,7 +22,7 @@ from vit_jax.shipped import EXPERIMENTS, PACKAGE
 
 ROOT = PACKAGE.parent
 RECORDS, PICTURES = EXPERIMENTS / "records", ROOT / "docs" / "images" / "ledger"
-# First words of a verdict on the claim, and their descriptions.
+# First words of a verdict, with their descriptions.
 VERDICTS = {
     "agrees": "agrees with the claim",
     "agrees in part": "agrees with the claim in part",
@@ -30,7 +30,7 @@ VERDICTS = {
     "not seen at this scale": "not seen at this scale",
     "cannot tell": "cannot tell whether the claim holds",
 }
-SCALE = re.compile(r"(At [^:]+): (?=\S)")  # Start of a verdict's reason.
+SCALE = re.compile(r"(At [^:]+): (?=\S)")  # The scale, at the start of a verdict's reason.
 
 
 def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> dict[str, Any]:
@@ -38,13 +38,12 @@ def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> d
 
     Args:
       name: name of the experiment.
-      experiment: experiment of that name.
-      folders: the study's folder, or folders that contain its runs by their names, or the runs' own
-        folders.
+      experiment: the experiment.
+      folders: the folder of the study, folders with runs as subfolders, or folders of runs.
 
     Raises:
-      UserError: none of the experiment's runs is finished there; a run's commit is unknown; the
-        study is a trial of a few steps.
+      UserError: none of the experiment's runs in these folders is finished, the commit of a run is
+        unknown, or the study is only a trial of a few steps.
     """
     about = read_study(folders)
     if about.get("steps"):
@@ -83,15 +82,15 @@ def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> d
 def beside_published(
     experiment: Experiment, scaled: Experiment, figures: Figures
 ) -> dict[str, Any]:
-    """Returns published values with comparable ones of ours, and the difference, for a record.
+    """Returns a record's published values and their differences from ours.
 
     Args:
       experiment: experiment of the record.
       scaled: the experiment at the record's scale.
-      figures: ours.
+      figures: our results.
 
     Returns:
-      `published` and `difference` (ours minus published), both by row and column. If nothing is
+      `published` and `difference` (ours minus published), both by row and column. If no values are
       comparable, `published` is the reason and `difference` is empty.
     """
     pairs = {row: cells for row, cells in scaled.pairs(figures).items() if cells}
@@ -124,9 +123,9 @@ def why_apart(experiment: Experiment) -> str:
 
 
 def read_study(folders: Sequence[Path]) -> dict[str, Any]:
-    """Returns the scale and the flags of the first folder's study.
+    """Returns the scale and flags of the study in the first folder.
 
-    For a folder without a study the scale is the paper's.
+    If the folder has no study, the scale is the paper's.
 
     Raises:
       UserError: a folder does not exist.
@@ -139,7 +138,7 @@ def read_study(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def command_of(name: str, study: Study) -> str:
-    """Returns the command that reproduces the results; `--wheel=WHEEL` for an absolute path."""
+    """Returns the command to reproduce the results, with names (`--wheel=WHEEL`) for paths."""
     scale = "" if study.scale == "laptop" else f" --scale={study.scale}"
     flags = ""
     for key, value in study.options.items():
@@ -151,7 +150,7 @@ def command_of(name: str, study: Study) -> str:
 
 
 def as_words(value: Any) -> str:
-    """Formats a flag's value or values for the command line."""
+    """Formats the value or values of a flag for the command line."""
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
@@ -182,16 +181,16 @@ def machine(manifests: Sequence[Mapping]) -> str:
 def with_verdict(
     record: Mapping[str, Any], verdict: str = "", folder: Path = RECORDS
 ) -> dict[str, Any]:
-    """Returns the record with the given verdict, or an earlier one on the same results.
+    """Adds a verdict to a record; an empty one is replaced by the earlier verdict on these results.
 
     Args:
-      record: without a verdict.
+      record: a record without verdict.
       verdict: a key of `VERDICTS`, the scale, and a sentence or two, separated by colons:
         `not seen at this scale: At 16 pixels, 1,200 steps: BiTs lead throughout.`
       folder: folder of the earlier records.
 
     Raises:
-      UserError: there is no verdict and the results are new, or the verdict has another form.
+      UserError: there is no verdict on these results, or it is malformed.
     """
     path = path_of(record, folder)
     if not verdict and path.exists():
@@ -227,7 +226,7 @@ def path_of(record: Mapping[str, Any], folder: Path) -> Path:
 
 
 def write_record(record: Mapping[str, Any], folder: Path = RECORDS) -> Path:
-    """Writes a record and returns its path; does not replace a record of more runs.
+    """Writes a record and returns its path; does not replace a record with more runs.
 
     Raises:
       UserError: the existing record has more runs.
@@ -246,9 +245,9 @@ def write_record(record: Mapping[str, Any], folder: Path = RECORDS) -> Path:
 
 
 def keep_pictures(record: Mapping[str, Any], study: Path, folder: Path = PICTURES) -> list[Path]:
-    """Copies a study's pictures, NAME.png and NAME-OTHER.png, to the docs and returns their paths.
+    """Copies a study's pictures, NAME.png and NAME-OTHER.png, to the docs; returns their paths.
 
-    The pictures in the docs are of laptop scale; none are copied at the paper's scale.
+    Only pictures at laptop scale are copied.
     """
     name, kept = record["experiment"], []
     if record["scale"] != "laptop":
@@ -260,12 +259,12 @@ def keep_pictures(record: Mapping[str, Any], study: Path, folder: Path = PICTURE
 
 
 def records(folder: Path = RECORDS) -> dict[str, dict[str, Any]]:
-    """Reads all records, by their files' names: an experiment's, or NAME-paper."""
+    """Reads all records, by file name: NAME or NAME-paper."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
 def how_far(record: Mapping[str, Any]) -> str:
-    """Describes the recorded runs, the date and the commit."""
+    """Returns a text with the number of recorded runs, the date and the commit."""
     runs = record["runs"]
     part = "recorded" if runs["finished"] >= runs["known"] else "partly recorded"
     count = f": {runs['finished']} of {runs['known']} runs" if runs["known"] else ""

@@ -1,4 +1,4 @@
-"""Pictures of images under the classes that segmentation runs predict."""
+"""Draws images with an overlay of the classes predicted by segmentation runs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,11 +12,11 @@ from vit_jax.inspection.figures import tiles
 
 
 def draw_predictions(images: Sequence[np.ndarray], runs: Mapping[str, Path]) -> Figure:
-    """Draws a row for each image: the image, and its classes as each run predicts them.
+    """Draws a row for each image: the image, and an overlay of each run's predicted classes.
 
     Args:
-      images: uint8 `[height, width, 3]`, all of one size.
-      runs: workdirs of segmentation runs by their titles.
+      images: uint8 `[height, width, 3]`, all of the same size.
+      runs: workdirs of segmentation runs, by title.
     """
     columns = {"image": images}
     for title, workdir in runs.items():

@@ -1,4 +1,4 @@
-"""Speed and memory of inference (figure 12): measured here, and estimated by the TPU compiler."""
+"""Speed and memory of inference (figure 12): measured, and estimated with the TPU compiler."""
 
 import json
 import statistics
@@ -13,10 +13,10 @@ IMAGES = 8  # Batch size per device.
 def kept(
     study: Study, how: Callable[..., dict[str, float]], models: Sequence[str], sizes: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Returns the measurements of each model and image size; stored ones are not repeated.
+    """Returns the measurements for each model and image size; stored ones are not repeated.
 
     Args:
-      study: its folder stores the measurements.
+      study: the study; measurements are stored in its folder.
       how: `timed` or `on_tpu`; called with the model, the size and the number of turns.
       models: names of models.
       sizes: image sizes, in pixels.
@@ -43,7 +43,7 @@ def fits(model: str, size: int) -> bool:
 
 
 def timed(model: str, size: int, turns: int) -> dict[str, float]:
-    """Measures images/s here, the median over turns of a second, and MB per additional image."""
+    """Measures images/s (the median of turns of one second) and MB per additional image."""
     from vit_jax.benchmarks.bench_inference import compile_ours, make_ours
     from vit_jax.benchmarks.bench_train import fast_dtype, take_turns
     from vit_jax.runs.memory_check import program_memory
@@ -51,20 +51,20 @@ def timed(model: str, size: int, turns: int) -> dict[str, float]:
     dtype = fast_dtype()
     runner = make_ours(model, IMAGES, size, dtype)
     seconds = statistics.median(take_turns([runner], turns, 1.0 if turns > 1 else 0.0)[runner.name])
-    # The difference excludes memory that is independent of the batch, such as standardized kernels.
+    # The difference excludes memory that does not depend on the batch size.
     more = (runner.memory - program_memory(compile_ours(model, 1, size, dtype))) / (IMAGES - 1)
     return {"speed": IMAGES / seconds, "memory": more / 1e6}
 
 
 def on_tpu(model: str, size: int, turns: int) -> dict[str, float]:
-    """Estimates images/s and MB per additional image for a core of TPU v3, by the TPU compiler."""
+    """Estimates images/s and MB per additional image on a TPU v3 core, with the TPU compiler."""
     import jax
 
     from vit_jax.benchmarks.bench_inference import lower_ours
     from vit_jax.planning.compile import compile_lowered, find_slice, topology_devices
     from vit_jax.planning.hlo import total
 
-    jax.config.update("jax_platforms", "cpu")  # The compiler's library would look for a TPU.
+    jax.config.update("jax_platforms", "cpu")  # Otherwise the compiler's library searches for TPUs.
     where = find_slice("v3", "2x2")
 
     def compiled(images: int):

@@ -1,6 +1,6 @@
 """Stages of experiments: grids of runs over factors and seeds, with tuned values.
 
-Keys of the config have two underscores for a dot, as in `Study.job`.
+Config keys have two underscores in place of a dot, as in `Study.job`.
 """
 
 import functools
@@ -24,19 +24,18 @@ from vit_jax.runs.warm_start import has_resnet
 
 HYPERRULE_RATE = bit_hyperrule("imagenet2012").optimizer.learning_rate  # For all data sets.
 Stage = Callable[[Study], list[Trial]]
-# Function of a study and a run's factors that returns the run's config and overrides; None: there
-# is no such run.
+# `(study, **factors) -> (config, overrides)` of a run, or None if there is no such run.
 Make = Callable[..., tuple[str, Mapping[str, Any]] | None]
 
 
 def grid(
     name: str, factors: Mapping[str, Sequence], make: Make, seeds: Sequence[int] = (0,)
 ) -> Stage:
-    """Returns a stage with a run for each combination of the factors and each seed.
+    """Returns a stage with a run for each combination of factors and each seed.
 
     Args:
-      name: name of the stage, and of the folder that contains its runs.
-      factors: values by name.
+      name: name of the stage, and of the folder with its runs.
+      factors: values of each factor, by name.
       make: called as `make(study, **factors, seed=seed)`.
       seeds: random seeds of the runs.
     """
@@ -61,17 +60,16 @@ def at_best(
 ) -> tuple[Stage, Stage]:
     """Returns two stages: tuning of the choices on validation images, then runs over seeds.
 
-    The second stage has each combination with its best choices. A combination with one choice is
-    not tuned.
+    The second stage runs each combination of factors with its best choices. A combination with only
+    one choice is not tuned.
 
     Args:
       name, factors, make: as in `grid`; `make` also gets the choices.
-      choices: values of the config by their keys, such as `optimizer__learning_rate`, or other
-        factors.
-      held_out: the splits for tuning, without the test images.
-      seeds: random seeds of the runs; tuning uses the first.
-      alike: returns the combination whose tuned values a combination uses, such as a smaller
-        model's.
+      choices: values to tune, by config key (such as `optimizer__learning_rate`) or other name.
+      held_out: overrides with the splits for tuning, without test images.
+      seeds: random seeds of the runs; tuning uses the first one.
+      alike: maps a combination to the one whose tuned values it uses, such as that of a smaller
+        model.
     """
     comparison = f"{name}-choices"
 
@@ -103,10 +101,7 @@ def at_best(
 
 
 def best(points: Sequence[Mapping[str, Any]], choices: Mapping[str, Sequence]) -> dict[str, Any]:
-    """Returns the choices of the point with the highest mean accuracy, of equals the first.
-
-    Without points the result is empty.
-    """
+    """Returns the choices of the point with the highest mean accuracy; empty without points."""
     if not points:
         return {}
     winner = max(points, key=lambda point: statistics.mean(point["accuracy"]))
@@ -126,9 +121,9 @@ def trial_of(
     make: Make,
     more: Mapping[str, Any] | None = None,
 ) -> Trial | None:
-    """Returns the run of one combination of factors; None if `make` returns None.
+    """Returns the run for a combination of factors.
 
-    `make` does so if there is no such run or its checkpoint is missing.
+    Returns None if `make` does, because there is no such run or its checkpoint is missing.
     """
     made = make(study, **cell)
     if made is None:
@@ -141,7 +136,7 @@ def trial_of(
 
 
 def slug(cell: Mapping[str, Any]) -> str:
-    """Returns a folder's name: the factors' values, numbers after the last word of their name."""
+    """Returns a folder name of the factors' values; numbers follow the last word of their name."""
     parts = [
         str(value)
         if isinstance(value, str)
@@ -151,7 +146,7 @@ def slug(cell: Mapping[str, Any]) -> str:
     return re.sub(r"[^\w.+=-]+", "-", "_".join(parts)).strip("-")
 
 
-# The paper's own scale: pre-training by configs/, fine-tuning by table 4.
+# The paper's scale: pre-training with configs/, fine-tuning as in table 4.
 
 
 def transfer(
@@ -163,9 +158,9 @@ def transfer(
     """Returns the paper's pre-training and fine-tuning, compared with a published table.
 
     Args:
-      models: a config and its overrides by the table's columns, as in `Table.by_model`.
-      data_sets: as in `fine_tuning`, by the table's rows.
-      table: table of `vit_jax.published`.
+      models: a config and its overrides, by column of the table as in `Table.by_model`.
+      data_sets: data sets as in `fine_tuning`, by row of the table.
+      table: name of a table in `vit_jax.published`.
       high_resolution: as in `fine_tuning`.
     """
     return Experiment(
@@ -183,7 +178,7 @@ def pretraining(models: Mapping[str, tuple]) -> Stage:
     """Returns a stage of pre-training runs.
 
     Args:
-      models: a config in configs/ and its overrides, by name.
+      models: a config in configs/ and its overrides, by name of the model.
     """
 
     def make(study, model, seed):
@@ -199,18 +194,18 @@ def fine_tuning(
     seeds: Sequence[int] = (0, 1, 2),
     high_resolution: Mapping[str, int] = {},
 ) -> list[Stage]:
-    """Returns stages that tune learning rates and fine-tune `pretraining`'s runs as in table 4.
+    """Returns stages that tune learning rates, and fine-tune the runs of `pretraining` (table 4).
 
-    The learning rates and the validation images are from `python -m vit_jax.sweep`; some learning
-    rates are only for ResNets. BiTs are also fine-tuned by BiT-HyperRule: the paper reports the
-    better of the two. Here the validation images select one.
+    Learning rates and validation images are the same as in `python -m vit_jax.sweep`; some learning
+    rates are only for ResNets. BiTs are also fine-tuned with BiT-HyperRule. The paper reports the
+    better result; here the validation images decide.
 
     Args:
       models: as in `pretraining`.
-      data_sets: names in `TRANSFER`, or `vtab/NAME` for one of VTAB-1k's tasks.
+      data_sets: names in `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k.
       seeds: random seeds of the runs.
-      high_resolution: sizes of ImageNet's images in pixels by model, if they are not 384; with them
-        the parameters are averaged (table 2).
+      high_resolution: image size for ImageNet in pixels, by model, if it is not 384. Parameters of
+        these runs are averaged (table 2).
     """
     stages = []
     for data_set in data_sets:
@@ -222,14 +217,14 @@ def fine_tuning(
             checkpoint = study.workdir("pretrained", model=model)
             name = named_config(models[model][0]).model.name
             rates = (*sweep.rates, *(sweep.resnet_rates if is_resnet(models[model][0]) else ()))
-            if recipe == "bit_hyperrule":  # Only for fully convolutional models.
+            if recipe == "bit_hyperrule":  # Requires a fully convolutional model.
                 rates = (HYPERRULE_RATE,) if parse_name(name)[0].any_size else ()
             if not checkpoint or optimizer__learning_rate not in rates:
                 return None
             values = dict(
                 finetune__checkpoint=checkpoint, optimizer__learning_rate=optimizer__learning_rate
             )
-            if recipe == "bit_hyperrule":  # The model sets the image size.
+            if recipe == "bit_hyperrule":  # This config sets the image size itself.
                 return f"bit_hyperrule:dataset={data_set},model={name}", values
             size = high_resolution.get(model, 0) if data_set == "imagenet2012" else 0
             values |= {"optimizer__average": 0.9999} if size else {}
@@ -248,7 +243,7 @@ def fine_tuning(
 
 @functools.cache
 def is_resnet(config: str) -> bool:
-    """Returns True for a config in configs/ whose model is a BiT or a hybrid."""
+    """Returns True if the model of a config in configs/ is a BiT or a hybrid."""
     return has_resnet(run_options(named_config(config)))
 
 
@@ -259,6 +254,6 @@ def named_config(config: str) -> ConfigDict:
 
 
 def by_model(study: Study, stage: str, figure: str = "accuracy") -> dict[str, float]:
-    """Returns a metric's mean over a stage's finished runs, in per cent, by the factor `model`."""
+    """Returns the mean of a metric over the finished runs of a stage, in per cent, by `model`."""
     points = study.points(stage, figure)
     return {point["model"]: 100 * statistics.mean(point[figure]) for point in points}

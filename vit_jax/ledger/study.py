@@ -1,8 +1,8 @@
 """Experiments and studies: runs in stages, metrics computed from them, a table and pictures.
 
-An experiment is a file in experiments/ that makes one `Experiment`. The command is
-`python -m vit_jax.experiment NAME --out=DIR`. The same command resumes an interrupted study.
-Several machines with access to the same DIR share the runs.
+An experiment is a file in experiments/ with an `Experiment`. A study is a run of an experiment:
+`python -m vit_jax.experiment NAME --out=DIR` starts or resumes it. Several machines with access to
+the same DIR share the runs.
 """
 
 import ast
@@ -27,16 +27,16 @@ from vit_jax.options.objective import OBJECTIVE_NAMES
 from vit_jax.runs.jobs import Job, Outcome, job_of, outcome, run_jobs
 from vit_jax.runs.workdir import saved_run
 
-Figures = Mapping[str, Any]  # Results of an experiment, which JSON can represent.
-# Stores the experiment, its scale and its flags, so that other runs are not mixed in.
+Figures = Mapping[str, Any]  # Results of an experiment, as values for JSON.
+# File with the experiment, its scale and its flags, to detect runs of other studies.
 STUDY = "study.json"
 
 
 class Trial(NamedTuple):
-    """A run of a study with its factors.
+    """A run of a study, with its factors.
 
     Attributes:
-      stage: name of its stage, such as `pretrained`.
+      stage: name of the run's stage, such as `pretrained`.
       factors: values by name, including `seed`.
       job: job of the run.
     """
@@ -51,19 +51,19 @@ class Trial(NamedTuple):
 
 
 class Study:
-    """An experiment in a folder: its flags, its runs and their results so far.
+    """A run of an experiment in a folder: flags, training runs and their results so far.
 
     Args:
       out: the folder.
-      options: values of the experiment's own flags; and `data`, replacements of its data sets in
-        the format of `read_data`.
+      options: values of the experiment's own flags, and of `data` (see `read_data`).
       log: logs messages.
       scale: `laptop` or `paper`.
-      places: folders in which a run may also lie, under its name.
-      steps: number of steps of each run, to try the experiment; None: the experiment's own.
+      places: additional folders that may contain training runs, by name.
+      steps: number of steps of each training run, to try the experiment; None: the experiment's
+        own.
 
     Attributes:
-      left: estimated seconds for the stage's other runs; None until one is finished.
+      left: estimated seconds for the remaining runs of the stage; None until one is finished.
     """
 
     def __init__(
@@ -112,14 +112,14 @@ class Study:
         return job_of(job.workdir, config, changed | others)
 
     def outcome(self, trial: Trial) -> Outcome:
-        """Returns the metrics of a run, or why there are none; caches finished runs."""
+        """Returns the metrics of a run, or the reason why it has none; caches finished runs."""
         known = self._outcomes.get(trial.job.workdir)
         if known is None or known.figures is None:
             known = self._outcomes[trial.job.workdir] = outcome(trial.job)
         return known
 
     def finished(self, stage: str = "", **factors: Any) -> list[Trial]:
-        """Returns the finished runs of a stage, or of all, with these factors."""
+        """Returns the finished runs with these factors, of one stage or of all."""
         return [
             trial
             for trial in self.trials
@@ -129,7 +129,7 @@ class Study:
         ]
 
     def workdir(self, stage: str, **factors: Any) -> Path | None:
-        """Returns the folder of the one run with these factors; None if it is not finished."""
+        """Returns the folder of the only run with these factors; None if it is not finished."""
         trials = self.finished(stage, **factors)
         if len(trials) > 1:
             raise ValueError(f"{len(trials)} runs of {stage} have {factors}")
@@ -139,14 +139,14 @@ class Study:
         """Returns the finished runs of a stage, grouped over seeds.
 
         Args:
-          stage: its name.
-          *figures: metrics, such as `accuracy`, `fewshot/glyphs/5`, `seconds`; the prefix `best `
-            selects the highest value of all evaluations (early stopping); `exaflops` is the compute
+          stage: name of the stage.
+          *figures: metrics, such as `accuracy`, `fewshot/glyphs/5`, `seconds`. The prefix `best `
+            selects the highest value of all evaluations (early stopping). `exaflops` is the compute
             of the run.
-          **factors: of the runs.
+          **factors: factors that the runs must have.
 
         Returns:
-          For each group the factors, the seeds as `seeds`, and a list of each metric.
+          For each group: the factors, `seeds`, and a list of values of each metric.
         """
         points: dict[str, dict[str, Any]] = {}
         for trial in self.finished(stage, **factors):
@@ -158,12 +158,12 @@ class Study:
         return list(points.values())
 
     def figure(self, trial: Trial, name: str) -> float:
-        """Returns a metric of a finished run, by the names of `points`."""
+        """Returns a metric of a finished run; names are the same as in `points`."""
         if name == "exaflops":
             return exaflops_of(trial.job.workdir)
         found = self.outcome(trial)
         best, of_set = name.startswith("best "), name.removeprefix("best ").split("/")
-        if len(of_set) == 3 and of_set[1] in self.data:  # A suite's metric has the path's name.
+        if len(of_set) == 3 and of_set[1] in self.data:  # Metrics have the replacement's name.
             of_set[1] = self.data[of_set[1]].name
         name = "/".join(of_set)
         return max(found.history[name]) if best else found.figures[name]
@@ -186,18 +186,18 @@ class Study:
         run_jobs([trial.job for trial in trials], self.log, after_each)
 
     def pending(self, trials: Sequence[Trial]) -> int:
-        """Returns the number of runs that have neither finished nor failed, here or elsewhere."""
+        """Returns the number of runs that are neither finished nor failed, on any machine."""
         return sum(self.outcome(trial).pending for trial in trials)
 
     @property
     def failures(self) -> dict[str, str]:
-        """Reasons of failed runs, by the run's name."""
+        """Reason of each failed run, by the run's name."""
         reasons = {trial.job.name: self.outcome(trial).failure for trial in self.trials}
         return {name: reason for name, reason in reasons.items() if reason}
 
 
 class Rehearsal(Study):
-    """A study whose runs count as finished at once, so that the first choices are the best."""
+    """A study that treats all runs as finished, so that first choices count as the best."""
 
     def outcome(self, trial: Trial) -> Outcome:
         return Outcome({"accuracy": 0.0})
@@ -206,7 +206,7 @@ class Rehearsal(Study):
         return 0.0
 
 
-@functools.cache  # Called after each run of a study; traces the model.
+@functools.cache  # Called after each run of a study, and traces the model.
 def exaflops_of(workdir: Path) -> float:
     """Returns the compute of a run, counted as in table 6."""
     from vit_jax.planning.estimate import make_workload
@@ -220,22 +220,22 @@ class Experiment:
     """Definition of an experiment: its runs, and how to compute and show its results.
 
     Args:
-      claim: its claim or question, in a sentence.
+      claim: the claim or question, in a sentence.
       read: computes the results from the finished runs. It is called after each run, so slow parts
-        should be cached. None: there is no laptop scale.
-      place: place in the paper: `Table 8`, `Figure 5`, `Section 4.6`; empty: our own.
-      stages: each returns runs; a later stage can use the metrics of earlier ones.
-      paper: the experiment at the paper's own scale; None: there is none.
-      table: formats the results in Markdown; by default next to `published`.
-      draw: returns pictures by their names, without extension.
+        should be cached. None: the experiment has no laptop scale.
+      place: place in the paper: `Table 8`, `Figure 5`, `Section 4.6`; empty: our own experiment.
+      stages: functions that return runs; later stages can use the metrics of earlier ones.
+      paper: the experiment at the paper's scale; None: it has no such scale.
+      table: formats the results in Markdown; by default with values of `published`.
+      draw: returns pictures by name, without file extension.
       finding: describes the results in a sentence.
       published: a table of `vit_jax.published` with the rows and columns of the results.
-      compared: returns comparable pairs of a published value and ours, by row and column; by
-        default from `published`.
-      options: its own flags, with the arguments of `add_argument`.
-      needs: its requirements, in words; empty: none.
-      minutes: duration at laptop scale, with two processes on an idle core each.
-      runs_of: an experiment with the same stages and flags, whose folder it may share.
+      compared: returns pairs of a published value and our value, by row and column; by default from
+        `published`.
+      options: the experiment's own flags, with the arguments of `add_argument`.
+      needs: description of requirements; empty: none.
+      minutes: duration at laptop scale, with two processes on one idle core each.
+      runs_of: name of an experiment with the same stages and flags, whose folder may be used.
     """
 
     claim: str
@@ -255,7 +255,7 @@ class Experiment:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Default values of its own flags."""
+        """Default values of the experiment's own flags."""
         return {name: values.get("default") for name, values in self.options.items()}
 
     def markdown(self, figures: Figures) -> str:
@@ -265,7 +265,7 @@ class Experiment:
         )
 
     def pairs(self, figures: Figures) -> Pairs:
-        """Returns published values and ours, by row and column; empty if nothing is comparable."""
+        """Returns pairs of a published value and ours, by row and column; may be empty."""
         if self.compared:
             return self.compared(figures)
         return matched(published.table(self.published), figures) if self.published else {}
@@ -287,12 +287,12 @@ def conduct(name: str, experiment: Experiment, study: Study) -> Figures:
     """Runs all stages at the study's scale, and writes NAME.md, NAME.json and the pictures.
 
     Raises:
-      UserError: the folder belongs to another study; data are missing; runs failed (raised after
-        everything else is done).
+      UserError: the folder belongs to another study; data are missing; runs failed (raised at the
+        end, after all other runs).
     """
     scaled = experiment.at(study.scale)
     first = scaled.stages[0](study) if study.scale == "paper" and scaled.stages else ()
-    # Before pre-training starts, fine-tuning's data are checked, too.
+    # Check all data before pre-training starts, including those for fine-tuning.
     if any(study.outcome(trial).pending for trial in first):
         check_data(rehearsed(scaled, study.out, study.options, study.scale), study)
     claim(name, experiment, study)
@@ -320,7 +320,7 @@ def conduct(name: str, experiment: Experiment, study: Study) -> Figures:
 
 
 def check_data(trials: Sequence[Trial], study: Study) -> None:
-    """Opens each data set of unfinished runs once, to report missing data before the runs.
+    """Opens each data set of unfinished runs, to report missing data before the runs start.
 
     Raises:
       UserError: a data set cannot be opened.
@@ -333,10 +333,10 @@ def check_data(trials: Sequence[Trial], study: Study) -> None:
 def rehearsed(
     experiment: Experiment, out: Path, options: Mapping[str, Any], scale: str
 ) -> list[Trial]:
-    """Returns all runs of a study without starting any; the first choice stands in for the best.
+    """Returns all runs of a study without starting them; first choices replace the best ones.
 
     Args:
-      experiment: experiment at that scale.
+      experiment: experiment at this scale.
       out, options, scale: as in `Study`.
     """
     study = Rehearsal(out, options, scale=scale)
@@ -346,7 +346,7 @@ def rehearsed(
 
 
 def data_sets_of(trials: Sequence[Trial]) -> list[str]:
-    """Returns the names of the data sets that runs read, in the order of their first use."""
+    """Returns the names of the data sets of runs, in the order of their first use."""
     return list(dict.fromkeys(name for trial in trials for name in _read_by(_of_data(trial.job))))
 
 
@@ -357,7 +357,7 @@ def _of_data(job: Job) -> tuple[str, ...]:
     return tuple(flag for flag in job.flags if flag.startswith(("--config=", *kept)))
 
 
-@functools.cache  # Thousands of runs have a few dozen configs.
+@functools.cache  # Thousands of runs share a few dozen configs.
 def _read_by(flags: tuple[str, ...]) -> list[str]:
     return names_of(config_of(Job(Path(), flags)))
 
@@ -369,7 +369,7 @@ def config_of(job: Job) -> ConfigDict:
     for flag in job.flags[1:]:
         key, _, text = flag.removeprefix("--config.").partition("=")
         values[key] = text
-        with contextlib.suppress(ValueError, SyntaxError):  # A word, such as float32.
+        with contextlib.suppress(ValueError, SyntaxError):  # Keep a word, such as float32, as text.
             values[key] = ast.literal_eval(text)
     config.update_from_flattened_dict(values)
     return config
@@ -400,7 +400,7 @@ def claim(name: str, experiment: Experiment, study: Study) -> None:
 
 
 def count_seconds(study: Study, seconds: float) -> None:
-    """Adds to the stored duration of a study without runs, which is stored nowhere else."""
+    """Adds to the stored duration of a study without training runs."""
     file = study.out / STUDY
     about = json.loads(file.read_text())
     file.write_text(
@@ -409,7 +409,7 @@ def count_seconds(study: Study, seconds: float) -> None:
 
 
 def write(name: str, experiment: Experiment, study: Study, figures: Figures) -> None:
-    """Writes and prints the table, NAME.md, and writes the results, NAME.json, and the pictures."""
+    """Prints the table, and writes it (NAME.md), the results (NAME.json) and the pictures."""
     text = experiment.markdown(figures)
     if experiment.finding:
         text += f"\n\n{experiment.finding(figures)}"
@@ -420,7 +420,7 @@ def write(name: str, experiment: Experiment, study: Study, figures: Figures) -> 
 
 
 def draw(name: str, experiment: Experiment, study: Study, figures: Figures) -> list[str]:
-    """Draws the pictures into the folder and returns the files' names: NAME.png or NAME-X.png."""
+    """Draws the pictures into the folder; returns the file names, NAME.png or NAME-X.png."""
     files = []
     for picture, figure in (experiment.draw(study, figures) if experiment.draw else {}).items():
         files.append(f"{name}-{picture}.png" if picture != name else f"{name}.png")
@@ -429,11 +429,11 @@ def draw(name: str, experiment: Experiment, study: Study, figures: Figures) -> l
 
 
 def known_trials(experiment: Experiment, study: Study) -> list[Trial]:
-    """Returns the runs up to the first unfinished stage, without starting any.
+    """Returns the runs up to the first unfinished stage, without starting them.
 
     Args:
       experiment: experiment at the study's scale.
-      study: study to which the runs are added.
+      study: the study, to which the runs are added.
     """
     for stage in experiment.stages:
         trials = stage(study)

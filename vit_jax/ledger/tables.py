@@ -20,14 +20,14 @@ def markdown_table(header: Sequence[Any], lines: Iterable[Sequence[Any]]) -> str
 
 
 def spread(values: Iterable[float]) -> str:
-    """Formats mean and std (n - 1; none for one value) of shares, in per cent."""
+    """Formats the mean and std (n - 1) of shares in per cent; a single value has no std."""
     values = [100 * value for value in values]
     deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.2f}{deviation}" if values else ""
 
 
 def written(figure: float | None) -> str:
-    """Formats a number with at least four digits, integers without decimals; empty for None."""
+    """Formats a number with at least four digits, or an integer; returns an empty text for None."""
     if figure is None:
         return ""
     if figure == int(figure):
@@ -47,12 +47,12 @@ def short(value: Any) -> str:
 
 
 def in_words(factor: str) -> str:
-    """Returns a factor's name as a heading: `optimizer__learning_rate` as `learning rate`."""
+    """Converts a factor's name to a heading: `optimizer__learning_rate` to `learning rate`."""
     return factor.rpartition("__")[2].replace("_", " ")
 
 
 def means(points: Points, *factors: str, figure: str = "accuracy") -> dict[str, float]:
-    """Returns a metric's mean in per cent by the factors' values, such as `BiT-R14x1/8, adam`."""
+    """Returns the mean of a metric in per cent, by the factors' values: `BiT-R14x1/8, adam`."""
     return {
         ", ".join(short(point[factor]) for factor in factors): 100 * statistics.mean(point[figure])
         for point in points
@@ -70,7 +70,7 @@ def pivot(points: Points, rows: str, columns: str, figure: str = "accuracy") -> 
     """Returns a table of a metric's mean and std, in per cent, by two factors; empty without runs.
 
     Args:
-      points: points of runs; each has the factors and, by its name, a list of the metric's values.
+      points: points with the factors and a list of values of the metric.
       rows, columns: names of factors.
       figure: the metric.
     """
@@ -93,7 +93,7 @@ def written_factor(value: Any) -> str:
 def listing(points: Points, factors: Sequence[str], figures: Sequence[str] = ("accuracy",)) -> str:
     """Returns a table with a line for each point.
 
-    A line has factors or means of metrics, then mean and std of shares, in per cent.
+    The columns are `factors` (or means of metrics), then mean and std of `figures`, in per cent.
     """
     lines = [
         [
@@ -108,7 +108,7 @@ def listing(points: Points, factors: Sequence[str], figures: Sequence[str] = ("a
 
 
 def crossings(points: Points, x: str, models: Sequence[str], figure: str = "accuracy") -> str:
-    """Names the model with the highest mean, and its lead, for each value of the factor x.
+    """Returns a text: the model with the highest mean and its lead, for each value of factor x.
 
     Args:
       points: points of runs.
@@ -131,12 +131,12 @@ def crossings(points: Points, x: str, models: Sequence[str], figure: str = "accu
 
 
 def beside(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -> str:
-    """Returns a table of the paper's values and ours, a line for each column that we have.
+    """Returns a table of the paper's values and ours, with a line for each of our columns.
 
     Args:
       table: the published table.
-      figures: ours, by the table's rows and its columns as in `Table.by_model`; columns that the
-        table does not have are only ours.
+      figures: our values, by row and column of the table (as in `Table.by_model`); additional
+        columns are allowed.
     """
     printed = table.by_model(baselines=True)
     columns = dict.fromkeys([*printed, *(column for each in figures.values() for column in each)])
@@ -154,7 +154,7 @@ def beside(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -
 
 
 def matched(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -> Pairs:
-    """Returns the published values that have a counterpart in ours, with ours.
+    """Returns pairs of published values and ours, for cells that both have.
 
     Args:
       table: the published table.
@@ -172,7 +172,7 @@ def matched(table: published.Table, figures: Mapping[str, Mapping[str, float]]) 
 
 
 def gains(published: Mapping[str, float], ours: Mapping[str, float], base: str) -> Pairs:
-    """Returns published and our gains over a base for each common name; empty without the base."""
+    """Returns published and our gains over `base`, for common names; empty without the base."""
     return {
         f"points over {base}": {
             name: (published[name] - published[base], ours[name] - ours[base])
@@ -183,7 +183,7 @@ def gains(published: Mapping[str, float], ours: Mapping[str, float], base: str) 
 
 
 def pairs_in_words(published: Mapping, difference: Mapping) -> str:
-    """Formats our values, with the published ones in brackets, in a clause for each row."""
+    """Formats our values in a clause for each row, with the published values in brackets."""
     rows = []
     for row, cells in difference.items():
         figures = [
@@ -214,7 +214,7 @@ def agreement(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 
 
 def agreeing(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Pairs:
-    """Returns the numbers of `agreement`: the published value that matches ours, else the first."""
+    """Returns pairs for the numbers in `agreement`: the matching or else first published value."""
     return {
         recipe: {
             name: (ours if ours in values else values[0], ours)
@@ -226,7 +226,7 @@ def agreeing(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Pairs:
 
 
 def differences(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """Lists the values of `agreement` that differ from the paper's."""
+    """Returns a text with the values in `agreement` that differ from the paper's."""
     other = [
         f"{name} of {recipe} is {entry['ours'][name]}, not {' or '.join(map(str, values))}"
         for recipe, entry in figures.items()
@@ -238,14 +238,14 @@ def differences(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 
 
 def by_name(figures: Mapping[str, Mapping[str, float]]) -> str:
-    """Returns a table with a line for each name: its values with four digits."""
+    """Returns a table with a line for each name, with values of four digits."""
     names = list(next(iter(figures.values()), {}))
     lines = [[name, *(written(found[each]) for each in names)] for name, found in figures.items()]
     return markdown_table(["", *names], lines)
 
 
 def against(points: Points, factor: str, one: str, figures: Sequence[str]) -> str:
-    """Compares the mean of each metric at the factor's value `one` with the range of the others."""
+    """Returns a text that compares means at the factor's value `one` with the range of others."""
     sentences = []
     for figure in figures:
         means = [(point[factor], 100 * statistics.mean(point[figure])) for point in points]
@@ -258,12 +258,12 @@ def against(points: Points, factor: str, one: str, figures: Sequence[str]) -> st
 
 
 def slopes(points: Points, x: str, y: str, by: str) -> str:
-    """Describes the points of y that a doubling of x brings, by least squares, for each group.
+    """Returns a text with the gain in y (in points) per doubling of x, by least squares, by group.
 
     Args:
       points: points of runs.
-      x: a metric of each point, one number.
-      y: a metric with a list of shares of 1.
+      x: a metric with one number per point.
+      y: a metric with a list of values from 0 to 1.
       by: the factor that groups the points.
     """
     found = {}

@@ -1,4 +1,4 @@
-"""Stages that pre-train a small ViT without labels, and fine-tune it on a tenth of the images."""
+"""Stages that pre-train a small ViT without labels, and fine-tune it on 10 % of the images."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,9 +8,9 @@ from vit_jax.ledger.stages import Stage, at_best, grid
 
 MODEL, COLLECTION, IMAGES, LABELLED = "ViT-32x4/4", "digits", 20_000, 2000
 RATES = (1e-3, 3e-3)
-# Models of other families by the overrides of their runs. They have the ViT's patches, width and
-# compute (0.93 million multiply-adds an image; theirs are 0.87 and 0.86), but 2.7 times its 53,000
-# parameters, since half of their blocks are twice as wide.
+# Overrides for models of other families. Patches and width are the same as the ViT's, and the
+# compute is similar (0.87 and 0.86 million multiply-adds per image; the ViT: 0.93). They have 2.7
+# times the ViT's 53,000 parameters, because half of their blocks are twice as wide.
 OTHERS = {
     "ConvNeXt": {"model__name": "ConvNeXt-T", "model__blocks": (3, 3), "model__widths": (32, 64)},
     "Swin": {
@@ -21,10 +21,10 @@ OTHERS = {
         "model__window": 2,
     },
 }
-# One stage with as many positions as the ViT has patches, and as wide: 0.86 million multiply-adds
-# and 64,000 parameters.
+# A single stage, with the ViT's number of patches and width: 0.86 million multiply-adds and 64,000
+# parameters.
 CONVNEXT_V2 = {"model__name": "ConvNeXtV2-T", "model__blocks": (6,), "model__widths": (32,)}
-# Overrides of runs that train tokenizers of 64 codes, the second with a teacher.
+# Overrides for training tokenizers with 64 codes; the second one uses a teacher.
 TOKENISERS = {
     "dVAE": {
         "model__name": "DVAE",
@@ -48,7 +48,7 @@ TOKENISERS = {
         "steps": 1500,
     },
 }
-# DINO's options for views without colour distortions, which are not useful for drawings.
+# DINO options for views without colour distortions, which are not useful for drawings.
 PLAIN_VIEWS = {"jitter": (0.0,) * 4, "grey": 0.0, "blur": (0.0,) * 3, "solarize": (0.0,) * 3}
 DINO = PLAIN_VIEWS | {
     "head_hidden": 256,
@@ -61,12 +61,12 @@ PATCHES = {"patch_weight": 1.0, "patch_prototypes": 1024, "centring": "sinkhorn"
 
 
 def objective_values(name: str, teacher: str | None = None, **options: Any) -> dict[str, Any]:
-    """Returns the overrides for a run with an objective, its teacher and its options."""
+    """Returns the overrides for an objective, with its teacher and options."""
     values = {"objective__name": name} | {f"{name}__{key}": x for key, x in options.items()}
     return values | ({"objective__teacher": teacher} if teacher else {})
 
 
-# Objectives without labels by the overrides of their runs, for small models on images of 64 pixels.
+# Overrides for objectives without labels, for small models on images of 64 pixels.
 OBJECTIVES = {
     "masked patches": objective_values("masked_patch"),
     "MAE": objective_values("mae", decoder_dim=64, decoder_depth=2, decoder_heads=4),
@@ -85,14 +85,14 @@ def few_labels(
     """Returns the stages `pretrained` and `finetuned`, with a tuned learning rate for each start.
 
     Args:
-      starts: overrides of a pre-training run by name, such as its objective's. Empty ones
-        (`{}`) train on the labels of all images. None, or overrides with 0 steps, start fine-tuning
-        from random parameters. Overrides of a model, as in `OTHERS`, also apply to fine-tuning. An
-        `objective__teacher` is the name of another start, whose run is the teacher.
-      steps: number of steps of a pre-training run, if its overrides have none.
-      tuning_steps: number of steps of a fine-tuning run.
-      seeds: random seeds of pre-training and the fine-tuning after it, and of a teacher and its
-        students.
+      starts: overrides of the pre-training run of each start, by name. `{}`: pre-training on the
+        labels of all images. None, or overrides with 0 steps: fine-tuning starts from random
+        parameters. Overrides of the model, as in `OTHERS`, also apply to fine-tuning. An
+        `objective__teacher` is the name of the start whose run is the teacher.
+      steps: number of steps of pre-training runs, unless the overrides define it.
+      tuning_steps: number of steps of fine-tuning runs.
+      seeds: random seeds; pre-training and its fine-tuning, and a teacher and its students, have
+        the same seed.
       only_teach: names of starts that are not fine-tuned, such as tokenizers.
     """
 

@@ -1,4 +1,4 @@
-"""Captions of the examples that `vit_jax.prepare` indexes: their values, columns and storage."""
+"""Reads captions for `vit_jax.prepare`, and stores them in its index."""
 
 import json
 from collections.abc import Sequence
@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from vit_jax.data.fields import CAPTION_KEYS, check_captions
 from vit_jax.errors import UserError
 
-MOST_BYTES = 2**20  # Of the captions of an image.
+MOST_BYTES = 2**20  # Limit for the captions of an image.
 MISSING = "images without a caption"
 NO_CAPTIONS = ""  # Value of --caption_key that ignores captions.
 
 
 def encoded(captions: Sequence[str], where: str) -> bytes:
-    """Returns captions as bytes; empty bytes if there are none.
+    """Encodes captions as bytes; empty bytes if there are none.
 
     Args:
       captions: the captions of an image.
       where: description of the image, for errors.
 
     Raises:
-      UserError: one is empty or not valid UTF-8, or they are longer than `MOST_BYTES`.
+      UserError: a caption is empty or not valid UTF-8, or their size exceeds `MOST_BYTES`.
     """
     if not captions:
         return b""
@@ -32,17 +32,17 @@ def encoded(captions: Sequence[str], where: str) -> bytes:
 
 
 def decoded(stored: bytes) -> list[str]:
-    """Returns the captions that `encoded` has stored."""
+    """Decodes the bytes from `encoded`."""
     return json.loads(stored) if stored else []
 
 
 def captions_in(value: object, where: str) -> tuple[str, ...]:
-    """Returns the captions in a value of JSON or Parquet: a text, a list of texts, or None.
+    """Returns the captions in a JSON or Parquet value: a text, a list of texts, or None.
 
     Empty texts are removed.
 
     Raises:
-      UserError: the value is something else.
+      UserError: the value has another type.
     """
     values = value if isinstance(value, list) else [value]
     captions = tuple(one for one in values if one is not None)
@@ -52,15 +52,16 @@ def captions_in(value: object, where: str) -> tuple[str, ...]:
 
 
 def text_column(path: str, schema, caption_key: str | None) -> str | None:
-    """Returns the Parquet column of the captions.
+    """Returns the name of the Parquet column with captions, or None.
 
     Args:
       path: the file, for errors.
-      schema: its Arrow schema.
-      caption_key: its name; `NO_CAPTIONS` for none; None: it is found by its name, if it has texts.
+      schema: the file's Arrow schema.
+      caption_key: name of the column; `NO_CAPTIONS`: ignore captions; None: a text column with one
+        of the usual names.
 
     Raises:
-      UserError: there is no such column, or it has other values.
+      UserError: the column does not exist, or does not contain text.
     """
     if caption_key == NO_CAPTIONS:
         return None
@@ -80,7 +81,7 @@ def text_column(path: str, schema, caption_key: str | None) -> str | None:
 
 
 def _is_text(kind) -> bool:
-    """Returns True for the Arrow type of texts or lists of texts."""
+    """Returns True if an Arrow type is text or a list of texts."""
     from pyarrow import types
 
     if types.is_list(kind) or types.is_large_list(kind):
@@ -92,7 +93,7 @@ def missing_error(missing: Sequence[str], count: int, images: int) -> UserError:
     """Returns the error for images without a caption.
 
     Args:
-      missing: names of the first of them.
+      missing: names of the first such images.
       count: number of images without a caption.
       images: number of all images.
     """

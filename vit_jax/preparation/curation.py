@@ -1,8 +1,8 @@
 """Data curation by similarity to the images of curated sets (DINOv2, section 3).
 
-It selects images of an uncurated training split. Near-duplicates within the split are removed
-first, so that an image's neighbours differ from each other. All work is done in parts with saved
-results, so that an interrupted run resumes.
+Selects images of an uncurated training split. Near-duplicates within the split are removed first,
+so that the neighbours of an image differ from each other. Work is done in parts with saved results,
+so that an interrupted run resumes.
 """
 
 import os
@@ -19,20 +19,20 @@ from vit_jax.preparation.index import Run, each_file, part_file, save
 from vit_jax.preparation.kept_embeddings import Embeddings, read_embeddings
 from vit_jax.preparation.similarity_index import SAMPLE, SimilarityIndex, lists_for
 
-# An image of the pool; the most similar image kept before it, and its cosine; True if it is kept.
+# An image of the pool, the most similar image kept before it, their cosine, and True if it is kept.
 COMPARED = np.dtype([("image", "u4"), ("nearest", "u4"), ("similarity", "f4"), ("kept", "?")])
-# A curated image, and one of its neighbours, the nearest first.
+# A curated image, one of its neighbours (in descending order of similarity), and their cosine.
 NEIGHBOUR = np.dtype([("curated", "u4"), ("image", "u4"), ("similarity", "f4")])
 
 
 def open_curated(text: str) -> Source:
     """Opens the images of a curated set: a folder, `KIND:PATH` or `KIND:PATH@SPLIT,SPLIT`.
 
-    The forms are the same as in evaluations. The training split is opened; of a folder without one,
-    all images.
+    The text has the same form as in evaluations. Opens the training split, or all images of a
+    folder without splits.
 
     Raises:
-      UserError: there is no such set.
+      UserError: the data set does not exist.
     """
     found = data_set(f"folder:{text}" if os.path.isdir(text) else text)
     split = found.train_split
@@ -47,13 +47,12 @@ DUPLICATES = "looking for duplicates"
 class Pool:
     """Images to retrieve from: an uncurated set without near-duplicates.
 
-    An image is kept unless an image kept before it is too similar; so no two kept images are
-    near-duplicates.
+    Images are processed in order, and an image is removed if it is too similar to one kept before.
 
     Args:
-      files: their embeddings (see `read_embeddings`).
-      excluded: bool `[images]`, images that are always removed.
-      similarity: the least cosine of near-duplicates.
+      files: embeddings of the images (see `read_embeddings`).
+      excluded: True for images that are always removed, bool `[images]`.
+      similarity: minimum cosine of near-duplicates.
       work: the folder of working files.
       run: runs tasks in this process.
     """
@@ -68,17 +67,19 @@ class Pool:
         self._images: list[np.ndarray] = []  # Images in the index, one array per part.
 
     def compare(self) -> np.ndarray:
-        """Compares each image with those kept before; returns an array of `COMPARED`, in order."""
+        """Compares each image with those kept before it; returns an array of `COMPARED`."""
         results = each_file(
             self._compare, self._files, DUPLICATES, self._work / "chunks", self._run
         )
         return np.concatenate([np.load(file) for file in results])
 
     def neighbours(self, files: list[Path], count: int, name: str) -> np.ndarray:
-        """Returns the nearest neighbours of embeddings, after `compare`: an array of `NEIGHBOUR`.
+        """Returns the nearest neighbours of embeddings, as an array of `NEIGHBOUR`.
+
+        `compare` must be called first.
 
         Raises:
-          UserError: fewer images are kept than `count`.
+          UserError: fewer than `count` images are kept.
         """
         index, images = self._kept_of(len(self._files))
         if len(index) < count:
@@ -126,7 +127,7 @@ class Pool:
         save(result, found)
 
     def _kept_of(self, parts: int) -> tuple[SimilarityIndex, np.ndarray]:
-        """Returns the index of images kept from the first `parts` parts, and these images."""
+        """Returns a similarity index of the images kept from the first `parts` parts, and these."""
         index = self._index = self._index or self._new_index()
         for number in range(len(self._images), parts):
             found = np.load(part_file(number, DUPLICATES, self._work / "chunks"))
@@ -153,12 +154,12 @@ class Pool:
 
 
 class Curated(NamedTuple):
-    """A selection of an uncurated set's images for curated ones.
+    """Images of an uncurated set, selected by similarity to curated images.
 
     Attributes:
-      compared: an array of `COMPARED`, for each image of the set that is not excluded.
-      neighbours: an array of `NEIGHBOUR`; curated images are numbered across all sets.
-      source: the curated sets' images.
+      compared: an array of `COMPARED`, with each image of the uncurated set that is not excluded.
+      neighbours: an array of `NEIGHBOUR`; curated images are numbered across all curated sets.
+      source: the images of all curated sets.
     """
 
     compared: np.ndarray
@@ -167,7 +168,7 @@ class Curated(NamedTuple):
 
     @property
     def images(self) -> np.ndarray:
-        """Retrieved images, without repetition, in order."""
+        """Sorted indices of the retrieved images, without duplicates."""
         return np.unique(self.neighbours["image"])
 
 
@@ -176,11 +177,11 @@ def curate(sets: tuple[str, ...], pool: Pool, embeddings: Embeddings, count: int
 
     Args:
       sets: as in `open_curated`.
-      count: neighbours of each image.
+      count: number of neighbours per image.
 
     Raises:
-      UserError: there is no such set, no image of it can be read, or the pool is smaller than
-        `count`.
+      UserError: a curated set does not exist, none of its images can be read, or the pool is
+        smaller than `count`.
     """
     sources = [open_curated(text) for text in sets]
     files = [

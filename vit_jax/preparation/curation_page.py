@@ -15,12 +15,12 @@ from vit_jax.preparation.duplicates import Thumbnail, thumbnail
 from vit_jax.spreadsheet import write_csv
 
 SHOWN = 24  # Curated images with their neighbours.
-FEWER = 12  # Curated images with the least similar neighbours, and pairs of each kind.
-SIDE = 200  # Pixels of an image's longer side.
+FEWER = 12  # Curated images with the least similar neighbours; also pairs of each kind.
+SIDE = 200  # Longer side of an image, in pixels.
 
 
 class Figure(NamedTuple):
-    """An image with words and the end of its name below it; None: it is unreadable."""
+    """An image (None if unreadable), with a text and the end of its name below."""
 
     image: Thumbnail | None
     words: str
@@ -34,7 +34,7 @@ def report_curation(
 
     Args:
       train: the uncurated images.
-      similarity: the least cosine of near-duplicates.
+      similarity: minimum cosine of near-duplicates.
       excluded: number of images removed as near-duplicates of test images.
     """
     compared, neighbours = curated.compared, curated.neighbours
@@ -86,9 +86,9 @@ def _quantiles(values: np.ndarray) -> str:
 
 
 def _retrieved(curated: Curated, train: Source) -> tuple[list[list[Figure]], list[list[Figure]]]:
-    """Returns rows of curated images with their neighbours: a sample, and the least similar.
+    """Returns rows of curated images with their neighbours: a sample, and the least similar ones.
 
-    The latter are empty if the sample has all curated images.
+    The latter are empty if the sample contains all curated images.
     """
     neighbours = curated.neighbours
     starts = np.flatnonzero(np.diff(neighbours["curated"], prepend=-1))
@@ -107,7 +107,7 @@ def _row(source: Source, train: Source, found: np.ndarray) -> list[Figure]:
 
 
 def _pairs(curated: Curated, train: Source) -> list[list[tuple[Figure, Figure]]]:
-    """Returns image pairs above the threshold and below, each with its kept image."""
+    """Returns image pairs above the threshold (one image is removed) and below (both are kept)."""
     compared = curated.compared[np.argsort(curated.compared["similarity"], kind="stable")]
     left_out = compared[~compared["kept"]]
     below = compared[compared["kept"] & (compared["similarity"] > -1)][-FEWER:][::-1]

@@ -1,7 +1,7 @@
 """Removes near-duplicates of test images from the training split (paper, section 4.1).
 
-It runs before the split is ordered. Every training image and every test image is decoded once, for
-its fingerprint or for a model's embedding, in chunks, so that an interrupted run resumes.
+This is done before the split is ordered. Each training and test image is decoded once, for its
+fingerprint or embedding. Results are saved in chunks, so that an interrupted run resumes.
 """
 
 import re
@@ -27,7 +27,7 @@ from vit_jax.preparation.kept_embeddings import Embeddings, read_embeddings
 
 SHOWN = 200  # Pairs with images in the report.
 PRINT = np.dtype([("image", "u4"), ("fingerprint", "u8")])
-# Position in the index; test set, and image in it; distance in bits, or similarity.
+# Position in the index; test set; image in the test set; distance in bits, or similarity.
 PAIR = np.dtype([("position", "u4"), ("test", "u4"), ("image", "u4"), ("value", "f4")])
 
 
@@ -36,23 +36,23 @@ class Embedded(NamedTuple):
 
     files: list[Path]
     embeddings: Embeddings
-    similarity: float  # The least cosine of near-duplicates.
+    similarity: float  # Minimum cosine of near-duplicates.
 
 
 def near_duplicates(
     train: Indexed, tests: tuple[str, ...], work: Path, run: Run, embedded: Embedded | None = None
 ) -> np.ndarray:
-    """Returns the training examples that resemble an image of a test set, as an array of `PAIR`.
+    """Returns training examples that are near-duplicates of test images, as an array of `PAIR`.
 
     Args:
       train: the training examples.
       tests: `NAME:DIR/SPLIT` of prepared TFDS data sets.
       work: the folder of working files.
       run: runs tasks.
-      embedded: embeddings to compare; None: fingerprints are compared.
+      embedded: embeddings to compare; None: compare fingerprints.
 
     Raises:
-      UserError: there is no such test set.
+      UserError: a test set does not exist.
     """
     result = work / "duplicates.npy"
     if not result.exists():
@@ -67,7 +67,7 @@ def report(
     """Writes `removed.csv` and `removed.html` with the pairs of `near_duplicates` into `folder`.
 
     Args:
-      measure: kind of the pairs' values, `distance` or `similarity`.
+      measure: `distance` or `similarity`, the meaning of the pairs' values.
     """
     sign = {"distance": 1, "similarity": -1}[measure]
     opened = [TestImages(test) for test in tests]
@@ -132,7 +132,7 @@ def _save_prints(images: Source, start: int, stop: int, result: Path) -> None:
     for i in range(start, stop):
         try:
             prints.append((i, duplicates.fingerprint_of(images[i].image)))
-        except Unreadable:  # It is logged when the split is written.
+        except Unreadable:  # Unreadable images are logged when the split is written.
             continue
     save(result, np.array(prints, PRINT))
 
@@ -166,7 +166,7 @@ class TestImages(Source):
     """Encoded images of `NAME:DIR/SPLIT`.
 
     Raises:
-      UserError: there is no such prepared data set.
+      UserError: the prepared data set does not exist.
     """
 
     __test__ = False  # Not a test class for pytest.

@@ -1,8 +1,8 @@
 """Search for near-duplicates in image folders and between splits, in seconds and without a model.
 
-Candidate pairs are found by fingerprint, then compared as thumbnails. Fingerprints distinguish
-photographs, but not drawings, digits or industrial parts photographed by one fixed camera, which
-share their lowest frequencies.
+Candidate pairs with similar fingerprints are compared as thumbnails, because fingerprints alone
+distinguish photographs, but not drawings, digits or industrial parts in front of a fixed camera,
+which share their lowest frequencies.
 """
 
 import hashlib
@@ -26,14 +26,14 @@ from vit_jax.preparation.duplicates import DISTANCE, fingerprint, mirrored, near
 SIMILARITY = 0.98  # See `find_pairs`.
 PAIR = np.dtype([("first", "i8"), ("second", "i8"), ("similarity", "f4")])
 
-_SIDE = 16  # Pixels of a thumbnail's side.
-# Borders to cut off, in 64ths of a side, so that a crop is also compared with its own content.
+_SIDE = 16  # Side of a thumbnail, in pixels.
+# Widths of the border to cut off, in 64ths of a side, so that slightly cropped copies are found.
 _BORDERS = (0, 1, 2)
-_TYPICAL = 100  # From this number of images on, their mean is subtracted.
-# Pairs correlated this much are copies even if all images are similar (a fixed camera).
+_TYPICAL = 100  # With this number of images or more, their mean is subtracted.
+# Pairs with this correlation are copies even if all images are similar (a fixed camera).
 _SAME = 0.999
-_PART = 256  # Images between two checks of the time limit.
-_MOST_PAIRS = 2_000_000  # Limit for pairs of near fingerprints; beyond it the nearest are kept.
+_PART = 256  # Number of images between two checks of the time limit.
+_MOST_PAIRS = 2_000_000  # Limit for pairs of near fingerprints; the nearest pairs are kept.
 
 
 class Looks(NamedTuple):
@@ -41,10 +41,9 @@ class Looks(NamedTuple):
 
     Attributes:
       indices: indices in the source, int64 `[images]`.
-      fingerprints: uint64 `[images]`.
-      contents: a digest of each image as it is stored, `[images]`.
-      pictures: thumbnails without a border of each of `_BORDERS`, uint8 `[images, borders, side,
-        side, 3]`.
+      fingerprints: perceptual hashes, uint64 `[images]`.
+      contents: digest of each stored image, `[images]`.
+      pictures: thumbnails for each of `_BORDERS`, uint8 `[images, borders, side, side, 3]`.
     """
 
     indices: np.ndarray
@@ -63,7 +62,7 @@ def look(
 
     Args:
       indices: indices of the images; None: all.
-      seconds: time limit, after which no further image is started.
+      seconds: time limit; remaining images are skipped.
       on_progress: callback with the number of finished images.
     """
     indices = range(len(source)) if indices is None else indices
@@ -94,7 +93,7 @@ def _look_at(source: Source, index: int) -> tuple | None:
         pixels = small_pixels(image)
     except (Unreadable, OSError):
         return None
-    if pixels.shape[2] != 3:  # A program's array with other channels.
+    if pixels.shape[2] != 3:  # An array with another number of channels, passed in from Python.
         pixels = np.repeat(pixels[..., :1], 3, axis=2)
     small = cv2.resize(pixels, (64, 64), interpolation=cv2.INTER_AREA)
     pictures = [
@@ -109,16 +108,17 @@ def _look_at(source: Source, index: int) -> tuple | None:
 def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
     """Finds near-duplicates among images, also mirrored ones.
 
-    Similarity is the correlation of two images' colours at 16 x 16 pixels, where one image may lack
-    a border of 1.6 % or 3 % a side. For 100 images or more, their mean is subtracted first, because
-    all of them have it in common. Of nine edits (JPEG, size, brightness, contrast, crops of 1 % and
-    2 % a side) of 31 photographs, 0.7 % have a similarity below 0.98, and no two photographs are a
-    pair. Of 1,797 digits of 8 x 8 pixels, 1 pair remains of 3,326 with near fingerprints.
+    Similarity is the correlation of two images' colours at 16 x 16 pixels; one image may be cropped
+    by 1.6 % or 3 % on each side. With 100 images or more, their mean is subtracted first.
 
-    Files with the same content are pairs of similarity 1, each with the first of them.
+    A test with 31 photographs and nine edits of each (JPEG, size, brightness, contrast, crops of
+    1 % and 2 % per side): 0.7 % of the edits have a similarity below 0.98, and no two photographs
+    are a pair. Among 1,797 digits of 8 x 8 pixels, 1 pair remains of 3,326 with near fingerprints.
+
+    Identical files are pairs with similarity 1, each with the first such file.
 
     Returns:
-      An array of `PAIR`; images are positions in `looks`.
+      An array of `PAIR` in descending order of similarity; images are positions in `looks`.
     """
     _, first, again = np.unique(looks.contents, return_index=True, return_inverse=True)
     originals = np.sort(first)
@@ -145,15 +145,15 @@ def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
         found.append(near[near["similarity"] >= similarity])
     pairs = np.concatenate(found)
     pairs = pairs[np.argsort(-pairs["similarity"], kind="stable")]
-    # Pairs of symmetric images are found both plain and mirrored.
+    # Pairs of symmetric images are found twice, unchanged and mirrored.
     _, once = np.unique(pairs[["first", "second"]], return_index=True)
     return pairs[np.sort(once)]
 
 
 def _near(prints: np.ndarray, references: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns pairs of near fingerprints, smaller index first; above a limit only the nearest."""
+    """Returns pairs of near fingerprints, up to `_MOST_PAIRS`; the smaller index is first."""
     size, distance = max(len(prints), 1), DISTANCE
-    # Rows: number of bits, and both indices in one number.
+    # Rows: distance in bits, and both indices encoded in one number.
     parts, waiting = [np.empty((0, 2), np.int64)], 0
     for rows, columns, bits in near_pairs(prints, references, distance):
         new = (rows < columns) & (bits <= distance)
@@ -172,7 +172,7 @@ def _near(prints: np.ndarray, references: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _directions(pictures: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
-    """Returns images `[..., side, side, 3]` as unit vectors of mean 0, less the typical one."""
+    """Converts images `[..., side, side, 3]` to unit vectors, without their mean and `typical`."""
     vectors = pictures.reshape(*pictures.shape[:-3], -1).astype(np.float32)
     vectors = vectors - vectors.mean(axis=-1, keepdims=True)
     for common in (0, typical):
@@ -195,7 +195,7 @@ def _similarity(ours: np.ndarray, theirs: np.ndarray, typical: np.ndarray | int)
 
 
 def groups(pairs: np.ndarray, images: int) -> list[np.ndarray]:
-    """Returns groups of images connected by pairs, each sorted; the largest group first."""
+    """Returns groups of images that are connected by pairs, sorted; the largest group is first."""
     graph = coo_array(
         (np.ones(len(pairs)), (pairs["first"], pairs["second"])), shape=(images, images)
     )
@@ -211,9 +211,9 @@ class Leaks(NamedTuple):
     """Images of a split that have a near-duplicate among the training images.
 
     Attributes:
-      pairs: indices of a training image and of one of the other split, and their similarity; the
-        most similar first, each image of the other split once.
-      compared: numbers of compared training images, and of compared images of the other split.
+      pairs: for each such image: index of the training image, index in the split, and similarity;
+        in descending order of similarity.
+      compared: number of compared training images, and of compared images of the split.
     """
 
     pairs: list[tuple[int, int, float]]
@@ -221,11 +221,11 @@ class Leaks(NamedTuple):
 
 
 def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
-    """Finds images of a split that are also in the training split, unchanged or nearly so.
+    """Finds images of another split with a near-duplicate in the training split.
 
     Args:
-      seconds: time for decoding, at most half of it for the other split. Images are read in the
-        sources' fair order; those not reached in time are not compared.
+      seconds: time limit for decoding; the other split gets at most half of it. Images are read in
+        the sources' `fair_order`; images after the time limit are not compared.
     """
     begun = time.monotonic()
     theirs = look(other, other.fair_order(), seconds / 2)
@@ -234,7 +234,7 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
     _, first, again = np.unique(both.contents, return_index=True, return_inverse=True)
     content, count = first[again], len(theirs.indices)
     in_training = {content[place]: place for place in range(len(content) - 1, count - 1, -1)}
-    # Similarity and position of a training image, by content.
+    # By content digest: similarity and position of the most similar training image.
     best: dict[int, tuple[float, int]] = {}
     near = [(content[a], content[b], similarity) for a, b, similarity in find_pairs(both).tolist()]
     for a, b, similarity in [
@@ -253,7 +253,7 @@ def leaks(train: Source, other: Source, seconds: float = 20) -> Leaks:
 
 
 def leak_note(train: Source, other: Source, name: str, seconds: float = 20) -> str:
-    """Returns a one-line warning of near-duplicates between training and a split, or "".
+    """Returns a one-line warning about near-duplicates between training and a split, or "".
 
     Args:
       name: name of the split.

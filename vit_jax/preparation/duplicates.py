@@ -1,9 +1,8 @@
 """Finds near-duplicates between a training set and test sets, to remove them from training.
 
-The papers removed the near-duplicates of every test set from their pre-training data (ViT, section
-4.1; BiT, section 3). There are two ways to find them: `fingerprint` and `find` compare 64 bits per
-image, `nearest` compares a model's embeddings. Mirrored copies are found by passing both forms of
-each reference:
+The papers removed near-duplicates of all test sets from their pre-training data (ViT, section 4.1;
+BiT, section 3). There are two methods: `fingerprint` and `find` compare 64 bits per image,
+`nearest` compares a model's embeddings. To find mirrored copies, pass both forms of each reference:
 
     references = np.array([fingerprint(image) for image in test_images])
     matches = find(candidates, np.concatenate([references, mirrored(references)]))
@@ -22,31 +21,30 @@ from vit_jax.data.decode import Box, Unreadable, decode, open_image
 from vit_jax.inspection.html_page import inline, render, write_text
 from vit_jax.spreadsheet import write_csv
 
-DISTANCE = 8  # Bits: see `find`.
-NO_FINGERPRINT = np.uint64(0)  # For an image that is too flat for meaningful bits.
+DISTANCE = 8  # Bits; see `find`.
+NO_FINGERPRINT = np.uint64(0)  # For images without enough contrast for meaningful bits.
 
-# The 64 lowest frequencies of a 32x32 image without the mean: (vertical, horizontal), in zigzag
+# The 64 lowest frequencies of a 32x32 image, except the mean: (vertical, horizontal), in zigzag
 # order.
 _VERTICAL, _HORIZONTAL = np.array(
     sorted(((u, v) for u in range(11) for v in range(11)), key=lambda uv: (sum(uv), uv))[1:65]
 ).T
 _ODD = np.packbits(_HORIZONTAL % 2 == 1).view(">u8").astype(np.uint64)[0]
-_FLAT = 0.25  # Grey levels: below this amplitude JPEG's rounding decides the bit.
+_FLAT = 0.25  # Grey levels; below this amplitude, bits depend on JPEG rounding.
 _PAIRS = 1 << 22  # Pairs compared at once: 32 MB of fingerprints, 16 MB of similarities.
 
 
 def fingerprint(pixels: np.ndarray) -> np.uint64:
     """Returns the 64-bit perceptual hash of an image, uint8 RGB `[height, width, 3]` of any size.
 
-    The bits are the signs of the 64 lowest frequencies of the cosine transform of the image,
-    averaged down to 32x32 grey (pHash: Zauner, Implementation and Benchmarking of Perceptual Image
-    Hash Functions, 2010, section 3.2.1; here with signs instead of comparison with the median, so
-    that a mirrored image's bits can be computed). Brightness and contrast change no sign, size and
-    compression few, a crop some.
+    The image is averaged to 32x32 grey pixels. The bits are the signs of the 64 lowest frequencies
+    of its cosine transform (pHash: Zauner, Implementation and Benchmarking of Perceptual Image Hash
+    Functions, 2010, section 3.2.1). pHash compares with the median instead; with signs, the bits of
+    the mirrored image can be computed. Brightness and contrast do not change the bits, size and
+    compression change a few, and crops some.
 
-    `NO_FINGERPRINT` is returned if more than half of the amplitudes are below a quarter of a grey
-    level: a clear sky, a dark or an empty image. `find` never matches these; use `nearest` for
-    them.
+    Returns `NO_FINGERPRINT` if more than half of the amplitudes are below a quarter of a grey level
+    (a clear sky, a dark or an empty image). `find` never matches such images; use `nearest`.
     """
     grey = cv2.resize(
         cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), (32, 32), interpolation=cv2.INTER_AREA
@@ -61,48 +59,48 @@ def fingerprint(pixels: np.ndarray) -> np.uint64:
 def fingerprint_of(image: bytes | np.ndarray) -> np.uint64:
     """Returns the `fingerprint` of an image, encoded or uint8.
 
-    An encoded image is decoded at the lowest sufficient size.
+    An encoded image is decoded at the lowest sufficient resolution.
 
     Raises:
-      Unreadable: it is no image.
+      Unreadable: the bytes are not an image.
     """
     return fingerprint(small_pixels(image))
 
 
 def small_pixels(image: bytes | np.ndarray) -> np.ndarray:
-    """Returns an image as uint8 RGB with at least 64 pixels a side.
+    """Decodes an image to uint8 RGB at a reduced size, with at least 64 pixels per side.
 
-    More detail than twice the hash's 32 pixels would only cost time.
+    This is twice the size for the hash; more detail has no benefit.
 
     Raises:
-      Unreadable: it is no image.
+      Unreadable: the bytes are not an image.
     """
     opened = open_image(image)
     return opened.region(Box(0, 0, opened.width, opened.height), 64)
 
 
 def mirrored(fingerprints: np.ndarray) -> np.ndarray:
-    """Returns the fingerprints of the mirrored images, uint64 `[...]`: odd waves change sign."""
+    """Returns the fingerprints of mirrored images, uint64 `[...]`; odd frequencies change sign."""
     return np.where(fingerprints == NO_FINGERPRINT, fingerprints, fingerprints ^ _ODD)
 
 
 def find(candidates: np.ndarray, references: np.ndarray, distance: int = DISTANCE) -> np.ndarray:
     """Returns the index of each candidate's nearest reference, int64 `[n]`; -1 if none is near.
 
-    The search is exact, with memory of O(n + m).
+    The search is exact, with memory O(n + m).
 
-    Within 8 bits, of 633 tiles of 35 photographs: missed are 0.7 % re-encoded (JPEG 30 to 95), 0.5
-    % resized (0.25x to 2x), 1.5 % of other brightness or contrast, 2 % and 8 % cropped by 1.25 %
-    and 2 % a side; of 381,512 pairs of different photographs' tiles and their mirror images 1
-    matches, two blurs.
+    A test with 633 tiles of 35 photographs and a distance of 8 bits: not found are 0.7 % of
+    re-encoded tiles (JPEG 30 to 95), 0.5 % of resized ones (0.25x to 2x), 1.5 % with another
+    brightness or contrast, and 2 % and 8 % of tiles cropped by 1.25 % and 2 % per side. Of 381,512
+    pairs of tiles from different photographs, with mirror images, 1 is found (both are blurred).
 
     Args:
       candidates: fingerprints, uint64 `[n]`.
       references: fingerprints, uint64 `[m]`; of equally near ones, the first is returned.
-      distance: the most bits in which a pair may differ.
+      distance: maximum number of different bits.
     """
     first = np.sort(np.unique(references, return_index=True)[1])
-    # The nearest so far, as bits << 32 | position in `first`: the smaller, the better.
+    # The nearest reference so far, as distance << 32 | position in `first`.
     none = (distance + 1) << 32
     best = np.full(len(candidates), none)
     for rows, columns, bits in near_pairs(candidates, references[first], distance):
@@ -116,18 +114,18 @@ def find(candidates: np.ndarray, references: np.ndarray, distance: int = DISTANC
 def near_pairs(
     candidates: np.ndarray, references: np.ndarray, distance: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields pairs of near fingerprints in parts: candidates, references (indices) and distances.
+    """Yields near pairs in batches: indices of candidates, indices of references, and distances.
 
-    A pair may be yielded up to four times; `NO_FINGERPRINT` is in none. If two fingerprints differ
-    in `distance` bits, at least one of their four 16-bit parts differs in no more than that part's
-    share; so only references with such a part are compared (Norouzi et al., Fast Exact Search in
+    A pair may be yielded up to four times; `NO_FINGERPRINT` has no pairs. If two fingerprints
+    differ in few bits, at least one of their four 16-bit parts differs in at most a quarter of
+    them. Only references with such a part are compared (Norouzi et al., Fast Exact Search in
     Hamming Space with Multi-Index Hashing, 2014).
     """
     named = np.flatnonzero(references != NO_FINGERPRINT)
     known = references[named]
     hashed = np.flatnonzero(candidates != NO_FINGERPRINT)
     for part in range(4):
-        radius = (distance + 1 + part) // 4 - 1  # The sum of radius + 1 is distance + 1.
+        radius = (distance + 1 + part) // 4 - 1  # The sum of radius + 1 over parts: distance + 1.
         if radius < 0:
             continue
         by_part, starts = _buckets(known, part)
@@ -151,7 +149,7 @@ def near_pairs(
 
 
 def _buckets(fingerprints: np.ndarray, part: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns indices sorted by one of the four 16-bit parts, and the start of each value."""
+    """Sorts indices by one of the four 16-bit parts; also returns the start of each value."""
     values = (fingerprints >> np.uint64(16 * part)).astype(np.uint16)
     starts = np.concatenate([[0], np.bincount(values, minlength=1 << 16).cumsum()])
     return np.argsort(values, kind="stable"), starts
@@ -160,14 +158,14 @@ def _buckets(fingerprints: np.ndarray, part: int) -> tuple[np.ndarray, np.ndarra
 def nearest(candidates: np.ndarray, references: np.ndarray, similarity: float) -> np.ndarray:
     """Returns the index of each candidate's most similar reference, int64 `[n]`, or -1.
 
-    It is computed in float32, with an error of about 1e-6: `similarity` 1 may miss equal
-    embeddings, and among references that differ by less any may be returned. An embedding of zeros,
-    or with NaN, is never similar.
+    Cosines are computed in float32, with an error of about 1e-6. So equal embeddings may be below a
+    `similarity` of 1, and any of several almost equally similar references may be returned.
+    Embeddings of zeros or with NaN are never similar.
 
     Args:
-      candidates: embeddings by one model, float32 `[n, dim]`.
+      candidates: embeddings, float32 `[n, dim]`.
       references: embeddings by the same model, float32 `[m, dim]`.
-      similarity: the least cosine of the angle between the two, above 0.
+      similarity: minimum cosine similarity, above 0.
     """
     best = np.full(len(candidates), -np.inf, np.float32)
     matches = np.full(len(candidates), -1)
@@ -199,10 +197,10 @@ def _blocks(total: int, size: int) -> list[slice]:
 
 
 class Removed(NamedTuple):
-    """A removed training example, and the reference that it is a near-duplicate of.
+    """A removed training example, and the reference of which it is a near-duplicate.
 
-    `value` is the distance in bits or the cosine similarity. `images` are both images, encoded, if
-    they are shown in the report: a report of about 200 pairs is 3 MB.
+    `value` is the distance in bits or the cosine similarity. `images` are both encoded images, if
+    they are to be shown in the report; a report with 200 pairs has about 3 MB.
     """
 
     example: str
@@ -214,17 +212,17 @@ class Removed(NamedTuple):
 def write_report(
     folder: Path, rows: Sequence[Removed], *, measure: str, examples: int, references: int
 ) -> Path:
-    """Writes `removed.csv`, every row, and `removed.html`, rows with images; returns the latter.
+    """Writes `removed.csv` (all rows) and `removed.html` (rows with images); returns the latter.
 
-    Both begin with the nearest. The HTML is one file and shows the number of removed images at each
-    value.
+    Both start with the nearest pairs. The HTML page is self-contained, and shows the number of
+    removed images by value.
 
     Args:
-      folder: an existing one.
+      folder: an existing folder.
       rows: the removed examples.
-      measure: kind of the rows' values: `distance` or `similarity`.
+      measure: `distance` or `similarity`, the meaning of the rows' values.
       examples: number of training examples.
-      references: number of images that they were compared with.
+      references: number of reference images.
     """
     sign = {"distance": 1, "similarity": -1}[measure]
     rows = sorted(rows, key=lambda row: (sign * row.value, row.example, row.reference))
@@ -250,25 +248,26 @@ def write_report(
 
 
 class Thumbnail(NamedTuple):
-    """The data URL of an image; a small one is shown with visible pixels, others smoothly."""
+    """The data URL of an image; small images are shown with visible pixels, others smoothed."""
 
     source: str
     small: bool
 
 
 def _pair(row: Removed) -> list[tuple[str, str, Thumbnail | None]]:
-    """Returns the kind, name and thumbnail of a training image and of its reference."""
+    """Returns the kind, name and thumbnail of a training image and its reference."""
     example, reference = map(thumbnail, row.images)
     return [("training", row.example, example), ("reference", row.reference, reference)]
 
 
 def thumbnail(image: bytes | np.ndarray, side: int = 240) -> Thumbnail | None:
-    """Returns a thumbnail, of at most `side` pixels a side, of an encoded image or an array.
+    """Returns the thumbnail of an encoded image or an array; None if it is unreadable.
 
-    None: it is unreadable.
+    Args:
+      side: maximum side of the thumbnail, in pixels.
     """
     try:
-        pixels = np.ascontiguousarray(decode(image)[..., ::-1])  # OpenCV's order.
+        pixels = np.ascontiguousarray(decode(image)[..., ::-1])  # BGR for OpenCV.
     except Unreadable:
         return None
     height, width = pixels.shape[:2]

@@ -1,4 +1,4 @@
-"""HTML page and table of the near-duplicates in image folders."""
+"""HTML page and CSV of the near-duplicates in image folders."""
 
 import glob
 import json
@@ -24,8 +24,8 @@ from vit_jax.small_files import read_small
 from vit_jax.spreadsheet import file_cell, write_csv
 
 PAGE, TABLE = "duplicates.html", "duplicates.csv"
-SHOWN = 60  # Groups of a kind on the page.
-SIDE_BY_SIDE = 8  # Images shown of a group.
+SHOWN = 60  # Groups of each kind on the page.
+SIDE_BY_SIDE = 8  # Images of each group on the page.
 # Kinds of groups, the most serious first, with their headings.
 KINDS = {
     "in several splits": "In several splits: accuracy on the test images is too high",
@@ -42,13 +42,13 @@ class Place(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Near-duplicates of one another.
+    """A group of near-duplicates.
 
     Attributes:
-      kind: of `KINDS`.
+      kind: a key of `KINDS`.
       images: indices in the source.
-      similar_to: for each image the index of the most similar other one.
-      similarity: of each image to that one.
+      similar_to: for each image, the index of the most similar other image.
+      similarity: for each image, its similarity to that image.
     """
 
     kind: str
@@ -79,14 +79,14 @@ def find_duplicates(
     """Finds the near-duplicates among all images below folders.
 
     Args:
-      folders: one folder, in which folders of splits are recognized by their names, or several,
-        each of them a split; a CSV of files has its labels as classes, and its column `split`, or
-        it is train.csv in a folder.
-      similarity: lowest similarity of near-duplicates, as in `find_pairs`.
-      log: callback for lines on progress and skipped files.
+      folders: a single folder (names of subfolders define splits), or several folders, each a
+        split. A CSV that lists files may replace a folder; its splits are defined by the column
+        `split` or by file names such as train.csv.
+      similarity: minimum similarity of near-duplicates, as in `find_pairs`.
+      log: callback for lines about progress and skipped files.
 
     Raises:
-      UserError: there is no such folder or CSV, it is a prepared data set, or it has no images.
+      UserError: a folder or CSV does not exist, is a prepared data set, or has no images.
     """
     for folder in folders:
         _check(folder)
@@ -109,7 +109,7 @@ def find_duplicates(
 
 
 def _collect(folders: Sequence[str]) -> tuple[ImageFiles, list[Place]]:
-    """Returns the images below folders and their splits and classes; see `find_duplicates`."""
+    """Returns the images below folders, with their splits and classes; see `find_duplicates`."""
     images, places, left_out = [], [], Counter()
     for folder in folders:
         is_list = os.path.isfile(folder) or split_files(folder)
@@ -122,16 +122,16 @@ def _collect(folders: Sequence[str]) -> tuple[ImageFiles, list[Place]]:
 
 
 def _below(folder: str, place: Place) -> Place:
-    """Returns a place with the folder before the name of its split; `folder` may be empty."""
+    """Prefixes the split of a place with a folder, unless `folder` is empty."""
     split, label = place
     return Place("/".join(part for part in (folder, split) if part), label)
 
 
 def _nearest(pairs: np.ndarray) -> dict[int, tuple[int, float]]:
-    """Returns for each image in a pair the partner in its most similar pair, and the similarity.
+    """Returns, by image, the most similar other image and the similarity.
 
     Args:
-      pairs: from `find_pairs`, the most similar first.
+      pairs: pairs from `find_pairs`, in descending order of similarity.
     """
     nearest = {}
     for first, second, value in pairs.tolist():
@@ -152,11 +152,11 @@ def _check(path: str) -> None:
 
 
 def _prepared(path: str) -> str:
-    """Names the images to search in place of a prepared TFDS data set; "" for another path."""
+    """For a prepared TFDS data set, returns a hint which images to search instead; else ""."""
     images = "a folder or a CSV of image files, such as it was prepared from"
     if path.startswith("tfds:") and not os.path.exists(path):
         return images
-    # The path may be the version's folder, the data set's, or --out of prepare.
+    # The path may be the folder of a version or a data set, or --out of prepare.
     levels = "", "*", os.path.join("*", "*")
     infos = (
         info
@@ -179,7 +179,7 @@ def _in_folder(folder: str) -> tuple[ImageFiles, list[Place]]:
 
 
 def _listed(path: str) -> tuple[ImageFiles, list[Place]]:
-    """Returns the images listed in CSVs, split by split, and their splits and classes."""
+    """Returns the images listed in CSVs, with their splits and classes, split by split."""
     images, places, left_out = [], [], Counter()
     for split in split_files(path):
         try:
@@ -195,10 +195,10 @@ def _listed(path: str) -> tuple[ImageFiles, list[Place]]:
 
 
 def place_of(path: str, folder: str) -> Place:
-    """Returns the split and the class of an image according to its folders.
+    """Returns the split and class of an image according to its folders.
 
     Args:
-      path: of the image, in `folder` or below it.
+      path: path of the image, below `folder`.
     """
     inside = os.path.relpath(path, folder).split(os.sep)[:-1]
     split = split_name(inside[0]) if inside else None
@@ -243,7 +243,7 @@ def _cell(source: Source, image: int) -> str:
 
 
 def _group(group: Group, found: Duplicates) -> tuple[list[Figure], str]:
-    """Returns the first figures of a group, and a note on the others."""
+    """Returns the first figures of a group, and a note about the others."""
     figures = [
         figure(found.source, image, ", ".join(filter(None, (*found.places[image], f"{value:.3f}"))))
         for image, value in zip(group.images, group.similarity, strict=True)

@@ -1,8 +1,8 @@
-"""Index of a data set's examples and their order: arrays in a folder of working files.
+"""Index of a data set's examples and their order, in a folder of working files.
 
-The folder contains all finished results, so that a repeated call resumes. A task is a function of
-its arguments that ends by renaming its result into place. The result is the same in any process,
-also if a task runs twice.
+The folder contains all finished results, so that a repeated call resumes. A task depends only on
+its arguments, and its last action renames the result file into place. So tasks can run in any
+process, and may run twice.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from vit_jax.data.sources.folder_rules import in_words
 from vit_jax.errors import UserError, as_text
 from vit_jax.preparation import captions, readers
 
-CHUNK = 1024  # Images of a task that reads each image.
+CHUNK = 1024  # Images per task, for tasks that read images.
 
 
 class WorkItem(NamedTuple):
@@ -34,11 +34,11 @@ class WorkItem(NamedTuple):
     function: Callable[..., None]
     arguments: tuple
     result: Path
-    weight: int  # Its share of the work.
+    weight: int  # Relative amount of work.
 
 
 class Run(Protocol):
-    """Runs tasks in any order and in any process; `what` and `unit` are for messages only."""
+    """Runs tasks in any order and in any process; `what` and `unit` are used only in messages."""
 
     def __call__(self, tasks: list[WorkItem], what: str, unit: str) -> None: ...
 
@@ -46,10 +46,10 @@ class Run(Protocol):
 def in_chunks(
     function: Callable[..., None], what: tuple, size: int, name: str, folder: Path, run: Run
 ) -> list[Path]:
-    """Runs a function on parts of `range(size)` and returns its result files.
+    """Runs a function on parts of `range(size)`; returns its result files.
 
     Args:
-      function: is called with `(*what, start, stop, file)`.
+      function: called with `(*what, start, stop, file)`.
     """
     tasks = []
     for start in range(0, size, CHUNK):
@@ -63,10 +63,10 @@ def in_chunks(
 def each_file(
     function: Callable[[int, Path], None], files: list[Path], name: str, folder: Path, run: Run
 ) -> list[Path]:
-    """Runs `function(number, file)` for each of `files`; returns the new files.
+    """Runs `function(number, new file)` for each of `files`; returns the new files.
 
     Args:
-      files: the results of `in_chunks`.
+      files: files from `in_chunks`.
     """
     results = [part_file(number, name, folder) for number in range(len(files))]
     tasks = [
@@ -77,13 +77,13 @@ def each_file(
 
 
 def part_file(number: int, name: str, folder: Path) -> Path:
-    """Returns the path of a file of `each_file`."""
+    """Returns the path of a result file of `each_file`."""
     return folder / f"{name.replace(' ', '-')}-{number:06d}.npy"
 
 
 @contextlib.contextmanager
 def locked(work: Path) -> Iterator[None]:
-    """Locks a folder against other processes; the lock ends with its process, even if killed."""
+    """Locks a folder against other processes, until exit or until the process is killed."""
     import fcntl
 
     work.mkdir(parents=True, exist_ok=True)
@@ -92,14 +92,14 @@ def locked(work: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(f"{work.parent} is being prepared by another process") from error
-        for leftover in work.rglob("*.tmp"):  # From killed processes.
+        for leftover in work.rglob("*.tmp"):  # Files of killed processes.
             leftover.unlink(missing_ok=True)
         yield
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path to write to, which is renamed to `path` on success."""
+    """Yields a temporary path, and renames it to `path` on success."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Two machines may run the same task with the same process ID.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
@@ -117,7 +117,7 @@ def write_json(path: Path, value: dict) -> None:
 
 
 def save(path: Path, array: np.ndarray) -> None:
-    """Saves an array like `np.save`, but raises an error if the disk is full."""
+    """Saves an array like `np.save`, and raises an error if the disk is full."""
     with replacing(path) as temporary, temporary.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
         file.write(array.view(np.uint8))
@@ -127,12 +127,12 @@ def save(path: Path, array: np.ndarray) -> None:
 
 
 class Index(NamedTuple):
-    """All examples, memory-mapped from files, so that processes share the memory."""
+    """All examples, memory-mapped from files, so that processes share memory."""
 
     kind: str
     paths: list[str]  # A file or folder for each unit.
     multiple: bool
-    left_out: dict[str, int]  # Files that are no examples, by reason.
+    left_out: dict[str, int]  # Number of skipped files, by reason.
     entries: np.ndarray
     labels: np.ndarray
     names: np.ndarray
@@ -147,15 +147,15 @@ class Index(NamedTuple):
         return captions.decoded(self.stored_captions(entry))
 
     def stored_captions(self, entry: np.void) -> bytes:
-        """Returns the captions of an example as they are stored in the index."""
+        """Returns the encoded captions of an example, as stored in the index."""
         start = int(entry["name"]) + int(entry["name_size"])
         return self.names[start : start + int(entry["captions"])].tobytes()
 
     def describe(self, entry: np.void) -> str:
-        """Returns the location of an example, for a person: its file, or its name in one."""
+        """Returns the location of an example, for messages: its file, or its name in a file."""
         path = self.paths[entry["unit"]]
         name = self.name(entry)
-        if self.kind == "parquet":  # The path is that of a working file.
+        if self.kind == "parquet":  # The path is a working file.
             return as_text(name)
         return as_text(
             str(Path(path).parent / name) if self.kind in readers.OF_FILES else f"{path}: {name}"
@@ -169,18 +169,18 @@ def build_index(
     run: Run,
     skip_uncaptioned: bool = False,
 ) -> Index:
-    """Indexes a data set in the folder `work`, or maps an existing index.
+    """Indexes a data set in the folder `work`, or loads an existing index.
 
     Args:
       source: the data set.
-      seed: the seed of the order.
+      seed: random seed of the order.
       work: folder of the index.
       run: runs the tasks.
-      skip_uncaptioned: images without a caption are not indexed; otherwise they are an error.
+      skip_uncaptioned: skip images without a caption; otherwise they are an error.
 
     Raises:
-      UserError: it holds no image, an image's label is outside its classes, or images of a data set
-        with captions have none.
+      UserError: the data set has no images, a label is not one of its classes, or images of a data
+        set with captions have none.
     """
     if not (work / "index.json").exists():
         (work / "spool").mkdir(exist_ok=True)
@@ -226,7 +226,7 @@ def _remove_uncaptioned(source: readers.RawDataSet, work: Path) -> Counter[str]:
     """Removes examples without a caption from the index of a data set with captions.
 
     Returns:
-      Their number, by the reason.
+      Number of removed examples, by reason.
     """
     if source.caption_key is None:
         return Counter()
@@ -251,9 +251,9 @@ def _scan(source: readers.RawDataSet, number: int, seed: int, spool: Path, resul
 
 
 def _merge(parts: list[Path], work: Path, classes: int | None) -> tuple[bool, Counter[str]]:
-    """Joins the units' parts, in order; returns `multiple` and `left_out` of all of them.
+    """Concatenates the units' parts; returns `multiple` and `left_out` for all of them.
 
-    One-hot labels become class indices, and multi-hot ones lists of class indices.
+    One-hot labels are converted to class indices, multi-hot labels to lists of class indices.
 
     Args:
       classes: number of classes; None if unknown.
@@ -293,7 +293,7 @@ def _index_lists(
     """Converts rows of zeros and ones to class indices.
 
     Returns:
-      Entries, labels, and True if there are lists of class indices.
+      Entries, labels, and True if labels are lists of class indices.
     """
     counts = entries["labels"].astype(np.int64)
     unlabelled = np.zeros(len(entries), bool)
@@ -311,7 +311,7 @@ def _index_lists(
 
 @dataclasses.dataclass(frozen=True)
 class Indexed(Source):
-    """The images of an index at some positions, encoded and without labels."""
+    """Some images of an index, given by position, without labels."""
 
     index: Index
     positions: np.ndarray
@@ -333,7 +333,7 @@ def training_images(source: readers.RawDataSet, index: Index, work: Path) -> Ind
     """Returns the images of the training split.
 
     Raises:
-      UserError: there is none.
+      UserError: there is no training split.
     """
     file = work / "train.npy"
     if not file.exists():
@@ -345,7 +345,7 @@ def training_images(source: readers.RawDataSet, index: Index, work: Path) -> Ind
 
 
 def load_index(work: Path) -> Index:
-    """Maps the index written by `build_index`."""
+    """Loads the index written by `build_index`, memory-mapped."""
     described = json.loads((work / "index.json").read_text())
     return Index(
         **described,
@@ -354,7 +354,7 @@ def load_index(work: Path) -> Index:
 
 
 def mapped(path: Path) -> np.ndarray:
-    """Returns a saved array, memory-mapped from its file."""
+    """Loads a saved array, memory-mapped."""
     try:
         return np.load(path, mmap_mode="r")
     except ValueError:  # An empty array cannot be mapped.
@@ -369,7 +369,7 @@ def class_names(source: readers.RawDataSet, index: Index) -> list[str]:
 
 
 def description(source: readers.RawDataSet, index: Index) -> list[str]:
-    """Returns lines on the data set: classes, images of each split, and unused files by reason."""
+    """Returns lines about the data set: classes, images per split, and skipped files by reason."""
     lines = []
     if source.class_names is not None or (index.labels >= 0).any():
         names = class_names(source, index)
@@ -385,16 +385,16 @@ def description(source: readers.RawDataSet, index: Index) -> list[str]:
     return lines
 
 
-# Order: a random permutation of each split. Every prefix of it is a random sample.
+# Order: a random permutation of each split, so that each prefix is a random sample.
 
 
 def order_splits(
     source: readers.RawDataSet, index: Index, removed: np.ndarray, limit: int | None, work: Path
 ) -> list[str]:
-    """Writes each split's order, as positions in the index without those removed.
+    """Writes the order of each split, as positions in the index, without removed examples.
 
     Returns:
-      The splits' names.
+      The names of the splits.
     """
     splits = list(dict.fromkeys(unit.split for unit in source.units))
     number = np.array([splits.index(unit.split) for unit in source.units], np.uint8)[
@@ -404,7 +404,7 @@ def order_splits(
     written = []
     for i, split in enumerate(splits):
         chosen = np.flatnonzero(number == i).astype(np.uint32)
-        # TFDS has already shuffled its data sets, and papers name slices of that order.
+        # TFDS data sets are already shuffled, and papers use slices of this order.
         if source.kind != "tfds":
             chosen = chosen[np.argsort(index.entries["key"][chosen], kind="stable")]
         if len(chosen):
@@ -419,7 +419,10 @@ def order_splits(
 def choose_shots(
     source: readers.RawDataSet, index: Index, shots: tuple[int, ...], skipped, work: Path
 ) -> list[str]:
-    """Writes the orders of `train_<k>shot` and returns their names; each contains the previous."""
+    """Writes the orders of the splits `train_<k>shot`; returns the names of these splits.
+
+    Splits with more shots contain those with fewer.
+    """
     if index.multiple or not len(index.labels):
         raise UserError(
             "--shots needs one label for each image"

@@ -1,7 +1,4 @@
-"""Disk cache of image embeddings, in parts.
-
-An interrupted run resumes with it, and no image of a source is embedded twice by one model.
-"""
+"""Disk cache of image embeddings, in parts, so that each image is embedded once per model."""
 
 import hashlib
 from collections.abc import Callable
@@ -25,7 +22,7 @@ class Embedder(NamedTuple):
 
 
 class Embeddings(NamedTuple):
-    """A model's embeddings of any source, in a separate folder for each source below `folder`."""
+    """A model's embeddings of any source; each source has its own folder below `folder`."""
 
     embedder: Embedder
     folder: Path
@@ -35,8 +32,8 @@ class Embeddings(NamedTuple):
         """Returns the files with a source's embeddings (`read_embeddings`); computes missing ones.
 
         Args:
-          key: changes when the source does.
-          what: the source's name, for messages.
+          key: identifies the source's content; it must change with the content.
+          what: name of the source, for messages.
         """
         digest = hashlib.blake2b(f"{self.embedder.key} {key}".encode(), digest_size=8).hexdigest()
 
@@ -55,10 +52,10 @@ class Embeddings(NamedTuple):
 
 
 def read_embeddings(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Reads a file's image indices in the source, uint32 `[n]`, and embeddings, float32 `[n, dim]`.
+    """Reads indices of images in the source, uint32 `[n]`, and embeddings, float32 `[n, dim]`.
 
-    Embeddings have length one. Images that cannot be read or whose embedding has no direction are
-    missing.
+    Embeddings are normalized. Images are missing if they are unreadable, or if their embedding is
+    zero or not finite.
     """
     rows = np.load(file)
     return rows["index"].copy(), rows["vector"].copy()

@@ -1,8 +1,9 @@
-"""Readers for every kind of data set that `vit_jax.prepare` supports.
+"""Readers for all kinds of data sets that `vit_jax.prepare` supports.
 
-`find` recognizes a data set and lists its units (a file, a class's folder, a tar inside a tar);
-`scan` lists a unit's examples without decoding any; `read` reads one by file, offset and size. An
-index row is 48 bytes, a name and captions: 14 million images without captions fit in 1 GB.
+`find` recognizes a data set and lists its units (files, class folders, tars inside a tar). `scan`
+lists the examples of a unit without decoding images. `read` reads an example by file, offset and
+size. An index row is 48 bytes plus a name and captions: 14 million images without captions need
+1 GB.
 """
 
 import contextlib
@@ -55,22 +56,22 @@ ENTRY = np.dtype(
         ("labels", "u2"),  # Number of labels.
         ("name", "u8"),  # Offset into the names of all examples, as bytes.
         ("name_size", "u2"),
-        ("captions", "u4"),  # Bytes of the captions, which follow the name.
-        ("key", "u8"),  # Hash of the seed and the example's name in its data set: its order.
+        ("captions", "u4"),  # Size of the captions in bytes; they follow the name.
+        ("key", "u8"),  # Sort key for the order: hash of the seed and the example's name.
     ]
 )
 WITH_CAPTIONS = ("csv", "webdataset", "parquet", "tfds")
-OF_FILES = ("folder", "csv")  # Kinds whose examples are files, relative to their unit's folder.
-MOST_CLASSES = 2**22  # Class indices are below it: the classes' names are written one by one.
-MOST_NOTE = 2**20  # Bytes of a WebDataset label.
-MOST_LABELS = 2**16 - 1  # Of an image.
-# Images are compressed, so a Parquet file with far more content than its own size is damaged or
-# malicious.
+OF_FILES = ("folder", "csv")  # Kinds with one file per example, relative to the unit's folder.
+MOST_CLASSES = 2**22  # Limit for class indices, because all class names are written.
+MOST_NOTE = 2**20  # Maximum size of a WebDataset label, in bytes.
+MOST_LABELS = 2**16 - 1  # Maximum number of labels of an image.
+# Images are already compressed, so a Parquet file with much more content than its own size is
+# damaged or malicious.
 MOST_EXPANSION, MIN_BYTES, ROW_BYTES = 1000, 2**28, 2**10
-PARQUET_ROWS = 16  # In memory at once.
-LOOKED_AT = 100  # Samples of a tar in which captions are searched.
+PARQUET_ROWS = 16  # Maximum number of rows in memory.
+LOOKED_AT = 100  # Number of samples in a tar that are searched for captions.
 NOTES = (".cls", ".json")  # Suffixes of WebDataset's labels.
-LABEL_KEYS = ("label", "labels", "cls")  # Of a label in JSON.
+LABEL_KEYS = ("label", "labels", "cls")  # JSON keys of labels.
 FURTHER = "further images of a sample"
 WITHOUT_IMAGE = "samples without an image"
 BESIDE_SPLITS = "images in folders next to the splits"
@@ -81,30 +82,30 @@ _SYNSET = re.compile(r"n\d{8}")
 
 
 class Unit(NamedTuple):
-    """A part of a data set that is scanned as a whole: a file, a folder or a tar inside a tar."""
+    """A part of a data set that is scanned by one task: a file, a folder or a tar inside a tar."""
 
     split: str
     path: str
-    start: int = 0  # Range of bytes in the file; 0 and 0: all.
+    start: int = 0  # Start and end of the bytes in the file; 0 and 0: all.
     end: int = 0
-    label: int = -1  # The label of all examples, if the unit is a class.
+    label: int = -1  # The label of all examples, if the unit is a class; else -1.
 
 
 @dataclasses.dataclass(frozen=True)
 class RawDataSet:
-    """A recognized data set, before it is prepared."""
+    """A recognized data set, before preparation."""
 
     kind: str
     root: Path
     units: list[Unit]
     class_names: list[str] | None = None  # None: classes are indices.
     label_key: str | None = None
-    # The column, JSON key, "txt" or feature of a tf.Example with the captions; None: none are read.
+    # The column, JSON key, "txt" or tf.Example feature with the captions; None: no captions.
     caption_key: str | None = None
-    index_labels: bool = False  # Read the examples of a TFDS data set for their labels.
-    # Numbers of files outside the units, by reason.
+    index_labels: bool = False  # Read labels from the examples of a TFDS data set.
+    # Number of files outside the units, by reason.
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
-    # Maps class indices of files with other class names or another order; -1: not a class.
+    # By file: index of each of its classes in the data set, if they differ; -1: not a class.
     numbers: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def fingerprint(self) -> str:
@@ -127,12 +128,12 @@ class RawDataSet:
 
 
 class Keys(NamedTuple):
-    """Names of the values of an example; None: they are found by the usual names.
+    """Names of the label and captions of an example; None: search for the usual names.
 
     Attributes:
       label: the Parquet column, JSON key or TFDS feature with the label.
-      caption: the column, JSON key, `txt` of a tar, or TFDS feature with the captions;
-        `NO_CAPTIONS`: they are not read.
+      caption: the column, JSON key, `txt` in a tar, or TFDS feature with the captions;
+        `NO_CAPTIONS`: ignore captions.
     """
 
     label: str | None = None
@@ -145,8 +146,8 @@ class Scan(NamedTuple):
     entries: np.ndarray
     labels: np.ndarray
     names: np.ndarray
-    multiple: bool  # Some example's label is a list.
-    left_out: dict[str, int]  # Numbers of files that are no examples, by reason.
+    multiple: bool  # True if the label of an example is a list.
+    left_out: dict[str, int]  # Number of skipped files, by reason.
 
 
 class _Rows:
@@ -189,7 +190,7 @@ class _Rows:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of all names and captions."""
+        """Size of all names and captions, in bytes."""
         return self._end
 
     def collected(self) -> Scan:
@@ -212,12 +213,12 @@ def find(
     """Recognizes a data set.
 
     Args:
-      source: a folder, a file, `KIND:PATH`, or `NAME:DATA_DIR` of a TFDS data set.
-      kind: one of `KINDS`; None: it is recognized.
+      source: a folder, a file, `KIND:PATH`, or `NAME:DATA_DIR` for a TFDS data set.
+      kind: one of `KINDS`; None: determine it from the files.
       label_key, caption_key: see `Keys`.
 
     Raises:
-      UserError: it does not exist, is empty, or is of no supported kind.
+      UserError: the data set does not exist, is empty, or its kind is unsupported.
     """
     if kind is not None and kind not in KINDS:
         raise UserError(f"unknown --kind={kind}; {nearest(kind, KINDS)}")
@@ -254,7 +255,7 @@ def _locate(source: str, kind: str | None) -> tuple[Path, str]:
 
 
 def _recognise(root: Path) -> str:
-    """Returns the kind of a data set; raises UserError if it is none, or may be several."""
+    """Returns the kind of a data set; raises UserError if it is unsupported or ambiguous."""
     if root.is_file():
         return _recognise_file(root)
     if not root.is_dir():
@@ -291,7 +292,7 @@ def _recognise_file(file: Path) -> str:
 
 
 def _recognise_images(root: Path) -> str:
-    """Returns `folder` for a data set with folders of images, `images` for images alone."""
+    """Returns `folder` for a data set with class folders, `images` for images without labels."""
     inside = sorted(root.iterdir())
     _refuse_compressed(inside)
     folders = [child.name for child in inside if child.is_dir() and not is_ignored(child.name)]
@@ -321,7 +322,7 @@ def _refuse_compressed(files: list[Path]) -> None:
 
 
 def _files(root: Path, suffix: str) -> list[Path]:
-    """Returns the file itself, or those in a folder, down to two levels below."""
+    """Returns the file itself, or the files in a folder and two levels below."""
     if root.is_file():
         return [root]
     below = (file for depth in ("", "*/", "*/*/") for file in root.glob(f"{depth}*{suffix}"))
@@ -335,7 +336,7 @@ def _files(root: Path, suffix: str) -> list[Path]:
 def _split(file: Path, root: Path) -> str:
     """Returns the split in the name of a file or its folder.
 
-    Examples are `test-00000-of-00002`, `cars-val-3` and `test/3`.
+    Examples: `test-00000-of-00002`, `cars-val-3`, `test/3`.
     """
     if of := re.match(r"(\w+)-\d+-of-\d+", file.stem):
         return split_name(of[1]) or of[1]
@@ -356,7 +357,7 @@ def _relative(path: str, root: Path) -> str:
 def _find_folder(root: Path, _: Keys) -> RawDataSet:
     """Finds `root/<split>/<class>/...` or `root/<class>/...`, as in `folder_rules.layout`.
 
-    A split without class folders has images without labels.
+    The images of a split without class folders have no labels.
     """
     found = layout(str(root), [_entry(folder) for folder in _folders(root)])
     splits = {"train": root}
@@ -385,11 +386,11 @@ def _class_units(
     Args:
       split: name of the split.
       where: folder of the split.
-      folders: the folders in it by class.
-      names: all classes by index.
+      folders: the folders in the split, by class.
+      names: names of all classes.
 
     Raises:
-      UserError: the split lacks the folder of a class.
+      UserError: the split has no folder for a class.
     """
     if missing := [name for name in names if name not in folders]:
         raise UserError(
@@ -400,7 +401,7 @@ def _class_units(
 
 
 def _count_left_out(folders_of_classes: Collection[Path], others: Collection[Path]) -> dict:
-    """Counts files outside the classes of a data set, by the reason why they are skipped.
+    """Counts the files outside class folders, by the reason for skipping them.
 
     Args:
       folders_of_classes: folders that each contain one folder per class.
@@ -436,7 +437,7 @@ def _scan_folder(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
     for name in sorted(os.path.join(os.path.basename(unit.path), image) for image in images):
         try:
             size = os.stat(os.path.join(above, name)).st_size
-        except OSError:  # A broken link, which is reported when it is read.
+        except OSError:  # A broken link; reading it will report an error.
             size = 0
         rows.add(0, size, (unit.label,), name, name)
 
@@ -447,9 +448,9 @@ def _find_images(root: Path, _: Keys) -> RawDataSet:
 
 
 def _options_of_lists(root: Path, keys: Keys) -> SourceOptions:
-    """Returns the options that open the CSV or the CSVs at a path.
+    """Returns the options for opening the CSV or CSVs at a path.
 
-    Data with captions need no labels. Captions are found by the header of the first CSV.
+    Labels are optional if there are captions. The header of the first CSV shows if it has captions.
     """
     names, label = value_columns(next(iter(split_files(str(root)).values()))), keys.label
     captions = keys.caption
@@ -467,7 +468,7 @@ def _options_of_lists(root: Path, keys: Keys) -> SourceOptions:
 
 
 def _open_lists(root: Path, keys: Keys) -> dict[str, CsvList]:
-    """Opens the CSV at a path, or a folder's CSVs, by split, with the training split's classes."""
+    """Opens the CSV or CSVs at a path, by split, all with the training split's classes."""
     splits = [*split_files(str(root))]
     options = _options_of_lists(root, keys)
     first = "train" if "train" in splits else splits[0]
@@ -480,9 +481,9 @@ def _open_lists(root: Path, keys: Keys) -> dict[str, CsvList]:
 
 
 def _find_lists(root: Path, keys: Keys) -> RawDataSet:
-    """Finds CSVs with the columns file, and label or caption or both, as in the source `csv`.
+    """Finds CSVs with a file column and columns of labels, captions or both.
 
-    Paths are relative to the CSV's folder.
+    The format is the same as for the source `csv`: paths are relative to the CSV's folder.
     """
     files, opened = split_files(str(root)), _open_lists(root, keys)
     left_out = sum((Counter(split.left_out) for split in opened.values()), Counter())
@@ -513,7 +514,7 @@ def _scan_list(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
 
 
 class _Header(tarfile.TarInfo):
-    """A tar header; it rejects extended headers that would be read whole into memory."""
+    """A tar header; rejects large extended headers, which would be read into memory."""
 
     @classmethod
     def frombuf(cls, buf, encoding, errors):
@@ -528,18 +529,18 @@ class _Header(tarfile.TarInfo):
 
 
 def _members(path: Path | str, file, end: int) -> Iterator[tarfile.TarInfo]:
-    """Yields the files of the tar that starts at the position of `file`; offsets are into `file`.
+    """Yields the files of a tar, which starts at the position of `file`; offsets are into `file`.
 
-    A truncated tar is an error, not used in part: the download must be repeated.
+    A truncated tar is an error, because the download must be repeated.
     """
     try:
         tar = tarfile.TarFile(fileobj=file, tarinfo=_Header)
-    except Exception as error:  # Headers may hold any bytes.
+    except Exception as error:  # Headers may contain arbitrary bytes.
         raise UserError(f"{path} is empty or not a tar; fetch it again, or remove it") from error
     count = 0
     try:
         while (member := tar.next()) is not None:
-            tar.members.clear()  # `tarfile` would keep all of them in memory.
+            tar.members.clear()  # `tarfile` would keep all members in memory.
             if member.offset_data + member.size > end:
                 break
             if member.isreg():
@@ -547,10 +548,10 @@ def _members(path: Path | str, file, end: int) -> Iterator[tarfile.TarInfo]:
                 yield member
         else:
             file.seek(tar.offset)
-            if file.read(512) == bytes(512):  # The end of every complete tar.
+            if file.read(512) == bytes(512):  # A complete tar ends with a block of zeros.
                 return
     except Exception:
-        # Headers may have any numbers, encodings and nestings. The caller's errors are not caught.
+        # Damaged headers may cause any error. Errors of the caller are not caught.
         pass
     raise UserError(
         f"{path} is truncated or damaged after {count} complete files; fetch it again, or remove it"
@@ -558,7 +559,7 @@ def _members(path: Path | str, file, end: int) -> Iterator[tarfile.TarInfo]:
 
 
 def _find_imagenet21k(root: Path, _: Keys) -> RawDataSet:
-    """Finds a tar for each class, in a folder or inside one tar; editions have other classes."""
+    """Finds one tar per class, in a folder or inside a tar; classes depend on the edition."""
     tars = []  # Split, path, start, end, synset.
     for path in _files(root, ".tar"):
         size = path.stat().st_size
@@ -625,7 +626,7 @@ class _Sample(NamedTuple):
         return [self.parts[suffix] for suffix in IMAGE_SUFFIXES if suffix in self.parts]
 
     def has_note(self, suffixes: Sequence[str]) -> bool:
-        """Returns True if a file with a label or a caption is among the parts."""
+        """Returns True if the sample has a file with a label or a caption."""
         return not self.parts.keys().isdisjoint(suffixes)
 
 
@@ -655,7 +656,7 @@ def _scan_webdataset(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> No
 def _without_system_files(
     members: Iterator[tarfile.TarInfo], left_out: Counter[str]
 ) -> Iterator[tarfile.TarInfo]:
-    """Yields the members that are not a system's files, and counts the others."""
+    """Yields the members except system files; counts the latter in `left_out`."""
     for member in members:
         if reason := of_system(member.name):
             left_out[reason] += 1
@@ -670,9 +671,9 @@ def _key(member: tarfile.TarInfo) -> str:
 
 
 def _samples(group: Iterator[tarfile.TarInfo]) -> list[_Sample]:
-    """Returns the samples among adjacent members of one key.
+    """Groups adjacent members with the same key to samples.
 
-    A repeated suffix starts another sample.
+    A repeated suffix starts a new sample.
     """
     samples, latest = [], {}
     for member in group:
@@ -688,17 +689,17 @@ def _samples(group: Iterator[tarfile.TarInfo]) -> list[_Sample]:
 def _described(
     samples: list[_Sample], notes: Sequence[str], left_out: Counter[str]
 ) -> Iterator[tuple[str, tarfile.TarInfo, dict[str, tarfile.TarInfo]]]:
-    """Yields name, image and other parts of each example of one key, and counts skipped members.
+    """Yields the name, image and other parts of each example with the same key.
 
     A key has several examples if names have dots (`im.v2.000.jpg`), or if samples with the same key
-    are adjacent. An image has its label's name up to the last dot; or both are alone
-    (`000.photo.jpg`, `000.cls`). An image without any label or caption is an example, unless it
-    belongs to another sample.
+    are adjacent. An image and its label have the same name up to the last dot, or are the only
+    image and label of the key (`000.photo.jpg`, `000.cls`). An image without label and caption is
+    an example, unless it belongs to another sample.
 
     Args:
-      samples: the samples of the key.
+      samples: the samples with this key.
       notes: suffixes of files with labels and captions.
-      left_out: counts of skipped members by reason, which are increased.
+      left_out: number of skipped members by reason; updated in place.
     """
     if pair := _only_pair(samples, notes):
         image, note = pair
@@ -716,7 +717,7 @@ def _described(
 
 
 def _only_pair(samples: list[_Sample], notes: Sequence[str]) -> tuple[_Sample, _Sample] | None:
-    """Returns the only sample with an image and the only one with notes, if these are two."""
+    """Returns the only sample with an image and the only one with notes, if they are different."""
     images = [sample for sample in samples if sample.images]
     noted = [sample for sample in samples if sample.has_note(notes)]
     if len(images) != 1 or len(noted) != 1 or images[0] is noted[0]:
@@ -725,9 +726,9 @@ def _only_pair(samples: list[_Sample], notes: Sequence[str]) -> tuple[_Sample, _
 
 
 def _reasons(sample: _Sample, notes: Sequence[str]) -> list[str]:
-    """Returns why a sample without an image is skipped.
+    """Returns the reasons for skipping a sample without an image.
 
-    It is one reason if the sample has a label or a caption, else the reasons of all members.
+    This is one reason if the sample has a label or a caption, else a reason for each member.
     """
     reasons = [why_left_out(member.name) for member in sample.parts.values()]
     if not sample.has_note(notes):
@@ -737,16 +738,16 @@ def _reasons(sample: _Sample, notes: Sequence[str]) -> list[str]:
 
 
 def _prefixes(stem: str) -> Iterator[str]:
-    """Yields the prefixes of a name that end before a dot, the longest first."""
+    """Yields the prefixes of a name that end before a dot, in descending order of length."""
     while stem := stem.rpartition(".")[0]:
         yield stem
 
 
 def _captions_of_tar(path: str, end: int) -> str | None:
-    """Returns `txt`, or the JSON key of the captions, of the first sample with captions.
+    """Returns the source of captions in the first sample with captions: `txt` or a JSON key.
 
     Returns:
-      None if none of the first `LOOKED_AT` samples with an image has captions.
+      None if none of the first `LOOKED_AT` samples with images has captions.
     """
     with open(path, "rb") as file:
         members = _without_system_files(_members(path, file, end), Counter())
@@ -766,7 +767,7 @@ def _parts(samples: list[_Sample]) -> dict[str, tarfile.TarInfo]:
 
 
 def _caption_key(file, note: tarfile.TarInfo) -> str | None:
-    """Returns the key of the captions in a JSON file; None if it has none or is damaged."""
+    """Returns the key of the captions in a JSON file; None if there are none or it is damaged."""
     try:
         values = _read_json(file, note)
     except (ValueError, RecursionError):
@@ -776,7 +777,7 @@ def _caption_key(file, note: tarfile.TarInfo) -> str | None:
 
 
 def _is_caption(value) -> bool:
-    """Returns True for a text or a list of texts of a JSON file."""
+    """Returns True if a JSON value is a text or a list of texts."""
     values = value if isinstance(value, list) else [value]
     return all(isinstance(one, str) for one in values) and bool(values)
 
@@ -784,14 +785,14 @@ def _is_caption(value) -> bool:
 def _read_label(
     file, parts: Mapping[str, tarfile.TarInfo], label_key: str | None, where: str, required: bool
 ):
-    """Returns the value of a `.cls` or `.json` as it is stored.
+    """Returns the stored label in a `.cls` or `.json` file.
 
     Args:
       file: the tar.
       parts: the members of the sample by suffix.
       label_key: key of the label in JSON.
       where: description of the sample, for errors.
-      required: without a label it is an error; otherwise the value is -1.
+      required: a missing label is an error; otherwise the result is then -1.
     """
     is_json = ".cls" not in parts
     try:
@@ -810,12 +811,12 @@ def _read_label(
 
 
 def _read_json(file, note: tarfile.TarInfo):
-    """Returns the content of a member; raises ValueError or RecursionError if it is no JSON."""
+    """Parses a member as JSON; raises ValueError or RecursionError if it is invalid."""
     return json.loads(_read_note(file, note))
 
 
 def _read_note(file, note: tarfile.TarInfo) -> bytes:
-    """Returns the bytes of a member; raises ValueError if they are too many."""
+    """Returns the bytes of a member; raises ValueError if it is too large."""
     if note.size > MOST_NOTE:
         raise ValueError(f"{note.size:,} bytes; the limit is {MOST_NOTE:,}")
     return os.pread(file.fileno(), note.size, note.offset_data)
@@ -824,16 +825,16 @@ def _read_note(file, note: tarfile.TarInfo) -> bytes:
 def _read_captions(
     file, parts: Mapping[str, tarfile.TarInfo], caption_key: str | None, where: str
 ) -> tuple[str, ...]:
-    """Returns the captions of a sample; nothing if it has none.
+    """Returns the captions of a sample; empty if there are none.
 
     Args:
       file: the tar.
       parts: the members of the sample by suffix.
-      caption_key: `txt`, or the key of the captions in JSON; None: they are not read.
+      caption_key: `txt`, or the JSON key of the captions; None: captions are not read.
       where: description of the sample, for errors.
 
     Raises:
-      UserError: its `.txt` or `.json` is damaged, too large or has something else.
+      UserError: the `.txt` or `.json` file is damaged or too large, or does not contain captions.
     """
     note = parts.get(".txt" if caption_key == "txt" else ".json")
     if caption_key is None or note is None:
@@ -863,7 +864,7 @@ def _json_label(values: dict, label_key: str | None):
 
 
 def _labels(value, rows: _Rows, where: str) -> tuple[int, ...]:
-    """Returns a label as a tuple of class indices; it is an index or a list, and -1 means none."""
+    """Converts a label (an index or a list; -1: none) to a tuple of class indices."""
     rows.multiple |= isinstance(value, list)
     labels = tuple(value) if isinstance(value, list) else (value,)
     if not all(type(label) is int for label in labels):
@@ -875,7 +876,7 @@ def _labels(value, rows: _Rows, where: str) -> tuple[int, ...]:
 
 
 class _Columns(NamedTuple):
-    """Columns of a Parquet file, and its class names; None: there are none."""
+    """Columns of a Parquet file, and its class names; None if there are none."""
 
     image: str
     label: str | None
@@ -884,7 +885,7 @@ class _Columns(NamedTuple):
 
 
 def _find_parquet(root: Path, keys: Keys) -> RawDataSet:
-    """Finds Parquet files; classes are matched by the names in each file's schema."""
+    """Finds Parquet files; classes are matched by name, from the schema of each file."""
     units = [Unit(_split(file, root), str(file)) for file in _files(root, ".parquet")]
     if not units:
         return RawDataSet("parquet", root, [])
@@ -924,7 +925,7 @@ def _leading_names(units: list[Unit], names_of: Mapping[str, list[str]]) -> list
 
 
 def _check_class_names(names_of: Mapping[str, list[str]], names: list[str]) -> None:
-    """Raises UserError if only some files have class names, or a file has one of them twice.
+    """Raises UserError if only some files have class names, or a file has duplicate names.
 
     Args:
       names_of: class names in the schema of each file.
@@ -946,7 +947,7 @@ def _check_class_names(names_of: Mapping[str, list[str]], names: list[str]) -> N
 
 
 def _columns(path: str, keys: Keys) -> _Columns:
-    """Returns the columns of a Parquet file; files with captions need no labels."""
+    """Returns the columns of a Parquet file; labels are optional if there are captions."""
     with _reading(path):
         schema = _parquet(path).schema_arrow
         columns = schema.names
@@ -973,11 +974,11 @@ def _present(columns: list[str], *names: str) -> list[str]:
 
 
 def _described_columns(path: Path | str, described: bytes) -> tuple[list[str], dict[str, dict]]:
-    """Returns the columns of images, and the description of each column of classes.
+    """Returns the image columns, and the description of each class column.
 
     Args:
       path: the file, for error messages.
-      described: the metadata `huggingface` of a Parquet file.
+      described: the `huggingface` metadata of a Parquet file.
 
     Raises:
       UserError: the metadata is damaged.
@@ -998,7 +999,7 @@ def _described_columns(path: Path | str, described: bytes) -> tuple[list[str], d
 def _names_of_classes(
     path: Path | str, label: str, classes: Mapping[str, dict]
 ) -> list[str] | None:
-    """Returns the class names of a column; raises UserError if they are no list of texts."""
+    """Returns the class names of a column; raises UserError if they are not a list of texts."""
     names = classes.get(label, {}).get("names")
     if names is None:
         return None
@@ -1012,7 +1013,7 @@ def _kind_of(feature) -> str | None:
 
 
 def _class_label(feature) -> dict | None:
-    """Returns the class description of a column, also if the column has lists of classes."""
+    """Returns the description of a column of classes or lists of classes; None for others."""
     if isinstance(feature, list) and feature:
         feature = feature[0]
     if isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
@@ -1028,7 +1029,7 @@ def _parquet(path: Path | str):
 
 @contextlib.contextmanager
 def _reading(path: Path | str) -> Iterator[None]:
-    """Converts any error in a Parquet file's bytes to a UserError of one line."""
+    """Converts errors from damaged Parquet files to a one-line UserError."""
     try:
         yield
     except (UserError, PermissionError):
@@ -1040,7 +1041,7 @@ def _reading(path: Path | str) -> Iterator[None]:
 
 
 def _scan_parquet(source: RawDataSet, unit: Unit, rows: _Rows, spool: Path) -> None:
-    """Lists the rows and copies the images into `spool`: Parquet has no access by row."""
+    """Lists the rows, and copies images to `spool`, because Parquet has no random access by row."""
     columns = _columns(unit.path, Keys(source.label_key, source.caption_key or NO_CAPTIONS))
     name, numbers = _relative(unit.path, source.root), source.numbers.get(unit.path)
     limit = max(MIN_BYTES, MOST_EXPANSION * os.path.getsize(unit.path))
@@ -1074,13 +1075,13 @@ def _scan_parquet(source: RawDataSet, unit: Unit, rows: _Rows, spool: Path) -> N
 
 
 def _rows_of(path: str, columns: _Columns, limit: int) -> Iterator[tuple[Any, Any, Any]]:
-    """Yields image, label and captions of each row; None if there is no such column.
+    """Yields image, label and captions of each row; None for missing columns.
 
-    Few rows are in memory at once.
+    Only a few rows are in memory.
     """
     with _reading(path):
         parquet = _parquet(path)
-        # Do not read the columns' metadata: if it is damaged, the process crashes.
+        # Do not access column metadata: the process crashes if it is damaged.
         groups = [parquet.metadata.row_group(group) for group in range(parquet.num_row_groups)]
         if max((group.total_byte_size for group in groups), default=0) > limit:
             raise UserError(_too_large(path, limit))
@@ -1112,11 +1113,11 @@ def _by_name(labels: tuple[int, ...], numbers: tuple[int, ...], where: str) -> t
     return tuple(label if label < 0 else numbers[label] for label in labels)
 
 
-# A TFDS data set in TFRecord. A record is: length, CRC of that, data, CRC of that.
+# A TFDS data set in TFRecord. A record is: length, CRC of the length, data, CRC of the data.
 
 
 def _tfds_folder(source: str) -> Path:
-    """Returns the folder of a prepared data set, given as `NAME:DATA_DIR`."""
+    """Returns the folder of a TFDS data set, given as `NAME:DATA_DIR`."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import read_only_builder
 
@@ -1156,15 +1157,15 @@ def _find_tfds(root: Path, keys: Keys) -> RawDataSet:
 
 
 def _captions_of_tfds(root: Path, features, caption_key: str | None) -> str | None:
-    """Returns the feature of the captions in tf.Examples; None if captions are ignored.
+    """Returns the tf.Example feature with the captions; None if captions are ignored.
 
     Args:
       root: folder of the data set, for errors.
-      features: its features.
+      features: features of the data set.
       caption_key: see `Keys`.
 
     Raises:
-      UserError: it is not the name of a feature of texts.
+      UserError: `caption_key` is not the name of a text feature.
     """
     if caption_key == NO_CAPTIONS:
         return None
@@ -1178,7 +1179,7 @@ def _captions_of_tfds(root: Path, features, caption_key: str | None) -> str | No
 
 
 def _masked_crc(data: bytes) -> int:
-    """Returns the checksum in TFRecord's masked form."""
+    """Returns TFRecord's masked CRC."""
     crc = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -1187,7 +1188,7 @@ def parse_example(record: bytes, where: str):
     """Parses a serialized tf.Example to its protobuf message.
 
     Raises:
-      UserError: it has another form.
+      UserError: the bytes are not a tf.Example.
     """
     from google.protobuf.message import DecodeError
     from tensorflow_datasets.proto import tf_example_pb2
@@ -1226,10 +1227,10 @@ def _scan_tfds(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
 def _values_of_record(
     source: RawDataSet, record: bytes, where: str
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Returns the labels and the captions of a serialized tf.Example, as far as they are read.
+    """Returns the labels and captions of a serialized tf.Example, if `source` requires them.
 
     Raises:
-      UserError: it is damaged, or has not one label where labels are read.
+      UserError: the example is damaged; or labels are required, and it does not have exactly one.
     """
     features = parse_example(record, where).features.feature
     labels, captions = (), ()
@@ -1249,10 +1250,10 @@ def scan(source: RawDataSet, number: int, seed: int, spool: Path) -> Scan:
     """Returns the examples of a unit, in stored order.
 
     Args:
-      source: the data set with this unit alone.
-      number: the unit's number in the whole data set.
-      seed: the seed of the keys, which define the order.
-      spool: a file to write if the images have to be copied out (Parquet).
+      source: the data set with only this unit.
+      number: index of the unit in the whole data set.
+      seed: random seed of the keys, which define the order.
+      spool: a file for copies of the images (Parquet).
 
     Raises:
       UserError: the unit is truncated, damaged, or lacks a label.
@@ -1263,17 +1264,17 @@ def scan(source: RawDataSet, number: int, seed: int, spool: Path) -> Scan:
 
 
 def read(kind: str, path: str, entry: np.void, name: str) -> bytes:
-    """Returns an example's bytes: an image, or for a TFDS data set the serialized example.
+    """Returns an example's encoded image, or the serialized example of a TFDS data set.
 
     Args:
-      kind: the kind of the data set.
-      path: the path of its unit, or of the unit's spool.
-      entry: its row of the index.
-      name: its name in the index.
+      kind: kind of the data set.
+      path: path of the example's unit, or of the unit's spool.
+      entry: index row of the example.
+      name: name of the example in the index.
 
     Raises:
-      Unreadable: its file is missing, or no regular file.
-      UserError: it is damaged.
+      Unreadable: the file is missing, or not a regular file.
+      UserError: the file is damaged.
     """
     if kind in OF_FILES:
         file = os.path.join(os.path.dirname(path), name)
@@ -1295,7 +1296,7 @@ def read_image(kind: str, path: str, entry: np.void, name: str) -> bytes:
     """Returns an example's encoded image; arguments and errors as in `read`.
 
     Raises:
-      Unreadable: also if a TFDS example has no image.
+      Unreadable: as in `read`, or a TFDS example has no image.
     """
     data = read(kind, path, entry, name)
     if kind != "tfds":

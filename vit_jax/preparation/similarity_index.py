@@ -7,10 +7,10 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.preparation.index import replacing
 
-EXACT = 100_000  # Up to this number of images, all are compared with all.
-LISTS = 4  # A larger index has this times the square root of the number of images as lists.
-PROBED = 64  # Lists searched for each image.
-SAMPLE = 64  # Images per list from which the lists' centres are computed.
+EXACT = 100_000  # Up to this number of images, the search is exact.
+LISTS = 4  # A larger index has LISTS * sqrt(images) inverted lists.
+PROBED = 64  # Number of lists searched for each query.
+SAMPLE = 64  # Number of images per list for computing the centres.
 
 
 def need_faiss() -> None:
@@ -25,7 +25,7 @@ def check_memory(images: int, dim: int) -> None:
     """Raises UserError if an index of `images` embeddings is larger than the free memory."""
     from vit_jax.parallel.process_settings import host_memory
 
-    needed, free = images * (4 * dim + 8), host_memory()[1]  # A vector and its index for each.
+    needed, free = images * (4 * dim + 8), host_memory()[1]  # A float32 vector and an int64 each.
     if needed > free:
         raise UserError(
             f"--retrieve_for: {images:,} images need an index of {needed / 2**30:,.1f} GiB, and "
@@ -35,7 +35,7 @@ def check_memory(images: int, dim: int) -> None:
 
 
 def lists_for(images: int) -> int:
-    """Returns the number of lists of an index for `images`; 0: all are compared with all."""
+    """Returns the number of lists for an index of `images`; 0: exact search."""
     return 0 if images <= EXACT else round(LISTS * images**0.5)
 
 
@@ -44,10 +44,10 @@ class SimilarityIndex:
 
     Args:
       dim: dimension of the vectors.
-      lists: number of lists; 0 compares with all vectors. Otherwise a vector is stored in the list
-        of its nearest centre, and compared with the lists of the `PROBED` nearest centres.
+      lists: number of inverted lists (faiss's IVF); 0: exact search. A vector is stored in the list
+        of its nearest centre; a query searches the lists of its `PROBED` nearest centres.
       sample: vectors for computing the centres, float32 `[n, dim]`, `SAMPLE` for each list.
-      file: stores the centres, so that they are reused.
+      file: file with the centres, which are reused if it exists.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class SimilarityIndex:
         return self._index.ntotal
 
     def add(self, vectors: np.ndarray) -> None:
-        """Adds vectors, float32 `[n, dim]`; they are numbered in order."""
+        """Adds vectors, float32 `[n, dim]`; their numbers are consecutive."""
         self._index.add(vectors)
 
     def nearest(self, vectors: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the most similar vectors for each of `[n, dim]`.
+        """Returns the most similar vectors for each query in `vectors`, `[n, dim]`.
 
         Returns:
-          Cosines, float32 `[n, count]`, and numbers, int64 `[n, count]`, -1 for missing ones.
+          Cosines, float32 `[n, count]`, and numbers of vectors, int64 `[n, count]`; -1: missing.
         """
         cosines, numbers = self._index.search(vectors, count)
         return np.where(numbers < 0, -1, cosines), numbers

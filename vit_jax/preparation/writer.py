@@ -1,7 +1,8 @@
-"""Converts a data set of any kind to a TFDS data set in ArrayRecord: index, order, write, describe.
+"""Converts a data set of any kind to a TFDS data set in ArrayRecord format.
 
-Working files are in `.prepare/` in the data set's folder. TFDS's description is written last, so
-that TFDS does not find an unfinished data set.
+The steps are: index, order, write the shards, write the TFDS metadata. Working files are in
+`.prepare/` in the data set's folder. The metadata are written last, so that TFDS does not find an
+unfinished data set.
 """
 
 import contextlib
@@ -47,9 +48,9 @@ from vit_jax.preparation.similarity_index import check_memory
 
 WORK = ".prepare"
 CAPTIONS = "captions"  # The feature with the captions of an image.
-EMBEDDINGS = ".embeddings"  # Next to the data sets, which share embeddings of the same source.
+EMBEDDINGS = ".embeddings"  # Folder next to the data sets; embeddings of a source are shared.
 
-# Descriptions of changed settings whose values are not readable.
+# Descriptions of changed settings, for those whose values are hashes.
 OTHER = {
     "files": "other files in the source",
     "model": "another model in --embeddings",
@@ -62,20 +63,21 @@ class Options:
     """Options of a prepared data set.
 
     Args:
-      name: the TFDS data set's name; None names it after the source.
-      seed: the seed of the order.
+      name: name of the TFDS data set; None: the source's name.
+      seed: random seed of the order.
       limit: maximum number of examples in each split.
-      shards: files of each split; None lets TFDS choose by size.
-      shots: creates splits `train_<k>shot` of the first k of each class.
-      deduplicate_against: `NAME:DIR/SPLIT` of test sets whose near-duplicates are removed from the
-        training split.
-      embeddings: the checkpoint whose model finds near-duplicates; None compares perceptual hashes.
-      similarity: least cosine of two embeddings of near-duplicates.
-      retrieve_for: curated sets, as in `open_curated`: the training split consists of their images'
-        nearest neighbours.
+      shards: number of files per split; None: TFDS chooses it by size.
+      shots: values of k for additional splits `train_<k>shot` of k images per class.
+      deduplicate_against: test sets, as `NAME:DIR/SPLIT`; their near-duplicates are removed from
+        the training split.
+      embeddings: checkpoint of the model that computes embeddings for finding near-duplicates;
+        None: compare perceptual hashes.
+      similarity: minimum cosine similarity of near-duplicates' embeddings.
+      retrieve_for: curated sets, as in `open_curated`; the training split is reduced to the nearest
+        neighbours of their images.
       neighbours: number of images retrieved for each curated image.
-      skip_uncaptioned: images without a caption are skipped in data with captions; otherwise they
-        are an error.
+      skip_uncaptioned: skip images without a caption in data with captions; otherwise they are an
+        error.
     """
 
     name: str | None = None
@@ -95,9 +97,9 @@ class Split(NamedTuple):
     """A written split."""
 
     name: str
-    lengths: list[int]  # Examples of each shard.
+    lengths: list[int]  # Number of examples in each shard.
     bytes: int
-    skipped: list[tuple[int, str, str]]  # Position in the order, name, reason.
+    skipped: list[tuple[int, str, str]]  # (Position in the order, name, reason) by example.
     captions: list[str]  # Hash of the captions in each shard.
 
 
@@ -108,10 +110,10 @@ class Prepared(NamedTuple):
     label_key: str
     caption_key: str | None  # The value for `data.caption_key`; None: there are no captions.
     splits: dict[str, int]
-    skipped: int  # Unreadable images.
-    removed: int  # Near-duplicates of test images.
-    duplicates: int  # Near-duplicates of other training images.
-    left_out: dict[str, int]  # Numbers of files that are no examples, by reason.
+    skipped: int  # Number of unreadable images.
+    removed: int  # Number of removed near-duplicates of test images.
+    duplicates: int  # Number of removed near-duplicates of other training images.
+    left_out: dict[str, int]  # Number of skipped files, by reason.
     folder: Path
 
 
@@ -130,14 +132,14 @@ def prepare(
       source: the data set to convert.
       out: folder of TFDS data sets.
       options: options of the data set.
-      run: runs the tasks of indexing and searching.
-      write: runs the tasks that write the shards, which take longest.
-      embedding: a model that computes embeddings, and the function that runs its tasks in this
+      run: runs the tasks for indexing and searching.
+      write: runs the tasks for writing shards, which take longest.
+      embedding: a model that computes embeddings, and a function that runs its tasks in this
         process.
-      log: callback for lines on progress.
+      log: callback for lines about progress.
 
     Raises:
-      UserError: something in the source is damaged, or `out` holds something else.
+      UserError: a file of the source is damaged, or the data set's folder has other content.
     """
     if options.shots and source.kind == "tfds":
         source = dataclasses.replace(source, index_labels=True)
@@ -150,7 +152,7 @@ def prepare(
         return _prepared(out, identity)
     _make_room(folder, source.root)
     with locked(work):
-        for leftover in folder.glob("*.tmp"):  # From killed processes.
+        for leftover in folder.glob("*.tmp"):  # Files of killed processes.
             leftover.unlink(missing_ok=True)
         _claim(work, settings)
         index = build_index(source, options.seed, work, run, options.skip_uncaptioned)
@@ -231,7 +233,7 @@ def _label_key(source: readers.RawDataSet, index: Index) -> str:
 
 
 def _about_captions(source: readers.RawDataSet, splits: list[Split]) -> dict:
-    """Returns the captions' feature, and a hash of the captions of each split."""
+    """Returns metadata: the feature with captions, and a hash of the captions of each split."""
     if source.caption_key is None:
         return {}
     digests = {split.name: _digest("".join(split.captions).encode()) for split in splits}
@@ -244,11 +246,11 @@ def _digest(*parts: bytes) -> str:
 
 
 class Choice(NamedTuple):
-    """The training examples to remove, as positions in the index, and their counts by reason."""
+    """The training examples to remove, as positions in the index, and their number by reason."""
 
     left_out: np.ndarray
-    removed: int = 0  # Near-duplicates of test images.
-    duplicates: int = 0  # Near-duplicates of other training images.
+    removed: int = 0  # Number of near-duplicates of test images.
+    duplicates: int = 0  # Number of near-duplicates of other training images.
 
 
 def _choose(
@@ -259,7 +261,7 @@ def _choose(
     run: Run,
     embeddings: Embeddings | None,
 ) -> Choice:
-    """Selects near-duplicates, and images far from the curated sets, to remove; writes reports."""
+    """Selects near-duplicates and images that were not retrieved, to remove; writes reports."""
     if not (options.deduplicate_against or options.retrieve_for):
         return Choice(np.empty(0, np.uint32))
     work, tests = folder / WORK, options.deduplicate_against
@@ -291,7 +293,7 @@ def _choose(
 
 
 def _identity(source: readers.RawDataSet, name: str | None) -> tuple[str, ...]:
-    """Returns name, config if there is one, and version."""
+    """Returns the data set's name, its config if it has one, and its version."""
     rest = ("1.0.0",)
     if source.kind == "tfds":
         tfds_name, *rest = _tfds_info(source).full_name.split("/")
@@ -335,10 +337,10 @@ def _make_room(folder: Path, source: Path) -> None:
 def _claim(work: Path, settings: dict) -> None:
     """Resumes a preparation with the same settings.
 
-    Before the first shard is written, other settings restart it; afterwards they raise UserError.
+    If the settings have changed, it restarts if no shard is written, else it raises UserError.
     """
     kept = work / "settings.json"
-    # Few-shot splits are additional: they may be changed until the end.
+    # Few-shot splits are written last, so they may be changed.
     settings = {key: value for key, value in settings.items() if key != "shots"}
     if kept.exists() and any(work.glob("shards/*.json")):
         return _same(json.loads(kept.read_text()), settings, work.parent)
@@ -400,9 +402,9 @@ def _write(folder: Path, name: str, split: str, shards: int | None, run: Run) ->
 
 
 def write_shard(work: Path, split: str, start: int, stop: int, shard: Path, result: Path) -> None:
-    """Writes one file of a split: the examples from `start` to `stop` of its order.
+    """Writes a shard of a split: the examples from `start` to `stop` in its order.
 
-    It may run on any machine that has the data set's folder and the source under the same paths.
+    It may run on any machine with the data set's folder and the source at the same paths.
     """
     index, order = load_index(work), mapped(work / f"order-{split}.npy")
     serialize = _serializer(work, index)
@@ -427,7 +429,7 @@ def write_shard(work: Path, split: str, start: int, stop: int, shard: Path, resu
 def _writer(path: Path) -> Iterator[Callable[[bytes], None]]:
     from array_record.python import array_record_module
 
-    # Images are already compressed, and groups of one record are best for random access.
+    # Images are already compressed; groups of one record are best for random access.
     writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
     try:
         yield writer.write
@@ -440,9 +442,9 @@ def _writer(path: Path) -> Iterator[Callable[[bytes], None]]:
 
 
 def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
-    """Returns a function from an index row to a serialized TFDS example.
+    """Returns a function that converts an index row to a serialized TFDS example.
 
-    The function raises `Unreadable` if an image in it cannot be decoded.
+    The function raises `Unreadable` if the image cannot be decoded.
     """
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import example_serializer
@@ -472,7 +474,7 @@ def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
         example = {"image": image, "file_name": as_text(index.name(entry)), **label}
         if entry["captions"]:
             example[CAPTIONS] = index.captions(entry)
-        # Without `deterministic` the order of the features would differ between processes.
+        # Without `deterministic`, the order of features would differ between processes.
         return serializer.get_tf_example(features.encode_example(example)).SerializeToString(
             deterministic=True
         )
@@ -481,12 +483,12 @@ def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
 
 
 def _check(image: bytes) -> None:
-    """Raises `Unreadable` if training would; all of a JPEG is read, at 1/8 of its size."""
+    """Raises `Unreadable` if training would; decodes the whole image, a JPEG at 1/8 of its size."""
     opened = open_image(image)
     opened.region(Box(0, 0, opened.width, opened.height), 1)
 
 
-# TFDS's description, by TFDS.
+# TFDS metadata, written by TFDS.
 
 
 def _tfds_info(source: readers.RawDataSet):
@@ -542,7 +544,7 @@ def _info(source: readers.RawDataSet, identity: tuple[str, ...], folder: Path, f
 
 
 def _finish(folder: Path, info, splits: list[Split], chosen: Choice, summary: dict) -> None:
-    """Writes TFDS's description; its last rename makes the folder a TFDS data set."""
+    """Writes the TFDS metadata; the last rename makes the folder a TFDS data set."""
     import tensorflow_datasets as tfds
 
     described = folder / WORK / "metadata"
@@ -575,7 +577,7 @@ def _finish(folder: Path, info, splits: list[Split], chosen: Choice, summary: di
 def _prepared(out: Path, identity: tuple[str, ...]) -> Prepared:
     folder = out.joinpath(*identity)
     summary = json.loads((folder / SUMMARY).read_text())
-    # With the version, or TFDS would search for the newest one of a registered name.
+    # With the version, because TFDS would search for the newest one of a registered name.
     path = f"{'/'.join(identity[:-1])}:{identity[-1]}:{out.absolute()}"
     return Prepared(
         path,

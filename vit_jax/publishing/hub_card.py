@@ -1,4 +1,4 @@
-"""The README.md of a model on the Hub: its description, its usage and its training."""
+"""Writes the model card (README.md) of a model on the Hub: description, usage and training."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -15,19 +15,19 @@ _TITLES = {"timm": "timm", "transformers": "Transformers"}
 
 
 class Published(NamedTuple):
-    """A model to be described by a card.
+    """The content of a model's card.
 
     Attributes:
       name: `owner/name` on the Hub.
-      form: the library of the folder, `timm` or `transformers`.
+      form: format of the folder, `timm` or `transformers`.
       task: the Hub's identifier of the task.
       properties: properties of the model, by name.
       licence: the Hub's identifier of the licence.
-      base: the Hub's model that it was initialized from or is identical to, `owner/name`; None:
+      base: the Hub's base model (the initialization or an identical model), `owner/name`; None:
         unknown.
-      facts: facts of its training run; None: it is not from a run of ours.
-      differs: lines on preprocessing that the folder cannot store.
-      tried: usage examples that load it.
+      facts: facts about the training run; None: the model is not from one of our runs.
+      differs: lines about preprocessing that the folder cannot store.
+      tried: usage examples that were run successfully.
     """
 
     name: str
@@ -111,11 +111,11 @@ def properties_of(checkpoint: Checkpoint) -> tuple[str, dict[str, str]]:
 
 
 def properties_of_towers(checkpoint: Checkpoint, part: TextPart) -> tuple[str, dict[str, str]]:
-    """Returns the Hub's task of a model of images and texts, and its properties.
+    """Returns the Hub's task of an image-text model, and its properties.
 
     Args:
       checkpoint: the image tower.
-      part: the text tower and the similarities.
+      part: the text tower and the similarity.
     """
     shapes = [x.shape for x in params_of(part.tower).values()]
     return "zero-shot-image-classification", {
@@ -127,7 +127,7 @@ def properties_of_towers(checkpoint: Checkpoint, part: TextPart) -> tuple[str, d
 
 
 def _millions(shapes: Iterable[Sequence[int]]) -> str:
-    """Returns the number of parameters in millions."""
+    """Formats the number of parameters in millions."""
     return f"{sum(int(np.prod(shape)) for shape in shapes) / 1e6:,.2f} M"
 
 
@@ -137,7 +137,7 @@ def _size(checkpoint: Checkpoint) -> str:
 
 
 def _usage(about: Published) -> list[str]:
-    """Returns the usage examples of each library, and their measured differences."""
+    """Returns lines with the usage examples of each library, and the measured differences."""
     parts = []
     for usage, _ in about.tried:
         kind, code = (

@@ -1,4 +1,4 @@
-"""Facts on a published model's training for its card: data, recipe, results, and protocol."""
+"""Facts about the training of a published model, for its card: data, recipe, results, protocol."""
 
 import re
 from pathlib import Path
@@ -13,21 +13,21 @@ from vit_jax.runs.goodput import read_rows
 from vit_jax.runs.predictions import CLASS_FIGURES, metric_in_words
 from vit_jax.runs.workdir import METRICS, saved_run
 
-# Config values without influence on the trained model.
+# Config values that do not affect the trained model.
 _ELSEWHERE = OPERATIONAL | {"log_every", "evaluate_every", "profile", "hang_seconds"}
 _SECTIONS = ("sweep.", "checkpoint.")
 
 
 class RunFacts(NamedTuple):
-    """Facts on the training run of a checkpoint, for its card.
+    """Facts about the training run of a checkpoint, for its card.
 
     Attributes:
-      figures: results at this step, formatted, by name.
-      protocol: sentences on how they were measured.
-      data: a sentence on the training data.
-      recipe: each config value that differs from the default, formatted.
-      made_with: versions and devices, in a sentence.
-      base: the Hub's model that the run was initialized from, `owner/name`; None: there is none.
+      figures: formatted results at the checkpoint's step, by name.
+      protocol: sentences about how the results were measured.
+      data: a sentence about the training data.
+      recipe: formatted config values that differ from the defaults, by name.
+      made_with: a sentence about versions and devices.
+      base: the Hub's model from which the run was initialized, `owner/name`; None: none.
     """
 
     figures: dict[str, str]
@@ -39,12 +39,12 @@ class RunFacts(NamedTuple):
 
 
 def read_facts(workdir: Path, which: str, checkpoint: Checkpoint) -> RunFacts | None:
-    """Returns the facts of a run's checkpoint; None if it is not from a run.
+    """Returns the facts about a checkpoint of a training run; None if it is not from a run.
 
     Args:
-      workdir: the run's folder.
-      which: the checkpoint's name: `best`, a step, or empty for the newest.
-      checkpoint: the checkpoint.
+      workdir: folder of the run.
+      which: `best`, a step, or empty for the newest checkpoint.
+      checkpoint: the opened checkpoint.
     """
     if checkpoint.step is None or (run := saved_run(workdir)) is None:
         return None
@@ -65,7 +65,7 @@ def read_facts(workdir: Path, which: str, checkpoint: Checkpoint) -> RunFacts | 
 
 
 def _source(config: dict[str, Any]) -> str:
-    """Returns a description of a run's data, without folders of its machine."""
+    """Returns a description of a run's data, without folder names."""
     source = " ".join(without_folders(x) for x in (config["data.source"], config["data.path"]) if x)
     if parts := config["data.parts"]:
         source += f" ({', '.join(map(without_folders, parts))})"
@@ -75,7 +75,7 @@ def _source(config: dict[str, Any]) -> str:
 def _protocol(
     config: dict[str, Any], manifest: dict, which: str, checkpoint: Checkpoint
 ) -> list[str]:
-    """Returns sentences on how a checkpoint was selected and evaluated."""
+    """Returns sentences about how a checkpoint was selected and evaluated."""
     chosen_by = "dev" if config["data.dev_split"] is not None else "test"
     best = f", the best of its checkpoints by the {chosen_by} images" if which == "best" else ""
     crop = checkpoint_crop(checkpoint, checkpoint.arguments["image_size"])
@@ -96,7 +96,7 @@ def _protocol(
 
 
 def _figures(file: Path, step: int) -> dict[str, str]:
-    """Returns the results in a run's evaluation log at a step; the last of several counts."""
+    """Returns the results at a step in a run's evaluation log; the last entry counts."""
     found: dict[str, float] = {}
     for row in read_rows(file):
         if row["step"] == step:
@@ -127,12 +127,12 @@ def _recipe(config: Any) -> dict[str, str]:
 
 
 def _base(checkpoint: str | None) -> str | None:
-    """Returns the Hub's repository that a run was initialized from, or None."""
+    """Returns the Hub repository from which a run was initialized, or None."""
     return repository(checkpoint_of(checkpoint)) if checkpoint else None
 
 
 def repository(source: str) -> str | None:
-    """Returns the `owner/name` of `hf://owner/name`; None for another source."""
+    """Returns the `owner/name` in `hf://owner/name`; None for other sources."""
     found = re.fullmatch(r"hf://([^@]+)(@.*)?", source)
     return found[1] if found else None
 
@@ -143,7 +143,7 @@ def licence_of(name: str) -> str | None:
 
 
 def without_folders(text: str) -> str:
-    """Removes the folders of paths from a text, to publish nothing about the machine."""
+    """Removes folders from the paths in a text, because they are private."""
     start = r"(?:(?<=^)|(?<=[\s:=,'\"]))(?<!hf:)"
     return re.sub(
         start + r"(?:gs://|s3://|~/|\.{0,2}/)(?:[^\s:=,'\"/]*/)*(?=[^\s:=,'\"/])", "", text

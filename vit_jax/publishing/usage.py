@@ -1,7 +1,7 @@
-"""Usage examples that load a published model in each library; they are run before publication.
+"""Usage examples that load a published model in each library; they are tested before publication.
 
-The examples run unchanged, each in a separate process without network access: its Hub cache
-contains the folder under its future name. Their outputs for an image are compared with the model's.
+Each example runs unchanged in a separate process without network access. Its Hub cache contains the
+folder under its future name. The output for an image is compared with the model's.
 """
 
 import importlib.metadata
@@ -30,7 +30,7 @@ from vit_jax.models.image_model import PROBABILITIES
 from vit_jax.models.image_text import ImageTextModel
 
 PICTURE = "photo.jpg"
-TOLERANCE = 1e-3  # Relative to the largest number; float32 rounding stays far below it.
+TOLERANCE = 1e-3  # Relative to the largest value; float32 rounding errors are much smaller.
 _COMMIT = "0" * 40
 _RESULT = "result.npy"
 
@@ -39,12 +39,12 @@ class Usage(NamedTuple):
     """Code that loads a model and computes its output for an image.
 
     Attributes:
-      title: the library's name.
+      title: name of the library.
       packages: required packages.
-      code: the code, in Python, or `$ ` and a command.
-      numbers: a Python expression, evaluated after the code, for its output: probabilities or
-        features of the image.
-      ranked: the output has the highest probabilities only, the highest first.
+      code: Python code, or `$ ` followed by a command.
+      numbers: a Python expression that is evaluated after the code; it returns the output, which is
+        probabilities or features of the image.
+      ranked: the output contains only the highest probabilities, in descending order.
     """
 
     title: str
@@ -55,7 +55,7 @@ class Usage(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """Code that was run, and the relative difference of its output from the model's."""
+    """A tested example, and the relative difference between its output and the model's."""
 
     usage: Usage
     distance: float
@@ -67,7 +67,7 @@ class Tried(NamedTuple):
 
 
 def _version(package: str) -> str:
-    """Returns the version of a package; ours is also known if it runs from a checkout."""
+    """Returns the version of a package; for vit_jax also if it runs from a checkout."""
     return vit_jax.__version__ if package == "vit_jax" else importlib.metadata.version(package)
 
 
@@ -141,13 +141,13 @@ _EMBED = (
 def usages(
     name: str, form: str, classes: int, named: bool, probabilities: str
 ) -> list[list[Usage]]:
-    """Returns candidates for the usage examples of each library, the best first.
+    """Returns candidates for the usage example of each library, the best one first.
 
     Args:
       name: `owner/name`.
-      form: library of the folder, `timm` or `transformers`.
+      form: format of the folder, `timm` or `transformers`.
       classes: number of classes; 0: no head.
-      named: the classes have names.
+      named: True if the classes have names.
       probabilities: a key of `PROBABILITIES`.
     """
     torch = ("torch", "torchvision")
@@ -194,11 +194,11 @@ def usages(
 
 
 def usages_of_towers(name: str, length: int, probabilities: str) -> list[list[Usage]]:
-    """Returns the usage examples of a model of images and texts, as `usages` does.
+    """Returns the usage examples of an image-text model, as in `usages`.
 
     Args:
       name: `owner/name`.
-      length: number of tokens of a text.
+      length: number of tokens per text.
       probabilities: a key of `PROBABILITIES`.
     """
     fixed = dict(name=name, picture=PICTURE, texts=json.dumps(_TEXTS))
@@ -211,7 +211,7 @@ def usages_of_towers(name: str, length: int, probabilities: str) -> list[list[Us
 
 
 def _ranked(code: str) -> Usage:
-    """Returns an example of ours that predicts classes."""
+    """Returns a vit_jax example that predicts classes."""
     return Usage("vit_jax", ("vit_jax",), code, "prediction.probabilities", ranked=True)
 
 
@@ -226,8 +226,9 @@ def try_usages(
     """Returns the first example of each library that runs and computes the expected output.
 
     Args:
+      wanted: candidates for each library.
       picture: the image, uint8 `[height, width, 3]`.
-      expected: output for it.
+      expected: expected output for the image.
       folder: the future content of `name` on the Hub.
       log: called with a message for each library without such an example.
     """
@@ -251,7 +252,7 @@ def try_usages(
 def expected_output(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
     """Returns a random image that needs no resize, and the model's output for it.
 
-    The output is probabilities, or features of a model without a head.
+    The output is probabilities, or features if the model has no head.
     """
     model = build_model(checkpoint, log=lambda line: None, dtype="float32")
     picture, images = _picture(checkpoint, model.image_size)
@@ -262,11 +263,11 @@ def expected_output(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
 
 
 def expected_of_towers(checkpoint: Checkpoint, part: TextPart) -> tuple[np.ndarray, np.ndarray]:
-    """Returns such an image, and the probability of each of the examples' texts.
+    """Returns a random image that needs no resize, and the probability of each example text.
 
     Args:
       checkpoint: the image tower.
-      part: the text tower and the similarities.
+      part: the text tower and the similarity.
     """
     image = build_model(checkpoint, log=lambda line: None, dtype="float32")
     model = ImageTextModel(
@@ -285,8 +286,8 @@ def expected_of_towers(checkpoint: Checkpoint, part: TextPart) -> tuple[np.ndarr
 def _picture(checkpoint: Checkpoint, image_size: tuple[int, int]) -> tuple[np.ndarray, jax.Array]:
     """Returns a random image that is cropped without a resize, and its crop as a batch."""
     crop = checkpoint_crop(checkpoint, image_size)
-    # An image of this size is cropped without a resize. By 1e-6, `int` does not truncate 255.9999999
-    # to 255.
+    # An image of this size is cropped without a resize. Adding 1e-6 prevents `int` from truncating
+    # 255.9999999 to 255.
     share = min(image_size) / crop.resize
     sides = (int(side / share + 1e-6) for side in image_size)
     picture = np.random.default_rng(0).integers(0, 256, (*sides, 3), dtype=np.uint8)
@@ -294,7 +295,7 @@ def _picture(checkpoint: Checkpoint, image_size: tuple[int, int]) -> tuple[np.nd
 
 
 def _put_into_cache(cache: Path, folder: Path, name: str) -> None:
-    """Links a folder into a new cache of huggingface_hub as the repository `name`."""
+    """Creates a Hub cache with a link to a folder as the repository `name`."""
     repository = cache / f"models--{name.replace('/', '--')}"
     (repository / "snapshots").mkdir(parents=True)
     (repository / "snapshots" / _COMMIT).symlink_to(folder.absolute(), target_is_directory=True)
@@ -303,7 +304,7 @@ def _put_into_cache(cache: Path, folder: Path, name: str) -> None:
 
 
 def _try(usage: Usage, place: Path, expected: np.ndarray) -> Tried | str:
-    """Returns the example with its difference, or the reason why it is not shown."""
+    """Runs an example; returns it with its difference, or the reason for its rejection."""
     if missing := [name for name in usage.packages if importlib.util.find_spec(name) is None]:
         return f"not tried, since {', '.join(missing)} cannot be imported here"
     (place / _RESULT).unlink(missing_ok=True)

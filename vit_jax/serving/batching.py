@@ -1,4 +1,4 @@
-"""Dynamic batching: waiting images are computed together."""
+"""Dynamic batching of images from concurrent requests."""
 
 import asyncio
 import contextlib
@@ -11,23 +11,25 @@ import numpy as np
 from vit_jax.serving.engine import Engine
 from vit_jax.serving.metrics import Metrics
 
-# Seconds for which a request waits for places. Rejecting it costs as much as answering it.
+# Seconds for which a request waits for places, because rejecting it is as expensive as serving it.
 PATIENCE = 1.0
 
 
 class Busy(Exception):
-    """Exception for an image when the server is full."""
+    """Exception for requests while the server is full."""
 
 
 class Batcher:
-    """Dynamic batcher: while the device computes, further images are collected in a batch.
+    """Dynamic batcher: while the device computes, images are collected for the next batch.
+
+    An image has a place from the arrival of its bytes until the response.
 
     Args:
-      most: largest number of images with a place, from the arrival of their bytes to the response.
-      most_pixels: largest number of pixels of these images together.
+      most: maximum number of images with a place.
+      most_pixels: maximum total number of pixels of these images.
 
     Attributes:
-      waiting: number of images that have a place.
+      waiting: number of images with a place.
     """
 
     def __init__(self, engine: Engine, most: int, most_pixels: int, metrics: Metrics):
@@ -39,7 +41,7 @@ class Batcher:
         )
         self._first, self._freed = asyncio.Lock(), asyncio.Event()
         self._pixels = 0
-        # One computation at a time, in the order of arrival.
+        # A single thread: one computation at a time, in the order of arrival.
         self._device = ThreadPoolExecutor(1, "device")
         self._queue: asyncio.Queue[tuple[Any, np.ndarray | None, asyncio.Future]] = asyncio.Queue()
         self.waiting = 0
@@ -50,7 +52,7 @@ class Batcher:
         """Reserves places for `images` images while the context is open, in the order of arrival.
 
         Raises:
-          Busy: there was no place for `PATIENCE` seconds.
+          Busy: no place became free within `PATIENCE` seconds.
         """
         try:
             async with asyncio.timeout(PATIENCE), self._first:
@@ -73,18 +75,18 @@ class Batcher:
 
         Args:
           image: output of the engine's `decode`.
-          classes: embeddings of the request's names; None: the server's classes.
+          classes: embeddings of the class names in the request; None: the server's classes.
         """
         answer = asyncio.get_running_loop().create_future()
         self._queue.put_nowait((image, classes, answer))
         return await answer
 
     async def on_device(self, function: Callable, *arguments: Any) -> Any:
-        """Calls a function in the thread that computes, between two batches."""
+        """Calls a function in the computing thread, between two batches."""
         return await asyncio.get_running_loop().run_in_executor(self._device, function, *arguments)
 
     async def run(self) -> None:
-        """Computes queued images until it is cancelled."""
+        """Computes queued images until the task is cancelled."""
         while True:
             batch = [await self._queue.get()]
             while len(batch) < self._engine.sizes[-1] and not self._queue.empty():
@@ -102,7 +104,7 @@ class Batcher:
         self._metrics.batch.observe(len(images))
         try:
             found = await self.on_device(self._engine.compute, images, classes)
-        # A bug, or not enough memory: the next batch may succeed.
+        # For a bug or lack of memory: the next batch may succeed.
         except Exception as error:
             for answer in answers:
                 if not answer.cancelled():

@@ -16,10 +16,10 @@ class ConnectionLimits(NamedTuple):
     """The limits of a server.
 
     Attributes:
-      most: largest number of open connections.
-      head: timeout in seconds for a request's first lines.
-      whole: timeout in seconds, after that, until the response is sent.
-      refused: called for each connection that is closed.
+      most: maximum number of open connections.
+      head: timeout in seconds for receiving the request line and headers.
+      whole: timeout in seconds from then until the response is sent.
+      refused: callback for each closed connection.
     """
 
     most: int
@@ -29,7 +29,7 @@ class ConnectionLimits(NamedTuple):
 
 
 def limited(limits: ConnectionLimits) -> type[H11Protocol]:
-    """Returns the protocol class of a server with these limits."""
+    """Returns a protocol class for uvicorn with these limits."""
 
     class Limited(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
@@ -45,7 +45,7 @@ def limited(limits: ConnectionLimits) -> type[H11Protocol]:
 
         def on_response_complete(self):
             self._expect_request()
-            # Last, because it starts the next request if one is waiting.
+            # Must be last, because it starts the next waiting request.
             super().on_response_complete()
 
         def connection_lost(self, exc):

@@ -1,4 +1,4 @@
-"""Compiled programs of segmenters, detectors and models of depth."""
+"""Compiled programs of segmenters, detectors and depth models."""
 
 import base64
 from collections.abc import Sequence
@@ -24,18 +24,18 @@ from vit_jax.models.dense.windows import Windows
 from vit_jax.object_files import overlay as draw_objects
 from vit_jax.serving.engine import Asked, Engine
 
-SIDE = 1024  # Pixels of the longest side of a picture.
+SIDE = 1024  # Longest side of a returned image, in pixels.
 
 
 class WindowsEngine(Engine):
     """Programs for maps of images at their original size.
 
-    The windows of the images of a batch are computed together.
+    Windows of several images are batched.
 
     Args:
-      model: the segmenter or model of depth.
-      crop: the run's evaluation transform.
-      batch_size: largest number of windows in a batch.
+      model: the segmenter or depth model.
+      crop: the evaluation transform.
+      batch_size: maximum number of windows in a batch.
     """
 
     parameters = ("overlay", "seen")
@@ -50,7 +50,7 @@ class WindowsEngine(Engine):
     def compute(
         self, images: Sequence[tuple[Windows, np.ndarray]], classes: Sequence[Any] = ()
     ) -> list[np.ndarray]:
-        """Returns the output for the windows of each image, `[windows, rows, columns, values]`."""
+        """Returns the outputs for each image's windows, `[windows, rows, columns, values]`."""
         outputs = self._values([cut for windows, image in images for cut in windows.cut(image)])
         ends = np.cumsum([windows.count for windows, _ in images])
         return np.split(outputs, ends[:-1])
@@ -68,15 +68,15 @@ class WindowsEngine(Engine):
         return answer
 
     def _map(self, windows: Windows, result: np.ndarray) -> np.ndarray:
-        """Returns the map of an image, `[height, width]`, from the output for its windows."""
+        """Merges the outputs of an image's windows to a map `[height, width]`."""
         raise NotImplementedError
 
     def _described(self, whole: np.ndarray) -> dict[str, Any]:
-        """Returns the map of an image as an answer, without pictures."""
+        """Returns the JSON response for a map, without images."""
         raise NotImplementedError
 
     def _picture(self, resized: np.ndarray, whole: np.ndarray) -> np.ndarray:
-        """Returns the colours of a map, of the size of the resized image."""
+        """Returns a map as colours, at the size of the resized image."""
         raise NotImplementedError
 
 
@@ -129,13 +129,13 @@ class DepthEngine(WindowsEngine):
 
 
 class DetectorEngine(Engine):
-    """Programs for the objects of images.
+    """Programs for object detection.
 
     Args:
       detector: the detector.
-      crop: the run's evaluation transform.
-      batch_size: largest number of images in a batch.
-      threshold: least score of the returned objects.
+      crop: the evaluation transform.
+      batch_size: maximum number of images in a batch.
+      threshold: minimum score of the returned objects.
     """
 
     parameters = ("overlay", "seen")
@@ -150,7 +150,7 @@ class DetectorEngine(Engine):
     def compute(
         self, images: Sequence[tuple[Placement, np.ndarray]], classes: Sequence[Any] = ()
     ) -> list[Detections]:
-        """Returns the objects of each image, in pixels of the original."""
+        """Returns the objects of each image, in pixels of the original image."""
         best = self._values([pixels for _, pixels in images])
         return [
             detections(jax.tree.map(lambda x, row=row: x[row], best), placement, self._threshold)
@@ -175,7 +175,7 @@ class DetectorEngine(Engine):
         if asked.seen:
             answer["seen"] = image_address(shown, SIDE)
         if asked.overlay:
-            # Names would be illegible in a small picture.
+            # Enlarge small images, so that class names are legible.
             factor = max(1, SIDE // max(shown.shape))
             large = cv2.resize(shown, None, fx=factor, fy=factor, interpolation=cv2.INTER_CUBIC)
             drawn = result._replace(corners=factor * placement.place_boxes(result.corners))
@@ -187,12 +187,12 @@ class DetectorEngine(Engine):
 
 
 def _on_picture(masks: np.ndarray, placement: Placement, size: tuple[int, ...]) -> np.ndarray:
-    """Returns masks of an original image on the enlarged picture of its crop.
+    """Transforms masks of the original image to the enlarged image of its crop.
 
     Args:
       masks: bool `[objects, height, width]`.
       placement: the placement of the crop.
-      size: height and width of the picture.
+      size: height and width of the enlarged image.
     """
     height, width = placement.shown
     out = np.zeros((len(masks), *size[:2]), bool)

@@ -1,4 +1,4 @@
-"""Page of the server, on which a photograph is dropped."""
+"""The server's web page, onto which users drop a photograph."""
 
 from collections.abc import Mapping
 
@@ -19,9 +19,9 @@ def drop_page(
 
     Args:
       about: text below the title.
-      layer: picture that is shown over the image: `heat`, `overlay`, or empty.
-      folder: folder of the nearest images; empty: none are shown.
-      names: the server's class names, in words, where a request can have others; None: it cannot.
+      layer: layer that is shown over the image: `heat`, `overlay`, or empty.
+      folder: folder of the nearest images; empty: no nearest images are shown.
+      names: text with the server's class names, if requests can have others; None: they cannot.
       colours: colours of classes in the overlay, by name; None: there is no overlay.
     """
     asked = ["seen=1", *[f"{layer}=1"] * bool(layer), *[f"neighbours={NEAREST}"] * bool(folder)]

@@ -35,7 +35,8 @@ class Asked(NamedTuple):
 
     Attributes:
       images: encoded images.
-      heat, seen: return attention rollout, and the part of the image that the model receives.
+      heat: return attention rollout.
+      seen: return the part of the image that the model receives.
       overlay: return the image with its classes or objects drawn on it.
       neighbours: number of nearest images to return.
       names: names of the classes; empty: the server's.
@@ -50,31 +51,31 @@ class Asked(NamedTuple):
 
     @property
     def looks(self) -> bool:
-        """True if the request needs more than the classes."""
+        """True if the request requires more than the classes."""
         return self.heat or self.neighbours > 0
 
 
 class Look(NamedTuple):
     """Features and attention rollout of an image."""
 
-    features: np.ndarray  # Features that enter the head, float32 `[features]`.
-    heat: np.ndarray | None  # Attention rollout, `[rows, columns]` of patches, which sum to 1.
+    features: np.ndarray  # Input of the head, float32 `[features]`.
+    heat: np.ndarray | None  # Attention rollout of patches, `[rows, columns]`, with sum 1.
 
 
 class Engine:
     """Programs of a model for batches of a few fixed sizes, compiled only at construction.
 
-    Subclasses define how an image is decoded, computed and answered.
+    Subclasses define how images are decoded and computed, and the JSON response.
 
     Args:
       model: the model.
-      batch_size: largest number of images in a batch.
-      compute: function of the model and a batch of images.
+      batch_size: maximum number of images in a batch.
+      compute: `(model, images) -> outputs` for a batch.
 
     Attributes:
       sizes: batch sizes of the programs; smaller batches are padded.
-      parameters: parameters of requests that the engine supports.
-      names: the classes of requests; None: the model's own.
+      parameters: request parameters that the engine supports.
+      names: class names of requests; None: only the model's own classes are supported.
     """
 
     parameters: tuple[str, ...] = ()
@@ -95,7 +96,7 @@ class Engine:
         return program.lower(self._params, self._batch([], size)).compile()
 
     def _batch(self, images: Sequence[np.ndarray], size: int) -> dict[str, jax.Array]:
-        """Returns images on the devices, padded with black ones."""
+        """Returns images on the devices, padded with black images to the batch size."""
         pixels = np.zeros((size, *self._model.image_size, 3), np.uint8)
         for row, image in zip(pixels, images, strict=False):
             row[:] = image
@@ -103,7 +104,7 @@ class Engine:
         return to_devices({"image": pixels, "labels": labels, "valid": mask}, self._mesh)
 
     def _values(self, images: Sequence[np.ndarray]) -> Any:
-        """Returns the outputs of `compute` for any number of images, arrays `[images, ...]`."""
+        """Returns the compiled function's outputs for any number of images, `[images, ...]`."""
         parts, most = [], self.sizes[-1]
         for start in range(0, len(images), most):
             part = images[start : start + most]
@@ -113,24 +114,25 @@ class Engine:
         return jax.tree.map(lambda *x: np.concatenate(x)[: len(images)], *parts)
 
     def decode(self, image: bytes) -> Any:
-        """Returns an image as `compute` takes it; raises `Unreadable`."""
+        """Decodes an image to an input of `compute`; raises `Unreadable`."""
         raise NotImplementedError
 
     def compute(self, images: Sequence[Any], classes: Sequence[np.ndarray | None]) -> list[Any]:
-        """Returns the results of images, at most as many as the largest of `sizes`.
+        """Returns the result for each image.
 
         Args:
-          images: outputs of `decode`.
-          classes: embeddings of the classes of each image's request; None: the server's classes.
+          images: outputs of `decode`, up to the largest of `sizes`.
+          classes: for each image, embeddings of the class names in its request; None: the server's
+            classes.
         """
         raise NotImplementedError
 
     def answer(self, image: Any, result: Any, asked: Asked) -> dict[str, Any]:
-        """Returns the answer for an image, ready for JSON.
+        """Returns the response for an image, as a value for JSON.
 
         Args:
           image: output of `decode`.
-          result: its result.
+          result: output of `compute` for the image.
           asked: the request.
         """
         raise NotImplementedError
@@ -140,10 +142,10 @@ class ClassifierEngine(Engine):
     """Programs for classification, features and attention.
 
     Args:
-      batch_size: largest number of images in a batch.
-      top: largest number of classes per image.
-      threshold: least probability of the returned classes.
-      names: the classes of requests; None: the classifier's head has the classes.
+      batch_size: maximum number of images in a batch.
+      top: maximum number of returned classes per image.
+      threshold: minimum probability of the returned classes.
+      names: class names of requests; None: the head of the classifier defines the classes.
 
     Attributes:
       no_heat: reason why attention rollout is undefined; None if it is defined.
@@ -175,7 +177,7 @@ class ClassifierEngine(Engine):
     def compute(
         self, images: Sequence[np.ndarray], classes: Sequence[np.ndarray | None]
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns probabilities and classes of images, the most probable first."""
+        """Returns the probabilities and classes of each image, the most probable first."""
         values = self._values(images)
         if self.names is None:
             each = [*zip(*values, strict=True)]
@@ -201,7 +203,7 @@ class ClassifierEngine(Engine):
     def _of_names(
         self, image: np.ndarray, classes: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns probabilities and classes of the embedding of an image by names."""
+        """Returns probabilities and classes of an image embedding, by embeddings of class names."""
         assert self.names is not None
         chances = self.names.probabilities(image, classes)
         labels = np.argsort(-chances, kind="stable")[: self._top]
@@ -234,12 +236,12 @@ class ClassifierEngine(Engine):
             log=log,
         )
         found = extractor(params, images)
-        assert found is not None  # The extractor is never stopped here.
+        assert found is not None  # Extraction is not interrupted here.
         return found
 
 
 def _features_and_attention(model, images):
-    """Returns the features, and each layer's attention averaged over its heads."""
+    """Returns the features, and each layer's attention, averaged over heads."""
     _, found = model(images, capture=("attention",))
     return representation(model, images), [
         layer.mean(axis=1, keepdims=True) for layer in found["attention"]
@@ -265,20 +267,21 @@ def make_engine(
     threshold: float | None,
     templates: Sequence[str],
 ) -> ClassifierEngine:
-    """Returns the engine of a classifier, with names in requests if it has a text tower.
+    """Returns the engine of a classifier; with a text tower, requests can contain class names.
 
     Args:
-      batch_size: largest number of images in a batch.
-      top: largest number of classes per image; None: `DEFAULT_TOP`, or with a threshold all.
-      threshold: least probability of the returned classes; None: any.
-      templates: texts with `{}` for a name in a request.
+      batch_size: maximum number of images in a batch.
+      top: maximum number of returned classes per image; None: all if there is a threshold, else
+        `DEFAULT_TOP`.
+      threshold: minimum probability of the returned classes; None: any.
+      templates: prompt templates for class names in requests, with `{}` for the name.
     """
     names, count = None, len(classifier.class_names)
     if classifier.image_text is not None:
         model = classifier.model
         assert isinstance(model, ZeroShotClassifier)
         names = Names(classifier.image_text, templates, np.asarray(model.classes[...]))
-        count = max(count, MOST_NAMES)  # A request can have more names than the server.
+        count = max(count, MOST_NAMES)  # Requests can contain more names than the server.
     return ClassifierEngine(
         classifier, batch_size, top_of(top, threshold, count, DEFAULT_TOP), threshold, names
     )

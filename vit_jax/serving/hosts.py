@@ -1,7 +1,7 @@
-"""Check of the Host header of requests, against DNS rebinding.
+"""Checks the Host header of requests, to prevent DNS rebinding.
 
-A web page can point its own domain name to this machine (DNS rebinding) and then read this server's
-responses as its own. The Host header of its requests still contains that domain.
+With DNS rebinding, a malicious web page points its own domain name to this machine, so that its
+scripts can read the server's responses. The Host header of these requests contains that domain.
 """
 
 import ipaddress
@@ -11,9 +11,9 @@ from collections.abc import Collection
 
 
 def is_ours(host: str, names: Collection[str] = ()) -> bool:
-    """Returns True for a Host header that no foreign domain can have.
+    """Returns True if a Host header cannot be that of a foreign domain.
 
-    It is an address, localhost, this machine's name or one of `names`; `*` in `names` allows all.
+    Allowed are IP addresses, localhost, this machine's name and `names`; `*` in `names` allows all.
     """
     name = re.sub(r":\d*$", "", host).strip("[]").lower().removesuffix(".")
     if "*" in names or name == "localhost" or name.endswith(".localhost"):

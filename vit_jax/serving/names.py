@@ -1,4 +1,4 @@
-"""Classes by name in requests to a model of images and texts, with cached embeddings."""
+"""Class names in requests to an image-text model, with cached embeddings."""
 
 import math
 from collections import OrderedDict
@@ -14,22 +14,22 @@ from vit_jax.models.image_text import (
     class_embeddings,
 )
 
-MOST_NAMES = 100  # Of a request.
-MOST_CHARACTERS = 100  # Of a name.
-MOST_CACHED = 4096  # Names whose embeddings are kept.
-SIZES = (1, 8, MOST_TEXTS)  # Texts of one call of the text tower; fewer are padded.
+MOST_NAMES = 100  # Maximum number of names in a request.
+MOST_CHARACTERS = 100  # Maximum length of a name.
+MOST_CACHED = 4096  # Maximum number of cached embeddings.
+SIZES = (1, 8, MOST_TEXTS)  # Batch sizes of the text tower; smaller batches are padded.
 
 
 class Names:
-    """The classes of requests: those of the server, or names in the request.
+    """The classes of requests: the server's classes, or names in the request.
 
-    Names that are not cached are embedded by the thread that calls `embeddings`; all programs are
-    compiled at construction.
+    `embeddings` computes names that are not cached in the calling thread. All programs are compiled
+    at construction.
 
     Args:
-      model: the model of images and texts.
-      templates: texts with `{}` for the name.
-      default: embeddings of the server's own classes, float32 `[classes, dim]`.
+      model: the image-text model.
+      templates: prompt templates, with `{}` for the name.
+      default: embeddings of the server's classes, float32 `[classes, dim]`.
     """
 
     def __init__(self, model: ImageTextModel, templates: Sequence[str], default: np.ndarray):
@@ -41,10 +41,10 @@ class Names:
             self._encode(["a"] * size)
 
     def checked(self, names: object) -> tuple[str, ...]:
-        """Returns the names of a request without surrounding spaces.
+        """Validates the names of a request; returns them without surrounding spaces.
 
         Raises:
-          UserError: they are no list of texts, too many or too long, or not valid as class names.
+          UserError: the names are not a list of texts, too many, too long, or invalid.
         """
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise UserError('names must be a list of texts, such as ["cat", "dog"]')
@@ -61,9 +61,9 @@ class Names:
         return checked_names(names, self._model.tokenizer, self._model.probabilities)
 
     def embeddings(self, names: Sequence[str]) -> np.ndarray:
-        """Returns the embeddings of checked names, float32 `[names, dim]`, from the cache if there.
+        """Returns the embeddings of valid names, float32 `[names, dim]`; they are cached.
 
-        Only one thread may call this.
+        Not thread-safe.
         """
         found = {name: self._cached[name] for name in names if name in self._cached}
         if new := [name for name in names if name not in found]:
@@ -79,19 +79,19 @@ class Names:
         """Returns the probability of each class, float32 `[classes]`.
 
         Args:
-          image: embedding of the image, of length 1, `[dim]`.
-          classes: embeddings of the classes; None: the server's.
+          image: normalized embedding of the image, `[dim]`.
+          classes: embeddings of the classes; None: the server's classes.
         """
         logits = (
             self._scale * ((self._default if classes is None else classes) @ image) + self._bias
         )
         if self._model.probabilities == "sigmoid":
-            return 0.5 + 0.5 * np.tanh(0.5 * logits)  # Does not overflow.
+            return 0.5 + 0.5 * np.tanh(0.5 * logits)  # The sigmoid, without overflow.
         chances = np.exp(logits - logits.max())
         return chances / chances.sum()
 
     def _encode(self, texts: Sequence[str]) -> np.ndarray:
-        """Returns embeddings of length 1, `[texts, dim]`, in batches of the sizes in `SIZES`."""
+        """Returns normalized embeddings, `[texts, dim]`, computed in batches of `SIZES`."""
         parts = []
         for start in range(0, len(texts), MOST_TEXTS):
             part = [*texts[start : start + MOST_TEXTS]]

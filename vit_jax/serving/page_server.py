@@ -1,4 +1,4 @@
-"""Server of one page, which is rendered for each request."""
+"""Web server for a single page, which is rendered for each request."""
 
 import asyncio
 import re
@@ -13,9 +13,9 @@ from vit_jax.serving.hosts import is_ours
 MOST_CONNECTIONS = 64  # Further connections are closed.
 # Timeouts for receiving a request and for sending its response.
 HEAD_SECONDS, ANSWER_SECONDS = 10, 60
-MOST_HEAD = 2**14  # Bytes.
-# Exceptions that end a connection without a response. asyncio would log CancelledError when the
-# server ends.
+MOST_HEAD = 2**14  # Maximum size of request line and headers, in bytes.
+# Exceptions that close a connection without a response. CancelledError is included because asyncio
+# would log it when the server stops.
 LEFT = (
     *(asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, TimeoutError),
     asyncio.CancelledError,
@@ -23,10 +23,11 @@ LEFT = (
 
 
 async def page_server(make: Callable[[], str], listening: socket.socket) -> asyncio.Server:
-    """Starts the server; a connection takes no thread, and is closed after its response.
+    """Starts the server; connections need no threads, and are closed after the response.
 
     Args:
-      make: returns the HTML, one call at a time. The message of a UserError becomes the response.
+      make: returns the HTML; calls are sequential. If it raises UserError, the response is the
+        error message.
     """
     maker = ThreadPoolExecutor(1, "page")
     connections = 0
@@ -53,7 +54,7 @@ async def page_server(make: Callable[[], str], listening: socket.socket) -> asyn
 
 
 def _answer(head: str, make: Callable[[], str]) -> bytes:
-    """Returns the response to a request; `head` is its request line and headers."""
+    """Returns the response to a request; `head` is the request line and headers."""
     request, *lines = head.split("\r\n")
     hosts = [line[5:].strip() for line in lines if line.lower().startswith("host:")]
     if not all(map(is_ours, hosts)):

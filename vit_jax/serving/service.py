@@ -30,13 +30,14 @@ from vit_jax.serving.metrics import Metrics
 from vit_jax.serving.neighbours import Neighbours
 
 MOST_NEIGHBOURS = 24
-MOST_HELD = 1 << 29  # Bytes of all current uploads.
+MOST_HELD = 1 << 29  # Maximum total size of current uploads, in bytes.
 AGAIN = {"Retry-After": "1"}
-MOST_SYNTAX = 10_000  # Characters of JSON outside of strings and numbers.
+MOST_SYNTAX = 10_000  # Maximum number of JSON characters outside of strings and numbers.
 WORDS = (
     bytes(range(ord("a"), ord("z") + 1)) + bytes(range(ord("A"), ord("Z") + 1)) + b"0123456789+/=\\"
 )
-# Headers of all responses; the page itself contains the rest of its policy (`html_page.policy`).
+# Headers of all responses. The page itself contains the rest of its Content-Security-Policy
+# (`html_page.policy`).
 HEADERS = (
     (b"content-security-policy", b"frame-ancestors 'none'"),
     (b"x-content-type-options", b"nosniff"),
@@ -47,9 +48,9 @@ class Limits(NamedTuple):
     """The limits of a request.
 
     Attributes:
-      upload: bytes of the body.
-      pixels: pixels of all its images together.
-      seconds: time from its first line to its response.
+      upload: size of the body, in bytes.
+      pixels: total number of pixels in all images.
+      seconds: time from the request line until the response.
     """
 
     upload: int
@@ -58,7 +59,7 @@ class Limits(NamedTuple):
 
 
 class Refused(Exception):
-    """Exception for a rejected request, with the status and the error message."""
+    """Exception for a rejected request, with the HTTP status and the error message."""
 
     def __init__(self, status: int, words: str):
         self.status, self.words = status, words
@@ -68,11 +69,11 @@ class Service:
     """Handlers and state of one server.
 
     Args:
-      about: facts about the server for /health.
+      about: description of the server for /health.
       page: the HTML of /.
-      most: largest number of waiting images.
+      most: maximum number of waiting images.
       threads: number of threads that decode images.
-      hosts: further names of the server, see `is_ours`.
+      hosts: additional host names of the server; see `is_ours`.
     """
 
     def __init__(
@@ -94,11 +95,11 @@ class Service:
         # Images of at least this size are decoded one at a time.
         self._large = limits.pixels // threads
         self._one_large = asyncio.Lock()
-        self._held = 0  # Bytes of uploads.
+        self._held = 0  # Total size of current uploads, in bytes.
         self._running: asyncio.Task | None = None
 
     def app(self) -> Starlette:
-        """Returns the server's application."""
+        """Returns the Starlette application."""
         return Starlette(
             routes=[
                 Route("/", self.front),
@@ -122,7 +123,7 @@ class Service:
         return HTMLResponse(self._page)
 
     async def health(self, request: Request) -> Response:
-        """Returns the model and the server's status; 503 if the computing task has ended."""
+        """Returns the model and the server's status; HTTP 503 if the computing task has ended."""
         works = self._running is not None and not self._running.done()
         said = {
             "status": "ok" if works else "failed",
@@ -132,11 +133,11 @@ class Service:
         return JSONResponse(said, 200 if works else 503)
 
     async def metrics(self, request: Request) -> Response:
-        """Returns the counters, for Prometheus."""
+        """Returns the metrics in Prometheus' format."""
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def predict(self, request: Request) -> Response:
-        """Returns the classes of the images in the request, and the other requested results."""
+        """Returns the classes of the images in a request, and other requested results."""
         started, status, headers = time.perf_counter(), 200, {}
         try:
             answer = await self._answer(request)
@@ -187,7 +188,7 @@ class Service:
 
         Raises:
           Refused: the body is too large.
-          Busy: the current uploads are too large together.
+          Busy: the total size of current uploads is too large.
         """
         most = self._limits.upload
         too_large = Refused(413, f"an upload may have {most / 1e6:g} MB (--max_mb)")
@@ -211,7 +212,7 @@ class Service:
         return asked, single, self._pixels(asked.images)
 
     def _asked(self, request: Request, body: bytes) -> tuple[Asked, bool]:
-        """Parses a request; also returns True if its body is an image, False if it is JSON."""
+        """Parses a request; also returns whether its body is an image (True) or JSON (False)."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "multipart/form-data":
             raise Refused(415, "send the image itself, not a form: curl --data-binary @photo.jpg")
@@ -242,7 +243,7 @@ class Service:
         """Returns the class names of a request.
 
         Raises:
-          Refused: they are invalid, or the model has no text tower.
+          Refused: the names are invalid, or the model has no text tower.
         """
         if self._engine.names is None:
             raise Refused(400, "there are no names: the server was started without --names=cat,dog")
@@ -270,12 +271,12 @@ class Service:
     async def _of_image(
         self, image: bytes, size: int, number: int, asked: Asked, classes: np.ndarray | None
     ) -> dict[str, Any]:
-        """Returns the results for one of the images.
+        """Returns the results for an image of a request.
 
         Args:
-          size: its number of pixels.
-          number: its place in the request, from 1.
-          classes: embeddings of the request's names; None: the server's classes.
+          size: number of pixels of the image.
+          number: number of the image in the request, from 1.
+          classes: embeddings of the class names in the request; None: the server's classes.
         """
         async with self._one_large if size > self._large else contextlib.nullcontext():
             decoded = await self._in_thread(self._decode, image, _where(number, asked.images))
@@ -293,7 +294,7 @@ class Service:
 
     @property
     def _classifier_engine(self) -> ClassifierEngine:
-        """The engine, for parameters that only a classifier's has."""
+        """The engine, for parameters that only classifiers support."""
         assert isinstance(self._engine, ClassifierEngine)
         return self._engine
 
@@ -311,7 +312,7 @@ class Service:
         """Returns the number of pixels of each image, read from its header.
 
         Raises:
-          Refused: one is no image, or they have too many pixels.
+          Refused: one of them is not an image, or they have too many pixels.
         """
         most = self._limits.pixels
         allowed = f"{most / 1e6:g} million pixels are allowed (--max_megapixels)"
@@ -337,7 +338,7 @@ class Service:
         """Decodes an image to the engine's input.
 
         Raises:
-          Refused: it is damaged.
+          Refused: the image is damaged.
         """
         try:
             return self._engine.decode(image)
@@ -371,7 +372,7 @@ class _Guard:
 
 
 def _check_parameter(key: str, value: object, supported: Sequence[str]) -> None:
-    """Raises Refused if a parameter that is a number is unknown or out of range."""
+    """Raises Refused if a numeric parameter is unknown or out of range."""
     if key not in supported:
         known = ", ".join(supported)
         raise Refused(400, f"{key!r} is an unknown parameter; supported: {known}")

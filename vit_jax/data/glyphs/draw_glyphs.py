@@ -2,8 +2,8 @@
 
 Usage: python -m vit_jax.data.glyphs.draw_glyphs
 
-It has been run once, with matplotlib 3.11.2 and Pillow 13.0.0, and its files are kept: another
-FreeType may draw other pixels, and images composed of them must stay the same.
+The files are committed, drawn with matplotlib 3.11.2 and Pillow 13.0.0. Do not draw them again: a
+different version of FreeType may draw different pixels, and composed images must not change.
 """
 
 import json
@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, ImageFont
 
 FOLDER = Path(__file__).parent
-# Without slanted copies of other fonts: every image slants the letters anyway.
+# Oblique fonts (slanted copies of others) are excluded: images apply a random shear anyway.
 FONTS = (
     *(f"DejaVuSans{style}" for style in ("", "-Bold")),
     *(f"DejaVuSansMono{style}" for style in ("", "-Bold")),
@@ -23,12 +23,12 @@ FONTS = (
     *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
 )
 COMPARED = (0, 4)  # DejaVu Sans and Serif: characters are compared in these fonts.
-FEWEST_STYLES = 8  # Different drawings that a character must have.
+FEWEST_STYLES = 8  # Minimum number of different drawings of a character.
 CELL = 32  # Pixels.
 GREYS = 4
 ALIKE = 0.4  # Share of their ink that two characters must differ in.
 SAME = 0.08  # Share of their ink that two fonts' drawings of a character must differ in.
-SLENDER = 3  # The sides of a character differ by a smaller factor.
+SLENDER = 3  # Characters with this aspect ratio or more are excluded.
 CATEGORIES = ("Lu", "Ll", "Lo", "Nd", "Sm", "So", "Sc", "Po")
 # For each collection: the most characters, and the first words of their Unicode names.
 # Characters that resemble an earlier one are skipped, so that the alphabets do not overlap.
@@ -65,7 +65,7 @@ def differ(one: np.ndarray, others: np.ndarray, share: float) -> bool:
 
 
 def distinct(drawn: list[np.ndarray | None]) -> list[np.ndarray | None]:
-    """Replaces a character's drawings that resemble an earlier font's by None."""
+    """Replaces drawings of a character by None if they resemble the drawing of an earlier font."""
     kept = np.zeros((0, CELL * CELL))
     result = []
     for one in drawn:
@@ -96,7 +96,7 @@ def candidates(maps: list[set[int]]) -> list[str]:
     ]
     plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
     order = tuple(COLLECTIONS)
-    # Take symbols from all over the Unicode table: arrows and boxes lie in long rows.
+    # Spread symbols over the Unicode table, where arrows and boxes fill long ranges.
     spread = {
         character: (index * 0.6180339887498949) % 1 for index, character in enumerate(characters)
     }

@@ -1,9 +1,10 @@
-"""Sources of labelled images: random access, one small interface.
+"""Data sources: data sets with random access by index, in a common interface.
 
-A source has a length; `source[index]` is an `Example`; `describe(index)` names it for a person.
-Sources are read by many threads and sent to worker processes, so they hold no open files.
+`len(source)` is the number of examples, `source[index]` is an `Example`, and `describe(index)`
+returns its name for messages. Sources are read by many threads and pickled for worker processes, so
+they hold no open files.
 
-`SOURCES` lists all kinds. A new one is a file with a `SourceKind`, and an entry in `SOURCES`.
+`SOURCES` lists all kinds. To add a kind, write a module with a `SourceKind` and list it there.
 """
 
 import os
@@ -37,18 +38,18 @@ def open_source(kind: str, split: str, *, only: Sequence[str] | None = None, **o
 
     Args:
       kind: one of `SOURCES`.
-      split: its name, with TFDS's slices: `train`, `train[:90%]`, `test[100:]`, `all[:80%][:90%]`.
-        A slice is a representative sample, whatever the order of the images; a whole split keeps
-        that order.
-      only: names of classes; images of other classes are excluded, and these classes are numbered
-        in this order.
+      split: name of the split, with slices as in TFDS: `train`, `train[:90%]`, `test[100:]`,
+        `all[:80%][:90%]`. A slice is a representative sample, even if images are stored by class. A
+        whole split keeps the stored order.
+      only: names of the classes to keep, in the order of their new indices; images of other classes
+        are excluded.
       **options: `path` and other fields of `SourceOptions`.
 
     Raises:
       UserError: the data set does not exist, is empty or cannot be read.
     """
     source_options = SourceOptions(**options)
-    if only is not None:  # It defines the class names and their order.
+    if only is not None:  # `only` defines the class names and their order.
         if source_options.weights:
             raise UserError(
                 "data.weights and data.classes together are unsupported: images of some classes "
@@ -68,14 +69,15 @@ def open_source(kind: str, split: str, *, only: Sequence[str] | None = None, **o
 def open_handed_in(
     data: Mapping[str, Any], split: str, *, only: Sequence[str] | None = None, **options
 ) -> Source:
-    """Opens a split of data sets that the caller passes in; it is sliced as in `open_source`.
+    """Opens a split of data sets that the caller passes in; slices are as in `open_source`.
 
     Args:
-      data: arguments of `handed_in` by name of the split: `train`, `test`.
+      data: the data set of each split (`train`, `test`), as in `handed_in`.
       split, only, options: see `open_source`.
 
     Raises:
-      UserError: the split is missing, is no data set, or lacks something that the options require.
+      UserError: the split is missing, is not a data set, or lacks labels or fields that the options
+        require.
     """
     source_options, name = SourceOptions(**options), split.split("[")[0]
     if data.get(name) is None:
@@ -123,7 +125,7 @@ def _open(kind: str, split: str, options: SourceOptions) -> Source:
 
 
 def _cut(source: Source, split: str, options: SourceOptions) -> Source:
-    """Returns the slice of a source that a split names, cut as the options define."""
+    """Returns the slice of a source for a split name; the options define how slices are cut."""
     groups = options.groups
     if isinstance(groups, str):
         groups = source.groups(groups) if "[" in split else None
@@ -153,7 +155,7 @@ SOURCES: dict[str, SourceKind] = {
 }
 
 
-SPLITS = ("train", "test")  # Names of lists in the folder of a data set.
+SPLITS = ("train", "test")  # Splits for which a data set's folder may contain a list of files.
 
 
 class DataSet(NamedTuple):
@@ -169,13 +171,12 @@ class DataSet(NamedTuple):
 def data_set(text: str) -> DataSet:
     """Parses `kind:path` or `kind:path@TRAIN_SPLIT,TEST_SPLIT`; default splits are train and test.
 
-    A folder or a CSV on the disk needs no kind.
-
-    Kinds and paths have the form of `data.source` and `data.path`. The data set's name is taken
-    from the path: `tfds:uc_merced@train[:1000],train[1000:]` is uc_merced.
+    Kinds and paths are values of `data.source` and `data.path`. The kind is optional for a local
+    folder or CSV. The data set's name is derived from the path: `uc_merced` for
+    `tfds:uc_merced@train[:1000],train[1000:]`.
 
     Raises:
-      UserError: the text has another form.
+      UserError: the text does not have this form.
     """
     kinds = {name: kind for name, kind in SOURCES.items() if kind.stands_alone}
     if os.path.exists(str(text).partition("@")[0]):

@@ -21,16 +21,16 @@ from vit_jax.errors import UserError
 class Records(Source):
     """ArrayRecord files of tf.Examples.
 
-    Opening and unpickling import TFDS, `__getitem__` never does: two threads that import it at once
-    may deadlock (etils' lazy modules before Python 3.12).
+    TFDS is imported when the source is opened or unpickled, never in `__getitem__`: concurrent
+    imports in two threads may deadlock (etils' lazy modules before Python 3.12).
 
     Attributes:
-      read: returns the image and the labels of an example's features.
-      max_labels: the most labels of an example.
+      read: converts the features of a tf.Example to an `Example`.
+      max_labels: maximum number of labels of an example.
       each_labelled: an example without a label is an error.
       one_hot: labels are one-hot or multi-hot rows, not lists of class indices.
-      caption_key: the feature with the captions; None: they are not read.
-      captions_digest: hash of all captions, if it is known.
+      caption_key: the feature with the captions; None: captions are not read.
+      captions_digest: hash of all captions; empty if unknown.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Records(Source):
     def _features(self, index: int) -> Mapping:
         """Returns the features of an example.
 
-        Each thread keeps its last example, because captions are read after their image.
+        Each thread caches its last example, because captions are read after the image.
         """
         if getattr(self._last, "index", None) == index:
             return self._last.features
@@ -130,11 +130,11 @@ class Records(Source):
         return tuple(label for label, is_set in enumerate(row) if is_set)
 
     def checked(self, samples: int = 16) -> "Records":
-        """Returns the source with `one_hot` set according to a few examples spread over it.
+        """Checks a few examples, and returns the source with `one_hot` set according to them.
 
         Raises:
-          UserError: one of these examples has no image, or a label of an unsupported kind, or none,
-            or no caption.
+          UserError: one of these examples lacks an image, a required label or a caption, or has a
+            label of an unsupported kind.
         """
         labels = [self._example(index).labels for index in spread(len(self), samples)]
         labels = [label for label in labels if label]
@@ -163,7 +163,7 @@ class Records(Source):
 
 @contextlib.contextmanager
 def _named(example: str) -> Iterator[None]:
-    """Puts the name of an example before the message of a UserError."""
+    """Prefixes the message of a UserError with the name of an example."""
     try:
         yield
     except UserError as error:
@@ -171,10 +171,10 @@ def _named(example: str) -> Iterator[None]:
 
 
 def image_and_labels(features: Mapping, label_key: str | None) -> Example:
-    """Returns the encoded `image` of a tf.Example and its label or labels; none without a key.
+    """Returns the encoded `image` of a tf.Example and its labels; no labels if the key is None.
 
     Raises:
-      UserError: the example lacks the image or the label, or these are of another type.
+      UserError: the example lacks the image or the label, or one has an unsupported type.
     """
     image = feature_values(features, "image", "bytes_list")
     if len(image) != 1:
@@ -185,12 +185,12 @@ def image_and_labels(features: Mapping, label_key: str | None) -> Example:
 
 
 def caption_values(features: Mapping, key: str) -> tuple[str, ...]:
-    """Returns the captions of a tf.Example, in which `key` is a feature of text.
+    """Returns the captions of a tf.Example from its text feature `key`.
 
     Invalid UTF-8 becomes surrogates, which `check_captions` rejects.
 
     Raises:
-      UserError: the feature does not exist, or is of another type.
+      UserError: the feature does not exist, or is not text.
     """
     values = feature_values(features, key, "bytes_list", "data.caption_key")
     return tuple(value.decode(errors="surrogateescape") for value in values)
@@ -207,7 +207,7 @@ def feature_values(features: Mapping, key: str, kind: str, option: str = "data.l
       option: the option that names the feature, for errors.
 
     Raises:
-      UserError: there is no such feature, or it is of another kind.
+      UserError: the feature does not exist, or has another kind.
     """
     option = f" ({option})" if key != "image" else ""
     if key not in features:
@@ -231,12 +231,12 @@ def array_records(
     each_labelled: bool = False,
     caption_key: str | None = None,
 ) -> Records:
-    """Opens ArrayRecord files without TFDS's description.
+    """Opens ArrayRecord files that have no TFDS metadata.
 
     Args:
-      path: a pattern of files, `/data/train-*.array_record`, local or `gs://`.
+      path: a glob pattern, such as `/data/train-*.array_record`, local or `gs://`.
       each_labelled: an example without a label is an error.
-      caption_key: the feature with the captions; None: they are not read.
+      caption_key: the feature with the captions; None: captions are not read.
     """
     from array_record.python.array_record_data_source import ArrayRecordDataSource
     from etils import epath
@@ -266,7 +266,7 @@ def array_records(
 
 
 def _caption_feature(source: Records, caption_key: str) -> str:
-    """Returns the feature of the captions in the first example."""
+    """Returns the name of the caption feature, as found in the first example."""
     features = source._features(0)
     names = [name for key in caption_keys(caption_key) for name in (key, f"{key}/text")]
     return next((name for name in names if name in features), caption_key)

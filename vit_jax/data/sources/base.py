@@ -1,4 +1,4 @@
-"""Interface of a source, and sources with a subset of another's images or classes."""
+"""Interface of a data source, and sources with a subset of another source's images or classes."""
 
 import dataclasses
 import hashlib
@@ -21,16 +21,16 @@ class Example(NamedTuple):
 
 
 class Source:
-    """A data set that the pipeline reads; it also has a length.
+    """A data set that the pipeline reads, with a length and random access by index.
 
     Attributes:
       weights: shares of the parts of a mixture.
-      numbered: classes have numbers only, so `class_names` are no names.
-      shared_classes: class names that several parts of a mixture have; each is one class.
-      left_out: numbers of skipped files by reason; `folder_rules.in_words` formats them.
-      fields: names of the other values of its examples, such as the captions `text`; see
+      numbered: `class_names` are only numbers.
+      shared_classes: class names that occur in several parts of a mixture, merged into one class.
+      left_out: number of skipped files by reason; `folder_rules.in_words` formats it.
+      fields: names of additional values of each example, such as `text` (captions); see
         `vit_jax.data.fields`.
-      recognized: description of the layout of its files; empty: there is only one.
+      recognized: description of the file layout; empty if the kind has only one.
     """
 
     class_names: tuple[str, ...]
@@ -47,12 +47,12 @@ class Source:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Examples of each part; their sum is the length."""
+        """Number of examples in each part."""
         return (len(self),)
 
     @property
     def empty_classes(self) -> tuple[str, ...]:
-        """Classes known to have no image; empty if labels are unknown without reading images."""
+        """Classes without images; empty if labels are unknown without reading images."""
         table = self.known_labels()
         if table is None:
             return ()
@@ -64,11 +64,11 @@ class Source:
         raise NotImplementedError
 
     def describe(self, index: int) -> str:
-        """Returns the name of an example, for a person."""
+        """Returns the name of an example, for messages."""
         raise NotImplementedError
 
     def fair_order(self) -> Sequence[int] | np.ndarray:
-        """Returns indices in an order whose parts are representative samples, for slices."""
+        """Returns all indices in an order in which every slice is a representative sample."""
         return range(len(self))
 
     def groups(self, key: str) -> Sequence:
@@ -87,12 +87,12 @@ class Source:
         return None
 
     def stored_files(self, indices: Sequence[int] | None = None) -> Iterable[tuple[str, int]]:
-        """Returns names and sizes of the files that examples are stored in, the same on every host.
+        """Returns the names and sizes of the stored files, the same on every host.
 
-        Nothing is read; sizes are in bytes, or in examples if a file holds many.
+        Files are not read. Sizes are in bytes, or in examples for files with many examples.
 
         Args:
-          indices: of the examples; None: all.
+          indices: indices of the examples; None: all.
         """
         return ()
 
@@ -104,7 +104,7 @@ class Source:
         """Returns the encoded fields of examples if they are known without reading images.
 
         Args:
-          indices: of the examples; None: all.
+          indices: indices of the examples; None: all.
         """
         return ()
 
@@ -113,9 +113,9 @@ class Source:
         return self[index].labels
 
     def label_table(self, told: Callable[[int], None] = lambda read: None) -> np.ndarray:
-        """Returns labels of all images, int32 `[images, max_labels]` padded with -1.
+        """Returns the labels of all images, int32 `[images, max_labels]`, padded with -1.
 
-        No image is decoded.
+        Images are not decoded.
 
         Args:
           told: progress callback; its argument is the number of images read.
@@ -138,7 +138,7 @@ class Source:
 
 
 def lacking(images: str, source: Source, most: int = 20) -> list[str]:
-    """Returns a note that names the classes known to have no image, if there are any.
+    """Returns a note with the names of the classes without images; an empty list if there are none.
 
     Args:
       images: adjective for the source's images, such as "training".
@@ -149,15 +149,15 @@ def lacking(images: str, source: Source, most: int = 20) -> list[str]:
 
 
 def spread(images: int, most: int) -> list[int]:
-    """Returns at most `most` indices, spread evenly over all images, from the first to the last."""
+    """Returns up to `most` evenly spaced indices, from the first image to the last."""
     return sorted({round(i * (images - 1) / (most - 1)) for i in range(most)})
 
 
 def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
-    """Returns short values that show if two hosts, or two starts, read the same data.
+    """Returns short values to detect if two hosts, or two starts, read different data.
 
-    They cover counts, class names, some examples, the names and sizes of all files, and all labels
-    and fields if these are known without reading.
+    They include counts, class names, some examples, the names and sizes of all files, and all
+    labels and fields that are known without reading images.
     """
 
     def digest(*parts: bytes) -> str:
@@ -166,16 +166,16 @@ def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
     def content(index: int) -> bytes:
         try:
             image, labels = source[index]
-        except OSError:  # Such an image is counted and replaced when it is read.
+        except OSError:  # The pipeline counts and replaces unreadable images.
             return b""
         fields = sorted(source.fields_of(index).items()) if source.fields else []
         encoded = repr([(name, plain(value)) for name, value in fields]).encode() if fields else b""
         return bytes(image) + repr(labels).encode() + encoded
 
     def plain(value: Any) -> Any:
-        """Returns a field whose text contains all its values; arrays are shortened in texts."""
+        """Replaces arrays of a field by shape and hash, because `repr` shortens arrays."""
         if isinstance(value, Boxes):
-            # Without areas, so that data without them have the fingerprints of older versions.
+            # Unknown areas are excluded, so that fingerprints equal those of older versions.
             known = value if value.areas is not None else value[:-1]
             return [plain(array) for array in known]
         return (value.shape, digest(value.tobytes())) if isinstance(value, np.ndarray) else value
@@ -256,11 +256,11 @@ class Subset(Source):
 
 @dataclasses.dataclass(frozen=True)
 class Renumbered(Source):
-    """The images of another source, with other numbers for their classes."""
+    """The images of another source, with different class indices."""
 
     source: Source
     class_names: tuple[str, ...]
-    number: dict[int, int]  # New by old; other classes are removed from the labels.
+    number: dict[int, int]  # New index by old index; other classes are removed from the labels.
     empty_classes: tuple[str, ...] = ()
 
     @property
@@ -315,10 +315,10 @@ class Renumbered(Source):
 
 
 def renumbered(source: Source, class_names: Sequence[str], name: str) -> Source:
-    """Returns the source with the class numbers of `class_names`, matched by name.
+    """Returns the source with the class indices of `class_names`, matched by name.
 
     Raises:
-      UserError: it has other classes.
+      UserError: the source has a class that is not in `class_names`.
     """
     table = source.known_labels()
     used = (
@@ -345,7 +345,7 @@ def renumbered(source: Source, class_names: Sequence[str], name: str) -> Source:
 def check_labelled(source: Source, name: str) -> None:
     """Raises UserError if an example has no label.
 
-    All examples are checked if labels are known without reading, else a few.
+    Checks all examples if labels are known without reading images, else only a few.
     """
     table = source.known_labels()
     if table is None:
@@ -361,7 +361,7 @@ def check_labelled(source: Source, name: str) -> None:
         )
 
 
-# What the data lack without a field, and how to give it.
+# For each field: the end of an error message if the data lack it, with ways to provide it.
 REMEDIES = {
     TEXT: "captions: give a CSV or JSON lines with a column of captions (data.source=csv), "
     "prepared pairs (data.source=tfds), or pass pairs of images and captions",
@@ -383,10 +383,10 @@ def check_fields(source: Source, names: Sequence[str], split: str) -> None:
 
 
 def of_classes(source: Source, names: Sequence[str]) -> Renumbered:
-    """Returns the images of some classes, which are numbered in the order of `names`.
+    """Returns the images of the classes `names`; their new indices are in this order.
 
     Raises:
-      UserError: there is no such class, it is named twice, or there is no image of them.
+      UserError: a class does not exist or is named twice, or there are no images of these classes.
     """
     names = tuple(map(str, names))  # A config may contain (5, 6) for digits.
     if len(set(names)) < len(names):

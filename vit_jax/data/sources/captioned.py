@@ -8,7 +8,7 @@ class Captioned(Source):
     """Images that may have captions.
 
     Attributes:
-      captions: captions of each image; empty: they are not read.
+      captions: captions of each image; empty: captions are not read.
     """
 
     captions: tuple[tuple[str, ...], ...] = ()

@@ -1,4 +1,4 @@
-"""Images with the objects of a COCO file: boxes, and masks by pycocotools."""
+"""Images with objects from a COCO file: boxes, and masks that pycocotools decodes."""
 
 import dataclasses
 import json
@@ -34,7 +34,8 @@ class Coco(Source):
       root: folder of the images; it ends with a slash.
       files: paths of the images, relative to the root.
       shapes: height and width of each image, int64 `[images, 2]`.
-      starts: the first object of each image, and the number of objects, int64 `[images + 1]`.
+      starts: index of each image's first object, then the total number of objects, int64 `[images +
+        1]`.
       objects: corners, labels, crowds and areas of all objects.
       fields: names among `boxes`, `instances` and `mask`.
       segmentations: COCO's `segmentation` of each object; empty if no field needs them.
@@ -96,11 +97,11 @@ class Coco(Source):
         return Boxes(corners[part], labels[part], None, crowd[part], (height, width), areas[part])
 
     def check_sizes(self) -> None:
-        """Raises UserError if one of a few images has another size than in the COCO file."""
+        """Raises UserError if a few sampled images differ in size from the COCO file."""
         for index in spread(len(self), SAMPLES):
             try:
                 image = open_image(self[index].image)
-            except (Unreadable, OSError):  # It is counted and replaced when it is read.
+            except (Unreadable, OSError):  # The pipeline counts and replaces unreadable images.
                 continue
             height, width = self.shapes[index].tolist()
             check_size((height, width), (image.height, image.width), self.describe(index))
@@ -136,12 +137,11 @@ class Listed(NamedTuple):
 def open_coco(split: str, options: SourceOptions) -> Coco:
     """Opens a split.
 
-    With the field `mask` the first class is `background`, and other pixels have the class of their
-    object.
+    If the field `mask` is required, `background` is added as the first class.
 
     Raises:
-      UserError: there is no such split, the file is not of COCO's form, an image does not exist, or
-        a box is not within its image.
+      UserError: the split does not exist, the file is not a COCO file, an image does not exist, or
+        a box exceeds its image.
     """
     if options.only:
         raise UserError("data.classes is unsupported with COCO files")
@@ -161,7 +161,7 @@ def splits_at(path: str) -> dict[str, Listed]:
     """Returns the COCO files of a folder by split; a single file is the split `all`.
 
     Raises:
-      UserError: there is none, or there are several of a split.
+      UserError: there is no COCO file, or a split has several.
     """
     if path.lower().endswith(".json"):
         folder = os.path.join(os.path.dirname(path), "")
@@ -172,7 +172,7 @@ def splits_at(path: str) -> dict[str, Listed]:
     for file, stem in files.items():
         if (split := split_name(stem)) is None:
             continue
-        bare = re.sub(r"\d+$", "", split)  # train2017.
+        bare = re.sub(r"\d+$", "", split)  # `train` for train2017.
         if bare in splits:
             raise UserError(
                 f"{path} has two COCO files of the split {bare}: {splits[bare].file} and {file}; "
@@ -197,7 +197,7 @@ def _stem(file: str) -> str:
 
 
 def _listed_in(root: str, file: str, stem: str, *folders: str) -> Listed:
-    """Returns a COCO file with the folders of its images: its own, and some in the root."""
+    """Returns a COCO file with the folders to search for its images: its own and some in `root`."""
     inner = (stem, f"images/{stem}", *folders, "images", "")
     return Listed(
         file,
@@ -206,7 +206,7 @@ def _listed_in(root: str, file: str, stem: str, *folders: str) -> Listed:
 
 
 def _json_files(root: str) -> list[str]:
-    """Returns the JSON files where COCO files may be."""
+    """Returns the JSON files in the usual locations of COCO files."""
     folders = [root, os.path.join(root, "annotations")]
     files = [
         os.path.join(folder, name)
@@ -284,10 +284,10 @@ def _boxes(file: str, annotations: Sequence[Mapping], number: Mapping[int, int])
     """Returns the boxes of annotations.
 
     Args:
-      number: the class of each category's id.
+      number: class index by category id.
 
     Raises:
-      UserError: one is of another category.
+      UserError: an annotation has an unknown category.
     """
     if unknown := {one["category_id"] for one in annotations} - {*number}:
         raise UserError(f"{file} has objects of no category: {sorted(unknown)[:5]}")
@@ -302,7 +302,7 @@ def _boxes(file: str, annotations: Sequence[Mapping], number: Mapping[int, int])
 
 
 def _in_order(file: str, content: Mapping[str, Any]) -> tuple[list[Mapping], np.ndarray]:
-    """Returns the annotations in the order of their images, and the index of each one's image."""
+    """Sorts annotations by image; returns them and the image index of each."""
     index = {image["id"]: number for number, image in enumerate(content["images"])}
     annotations = content["annotations"]
     if others := [one for one in annotations if one["image_id"] not in index]:
@@ -318,14 +318,14 @@ def _in_order(file: str, content: Mapping[str, Any]) -> tuple[list[Mapping], np.
 def _classes(
     file: str, content: Mapping[str, Any], masks: bool, class_names: Sequence[str] | None
 ) -> tuple[tuple[str, ...], dict[int, int]]:
-    """Returns the class names, and the class of each category's id.
+    """Returns the class names, and the class index by category id.
 
     Args:
-      masks: the first class is `background`.
+      masks: add `background` as the first class.
       class_names: class names of the training data; None: these are the training data.
 
     Raises:
-      UserError: the training data have no such class.
+      UserError: the training data lack a class of this file.
     """
     categories = sorted(content["categories"], key=lambda category: category["id"])
     own = ((BACKGROUND,) if masks else ()) + tuple(str(one["name"]) for one in categories)
@@ -338,11 +338,11 @@ def _classes(
 
 
 def _check_within(file: str, corners: np.ndarray, most: np.ndarray, images: list[str]) -> None:
-    """Raises UserError if a box is not within its image; a pixel is allowed for rounding.
+    """Raises UserError if a box exceeds its image by more than one pixel (rounding).
 
     Args:
       corners: left, top, right and bottom, `[boxes, 4]`.
-      most: the largest values of these, `[boxes, 4]`.
+      most: maximum values of `corners`, `[boxes, 4]`.
       images: the image of each box.
     """
     outside = ((corners < -TOLERANCE) | (corners > most + TOLERANCE)).any(1)
@@ -359,10 +359,10 @@ def _check_within(file: str, corners: np.ndarray, most: np.ndarray, images: list
 
 
 def _folder_of_images(listed: Listed, files: Sequence[str]) -> str:
-    """Returns the folder that has the images.
+    """Returns the folder that contains the images.
 
     Raises:
-      UserError: some do not exist.
+      UserError: no folder contains all images.
     """
     root = next((one for one in listed.folders if os.path.exists(one + files[0])), None)
     if root is None:
@@ -383,7 +383,7 @@ def _segmentations(
     """Returns the segmentations of the kept annotations.
 
     Raises:
-      UserError: one has none, or pycocotools is not installed.
+      UserError: an annotation has no segmentation, or pycocotools is not installed.
     """
     try:
         import pycocotools.mask  # noqa: F401
@@ -399,10 +399,10 @@ def _segmentations(
 
 
 def _pixels(segmentation: list | dict, height: int, width: int, image: str) -> np.ndarray:
-    """Returns the pixels of an object, bool `[height, width]`.
+    """Decodes the mask of an object, bool `[height, width]`.
 
     Args:
-      segmentation: polygons, or run lengths, as lists or as text.
+      segmentation: polygons, or run lengths as a list or as compressed text.
       image: name of the image, for errors.
     """
     from pycocotools import mask
@@ -415,7 +415,7 @@ def _pixels(segmentation: list | dict, height: int, width: int, image: str) -> n
         else:
             runs = segmentation
         pixels = mask.decode(runs).astype(bool)
-    except Exception as error:  # Of its C code.
+    except Exception as error:  # pycocotools' C code may raise any error.
         raise UserError(f"{image}: a segmentation cannot be read: {error}") from error
     if pixels.shape != (height, width):
         rows, columns = pixels.shape

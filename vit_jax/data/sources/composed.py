@@ -1,17 +1,15 @@
 """Unlimited composed images: objects scattered on clutter, or one object that fills the image.
 
-In a scattered image the largest of several whole objects gives the label. The others are smaller,
-and behind them are faint fragments and bars, a texture and noise (`vit_jax.data.scenes`). A centred
-image has a single object on texture and noise, so that a small Transformer learns it within some
-hundred steps.
+A scattered image contains one large object, which defines the label, and smaller ones. Behind them
+are faint fragments and bars, a texture and noise (`vit_jax.data.scenes`). A centred image has a
+single object on texture and noise, which a small Transformer learns within some hundred steps.
 
 A caption counts the objects: "a large 7 with two 3s and a 5". A mask has the class of each pixel
-that is at least half covered by an object, and boxes surround the pixels of each object that are
-not hidden by others.
+that an object covers by at least half. Boxes enclose the visible pixels of each object.
 
-Image k of a split is a function of k alone: the first 1,000 images are part of the first 1,000,000.
-The scene does not depend on the image size, which is only the resolution of the drawing. Images are
-cached in the user's cache folder: reading one there is a hundred times faster.
+Image k of a split depends only on k: the first 1,000 images are part of the first 1,000,000. The
+image size is the resolution of the drawing; the scene does not depend on it. Images are cached in
+the user's cache folder, from which they are read a hundred times faster.
 """
 
 import dataclasses
@@ -53,12 +51,12 @@ IMAGES = {"train": 10_000_000, "dev": 10_000, "test": 10_000}
 SIZES = range(16, 225)  # Pixels.
 # Collections of objects. Random keys depend on their positions, so the order must not change.
 COLLECTIONS = ("digits", "glyphs", "greek", "cyrillic", "armenian", "georgian", "letters")
-# Random keys depend on these positions, too.
+# The order of layouts must not change either, for the same reason.
 LAYOUTS = {
     "scattered": Layout((40000, 60000), (1, FRAGMENTS), (0, BARS), (1, SMALLER)),
     "centred": Layout((56000, 64000), (0, 0), (0, 0), (0, 0)),
 }
-COUNTS = ("no", "a", "two", "three", "four")  # Words of a caption.
+COUNTS = ("no", "a", "two", "three", "four")  # Numbers from 0 to 4 in captions.
 GLYPHS = Path(__file__).parent.parent / "glyphs"
 
 
@@ -68,8 +66,8 @@ class Composed(Source):
 
     Attributes:
       layout: a name in `LAYOUTS`.
-      images: indices of these images in the split.
-      fields: names of the fields of examples. With masks, the first class is the background, and
+      images: indices of the images in the split.
+      fields: names of the examples' fields. With masks, the first class is the background, and
         images have no labels.
     """
 
@@ -165,7 +163,7 @@ def composed(layout: str, split: str, options: SourceOptions) -> Composed:
     """Returns a slice of the images of a collection (`options.path`) in a layout of `LAYOUTS`.
 
     Raises:
-      UserError: there is no such collection, split or slice, or the image size is unsupported.
+      UserError: the collection, split or slice does not exist, or the image size is unsupported.
     """
     name = split.split("[")[0]
     class_names(options.path)
@@ -192,7 +190,7 @@ def boxes_of(numbers: np.ndarray, classes: np.ndarray) -> Boxes:
     """Returns the boxes and masks of visible objects.
 
     Args:
-      numbers: the object at each pixel, counted from 1, `[size, size]`; 0 for none.
+      numbers: the object at each pixel, counted from 1, `[size, size]`; 0: none.
       classes: the class of each pixel, `[size, size]`.
     """
     present = np.unique(numbers[numbers > 0])
@@ -206,7 +204,7 @@ def boxes_of(numbers: np.ndarray, classes: np.ndarray) -> Boxes:
 
 
 def caption_of(scene: Scene, class_names: Sequence[str]) -> str:
-    """Returns a text that counts a scene's objects, the main one first."""
+    """Returns a caption with the counts of a scene's objects, the main object first."""
     main = cast("int", scene.items[scene.main].label)
     counts = Counter(item.label for item in scene.items if item.label is not None)
     counts[main] -= 1
@@ -227,7 +225,7 @@ def class_names(collection: str) -> tuple[str, ...]:
     """Returns the class names of a collection: the digits, or the characters of an alphabet.
 
     Raises:
-      UserError: there is no such collection.
+      UserError: the collection does not exist.
     """
     if collection not in COLLECTIONS:
         raise UserError(
@@ -241,13 +239,13 @@ def class_names(collection: str) -> tuple[str, ...]:
 
 
 def kept_characters() -> dict[str, str]:
-    """Returns the characters with stored drawings, by collection, in the order of their rows."""
+    """Returns the characters of each collection, in the order of the rows in glyphs.png."""
     return json.loads((GLYPHS / "glyphs.json").read_text())["collections"]
 
 
 @functools.cache
 def parts_of(collection: str, split: str) -> Parts:
-    """Returns the drawings that a split's images are composed of; splits share no drawing."""
+    """Returns the drawings for a split's images; splits share no drawings."""
     cells, labels = (scans if collection == "digits" else glyphs)(collection, split)
     order = np.argsort(labels, kind="stable")
     count = np.bincount(labels, minlength=len(class_names(collection)))
@@ -273,7 +271,7 @@ def scans(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     source = digits("test" if split == "test" else "train")
     chosen = {"train": slice(0, 1257), "dev": slice(1257, None), "test": slice(None)}[split]
     grey = source.images[chosen, :, :, 0].astype(np.int64)
-    # Upsample each side four times, then sharpen the edges of the ink to two pixels.
+    # Upsample each side by four, then sharpen the edges of the ink to a width of two pixels.
     for axis in (1, 2):
         places = 2 * np.arange(CELL) - 3
         near, share = places >> 3, places & 7
@@ -286,8 +284,8 @@ def scans(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
 def glyphs(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns characters drawn in several fonts, uint8 `[drawings, 32, 32]`, and their classes.
 
-    A quarter of a character's drawings is for the split test and one is for dev; the chosen fonts
-    vary between characters.
+    Of each character's drawings, a quarter is in the split test and one in dev. The fonts in these
+    splits vary between characters.
     """
     sheet = np.asarray(Image.open(GLYPHS / "glyphs.png")).astype(np.uint8)
     sheet = sheet.reshape(sheet.shape[0] // CELL, CELL, -1, CELL).swapaxes(1, 2) * 85

@@ -1,4 +1,4 @@
-"""Image files listed in a CSV or in JSON lines, with labels or captions in each row."""
+"""Image files listed in a CSV or JSON lines file, with labels or captions in each row."""
 
 import csv
 import dataclasses
@@ -32,13 +32,13 @@ FILE_COLUMNS = {
     "image_path",
     "img",
 }
-LABEL_COLUMNS = {  # Never captions, unless `data.caption_key` names them.
+LABEL_COLUMNS = {  # Not read as captions, unless `data.caption_key` names them.
     *("label", "labels", "class", "classes"),
     *("category", "categories", "target", "targets"),
 }
 LISTS = (".csv", ".jsonl")  # Suffixes of lists.
 AGAIN = "rows of a file listed before with the same labels or captions"
-LOOKED_AT = 100  # At least one of the first 100 files must exist.
+LOOKED_AT = 100  # At least one of this many first files must exist.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +50,9 @@ class CsvList(Captioned):
     table: np.ndarray  # int32 [images, max_labels], padded with -1.
     class_names: tuple[str, ...]
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    # The cells of a column by file, by the column's name.
+    # For each column name, the cell of each file.
     columns: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
-    captions: tuple[tuple[str, ...], ...] = ()  # Of each file; empty: not read.
+    captions: tuple[tuple[str, ...], ...] = ()  # Of each file; empty: captions are not read.
 
     @property
     def max_labels(self):
@@ -96,7 +96,7 @@ class CsvList(Captioned):
 
 
 class _Columns(NamedTuple):
-    """Positions of the columns in a row."""
+    """Indices of the columns in a row."""
 
     file: int
     labels: list[int]
@@ -106,13 +106,13 @@ class _Columns(NamedTuple):
 
 
 class _Listed(NamedTuple):
-    """The labels and captions of a file, as keys in their order."""
+    """The labels and captions of a file, as ordered dict keys."""
 
     labels: dict[str, None]
     captions: dict[str, None]
 
     def add(self, other: "_Listed") -> bool:
-        """Adds the values of another row of the file; returns False if it has no others."""
+        """Adds the values of another row of the file; returns True if some are new."""
         before = len(self.labels) + len(self.captions)
         self.labels.update(other.labels)
         self.captions.update(other.captions)
@@ -123,8 +123,8 @@ def open_csv(split: str, options: SourceOptions) -> CsvList:
     """Opens a split: `SPLIT.csv` in a folder, or the rows of one CSV.
 
     Raises:
-      UserError: there is no such file, it cannot be read, none of its first files exists, or it has
-        no such labels.
+      UserError: the CSV does not exist or cannot be read, none of its first images exists, or it
+        lacks the required columns.
     """
     path, whole = _file_of(options.path, split)
     rows = _read(path)
@@ -163,11 +163,11 @@ def _listed(
     Args:
       path: the CSV.
       rows: its rows.
-      columns: positions of its columns.
+      columns: indices of its columns.
       split: name of the split; None: all rows.
 
     Returns:
-      The values of each file, and the numbers of skipped rows by reason.
+      The values of each file, and the number of skipped rows by reason.
 
     Raises:
       UserError: a row has an empty file name.
@@ -199,10 +199,10 @@ def _values(row: list[str], columns: _Columns) -> _Listed:
 def _captions(
     path: str, listed: Mapping[str, _Listed], columns: _Columns
 ) -> tuple[tuple[str, ...], ...]:
-    """Returns the captions of each file; nothing if they are not read.
+    """Returns the captions of each file; empty if captions are not required.
 
     Raises:
-      UserError: one is empty.
+      UserError: a caption is empty.
     """
     if columns.caption is None:
         return ()
@@ -213,7 +213,7 @@ def _captions(
 
 
 def _is_of_split(row: list[str], place: int | None, split: str | None) -> bool:
-    """Returns True if the cell at `place` names the split; always if `split` is None."""
+    """Returns True if the cell at index `place` names the split, or if `split` is None."""
     if split is None or place is None:
         return True
     cell = _cell(row, place)
@@ -221,7 +221,7 @@ def _is_of_split(row: list[str], place: int | None, split: str | None) -> bool:
 
 
 def _file_of(path: str, split: str) -> tuple[str, bool]:
-    """Returns the CSV of a split, and True if the split contains all its rows."""
+    """Returns the CSV of a split, and whether the split contains all its rows."""
     if not path:
         raise UserError("data.path is empty: give a CSV, or a folder with train.csv and test.csv")
     if path.lower().endswith(LISTS):
@@ -258,7 +258,7 @@ def _read(path: str) -> list[list[str]]:
         raise UserError(f"{path} is no text in UTF-8: save it as CSV in UTF-8")
     if path.lower().endswith(".jsonl"):
         return _read_json_lines(path, content)
-    text = content.decode("utf-8-sig", "surrogateescape")  # Names of files may be any bytes.
+    text = content.decode("utf-8-sig", "surrogateescape")  # File names may be invalid UTF-8.
     first = text.partition("\n")[0]
     delimiter = next((mark for mark in ",;\t" if mark in first), ",")
     try:
@@ -268,7 +268,7 @@ def _read(path: str) -> list[list[str]]:
 
 
 def _read_json_lines(path: str, content: bytes) -> list[list[str]]:
-    """Returns a header and rows of text cells; an example with a list of captions has several rows.
+    """Converts JSON lines to a header and rows of text cells; lists become several rows.
 
     Raises:
       UserError: a line is not a JSON object.
@@ -283,23 +283,23 @@ def _read_json_lines(path: str, content: bytes) -> list[list[str]]:
     rows = [header]
     for example in examples:
         values = [_as_cells(example.get(key)) for key in header]
-        # A list of captions has several rows; other values are repeated.
+        # One row per item of the longest list; single values are repeated.
         for place in range(max(map(len, values))):
             rows.append([cells[min(place, len(cells) - 1)] for cells in values])
     return rows
 
 
 def _as_cells(value: Any) -> list[str]:
-    """Returns a value of a JSON object, or a list of values, as cells of text."""
+    """Converts a JSON value, or each value of a list, to text."""
     values = value if isinstance(value, list) else [value]
     return ["" if one is None else str(one) for one in values] or [""]
 
 
 def _json_object(line: str, place: str) -> dict[str, Any]:
-    """Returns the object in a line of JSON.
+    """Parses a line as a JSON object.
 
     Raises:
-      UserError: there is none.
+      UserError: the line is not a JSON object.
     """
     try:
         content = json.loads(line)
@@ -313,13 +313,13 @@ def _json_object(line: str, place: str) -> dict[str, Any]:
 def _caption_column(
     path: str, rows: list[list[str]], columns: _Columns, options: SourceOptions
 ) -> int | None:
-    """Returns the position of the column of captions; None if they are not required.
+    """Returns the index of the caption column; None if captions are not required.
 
-    It is the column named `options.caption_key`. If that is the default, it may also be `captions`
-    or `text`, or else the only column besides the file and the split.
+    It is the column named `options.caption_key`. With the default key, it may also be `captions` or
+    `text`, or else the only column besides those of files and splits.
 
     Raises:
-      UserError: there is no such column, or the only one is named like labels.
+      UserError: the column does not exist, or the only column has a name for labels.
     """
     if TEXT not in options.fields:
         return None
@@ -339,7 +339,7 @@ def _caption_column(
 
 
 def _other_columns(rows: list[list[str]], columns: _Columns) -> list[int]:
-    """Returns the positions of the columns besides the file and the split."""
+    """Returns the indices of all columns except those of files and splits."""
     cells = len(rows[0]) if columns.rows else max(map(len, rows))
     return [place for place in range(cells) if place not in (columns.file, columns.split)]
 
@@ -347,7 +347,7 @@ def _other_columns(rows: list[list[str]], columns: _Columns) -> list[int]:
 def _check_cells(path: str, rows: list[list[str]], columns: _Columns) -> None:
     """Raises UserError if a row of captions has more cells than the header.
 
-    A caption with commas and without quotes would lose its end.
+    This detects unquoted captions with commas, which would be cut off at the first comma.
     """
     if columns.caption is None or not columns.rows:
         return
@@ -361,7 +361,7 @@ def _check_cells(path: str, rows: list[list[str]], columns: _Columns) -> None:
 
 
 def _columns(path: str, rows: list[list[str]], label_key: str | None) -> _Columns:
-    """Finds the columns by the header; without a header they are the file and then the labels."""
+    """Finds the columns by the header; without a header the file comes first, then the labels."""
     if not rows:
         raise UserError(f"{path} is empty: write a row FILE,LABEL for each image")
     header = _header(rows)
@@ -382,17 +382,17 @@ def _header(rows: list[list[str]]) -> list[str]:
 def _label_columns(
     path: str, rows: list[list[str]], file: int, split: int | None, label_key: str
 ) -> list[int]:
-    """Returns the positions of the label columns.
+    """Returns the indices of the label columns.
 
-    They are the columns named `label_key`, also with a number or "s" at the end, or else the only
-    column.
+    They are the columns named `label_key`, with an optional number or "s" at the end, or else the
+    only column besides those of files and splits.
 
     Args:
       path: the CSV.
       rows: its rows, with a header.
-      file: position of the column of files.
-      split: position of the column of splits, or None.
-      label_key: name of the label's column.
+      file: index of the file column.
+      split: index of the split column, or None.
+      label_key: name of the label column.
 
     Raises:
       UserError: there is no such column.
@@ -413,7 +413,7 @@ def _label_columns(
 
 
 def _check_first_row(path: str, row: list[str]) -> None:
-    """Raises UserError if the first row is neither a known header nor an image."""
+    """Raises UserError unless the first row is a known header or starts with an image."""
     file = _cell(row, 0)
     if why_left_out(file) and not os.path.exists(os.path.join(os.path.dirname(path), file)):
         raise UserError(
@@ -425,7 +425,7 @@ def _check_first_row(path: str, row: list[str]) -> None:
 def _group_columns(
     path: str, rows: list[list[str]], columns: _Columns, listed: Collection[str], groups: Any
 ) -> dict[str, dict[str, str]]:
-    """Returns the cells of the column named by `data.groups`, by file; empty if there is none."""
+    """Returns the cells of the column that `data.groups` names, by file; empty without a column."""
     key = groups.strip().lower() if isinstance(groups, str) and columns.rows else None
     header = _header(rows)
     if key not in header:
@@ -449,7 +449,7 @@ def _cell(row: list[str], place: int) -> str:
 
 
 def _check_names(path: str, labels: list[list[str]]) -> None:
-    """Raises UserError if no image has a label, or if each class has a column of zeros and ones."""
+    """Raises UserError if no image has a label, or if labels are columns of zeros and ones."""
     if not any(labels):
         raise UserError(
             f"{path} has no labels, and the objective needs them: write them behind the file"
@@ -464,7 +464,7 @@ def _check_names(path: str, labels: list[list[str]]) -> None:
 
 
 def _class_names(labels: list[list[str]]) -> tuple[str, ...]:
-    """Returns the names of all classes in order; by their value if all are numbers."""
+    """Returns the sorted names of all classes; sorted by value if all are numbers."""
     names = {as_text(name) for row in labels for name in row}
     by_value = all(re.fullmatch(r"\d{1,18}", name) for name in names)
     return tuple(sorted(names, key=(lambda name: (int(name), name)) if by_value else None))
@@ -488,7 +488,7 @@ def _table(
 
 
 def _check_there(path: str, source: CsvList) -> None:
-    """Raises UserError if none of the first files exists, or an image with captions does not."""
+    """Raises UserError if none of the first files exists; with captions, if any file is missing."""
     if "://" in path:
         return
     first = [source._path(index) for index in range(min(LOOKED_AT, len(source)))]
@@ -517,7 +517,7 @@ def _check_all_there(path: str, source: CsvList) -> None:
 
 
 def lists_files(path: str) -> bool:
-    """Returns True for a CSV that names image files, in a column of files or in its first row."""
+    """Returns True if a CSV lists images: it has a file column, or its first row has an image."""
     try:
         _columns(path, _read(path), None)
     except UserError:
@@ -526,13 +526,13 @@ def lists_files(path: str) -> bool:
 
 
 def value_columns(path: str) -> list[str]:
-    """Returns the names of a CSV's columns besides the file and the split, in lower case.
+    """Returns the names of a CSV's columns, except files and splits, in lower case.
 
     Returns:
-      Nothing if the CSV has no header.
+      The names; empty if the CSV has no header.
 
     Raises:
-      UserError: the CSV cannot be read, or has no column of files.
+      UserError: the CSV cannot be read, or has no file column.
     """
     rows = _read(path)
     columns = _columns(path, rows, None)
@@ -546,11 +546,11 @@ def split_files(path: str) -> dict[str, str]:
     """Returns the CSV of each split, in order.
 
     Args:
-      path: a folder of CSVs named like splits; or a CSV, with split names in the column `split`.
-        Without that column all its rows belong to the split `all`.
+      path: a folder of CSVs named like splits; or a CSV with split names in the column `split`.
+        Without this column, all rows belong to the split `all`.
 
     Raises:
-      UserError: the CSV cannot be read, or has no column of files.
+      UserError: the CSV cannot be read, or has no file column.
     """
     if os.path.isdir(path):
         return _split_files_in(path)
@@ -573,7 +573,7 @@ def _split_files_in(folder: str) -> dict[str, str]:
 
 
 def _is_whole(path: str) -> bool:
-    """Returns True for a CSV without a column of splits."""
+    """Returns True for a CSV without a split column."""
     return path.lower().endswith(LISTS) and _columns(path, _read(path), None).split is None
 
 

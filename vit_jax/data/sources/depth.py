@@ -16,7 +16,7 @@ class Depths(Pairs):
     """Images with depth maps.
 
     Attributes:
-      scale: metres of a unit of a PNG.
+      scale: metres per unit of PNG values.
     """
 
     fields = (DEPTH,)
@@ -37,7 +37,7 @@ def open_depths(split: str, options: SourceOptions) -> Depths:
 
     Raises:
       UserError: there are no folders of images and depth maps, the split does not exist, or an
-        image has no map or one of another size.
+        image has no depth map or one of a different size.
     """
     root = folder_of(options.path)
     _, splits = _layout(root)

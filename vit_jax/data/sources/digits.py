@@ -1,4 +1,4 @@
-"""Scikit-learn's handwritten digits: a data set to start with, without a download."""
+"""Scikit-learn's handwritten digits: a small data set that needs no download."""
 
 import importlib.util
 from pathlib import Path
@@ -13,7 +13,7 @@ from vit_jax.errors import UserError
 def digits(split: str) -> InMemory:
     """Returns scikit-learn's 1,797 scans of handwritten digits, 8x8 grey, as RGB.
 
-    The split train has 1,437 of them, test 360.
+    The split train has 1,437 scans, test 360.
     """
     if split not in ("train", "test"):
         raise UserError(f"digits has no split {split!r}; there are: test, train")

@@ -1,4 +1,4 @@
-"""Image files in folders, on disks and in buckets."""
+"""Image files in local folders and in buckets."""
 
 import dataclasses
 import errno
@@ -31,11 +31,11 @@ PART = 4096  # Files whose sizes one thread reads.
 class Folder(Source):
     """Image files in `<root>/<split>/<class>/`, or in `<root>/<class>/` for the split `all`.
 
-    Without labels they may be in any subfolder. `folder_rules` defines the skipped folders and
-    files. Files are in the order of their paths; slices are stratified by class, or by folder.
+    Images without labels may be in any subfolder. `folder_rules` defines which folders and files
+    are skipped. Files are sorted by path; slices are stratified by class, or by folder.
     """
 
-    root: str  # Prefix of `files`; the rest of a path is the same in copies of the folder.
+    root: str  # Prefix of `files`; the rest of each path is the same in copies of the folder.
     files: tuple[str, ...]
     labels: tuple[int, ...]
     class_names: tuple[str, ...]
@@ -60,15 +60,14 @@ class Folder(Source):
 
         Args:
           root: a local path, or a URL that fsspec reads (`gs://`, `s3://`).
-          split: the name of a folder in `root`, ignoring case (`train` also finds `Train`), or
-            `all`.
+          split: name of a folder in `root`, ignoring case (`train` also finds `Train`), or `all`.
           class_names: class names of the training split; None: the folders are the classes.
           labels: labels are required.
           only: names of folders that the user has named as classes.
 
         Raises:
-          UserError: there is no such folder, no image in it, or it is ambiguous which folders are
-            classes.
+          UserError: the folder does not exist or has no images, or it is ambiguous which folders
+            are classes.
         """
         where, paths, folders = _listed_split(root, split)
         images, left_out = sort_out(paths)
@@ -145,11 +144,11 @@ def read_file(file: str) -> bytes:
     """Returns a file's content; the file is local or at a URL that fsspec reads.
 
     Raises:
-      OSError: it does not exist, is no regular file, or cannot be read.
+      OSError: the file does not exist, is not a regular file, or cannot be read.
     """
     if "://" in file:
         return _read_remote(file)
-    # Three times as fast as pathlib. O_NONBLOCK: do not wait for the writer of a pipe.
+    # Three times as fast as pathlib. O_NONBLOCK avoids waiting for the writer of a named pipe.
     opened = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     try:
         status = os.fstat(opened)
@@ -163,11 +162,11 @@ def read_file(file: str) -> bytes:
 def walk(where: str, above: str | None = None) -> Iterator[str]:
     """Yields paths of all files below a folder; links to folders are followed.
 
-    Each folder is visited once, by its own path rather than by a link, regardless of the number of
-    links to it.
+    Each folder is visited once, even if there are links to it, and by its own path rather than a
+    link.
 
     Args:
-      above: another folder that is not entered again.
+      above: another folder, which is not visited.
 
     Raises:
       UserError: a folder cannot be read.
@@ -192,7 +191,7 @@ def folders_in(where: str) -> list[str]:
     """Returns sorted paths of the folders in a folder, including links to folders.
 
     Raises:
-      UserError: it cannot be read.
+      UserError: the folder cannot be read.
     """
     return sorted(entry.path for entry in _entries(where) if _is_folder(entry))
 
@@ -210,7 +209,7 @@ def _entries(folder: str) -> list[os.DirEntry]:
 def _is_folder(entry: os.DirEntry) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # A link that leads to itself.
+    except OSError:  # A link to itself.
         return False
 
 
@@ -236,13 +235,13 @@ def _list_local(where: str) -> tuple[list[str], set[str]]:
     for entry in others:
         _check_link(entry)
     files = [entry.path[start:] for entry in others]
-    for folder in folders:  # One walk for each: two classes may be links to one folder.
+    for folder in folders:  # Separate walks, because two classes may link to the same folder.
         files += [file[start:] for file in walk(folder, where)]
     return files, {folder[start:] for folder in folders}
 
 
 def _check_link(entry: os.DirEntry) -> None:
-    """Raises UserError for a broken link that could have been a class."""
+    """Raises UserError for a broken link that may stand for a class folder."""
     is_class_name = not entry.name.startswith(".") and why_left_out(entry.name)
     if is_class_name and not os.path.exists(entry.path):
         raise UserError(f"{entry.path} is a broken link: fix it or remove it")
@@ -263,7 +262,7 @@ def _read_remote(file: str) -> bytes:
 
 
 def _remote(url: str):
-    """Returns a URL's file system and the path in it; fsspec keeps one system per process."""
+    """Returns a URL's file system and the path in it; fsspec caches the file system."""
     import fsspec
 
     try:
@@ -277,7 +276,7 @@ def _remote(url: str):
 def _listed_split(root: str, split: str) -> tuple[str, list[str], set[str]]:
     """Returns the folder of a split, with its files and folders as in `_list`.
 
-    The folder has the split's exact name, or else another name of the same split (`split_name`).
+    The folder has the split's exact name, or else a synonym (`split_name`).
     """
     root = root.rstrip("/")
     where = _path_of_split(root, split)
@@ -293,10 +292,10 @@ def _path_of_split(root: str, split: str) -> str:
 
 
 def _folder_of_split(root: str, split: str) -> str:
-    """Returns the name of the folder in `root` whose name is a synonym of `split`.
+    """Returns the folder name in `root` that is a synonym of `split`.
 
     Raises:
-      UserError: there is none, or there are several.
+      UserError: no folder or several folders match.
     """
     siblings = sorted(_list(root or "/")[1])
     named = [name for name in siblings if split_name(name) == split]
@@ -330,7 +329,7 @@ def _labelled(
 
 
 def _is_whole(path: str) -> bool:
-    """Returns True if a local folder holds classes, not the splits train and test."""
+    """Returns True if a local folder contains classes, not the splits train and test."""
     if not os.path.isdir(path):
         return False
     names = [os.path.basename(folder) for folder in folders_in(path)]

@@ -1,7 +1,7 @@
-"""Rules for image folders: split names, skipped folders and files, and the layout.
+"""Rules for image folders: names of splits, skipped folders and files, and the layout.
 
-They apply wherever images are read from folders: in the source `folder`, in `prepare`, and in
-commands that take paths of images.
+They apply to all code that reads image folders: the source `folder`, `prepare`, and commands with
+image paths as arguments.
 """
 
 import mimetypes
@@ -38,10 +38,10 @@ OUTSIDE = "images outside the folders of classes"
 
 
 def split_name(folder: str) -> str | None:
-    """Returns the split that a folder's name stands for, or None.
+    """Returns the split for a folder's name, or None.
 
     `Train` and `training_set` are `train`. Case is ignored. `val`, `valid`, `validation` and `dev`
-    are kept.
+    are returned unchanged.
     """
     if not (named := SPLIT.fullmatch(folder)):
         return None
@@ -50,7 +50,7 @@ def split_name(folder: str) -> str | None:
 
 
 def is_ignored(folder: str) -> bool:
-    """Returns True if a folder's name is hidden or a system's: its images are skipped."""
+    """Returns True for a hidden folder or one in `SYSTEM_FOLDERS`; its images are skipped."""
     return (
         folder.startswith(".") and folder not in (".", "..")
     ) or folder.lower() in SYSTEM_FOLDERS
@@ -59,10 +59,10 @@ def is_ignored(folder: str) -> bool:
 def why_left_out(path: str) -> str | None:
     """Returns the reason why a file below an image folder is skipped; None if it is not.
 
-    The reason has the form of "20 <reason>".
+    The reason is worded to follow a count: "20 <reason>".
 
     Args:
-      path: path from the folder, with `/` between its parts.
+      path: path relative to the folder, with `/` between its parts.
     """
     if reason := of_system(path):
         return reason
@@ -75,7 +75,7 @@ def why_left_out(path: str) -> str | None:
 
 
 def of_system(path: str) -> str | None:
-    """Returns the reason of `why_left_out` for a file created by a system; None for others."""
+    """Returns the reason for skipping a file that a system has created; None for other files."""
     *folders, name = path.split("/")
     if any(map(is_ignored, folders)):
         return IGNORED_FOLDER
@@ -88,7 +88,7 @@ def is_unsupported(reason: str) -> bool:
 
 
 def sort_out(paths: Iterable[str]) -> tuple[list[str], Counter[str]]:
-    """Returns the images among files below a folder, and counts of the others by reason."""
+    """Returns the images among the files of a folder, and counts of skipped files by reason."""
     images, left_out = [], Counter()
     for path in paths:
         if reason := why_left_out(path):
@@ -110,8 +110,7 @@ def check_classes(where: str, folders: Collection[str]) -> None:
     """Checks that the folders of `where` are classes.
 
     Raises:
-      UserError: some are named like splits, so that all of them are splits, or both readings are
-        possible.
+      UserError: some folders have names of splits, so that they are splits or ambiguous.
     """
     splits = sorted(filter(split_name, folders))
     if not splits:
@@ -154,7 +153,7 @@ def layout(root: str, entries: Collection[Entry]) -> Layout:
     """Determines if the folders in a data set's root are classes, or splits with classes in them.
 
     Raises:
-      UserError: both are possible, or two folders stand for one split.
+      UserError: this is ambiguous, or two folders have names of the same split.
     """
     named = [entry for entry in entries if split_name(entry.name)]
     others = [entry for entry in entries if not split_name(entry.name)]
@@ -190,7 +189,7 @@ def _names(entries: Collection[Entry]) -> list[str]:
 
 
 def _check_classes(root: str, entries: Collection[Entry]) -> None:
-    """Raises UserError if folders without a split's name may be splits as well as classes."""
+    """Raises UserError if folders not named like splits may be splits as well as classes."""
     if split_name(os.path.basename(os.path.abspath(root))):
         return
     inner = {folder for entry in entries if not entry.has_images for folder in entry.folders}

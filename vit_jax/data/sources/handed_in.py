@@ -1,4 +1,4 @@
-"""Data sets passed in by a program: arrays, Hugging Face or torch data sets, or any sequence."""
+"""Data sets passed in from Python: arrays, Hugging Face or torch data sets, or any sequence."""
 
 import dataclasses
 import io
@@ -31,18 +31,18 @@ PNG_MODES = ("I;16", "P", "L", "LA", "RGB", "RGBA")  # Pillow modes that PNG sto
 
 @dataclasses.dataclass(frozen=True)
 class HandedIn(Captioned):
-    """The caller's data set; each example must return the same image whenever it is read."""
+    """The caller's data set; an example must return the same image each time it is read."""
 
     name: str
     data: Any  # With `len(data)` and `data[index]`.
-    # Splits an item into the image, and the label or None.
+    # Splits an item into the image and the label (or None).
     split: Callable[[Any], tuple[Any, Any]]
     class_names: tuple[str, ...]
     max_labels: int = 1
     # int32 [images, max_labels], padded with -1, if known.
     labels: np.ndarray | None = None
-    read_label: "LabelReader | None" = None  # Reads the label of an item, if items have one.
-    captions: tuple[tuple[str, ...], ...] = ()  # Of each image; empty: not read.
+    read_label: "LabelReader | None" = None  # Converts an item's label; None: items have no labels.
+    captions: tuple[tuple[str, ...], ...] = ()  # Of each image; empty: captions are not read.
 
     def __len__(self):
         return len(self.data)
@@ -92,7 +92,7 @@ class HandedIn(Captioned):
         return stratified(self.labels[:, 0].tolist(), [str(index) for index in range(len(self))])
 
     def _checked(self, index: int, label: Any) -> tuple[int, ...]:
-        """Returns the labels of an example; raises UserError if its item has others."""
+        """Returns the known labels of an example; raises UserError if its item's label differs."""
         if self.labels is None:
             return ()
         known = self.labels_of(index)
@@ -109,9 +109,9 @@ class LabelReader(NamedTuple):
     """Converts labels to class indices.
 
     Attributes:
-      names: class indices by class name, for labels that are texts.
+      names: class index by class name, for labels that are text.
       width: width of one-hot or multi-hot labels; None: labels are class indices or lists of them.
-      numbers: class indices by the data set's own numbers, if they differ.
+      numbers: class index by the data set's own index, if they differ.
     """
 
     names: dict[str, int]
@@ -119,7 +119,7 @@ class LabelReader(NamedTuple):
     numbers: dict[int, int] | None = None
 
     def __call__(self, label: Any) -> tuple[int, ...]:
-        """Returns a label's class indices; raises UserError for another form or unknown classes."""
+        """Returns a label's class indices; raises UserError for other types or unknown classes."""
         row: list[Any] = label_values(label)
         if self.width and row:
             row = self._indices(row)
@@ -157,23 +157,23 @@ def handed_in(
     """Returns a source for a data set in memory or of another library.
 
     Args:
-      data: a pair of images and labels, or images alone; a `datasets.Dataset`; a torch `Dataset`;
-        anything with `len(data)` whose items are an image, a pair, or a mapping; or a `Source`.
-        Images are NumPy arrays uint8 or floats in [0, 1], `[height, width]` or `[height, width,
+      data: a pair of images and labels, or images alone; a `datasets.Dataset`; a torch `Dataset`; a
+        sequence (`len(data)`, `data[index]`) of images, pairs or mappings; or a `Source`. Images
+        are NumPy arrays (uint8, or floats in [0, 1]) `[height, width]` or `[height, width,
         channels]`, torch tensors with channels first, PIL images, encoded bytes or paths. Labels
         are class indices or class names, lists of these, or one-hot or multi-hot rows.
       name: name in error messages, such as "training".
       labels: labels are required; otherwise they are not read.
-      class_names: class names of the training data, to which other names are matched; None: the
-        data set's own, else the labels themselves.
+      class_names: class names of the training data, whose indices are used; None: the data set's
+        own class names, else the distinct labels.
       num_classes: number of classes of a data set without class names.
-      label_key: the column or key that holds the label, if an item is a mapping.
-      caption_key: the column or key that contains the caption or captions, if an item is a mapping;
-        the second part of pairs are captions then. None: there are no captions.
+      label_key: the column or key of the label, if items are mappings.
+      caption_key: the column or key of the captions, if items are mappings; in pairs, the second
+        part is then the caption. None: there are no captions.
 
     Raises:
-      UserError: the data set has another form, is empty, has no labels, or returns another image
-        each time.
+      UserError: the data set has an unsupported type, is empty, has no labels, or returns a
+        different image each time.
     """
     if isinstance(data, Source):
         return data if class_names is None else renumbered(data, class_names, name)
@@ -201,12 +201,12 @@ def _captions(source: HandedIn, column: Any, key: str, name: str) -> tuple[tuple
 
     Args:
       source: the source without captions.
-      column: the captions, if they were passed as a column; None: they are parts of the items.
-      key: the key of the captions in items that are mappings.
+      column: the captions of all examples, if passed separately; None: each item contains its own.
+      key: the key of the captions, if items are mappings.
       name: as in `handed_in`.
 
     Raises:
-      UserError: an example has no caption, or something else in its place.
+      UserError: an example has no caption, or one that is not text.
     """
     if column is None and hasattr(source.data, "column_names"):
         if key not in source.data.column_names:
@@ -228,7 +228,7 @@ def _captions(source: HandedIn, column: Any, key: str, name: str) -> tuple[tuple
 
 
 def _caption_of(item: Any, key: str, name: str) -> Any:
-    """Returns the caption or captions of an item, which is a mapping or a pair."""
+    """Returns the caption or captions of an item (a mapping or a pair)."""
     if isinstance(item, Mapping) and key in item:
         return item[key]
     if isinstance(item, tuple | list) and len(item) >= 2:
@@ -240,10 +240,10 @@ def _caption_of(item: Any, key: str, name: str) -> Any:
 
 
 def as_image(value: Any) -> bytes | np.ndarray:
-    """Returns an image in the pipeline's form: encoded, or uint8 `[height, width, 3]`.
+    """Converts an image to encoded bytes or uint8 `[height, width, 3]`.
 
     Raises:
-      UserError: it is no image.
+      UserError: the value is not an image.
     """
     if isinstance(value, bytes | bytearray):
         return bytes(value)
@@ -263,10 +263,10 @@ def as_image(value: Any) -> bytes | np.ndarray:
 
 
 def label_values(value: Any) -> list[int] | list[str]:
-    """Returns the values of a label: integers, or class names.
+    """Converts a label to a list of integers or class names.
 
     Raises:
-      UserError: it is neither, nor a list of these.
+      UserError: the label is not an integer, a class name, or a list of these.
     """
     if isinstance(value, int):
         return [int(value)]
@@ -286,7 +286,7 @@ def _whole_numbers(values: np.ndarray) -> list[int]:
     """Returns the integers of a numeric label; raises UserError for other numbers."""
     is_list_of_floats = values.dtype.kind == "f" and values.ndim > 0
     if is_list_of_floats and np.isin(values, (0, 1)).all():
-        values = values.astype(np.int64)  # One-hot in floats, as loss functions use it.
+        values = values.astype(np.int64)  # Float one-hot labels, as for loss functions.
     if values.size and values.dtype.kind not in "iub":
         remedy = "give whole numbers or texts"
         if is_list_of_floats:
@@ -322,12 +322,18 @@ def _pair(item):
 
 
 def _is_column(value: Any) -> bool:
-    """Returns True for an array or a list, which is neither an image nor one item of a data set."""
+    """Returns True for an array or a list of many images or labels, not a single item."""
     return isinstance(value, list) or (hasattr(value, "shape") and hasattr(value, "__len__"))
 
 
 def checked_columns(data: tuple, name: str, second: str) -> tuple[Any, Any]:
-    """Returns a column of images and one of labels or captions, as `second` states."""
+    """Checks and returns a column of images and a column of labels or captions.
+
+    Args:
+      data: the two columns.
+      name: as in `handed_in`.
+      second: name of the second column, for errors.
+    """
     images, values = data
     if len(images) != len(values):
         raise UserError(f"the {name} data have {len(images):,} images and {len(values):,} {second}")
@@ -336,7 +342,7 @@ def checked_columns(data: tuple, name: str, second: str) -> tuple[Any, Any]:
 
 
 def check_indexable(data: Any, name: str) -> None:
-    """Raises UserError unless the data set has a length, indices and examples."""
+    """Raises UserError unless the data set has a length, can be indexed, and is not empty."""
     if isinstance(data, Mapping):
         raise UserError(
             f"the {name} data are a {type(data).__name__} of {', '.join(map(str, data))}: pass "
@@ -376,9 +382,9 @@ def _check_array(images: np.ndarray, name: str) -> None:
 
 
 def _columns(data: Any, name: str, label_key: str | None) -> tuple[Any, str | None, str | None]:
-    """Returns the data set and the keys of its items' image and label.
+    """Returns the data set and the keys of images and labels in its items.
 
-    Keys are None if items are no mappings. A Hugging Face data set is returned with undecoded
+    The keys are None if items are not mappings. A Hugging Face data set is returned with undecoded
     images.
     """
     features, kinds = getattr(data, "features", None), {}
@@ -406,9 +412,9 @@ def _of_kind(kinds: dict[str, str], kind: str) -> list[str]:
 
 
 def _undecoded(data: Any, image_key: str) -> Any:
-    """Returns a Hugging Face data set that yields encoded images, unless it has a format.
+    """Makes a Hugging Face data set return encoded images, unless it has a format.
 
-    Like files, they can then be decoded in part.
+    Encoded images can be decoded in part, like files.
     """
     has_format = (getattr(data, "format", None) or {}).get("type") is not None
     if has_format or not hasattr(data, "cast_column"):
@@ -417,11 +423,11 @@ def _undecoded(data: Any, image_key: str) -> Any:
 
 
 def _label_column(keys: list[str], classes: list[str], name: str, label_key: str) -> str:
-    """Returns the column of the labels: `label_key`; if that is the default, else the only one.
+    """Returns the label column: `label_key`, or, if that is the default, the only class column.
 
     Args:
       keys: all columns.
-      classes: columns that are described as classes.
+      classes: columns whose features are classes.
       name: as in `handed_in`.
       label_key: as in `handed_in`.
 
@@ -444,7 +450,7 @@ def _label_column(keys: list[str], classes: list[str], name: str, label_key: str
 
 
 def _known_labels(data: Any, key: str | None) -> Any:
-    """Returns the labels of all examples if they are known without reading images, else None."""
+    """Returns all labels if they are known without reading images, else None."""
     if hasattr(data, "column_names") and key:
         return list(data[key])
     targets = getattr(data, "targets", None)
@@ -454,20 +460,20 @@ def _known_labels(data: Any, key: str | None) -> Any:
 
 
 def _class_names(data: Any, split: Callable) -> tuple[str, ...] | None:
-    """Returns the names of the classes in a data set's attributes or features, or None."""
+    """Returns the class names from a data set's attributes or features, or None."""
     if isinstance(split, _Keys) and (names := _feature_names(data, split.label)):
         return names
     while data is not None:
         if names := _attribute_names(data):
             return names
-        if parts := getattr(data, "datasets", None):  # Of a torch `ConcatDataset`.
+        if parts := getattr(data, "datasets", None):  # A torch `ConcatDataset`.
             return _common_names(parts, split)
-        data = getattr(data, "dataset", None)  # Of a torch `Subset`.
+        data = getattr(data, "dataset", None)  # A torch `Subset`.
     return None
 
 
 def _feature_names(data: Any, key: str | None) -> tuple[str, ...] | None:
-    """Returns the class names in the features of a Hugging Face data set, or None."""
+    """Returns the class names from the features of a Hugging Face data set, or None."""
     feature = (getattr(data, "features", None) or {}).get(key)
     for described in (feature, getattr(feature, "feature", None)):  # The latter: multi-label.
         if names := getattr(described, "names", None):
@@ -476,7 +482,7 @@ def _feature_names(data: Any, key: str | None) -> tuple[str, ...] | None:
 
 
 def _attribute_names(data: Any) -> tuple[str, ...] | None:
-    """Returns the class names in the attributes of a torch data set, or None."""
+    """Returns the class names from the attributes of a torch data set, or None."""
     for names in (getattr(data, "class_names", None), getattr(data, "classes", None)):
         if names is not None and not callable(names) and len(names):
             return tuple(map(str, names))
@@ -505,8 +511,8 @@ def _labelled(
 
     Args:
       source: the source without labels.
-      given: the labels of all examples; None: they are read.
-      class_names: class names of the training data, which define the numbers; empty if there are
+      given: the labels of all examples; None: read them from the items.
+      class_names: class names of the training data, which define the indices; empty if there are
         none.
       num_classes: as in `handed_in`.
       name: as in `handed_in`.
@@ -530,21 +536,21 @@ def _labelled(
 
 
 def _given_labels(source: HandedIn, given: Any) -> tuple[Any, bool]:
-    """Returns the labels of all examples, and True if items have labels as well.
+    """Returns the labels of all examples, and True if items contain labels, too.
 
-    The items' labels take precedence over the given ones if they differ.
+    If the items' labels differ from the given ones, the items' labels are returned.
     """
     items_have_labels = given is None or (
         source.split is not _alone and _item_label(source, 0) is not None
     )
     if given is None or (items_have_labels and not _agree(source, given)):
-        # One item at a time: each example is read once.
+        # Read items one at a time, each once.
         given = [_item_label(source, index) for index in range(len(source))]
     return given, items_have_labels
 
 
 def _label_rows(labels: Any, name: str) -> list:
-    """Returns the values of the label of each example."""
+    """Returns the list of values of each example's label."""
     rows = []
     for index, label in enumerate(labels.tolist() if isinstance(labels, np.ndarray) else labels):
         try:
@@ -555,7 +561,7 @@ def _label_rows(labels: Any, name: str) -> list:
 
 
 def _are_texts(rows: list, name: str) -> bool:
-    """Returns True if labels are names of classes; raises UserError if only some are."""
+    """Returns True if labels are class names; raises UserError if only some are."""
     texts = {isinstance(row[0], str) for row in rows if row}
     if len(texts) > 1:
         raise UserError(
@@ -571,7 +577,7 @@ def _numbered(
     num_classes: int | None,
     name: str,
 ) -> tuple[tuple[str, ...], LabelReader]:
-    """Returns the class names for labels that are numbers, and the labels' reader.
+    """Returns the class names for integer labels, and the reader of these labels.
 
     Args:
       rows: the values of each example's label.
@@ -599,7 +605,7 @@ def _numbered(
 def _flattened(rows: list[list[int]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns the number of values of each label, and all values concatenated.
 
-    Values of -1, and labels without other values, are excluded.
+    Values of -1 are excluded, and labels that consist only of them.
     """
     labels = [[value for value in row if value != -1] for row in rows]
     labels = [row for row in labels if row]
@@ -609,7 +615,7 @@ def _flattened(rows: list[list[int]], name: str) -> tuple[np.ndarray, np.ndarray
 
 
 def _check_numbers(counts: np.ndarray, values: np.ndarray, num_names: int, name: str) -> None:
-    """Raises UserError for labels that are no class indices or lists of them.
+    """Raises UserError unless labels are class indices or lists of them.
 
     Args:
       counts: number of values of each label.
@@ -652,13 +658,14 @@ def _table(rows: list, reader: LabelReader, class_names: tuple[str, ...], name: 
 
 
 def _agree(source: HandedIn, given: Any) -> bool:
-    """Returns False if some items have other labels than the given ones.
+    """Returns False if the labels of some items differ from the given ones.
 
-    This happens if `__getitem__` changes `targets`.
+    For example, `__getitem__` may change the labels in `targets`.
     """
     keys = [repr(np.asarray(_plain(label)).tolist()) for label in given]
     seen: dict[str, int] = {}
-    for index, key in enumerate(keys):  # One index per label: changes often depend on the label.
+    # Compare an example of each label, because such changes often depend on the label.
+    for index, key in enumerate(keys):
         seen.setdefault(key, index)
     for index in sorted({*list(seen.values())[:32], *spread(len(source), 16)}):
         if repr(np.asarray(_plain(_item_label(source, index))).tolist()) != keys[index]:
@@ -667,7 +674,7 @@ def _agree(source: HandedIn, given: Any) -> bool:
 
 
 def _item_label(source: HandedIn, index: int) -> Any:
-    """Returns the label that an item itself has, or None."""
+    """Returns the label that an item contains, or None."""
     try:
         return source.split(source.data[index])[1]
     except Exception as error:
@@ -676,14 +683,14 @@ def _item_label(source: HandedIn, index: int) -> Any:
 
 
 def _plain(label: Any) -> Any:
-    """Returns a label, also a tensor, as a number, a text or a list of these."""
+    """Converts tensors and arrays to numbers or lists; returns other labels unchanged."""
     return label.tolist() if hasattr(label, "tolist") else label
 
 
 def check_steady(source: HandedIn, name: str) -> None:
     """Raises UserError if an example's image changes between reads.
 
-    A run could not resume exactly with such data.
+    Training with such data could not resume deterministically.
     """
     for index in range(0, len(source), max(1, len(source) // 4)):
         try:
@@ -698,7 +705,7 @@ def check_steady(source: HandedIn, name: str) -> None:
 
 
 def _as_pixels(array: np.ndarray) -> bytes | np.ndarray:
-    """Returns an array as uint8 `[height, width, 3]`, or encoded if it is transparent."""
+    """Converts an array to uint8 `[height, width, 3]`, or to a PNG if it is transparent."""
     if array.ndim == 2:
         array = array[..., None]
     if array.ndim != 3 or array.shape[-1] not in (GREY, RGB, RGBA) or 0 in array.shape:
@@ -723,7 +730,7 @@ def _as_pixels(array: np.ndarray) -> bytes | np.ndarray:
 
 
 def _of_pil(image: Image.Image) -> bytes | np.ndarray:
-    """Returns a PIL image as uint8 `[height, width, 3]`, or encoded if it is transparent."""
+    """Converts a PIL image to uint8 `[height, width, 3]`, or to a PNG if it is transparent."""
     idle = has_idle_alpha(image)
     image = ImageOps.exif_transpose(image)
     if image.has_transparency_data and not idle:
@@ -745,7 +752,7 @@ def _of_pil(image: Image.Image) -> bytes | np.ndarray:
 
 
 def _as_png(image: Image.Image) -> bytes:
-    """Returns the image encoded without loss, so that the config's background applies to it."""
+    """Encodes a transparent image as PNG; the config's background is applied when it is decoded."""
     file = io.BytesIO()
     image.save(file, "PNG", compress_level=1)
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""Images with masks, passed in by a program: arrays, or any sequence of pairs."""
+"""Images with masks, passed in from Python: arrays, or any sequence of pairs."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ REMEDY = "give their number as config.data.num_classes"
 
 @dataclasses.dataclass(frozen=True)
 class HandedInMasks(Source):
-    """The caller's images and masks; each example must return the same whenever it is read.
+    """The caller's images and masks; an example must return the same values each time it is read.
 
     Attributes:
       data: has `len(data)` and `data[index]`, a pair of an image and a mask, or a mapping.
@@ -74,10 +74,10 @@ class HandedInMasks(Source):
         return self._read(index, as_mask, 1, MASK_KEYS)
 
     def _read(self, index: int, convert, place: int, keys: Sequence[str]) -> Any:
-        """Returns a converted part of an item.
+        """Returns the image or mask of an item, converted by `convert`.
 
         Args:
-          place: its position in a pair.
+          place: its index in a pair.
           keys: its possible keys in a mapping.
 
         Raises:
@@ -123,15 +123,15 @@ def handed_in_masks(
     """Returns a source for images with masks.
 
     Args:
-      data: a pair of images and masks; anything with `len(data)` whose items are pairs `(image,
-        mask)` or mappings with `image` and `mask`; or a `Source`. Images are as in `handed_in`.
+      data: a pair of images and masks; a sequence (`len(data)`, `data[index]`) of pairs `(image,
+        mask)` or of mappings with `image` and `mask`; or a `Source`. Images are as in `handed_in`.
         Masks are integers `[height, width]`, as arrays, tensors, PIL images, or PNG files.
       name: name in error messages, such as "train".
       class_names: class names of the training data; None: these are the training data.
-      num_classes: number of classes; None: all masks are read.
+      num_classes: number of classes; None: read all masks to determine it.
 
     Raises:
-      UserError: the data have another form, or the values of masks are not 0, 1, 2, ...
+      UserError: the data have an unsupported type, or the values of masks are not 0, 1, 2, ...
     """
     if isinstance(data, Source):
         if class_names and tuple(class_names) != data.class_names:
@@ -157,10 +157,10 @@ def handed_in_masks(
 
 
 def as_mask(value: Any) -> np.ndarray:
-    """Returns the values of a mask, integers `[height, width]`.
+    """Converts a mask to integers `[height, width]`.
 
     Raises:
-      UserError: it is no mask.
+      UserError: the value is not a mask.
     """
     if isinstance(value, bytes | bytearray):
         return decode_mask(bytes(value))
@@ -168,13 +168,13 @@ def as_mask(value: Any) -> np.ndarray:
         return decode_mask(read_file(str(value)))
     if isinstance(value, Image.Image):
         return values_of(value)
-    detach = getattr(value, "detach", None)  # Of a torch tensor.
+    detach = getattr(value, "detach", None)  # A torch tensor.
     return _checked(np.asarray(detach().cpu() if detach else value))
 
 
 def _checked(values: np.ndarray) -> np.ndarray:
-    """Returns a mask without its dimension of channels; raises UserError if it is no mask."""
-    if values.ndim == 3 and 1 in (values.shape[0], values.shape[-1]):  # With a channel.
+    """Removes a mask's channel axis; raises UserError if the values are not a mask."""
+    if values.ndim == 3 and 1 in (values.shape[0], values.shape[-1]):
         values = values.squeeze(0 if values.shape[0] == 1 else -1)
     if values.ndim != 2 or values.dtype.kind not in "iub":
         raise UserError(

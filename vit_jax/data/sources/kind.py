@@ -12,24 +12,24 @@ class SourceOptions(NamedTuple):
     """Options of a data set in addition to its kind and its split.
 
     Attributes:
-      path: see the kind's own `path`.
-      label_key: the feature of a record that holds its label or labels; None if labels are not
-        needed.
-      class_names: class names of the training split; other splits use the same numbers.
-      num_classes: number of classes, for data that do not contain it.
+      path: path of the data set; see `SourceKind.path`.
+      label_key: the feature with the label or labels; None: labels are not needed.
+      class_names: class names of the training split; other splits use the same indices.
+      num_classes: number of classes, if the data set does not define it.
       parts: `kind:path` of each part of a mixture.
-      weights: shares of the parts in training; None gives every example the same weight.
-      image_size: pixels, for synthetic images.
+      weights: shares of the parts in training; None: all examples have the same weight.
+      image_size: height and width of synthetic images, in pixels.
       labels: labels are required; otherwise images without labels are included, too.
-      slices: `stratified`, so that a slice is a sample, or `in_order`, by the source's own order.
-      groups: a regular expression for the path or a column that names each image's group, or the
-        groups of all images of `train`; a slice has all images of a group or none. None: no groups.
+      slices: `stratified`: a slice is a representative sample; `in_order`: slices follow the stored
+        order.
+      groups: defines groups of images that are not divided between slices: a regular expression for
+        paths, the name of a column, or the group of each image of `train`. None: no groups.
       only: names of the classes that the user has chosen.
       fields: names of the required fields of examples, such as `text`.
-      caption_key: name of the column or key that contains the captions `text`.
-      each_labelled: an example without a label is an error, as for a softmax; otherwise it has no
-        class.
-      depth_scale: metres of a unit of 16-bit depth maps.
+      caption_key: name of the column or key with the captions, for the field `text`.
+      each_labelled: an example without a label is an error (softmax); otherwise it is an example of
+        no class.
+      depth_scale: metres per unit of 16-bit depth maps.
     """
 
     path: str = ""
@@ -57,23 +57,24 @@ def last_folder(path: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class SourceKind:
-    """A kind of data source: its name in a config, its function to open it, and its properties.
+    """A kind of data source: its name in a config, the function to open it, and its properties.
 
     Attributes:
-      name: its name in `config.data.source` and in `kind:path`.
-      about: short description of its images.
-      open: maps a split and the options to the source. The split is a bare name, and slices such as
-        `train[:90%]` are cut out of the source's fair order, unless `reads_slices`.
-      path: description of its path; empty if it needs none.
-      reads_slices: `open` accepts slices and cuts them itself.
-      stands_alone: `kind:path` is sufficient to open it, so that models can be evaluated on it.
-      made_up: its images are random, so that splits may share them.
+      name: name in `config.data.source` and in `kind:path`.
+      about: short description of the images.
+      open: `(split, options) -> source`. The split is a name without slices; slices such as
+        `train[:90%]` are cut out of the source's `fair_order`, unless `reads_slices`.
+      path: description of the path; empty if the kind needs none.
+      reads_slices: `open` supports slices itself.
+      stands_alone: `kind:path` is sufficient to open a data set and to evaluate models on it.
+      made_up: images are random; splits may share them.
       name_of: returns the name of the data set at a path, for metrics and tables.
-      is_whole: returns True if a path has no splits train and test, so that a user has to cut them.
-      counts: returns the numbers of training images and classes at a path, if known without
-        reading.
+      is_whole: returns True if the data set at a path has no splits, so that the user must define
+        slices for training and test.
+      counts: returns the numbers of training images and classes at a path, if known without reading
+        images.
       layout_at: returns a description of the layout at a path and the names of its splits, for
-        kinds of several layouts.
+        kinds with several layouts.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Images with masks: folders of one's own, and the layouts of VOC, ADE20K and Cityscapes."""
+"""Images with masks: plain folders, and the layouts of VOC, ADE20K and Cityscapes."""
 
 import dataclasses
 import os
@@ -23,15 +23,15 @@ VOC_CLASSES = (
     *("chair", "cow", "diningtable", "dog", "horse", "motorbike", "person", "pottedplant"),
     *("sheep", "sofa", "train", "tvmonitor"),
 )
-# The classes that the benchmark evaluates, in the order of their trainIds, each with its id.
+# The id of each class that the benchmark evaluates, in the order of trainIds.
 CITYSCAPES_IDS = {
     **{"road": 7, "sidewalk": 8, "building": 11, "wall": 12, "fence": 13, "pole": 17},
     **{"traffic light": 19, "traffic sign": 20, "vegetation": 21, "terrain": 22, "sky": 23},
     **{"person": 24, "rider": 25, "car": 26, "truck": 27, "bus": 28, "train": 31},
     **{"motorcycle": 32, "bicycle": 33},
 }
-REMEDY = f"name all classes, a line for each, in {CLASSES_FILE}"  # For more classes.
-INVALID = -1  # Marks values that are no class.
+REMEDY = f"name all classes, a line for each, in {CLASSES_FILE}"  # End of an error message.
+INVALID = -1  # Class of mask values that are not allowed.
 
 
 class Layout(NamedTuple):
@@ -40,8 +40,8 @@ class Layout(NamedTuple):
     Attributes:
       words: description for the user.
       splits: the files of each split.
-      class_names: empty if the folder does not contain them.
-      classes: class of each value of a mask, `IGNORED` or `INVALID`; None: values are classes.
+      class_names: names of the classes; empty if the folder does not contain them.
+      classes: class of each mask value, `IGNORED` or `INVALID`; None: values are class indices.
     """
 
     words: str
@@ -55,7 +55,7 @@ class Masks(Pairs):
     """Images with masks.
 
     Attributes:
-      classes: class of each value of a mask, `IGNORED` or `INVALID`, int16 `[values]`.
+      classes: class of each mask value, `IGNORED` or `INVALID`, int16 `[values]`.
     """
 
     fields = (MASK,)
@@ -78,12 +78,12 @@ class Masks(Pairs):
 def open_masks(split: str, options: SourceOptions) -> Masks:
     """Opens a split.
 
-    The classes are those of the layout or of `classes.txt`; else `data.num_classes` is their
-    number; else the values of all masks are read.
+    The classes are defined by the layout or `classes.txt`, else by `data.num_classes`, else by the
+    values of all masks, which are then read.
 
     Raises:
-      UserError: the folder has another layout, the split does not exist, an image has no mask or
-        one of another size, or the classes are not known.
+      UserError: the folder has an unsupported layout, the split does not exist, an image has no
+        mask or one of a different size, or the classes are unknown.
     """
     if options.only:
         raise UserError("data.classes is unsupported with masks: their pixels have classes")
@@ -113,7 +113,7 @@ def layout_of(root: str) -> Layout:
     """Returns the layout of a folder.
 
     Raises:
-      UserError: it has no folders of images and masks.
+      UserError: the folder has no folders of images and masks.
     """
     for recognize in (_voc, _cityscapes, _ade, _own):
         if (layout := recognize(root)) is not None:
@@ -153,7 +153,7 @@ def _cityscapes(root: str) -> Layout | None:
     if _has_file(folder, "_gtFine_labelIds.png"):
         classes = np.full(IGNORED + 1, IGNORED, np.int16)
         classes[list(CITYSCAPES_IDS.values())] = range(len(names))
-    else:  # Only the files that its scripts write.
+    else:  # Only the files that Cityscapes' scripts write.
         splits = {
             split: one._replace(map_end="_gtFine_labelTrainIds") for split, one in splits.items()
         }
@@ -162,16 +162,17 @@ def _cityscapes(root: str) -> Layout | None:
 
 
 def _has_file(folder: str, end: str) -> bool:
-    """Returns True if a file below a folder has a name with this end."""
+    """Returns True if the name of a file below a folder ends with `end`."""
     return any(
         name.endswith(end) for _, _, names in os.walk(folder, followlinks=True) for name in names
     )
 
 
 def _ade(root: str) -> Layout | None:
-    """Returns the layout of ADE20K's benchmark, where 0 is unknown and class k has the value k + 1.
+    """Returns the layout of ADE20K's benchmark, or None if the folder has another layout.
 
-    It is recognized by the list of its classes, or by the names of its files.
+    It is recognized by its list of classes or by its file names. Mask value 0 is unknown, and class
+    k has the value k + 1.
     """
     file = os.path.join(root, ADE_NAMES)
     first = os.path.join(root, "annotations", "training", "ADE_train_00000001.png")
@@ -199,10 +200,10 @@ def _own(root: str) -> Layout | None:
 
 
 def _class_names(file: str) -> tuple[str, ...]:
-    """Returns the names in a file: line k has the name of the class k.
+    """Reads class names from a file, one per line, in the order of their indices.
 
     Raises:
-      UserError: there is none, or one comes twice.
+      UserError: the file has no names, or a name occurs twice.
     """
     names = tuple(line.strip() for line in _lines(file) if line.strip())
     if not names or len({*names}) < len(names):
@@ -219,7 +220,7 @@ def _lines(file: str) -> list[str]:
 
 
 def as_they_are(number: int) -> np.ndarray:
-    """Returns the table of a folder whose values are classes, and `IGNORED` is unknown."""
+    """Returns `Layout.classes` for masks whose values are class indices or `IGNORED`."""
     classes = np.full(IGNORED + 1, INVALID, np.int16)
     classes[:number], classes[IGNORED] = range(number), IGNORED
     return classes
@@ -235,7 +236,7 @@ def classes_of(values: np.ndarray, classes: np.ndarray, number: int, remedy: str
       remedy: how to define more classes, for errors.
 
     Raises:
-      UserError: values that are no class.
+      UserError: a value is not a class.
     """
     result = classes[np.minimum(values, len(classes) - 1)]
     beyond = (result == INVALID) | (values >= len(classes))
@@ -253,13 +254,13 @@ def classes_of(values: np.ndarray, classes: np.ndarray, number: int, remedy: str
 
 
 def _range(classes: np.ndarray) -> str:
-    """Returns the range of the values that are classes, for an error."""
+    """Returns the range of valid values, for an error."""
     values = np.flatnonzero((classes >= 0) & (classes != IGNORED))
     return f"{values[0]} to {values[-1]}"
 
 
 def _values_in(root: str, maps: Sequence[str]) -> Iterator[np.ndarray]:
-    """Yields the values that occur in each mask."""
+    """Yields the distinct values of each mask."""
 
     def present(name: str) -> np.ndarray:
         try:
@@ -272,10 +273,10 @@ def _values_in(root: str, maps: Sequence[str]) -> Iterator[np.ndarray]:
 
 
 def check_two_classes(present: Iterable[Iterable[int]], where: str) -> None:
-    """Raises UserError for masks whose foreground has the value of unknown pixels.
+    """Raises UserError if all masks contain only 0 and `IGNORED`, a wrong value for foreground.
 
     Args:
-      present: the values that occur in each mask; they are read until others are found.
+      present: the distinct values of each mask, read until one has other values.
       where: name of the data, for errors.
     """
     found: set[int] = set()
@@ -291,15 +292,15 @@ def check_two_classes(present: Iterable[Iterable[int]], where: str) -> None:
 
 
 def class_count(present: Iterable[np.ndarray], where: str, remedy: str) -> int:
-    """Returns the number of classes of masks whose values are not described.
+    """Determines the number of classes from the values of masks.
 
     Args:
-      present: the values that occur in each mask.
+      present: the distinct values of each mask.
       where: name of the data, for errors.
       remedy: how to define the classes, for errors.
 
     Raises:
-      UserError: values between the lowest and the highest do not occur, or there is only one.
+      UserError: values between the lowest and the highest do not occur, or there is only one value.
     """
     found = set().union(*(found.tolist() for found in present))
     check_two_classes([found], where)

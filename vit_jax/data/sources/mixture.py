@@ -1,4 +1,4 @@
-"""Several sources as one."""
+"""Mixtures: several sources concatenated into one."""
 
 import dataclasses
 from collections import Counter
@@ -13,7 +13,7 @@ from vit_jax.errors import UserError
 
 
 def _check_named_alike(parts: list[Source]) -> None:
-    """Raises UserError if some parts have class names and others only numbers."""
+    """Raises UserError if some parts have class names and others only indices."""
     with_classes = [part for part in parts if part.class_names]
     numbered = [part for part in with_classes if part.numbered]
     named = [part for part in with_classes if not part.numbered]
@@ -26,7 +26,7 @@ def _check_named_alike(parts: list[Source]) -> None:
 
 
 def _check_numbers(part: Source, class_names: tuple[str, ...]) -> None:
-    """Raises UserError if a part has masks or boxes whose classes have other numbers."""
+    """Raises UserError if masks or boxes of a part have class indices other than the mixture's."""
     if {MASK, BOXES} & {*part.fields} and part.class_names != class_names[: len(part.class_names)]:
         raise UserError(
             f"{part.describe(0)} is of a part whose classes have other numbers than those of all "
@@ -37,7 +37,7 @@ def _check_numbers(part: Source, class_names: tuple[str, ...]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Mixture(Source):
-    """Several sources joined end to end; classes of the same name are merged."""
+    """Several concatenated sources; classes with the same name are merged."""
 
     parts: tuple[Source, ...]
     class_names: tuple[str, ...]
@@ -51,15 +51,15 @@ class Mixture(Source):
         weights: tuple[float, ...] | None,
         class_names: tuple[str, ...] | None,
     ) -> "Mixture":
-        """Joins sources.
+        """Concatenates sources.
 
         Args:
           parts: the sources.
-          weights: shares of the parts in a batch; None: by their sizes.
-          class_names: names of all classes by index; None: in the order of the parts.
+          weights: shares of the parts in a batch; None: proportional to their sizes.
+          class_names: names of all classes; None: the classes of the parts, in their order.
 
         Raises:
-          UserError: there are no parts, or the weights or classes do not fit them.
+          UserError: there are no parts, or the weights or classes do not match them.
         """
         if not parts:
             raise UserError(
@@ -150,7 +150,7 @@ class Mixture(Source):
             yield from part.known_fields(own)
 
     def _split(self, indices):
-        """Yields each part with its own indices; None: all."""
+        """Yields each part with its own share of `indices` (None: all)."""
         for part, end in zip(self.parts, self._ends, strict=True):
             if indices is None:
                 yield part, None
@@ -164,7 +164,7 @@ class Mixture(Source):
 
 
 def mixture_of(open_part: Callable[[str, str, SourceOptions], Source]) -> SourceKind:
-    """Returns the kind of a mixture; its parts are opened by `open_part(kind, split, options)`."""
+    """Returns the source kind of mixtures; `open_part(kind, split, options)` opens a part."""
 
     def open_mixture(split: str, options: SourceOptions) -> Mixture:
         opened = []

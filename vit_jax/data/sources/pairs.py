@@ -1,4 +1,4 @@
-"""Images with a file of values for each pixel: two folders with files of the same names."""
+"""Images with maps (masks or depth) in a second folder, in files of the same names."""
 
 import dataclasses
 import os
@@ -14,9 +14,9 @@ from vit_jax.data.sources.slices import groups_by_path, stratified
 from vit_jax.errors import UserError, as_text
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img")
-DEV = ("val", "valid", "validation", "dev")  # Names of one split.
-SAMPLES = 16  # Pairs that are compared when a split is opened.
-SHOWN = 3  # Names in an error.
+DEV = ("val", "valid", "validation", "dev")  # Synonyms of one split.
+SAMPLES = 16  # Pairs whose sizes are compared when a split is opened.
+SHOWN = 3  # File names in an error.
 
 
 class Split(NamedTuple):
@@ -24,8 +24,9 @@ class Split(NamedTuple):
 
     Attributes:
       images, maps: folders, relative to the root of the data set.
-      image_end, map_end: ends of file names before the suffix; the rest of both is the same.
-      listed: a file with the names of the split's images, without folder and suffix; empty: all.
+      image_end, map_end: ends of file names before the suffix; the rest is the same for both.
+      listed: a text file with the names of the split's images, without folder and suffix; empty:
+        all images.
     """
 
     images: str
@@ -37,10 +38,10 @@ class Split(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Pairs(Source):
-    """Images, each with a file of values for its pixels.
+    """Images, each with a map: a file with a value for each pixel.
 
     Attributes:
-      root: the folder of the data set; it ends with a slash.
+      root: folder of the data set, with a trailing slash.
       images, maps: paths of the files, relative to the root.
     """
 
@@ -75,10 +76,10 @@ class Pairs(Source):
         return stratified([os.path.dirname(name) for name in self.images], self.images)
 
     def read_map(self, index: int) -> bytes:
-        """Returns the content of an image's map.
+        """Returns the content of an image's map file.
 
         Raises:
-          UserError: it cannot be read.
+          UserError: the file cannot be read.
         """
         try:
             return read_file(self.root + self.maps[index])
@@ -86,11 +87,11 @@ class Pairs(Source):
             raise UserError(f"cannot read {self.describe_map(index)}: {error.strerror}") from error
 
     def describe_map(self, index: int) -> str:
-        """Returns the name of an image's map, for a person."""
+        """Returns the name of an image's map, for messages."""
         return as_text(self.root + self.maps[index])
 
     def check_sizes(self, field: str) -> None:
-        """Raises UserError if one of a few images has a map of another size.
+        """Compares a few images with their maps; raises UserError if sizes differ.
 
         Args:
           field: name of the map in `fields_of`.
@@ -98,7 +99,7 @@ class Pairs(Source):
         for index in spread(len(self), SAMPLES):
             try:
                 image = open_image(self[index].image)
-            except (Unreadable, OSError):  # It is counted and replaced when it is read.
+            except (Unreadable, OSError):  # The pipeline counts and replaces unreadable images.
                 continue
             rows, columns = self.fields_of(index)[field].shape
             if (rows, columns) != (image.height, image.width):
@@ -110,10 +111,10 @@ class Pairs(Source):
 
 
 def find_splits(root: str, map_folders: Sequence[str]) -> dict[str, Split]:
-    """Returns the splits of a folder with folders of images and of maps.
+    """Returns the splits of a data set's folder with images and maps.
 
-    These are `images/train` and `masks/train`, or `train/images` and `train/masks`; without splits
-    `images` and `masks` are the split `all`.
+    The layout is `images/train` and `masks/train`, or `train/images` and `train/masks`. Without
+    splits, `images` and `masks` are the split `all`.
 
     Args:
       map_folders: names that the folder of maps may have, the most likely first.
@@ -139,7 +140,7 @@ def split_of(path: str, splits: Mapping[str, Split], name: str) -> Split:
     """Returns a split by its name; the names in `DEV` are synonyms.
 
     Raises:
-      UserError: there is no such split.
+      UserError: the split does not exist.
     """
     names = (name, *(DEV if name in DEV else ()))
     found = next((splits[one] for one in names if one in splits), None)
@@ -157,12 +158,12 @@ def find_pairs(
     """Returns the images of a split, their maps, and counts of skipped files by reason.
 
     Args:
-      root: the folder of the data set, with a slash at its end.
+      root: the folder of the data set, with a trailing slash.
       suffixes: suffixes of maps, in lower case.
       what: the kind of map, for errors.
 
     Raises:
-      UserError: there are no images, an image has no map, or two files have one name.
+      UserError: there are no images, an image has no map, or two files have the same name.
     """
     images, left_out = sort_out(_files(root + split.images))
     maps = [
@@ -195,13 +196,13 @@ def find_pairs(
 def _check_all(
     names: Sequence[str], files: Mapping[str, str], lack: str, folder: str, remedy: str = ""
 ) -> None:
-    """Raises UserError if images have no file in a folder.
+    """Raises UserError if an image has no file in a folder.
 
     Args:
-      names: the images.
-      files: the folder's files by the names of their images.
-      lack: words for images without a file.
-      remedy: end of the message.
+      names: names of the images.
+      files: the folder's files by image name.
+      lack: description of images without a file, for the error.
+      remedy: end of the error message.
     """
     if missing := [name for name in names if name not in files]:
         raise UserError(
@@ -211,10 +212,10 @@ def _check_all(
 
 
 def folder_of(path: str) -> str:
-    """Returns the folder of a data set with a slash at its end.
+    """Returns the folder of a data set with a trailing slash.
 
     Raises:
-      UserError: it does not exist, or is not on a disk of this machine.
+      UserError: the folder does not exist or is not local.
     """
     if "://" in path:
         raise UserError(f"{path} (data.path): masks are read from disks; copy or mount the bucket")
@@ -228,7 +229,7 @@ def _folders(where: str) -> list[str]:
 
 
 def _two_folders(where: str, map_folders: Sequence[str]) -> tuple[str, str] | None:
-    """Returns the names of the folders of images and of maps in a folder; None: there are none."""
+    """Returns the names of the image folder and the map folder in `where`, or None."""
     named = {name.lower(): name for name in _folders(where)}
     found = [
         next((named[name] for name in names if name in named), None)
@@ -251,7 +252,7 @@ def _by_name(folder: str, files: Sequence[str], end: str) -> dict[str, str]:
     """Returns files by their path without suffix and `end`; files without this end are skipped.
 
     Raises:
-      UserError: two files have one name.
+      UserError: two files have the same name.
     """
     named: dict[str, str] = {}
     for file in sorted(files):
@@ -267,7 +268,7 @@ def _by_name(folder: str, files: Sequence[str], end: str) -> dict[str, str]:
 
 
 def _listed(file: str) -> list[str]:
-    """Returns the lines of a file with a name in each."""
+    """Reads a file with one name per line."""
     try:
         with open(file, encoding="utf-8") as lines:
             return [line.split()[0] for line in lines if line.strip()]
@@ -276,6 +277,6 @@ def _listed(file: str) -> list[str]:
 
 
 def shortened(names: Sequence[str]) -> str:
-    """Returns the first names of files, for an error."""
+    """Returns the first of these file names as text, for an error."""
     more = " ..." if len(names) > SHOWN else ""
     return ", ".join(map(as_text, names[:SHOWN])) + more

@@ -1,8 +1,8 @@
 """Slices of a split, such as `train[:90%]`, for sources in any order.
 
-A slice is cut out of a source's fair order, so that it is a representative sample, even if a folder
-lists its images class by class. TFDS's data sets are shuffled when they are stored, and papers name
-their slices; they are cut as TFDS does (`array_record.py`).
+A slice is cut out of a source's `fair_order`, so it is a representative sample even if images are
+sorted by class. Data sets of TFDS are the exception: they are stored in random order, and slices
+follow this order (`array_record.py`), so that they equal the slices in papers.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from vit_jax.data.order import permute
 from vit_jax.data.sources.base import Source, Subset
 from vit_jax.errors import UserError, as_text
 
-# The golden ratio: its multiples, modulo 1, are spread more evenly than any other number's.
+# The golden ratio: no other number has multiples, modulo 1, that are spread more evenly.
 GOLDEN = 0.6180339887498949
 BRACKET = r"\[(-?\d+%?)?:(-?\d+%?)?\]"
 
@@ -23,10 +23,10 @@ BRACKET = r"\[(-?\d+%?)?:(-?\d+%?)?\]"
 def split_range(split: str, images: int) -> range:
     """Returns the image range of a split `name[from:to]`, with TFDS's percentages and rounding.
 
-    A slice may be cut again: `all[:80%][:90%]` is the first nine tenths of the first four fifths.
+    Slices may be nested: `all[:80%][:90%]` is the first nine tenths of the first four fifths.
 
     Raises:
-      UserError: the split has another form, or is empty.
+      UserError: the split does not have this form, or is empty.
     """
     chosen, name = range(images), split.split("[")[0]
     if not re.fullmatch(rf"[^\[\]]*({BRACKET})*", split):
@@ -48,13 +48,17 @@ def _boundary(text: str, default: int, images: int) -> int:
 
 
 def overlap(one: str, other: str, images: int) -> bool:
-    """Returns True if two splits are known to share images; whole splits have `images` each."""
+    """Returns True if two splits are known to share images.
+
+    Args:
+      images: number of images in a whole split.
+    """
     try:
         mine, theirs = (
             [(part.split("[")[0], split_range(part, images)) for part in split.split("+")]
             for split in (one, other)
         )
-    except UserError:  # TFDS supports more forms, and raises its own errors.
+    except UserError:  # TFDS supports more forms and raises its own errors.
         return False
     return any(
         name == its_name and max(a.start, b.start) < min(a.stop, b.stop)
@@ -64,9 +68,9 @@ def overlap(one: str, other: str, images: int) -> bool:
 
 
 def cut(split: str, piece: str) -> str:
-    """Returns a slice of a split: `[:90%]` of `all[:80%]` is `all[:80%][:90%]`.
+    """Appends a slice to a split: `[:90%]` of `all[:80%]` is `all[:80%][:90%]`.
 
-    Of `train+test` both splits are cut.
+    In `train+test` it is appended to both splits.
     """
     return "+".join(part + piece for part in split.split("+"))
 
@@ -77,8 +81,8 @@ def chosen(
     """Returns the image indices of a split `name[from:to]`.
 
     Args:
-      in_order: slices are cut out of the source's own order, not of its fair order.
-      groups: the group of each image; a slice has all images of a group or none.
+      in_order: slices are cut out of the stored order, not out of the source's `fair_order`.
+      groups: the group of each image; groups are not divided between slices.
     """
     part = split_range(split, len(source))
     if len(part) == len(source):
@@ -91,7 +95,7 @@ def chosen(
 def _whole_groups(
     source: Source, split: str, part: range, in_order: bool, groups: Sequence
 ) -> np.ndarray:
-    """Returns the images of the groups whose middle is in `part`, where groups are concatenated."""
+    """Concatenates all groups and returns the images of groups with their middle in `part`."""
     names = list(map(str, groups))
     _, first, group, counts = np.unique(
         names, return_index=True, return_inverse=True, return_counts=True
@@ -103,7 +107,7 @@ def _whole_groups(
         classes = (
             np.zeros(len(names), np.int64) if table is None else table[:, 0].astype(np.int64) + 1
         )
-        # The most frequent class of a group.
+        # A group's stratum is its most frequent class.
         votes = np.unique(np.stack([group, classes]), axis=1, return_counts=True)
         best = np.lexsort((-votes[1], votes[0][0]))
         strata = votes[0][1][best][np.unique(votes[0][0][best], return_index=True)[1]]
@@ -122,16 +126,16 @@ def _whole_groups(
 def sliced(
     source: Source, split: str, in_order: bool = False, groups: Sequence | None = None
 ) -> Source:
-    """Returns the part of `source` for a split `name[from:to]`; arguments as in `chosen`."""
+    """Returns the subset of `source` for a split `name[from:to]`; arguments as in `chosen`."""
     part = chosen(source, split, in_order, groups)
     return source if len(part) == len(source) else Subset(source, part)
 
 
 def groups_by_path(paths: Sequence[str], pattern: str) -> list[str]:
-    """Returns the group of each path: a regular expression's match, or its parenthesized groups.
+    """Returns the group of each path: the match of `pattern`, or its parenthesized groups.
 
     Raises:
-      UserError: it is no regular expression, or does not match a path.
+      UserError: `pattern` is not a regular expression, or does not match a path.
     """
     try:
         compiled = re.compile(pattern)
@@ -149,15 +153,15 @@ def groups_by_path(paths: Sequence[str], pattern: str) -> list[str]:
 
 
 def absolute(split: str, sizes: Mapping[str, int]) -> str:
-    """Returns a split for TFDS, which does not support nested slices.
+    """Resolves nested slices, which TFDS does not support, to absolute indices.
 
     `train[:80%][:90%]+test` becomes `train[0:72]+test[0:10]`.
 
     Args:
-      sizes: images of the whole splits, by name.
+      sizes: number of images in each whole split.
 
     Raises:
-      UserError: there is no such split, or a slice has another form or is empty.
+      UserError: a split does not exist, or a slice is malformed or empty.
     """
     parts = []
     for part in split.split("+"):
@@ -170,16 +174,16 @@ def absolute(split: str, sizes: Mapping[str, int]) -> str:
 
 
 def shuffled(images: int) -> np.ndarray:
-    """Returns a fixed permutation of `images` indices, int64, for images of unknown classes."""
+    """Returns a fixed permutation of `range(images)`, int64, for images with unknown classes."""
     return permute(np.arange(images), images, 0)
 
 
 def stratified(strata: Sequence[int] | Sequence[str], names: Sequence[str]) -> np.ndarray:
     """Returns an order of images in which every slice has a proportional share of each stratum.
 
-    The error is less than an image if all strata have one size. The j-th of a stratum's n images,
-    in random order, is placed at (j + offset) / n of the whole; the strata's offsets are spread
-    evenly over [0, 1). Randomness comes from hashes of the names, so that the order is the same on
+    The error is less than one image if all strata have the same size. The n images of a stratum are
+    shuffled, and image j is placed at (j + offset) / n of the order; offsets of the strata are
+    spread evenly over [0, 1). The shuffle sorts hashes of the names, so the order is the same on
     any machine, file system and library version.
 
     Args:
@@ -193,7 +197,7 @@ def stratified(strata: Sequence[int] | Sequence[str], names: Sequence[str]) -> n
     _, strata, counts = np.unique(strata, return_inverse=True, return_counts=True)
     order = np.lexsort((keys, strata))
     strata, starts = strata[order], np.cumsum(counts) - counts
-    # Strata of similar size get distant offsets, so that their rounding errors cancel out.
+    # Strata of similar size get distant offsets, so that their rounding errors cancel.
     ranks = np.argsort(np.lexsort((np.bitwise_xor.reduceat(keys[order], starts), counts)))
     offsets = (ranks + 0.5) * GOLDEN % 1
     position = (np.arange(len(order)) - starts[strata] + offsets[strata]) / counts[strata]

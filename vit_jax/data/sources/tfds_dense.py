@@ -1,4 +1,4 @@
-"""Boxes and masks of TFDS data sets that are prepared as ArrayRecord."""
+"""Boxes and masks of TFDS data sets prepared as ArrayRecord."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -20,11 +20,11 @@ Read = Callable[[Mapping], Any]
 
 @dataclasses.dataclass(frozen=True)
 class DenseRecords(Records):
-    """ArrayRecord files with the objects or the masks of their images.
+    """ArrayRecord files of images with objects or masks.
 
     Attributes:
       field: `boxes` or `mask`.
-      read_field: returns the field's value from an example's features.
+      read_field: converts the features of a tf.Example to the field's value.
     """
 
     field: str = BOXES
@@ -45,14 +45,14 @@ class DenseRecords(Records):
 
 
 def dense_reader(builder, options: SourceOptions) -> tuple[str, tuple[str, ...], Read]:
-    """Returns the required field, its class names, and how it is read from a tf.Example.
+    """Returns the required field, its class names, and a function to read it from a tf.Example.
 
-    Boxes are a sequence of mappings with `bbox` and `label`, as of VOC and COCO; a mask is an image
-    of one channel, as of Oxford-IIIT Pet.
+    Boxes are a sequence of mappings with `bbox` and `label`, as in VOC and COCO. A mask is an image
+    with one channel, as in Oxford-IIIT Pet.
 
     Raises:
-      UserError: the data set has no such feature, or several, its number of classes is unknown, or
-        some classes are chosen.
+      UserError: the data set has no such feature or several, the number of classes is unknown, or
+        the options select a subset of the classes.
     """
     if options.only:
         raise UserError("data.classes is unsupported with the boxes and masks of TFDS data sets")
@@ -72,7 +72,7 @@ def dense_reader(builder, options: SourceOptions) -> tuple[str, tuple[str, ...],
 
 
 def _only(builder, kind: str, is_one: Callable[[Any], bool]) -> tuple[str, Any]:
-    """Returns the name of the only feature of a kind, and the feature."""
+    """Returns the only feature of a kind, with its name; raises UserError if not exactly one."""
     features = builder.info.features
     found = [name for name, feature in features.items() if name != "image" and is_one(feature)]
     if len(found) != 1:
@@ -100,7 +100,7 @@ def _is_mask(feature) -> bool:
 
 
 def _boxes(features: Mapping, name: str) -> Boxes:
-    """Returns the objects of a tf.Example; TFDS stores top, left, bottom, right as shares."""
+    """Returns the objects of a tf.Example; TFDS stores relative top, left, bottom and right."""
     image = open_image(image_and_labels(features, None).image)
     shares = np.array(feature_values(features, f"{name}/bbox", "float_list"), np.float32)
     labels = np.array(feature_values(features, f"{name}/label", "int64_list"), np.int32)

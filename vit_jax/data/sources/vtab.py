@@ -3,12 +3,12 @@
 The score is the mean of the 19 test accuracies. Each task is a TFDS data set, a rule for its
 labels, and its splits:
 
-    train800        the first 800 images of the training part, to choose hyper-parameters
-    val200          the first 200 of the validation part, to evaluate them
+    train800        the first 800 images of the training part, for the hyper-parameter search
+    val200          the first 200 images of the validation part, for the hyper-parameter search
     train800val200  both: the 1,000 images of the final training
     test            the whole test part
 
-If a data set has no official validation part, a part of the training images is used.
+If a data set has no official validation part, a part of the training images replaces it.
 """
 
 import math
@@ -36,7 +36,7 @@ SPLITS = {
 }
 IMAGES = {"train": 800, "val": 200, "test": None}
 
-# Class boundaries of distances: the class is the last edge below the distance.
+# Class boundaries of distances: the class is the index of the last edge below the distance.
 CLEVR_EDGES = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
 KITTI_EDGES = (-100.0, 8.0, 20.0, 999.0)  # Metres.
 
@@ -48,12 +48,11 @@ class VtabTask(NamedTuple):
       name: name in the paper's table 9.
       dataset: TFDS data set, with the version of the benchmark.
       classes: number of classes.
-      label: the feature that contains the label, or a function from a record's features
-        to the class.
+      label: name of the label feature, or a function from a record's features to the class.
       train, val, test: the parts, as slices of TFDS's splits.
-      flip, crop: True if training may mirror or crop an image without changing its class (BiT's
-        preprocessing, which the paper follows).
-      image: converts the stored image to the pixels that the model uses, if they differ.
+      flip, crop: True if training uses random flips or crops, as in BiT and the paper; False if
+        they may change the class.
+      image: converts the stored image to the model's input pixels; None: not needed.
     """
 
     name: str
@@ -70,12 +69,12 @@ class VtabTask(NamedTuple):
 
 
 def clevr_count(features: Mapping) -> int:
-    """Returns the class for the number of objects: 3 to 10, as classes from 0."""
+    """Returns the number of objects, 3 to 10, as a class from 0 to 7."""
     return len(features["objects/size"].int64_list.value) - 3
 
 
 def clevr_distance(features: Mapping) -> int:
-    """Returns the class of the closest object's distance, the third of its pixel coordinates."""
+    """Returns the distance class of the closest object (the third of its pixel coordinates)."""
     distances = features["objects/pixel_coords"].float_list.value[2::3]
     return bisect_left(CLEVR_EDGES, min(distances, default=math.inf)) - 1
 
@@ -89,21 +88,21 @@ def kitti_distance(features: Mapping) -> int:
 
 
 def dsprites_position(features: Mapping) -> int:
-    """Returns the class of the horizontal position: 32 positions in pairs."""
+    """Returns the class of the horizontal position: 32 positions, two per class."""
     return features["label_x_position"].int64_list.value[0] // 2
 
 
 def dsprites_orientation(features: Mapping) -> int:
-    """Returns the class of the angle: 40 angles in 16 classes."""
+    """Returns the class of the orientation: 40 angles in 16 classes."""
     return int(features["label_orientation"].int64_list.value[0] / 2.5)
 
 
 def black_and_white(image: bytes) -> bytes | np.ndarray:
-    """Scales dSprites' zeros and ones to RGB of full range."""
+    """Converts dSprites' pixels of 0 and 1 to RGB from 0 to 255."""
     try:
         return decode(image) * np.uint8(255)
     except Unreadable:
-        return image  # The pipeline will fail to decode it again, and count it.
+        return image  # Decoding will fail in the pipeline, which counts unreadable images.
 
 
 NINE_TENTHS = dict(train="train[:90%]", val="train[90%:]")
@@ -125,7 +124,7 @@ _ALL = (
     VtabTask("CIFAR-100", "natural", "cifar100:3.*.*", 100, **NINE_TENTHS),
     VtabTask("DTD", "natural", "dtd:3.*.*", 47),
     VtabTask("Flowers102", "natural", "oxford_flowers102:2.*.*", 102),
-    # The benchmark names 3.*.*, which TFDS reads but no longer builds; 4.0.0 fixes damaged images.
+    # The benchmark uses 3.*.*, which TFDS reads but no longer builds; 4.0.0 fixes damaged images.
     VtabTask("Pets", "natural", "oxford_iiit_pet:*.*.*", 37, **FOUR_FIFTHS),
     VtabTask("Sun397", "natural", "sun397/tfds:4.*.*", 397),
     VtabTask("SVHN", "natural", "svhn_cropped:3.*.*", 10, **NINE_TENTHS),
@@ -138,7 +137,7 @@ _ALL = (
     VtabTask("DMLab", "structured", "dmlab:2.0.1", 6, crop=False),
     VtabTask("dSpr-Loc", "structured", classes=16, label=dsprites_position, crop=False, **DSPRITES),
     VtabTask("dSpr-Ori", "structured", classes=16, label=dsprites_orientation, **DSPRITES),
-    # The benchmark names 3.1.0, which TFDS reads but no longer builds; 3.3.0 adds a label for
+    # The benchmark uses 3.1.0, which TFDS reads but no longer builds; 3.3.0 adds a label for
     # occlusion.
     VtabTask("KITTI-Dist", "structured", "kitti:3.*.*", 4, kitti_distance, crop=False),
     VtabTask(
@@ -157,7 +156,8 @@ def open_task(path: str, split: str) -> Records:
       split: one of `SPLITS`.
 
     Raises:
-      UserError: there is no such task or split; the data set is not prepared, or has other classes.
+      UserError: the task or split does not exist, or the data set is not prepared or has another
+        number of classes.
     """
     name, _, data_dir = path.partition(":")
     if name not in TASKS:
@@ -181,10 +181,10 @@ def open_task(path: str, split: str) -> Records:
 
 
 def tfds_slices(task: VtabTask, split: str, sizes: Mapping[str, int]) -> str:
-    """Returns a split of a task in TFDS's notation, such as `train[0:800]+train[2753:2953]`.
+    """Returns a task's split in TFDS's notation, such as `train[0:800]+train[2753:2953]`.
 
     Args:
-      sizes: numbers of images in TFDS's splits.
+      sizes: number of images in each TFDS split.
     """
     if split not in SPLITS:
         raise UserError(f"VTAB has no split {split!r}; there are: {', '.join(SPLITS)}")
@@ -207,7 +207,7 @@ def tfds_slices(task: VtabTask, split: str, sizes: Mapping[str, int]) -> str:
 
 
 def read(name: str, features: Mapping) -> Example:
-    """Returns the example of task `name` for a record's features."""
+    """Converts a record's features to an example of the task `name`."""
     task = TASKS[name]
     if isinstance(task.label, str):
         return image_and_labels(features, task.label)

@@ -1,7 +1,7 @@
 """Google's npz files: ViT and hybrids (vision_transformer), BiT (big_transfer), big_vision.
 
-A training file contains the optimizer's state in addition to the parameters. A file with two towers
-contains a text model in addition to the image model; `google_text.py` reads it.
+Training checkpoints also contain the optimizer's state. Files of image-text models also contain the
+text tower, which `google_text.py` reads.
 """
 
 import re
@@ -16,9 +16,9 @@ from vit_jax.interop.tensor_files import Tensor
 def _prepare(
     path: Path, tensors: dict[str, Tensor], config: dict
 ) -> tuple[dict[str, Tensor], dict]:
-    """Returns the model's own tensors, and facts derived from their names.
+    """Returns the image model's tensors, and values derived from their names.
 
-    The facts take the place of a `config.json`: `prefix`, the prefix of the model's own parameters,
+    The values replace a `config.json`: `prefix`, the prefix of the model's parameters in the file,
     and `by_kind`, True if big_vision wrote the file.
     """
     starts = ("params/", "opt/target/")
@@ -39,9 +39,9 @@ def _prepare(
 def _preprocessing(
     config: dict, said: dict, channels: int
 ) -> tuple[dict, Preprocessing | None, str]:
-    """Returns no mean and std, as images are in [-1, 1], and the preprocessing of two towers.
+    """Returns no mean and std (the default applies), and the preprocessing of image-text models.
 
-    The files contain neither the crop nor class names. SigLIP's images are resized to a square.
+    The files do not contain the preprocessing. SigLIP's images are resized to a square.
     """
     towers = config["prefix"].endswith("img/")
     return {}, Preprocessing("square", Fraction(1), "bilinear") if towers else None, ""

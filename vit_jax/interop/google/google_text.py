@@ -1,7 +1,7 @@
-"""Text towers of SigLIP and SigLIP 2 in big_vision's npz files with two towers.
+"""Text towers of SigLIP and SigLIP 2 in big_vision's npz files.
 
-Their encoder has the names of the image model's. The files contain neither the tokenizer nor the
-token that is read, which is the last one in all of SigLIP's models.
+The parameters of the encoder have the same names as in the image model. The files contain neither
+the tokenizer nor the pooling, which is the last token in all SigLIP models.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from vit_jax.options.text import TextOptions
 
 _STARTS = ("params/", "opt/target/", "")
 _TOWER, _ENCODER = "txt/", "Encoder_0/"
-_OWN = (BLOCK, "norm/", "head/")  # Parts with the names of the image model.
+_OWN = (BLOCK, "norm/", "head/")  # Parts with the same names as in the image model.
 _RULES = (
     Rule("token_embedding/embedding", "Embed_0/embedding"),
     Rule("position_embedding/embedding", google_vit.POSITIONS, LEADING),
@@ -28,7 +28,7 @@ _LAYER = "Transformer/encoderblock_0/"
 
 
 def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
-    """Returns the text tower of an npz file's tensors.
+    """Returns the text tower in the tensors of an npz file.
 
     Raises:
       UserError: the model has no text tower, or an unsupported one.
@@ -66,7 +66,7 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
 
 
 def _tower(tensors: Tensors) -> tuple[str, Tensors]:
-    """Returns the prefix of both towers, and the text tower's tensors without prefix.
+    """Returns the prefix of both towers in the file, and the text tower's tensors without prefix.
 
     Raises:
       UserError: the model has no text tower, or an unsupported one.
@@ -95,9 +95,9 @@ def _tower(tensors: Tensors) -> tuple[str, Tensors]:
 
 
 def _as_image_model(tower: Tensors) -> Tensors:
-    """Returns the tensors with the image model's names of the encoder.
+    """Renames the encoder's tensors as in the image model.
 
-    Early text towers add two tables of positions, which are joined.
+    The two position tables of early text towers are summed to one.
     """
     tower = dict(tower)
     positions = tower.get("pos_embedding")

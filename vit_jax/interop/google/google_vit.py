@@ -1,11 +1,12 @@
 """ViT and its hybrids in Google's npz files (google-research/vision_transformer).
 
-In the files the sub-modules of a block are numbered consecutively: `LayerNorm_0`,
+The files number the sub-modules of a block consecutively: `LayerNorm_0`,
 `MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`. Group norms have the shape `[1, 1, 1,
 channels]`.
 
-big_vision's files are read, too; they number sub-modules by kind, `MlpBlock_0`. Models that only
-big_vision has, with fixed positions or attention pooling, are written in its form.
+big_vision's files are also supported; they number sub-modules of each kind separately:
+`MlpBlock_0`. Models that exist only in big_vision (with fixed positions or attention pooling) are
+written with its names.
 """
 
 import functools
@@ -68,7 +69,7 @@ RULES = (
 
 
 def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """Renames the model's own parameters as in the first files, whichever code wrote them.
+    """Renames the model's parameters as in vision_transformer's first files.
 
     Raises:
       UserError: two parameters would have the same name.
@@ -91,7 +92,7 @@ def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
 
 
 def _one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Splits the stacked tensors of big_vision's scan over blocks into one per encoder block."""
+    """Splits the stacked tensors of big_vision's scan into one tensor per encoder block."""
     found = {}
     for name, tensor in tensors.items():
         start, stacked, rest = name.partition("Transformer/encoderblock/")
@@ -106,9 +107,9 @@ def _one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _with_class_token(table: Tensor) -> Tensor:
-    """Returns big_vision's position table with a row for the class token, zeros if it lacks one.
+    """Adds a zero row for the class token to big_vision's position table, unless it has one.
 
-    As in big_vision, the row exists if the remaining rows form a square grid.
+    As in big_vision, it has one if the other rows form a square grid.
     """
     batch, rows, dim = table.shape
     if rows and math.isqrt(rows - 1) ** 2 == rows - 1:
@@ -119,7 +120,7 @@ def _with_class_token(table: Tensor) -> Tensor:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and the assumptions made, from renamed tensors.
+    """Derives the model's arguments from renamed tensors; returns them and the assumptions made.
 
     See `image_size_of` for `image_size`.
     """
@@ -143,11 +144,11 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _values(shapes: dict, by_kind: bool) -> dict:
-    """Returns the model's arguments that the shapes of arrays determine.
+    """Returns the model arguments that the shapes determine.
 
     Args:
       shapes: shapes of the arrays by their names.
-      by_kind: the file has big_vision's newer form.
+      by_kind: the file has big_vision's names.
     """
     patch, _, channels, dim = shapes["embedding/kernel"]
     values = dict(
@@ -178,8 +179,8 @@ def _pooling(shapes: dict) -> str:
 def _position(shapes: dict, by_kind: bool) -> str:
     """Returns the argument `position`.
 
-    big_vision has no model without positions. The older code has such a model, but no fixed
-    positions.
+    Without a position table, a big_vision model has fixed positions, and a vision_transformer model
+    has no positions.
     """
     if POSITIONS in shapes:
         return "1d"
@@ -187,7 +188,7 @@ def _position(shapes: dict, by_kind: bool) -> str:
 
 
 def _describe(values: dict) -> dict:
-    """Returns no description: an npz file contains arrays only.
+    """Checks that a model can be written; returns {}, because npz files have no `config.json`.
 
     Raises:
       UserError: the arrays would be read as another model.
@@ -200,7 +201,7 @@ def _describe(values: dict) -> dict:
 
 
 def _number(mapped: list[Entry], values: dict) -> list[Entry]:
-    """Returns the entries to write, with big_vision's names for models that only it has."""
+    """Renames the entries of models that exist only in big_vision."""
     if not _by_kind(values):
         return mapped
 

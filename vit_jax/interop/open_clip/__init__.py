@@ -1,7 +1,7 @@
 """Image towers of open_clip: `open_clip_model.safetensors` and `open_clip_config.json`.
 
-A tower is open_clip's own ViT or a timm model. `open_clip_text.py` reads the text towers. These
-files are read, but not written.
+The image tower is open_clip's own ViT or a timm model. `open_clip_text.py` reads the text towers.
+These files are read, but not written.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from vit_jax.interop.preprocessing import CLIP
 from vit_jax.interop.tensor_files import Tensor
 
 _TOWER, _TIMM = "visual.", "visual.trunk."
-# timm's `crop_mode` for each way to resize images.
+# timm's `crop_mode` for each `resize_mode`.
 _CROPS = {
     "shortest": "center",
     "squash": "squash",
@@ -48,7 +48,7 @@ def _pretrained_config(tensors: dict[str, Tensor], config: dict) -> dict:
     """Returns the preprocessing as timm's `pretrained_cfg`.
 
     Raises:
-      UserError: the way to resize images is unsupported.
+      UserError: the resize mode is unsupported.
     """
     given = config.get("preprocess_cfg") or {}
     preprocessing = CLIP | {key: value for key, value in given.items() if value is not None}
@@ -74,7 +74,7 @@ def _pretrained_config(tensors: dict[str, Tensor], config: dict) -> dict:
 def _prepare_timm(
     path: Path, tensors: dict[str, Tensor], config: dict
 ) -> tuple[dict[str, Tensor], dict]:
-    """Returns the same as `_prepare` for an image tower that is a timm model."""
+    """Implements `_prepare` for an image tower that is a timm model."""
     tower = config["model_cfg"]["vision_cfg"]
     architecture = tower["timm_model_name"]
     for name in tensors:
@@ -83,7 +83,7 @@ def _prepare_timm(
                 f"an open_clip model of timm's {architecture} with {name} is unsupported"
             )
     kept = {name.removeprefix(_TIMM): x for name, x in tensors.items() if name.startswith(_TIMM)}
-    # The trunk contains the head, except with attention pooling, whose output is the embedding.
+    # The trunk contains the head, except with attention pooling, which returns the embedding.
     pooling = tower.get("timm_pool")
     arguments = dict(global_pool=pooling) if pooling in ("map", "token", "avg") else {}
     arguments |= tower.get("timm_model_kwargs") or {}

@@ -49,7 +49,7 @@ _THEIRS = "transformer.resblocks.{0}."
 
 
 def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
-    """Returns the text tower of an `open_clip_config.json` and its tensors.
+    """Returns the text tower for an `open_clip_config.json` and its tensors.
 
     Raises:
       UserError: the model has no text tower, or an unsupported one.
@@ -91,7 +91,7 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
 
 
 def _check(model: Mapping, text: Mapping) -> None:
-    """Raises UserError for the settings of an unsupported text tower."""
+    """Raises UserError for settings of an unsupported text tower."""
     if "multimodal_cfg" in model:
         raise UserError("Unsupported: an open_clip model that generates texts (CoCa)")
     for name, value in text.items():
@@ -115,7 +115,7 @@ def _gelu(model: Mapping, text: Mapping) -> str:
     """Returns the kind of GELU.
 
     Raises:
-      UserError: it is unsupported.
+      UserError: the kind of GELU is unsupported.
     """
     arguments = text.get("act_kwargs") or {}
     if model.get("quick_gelu"):
@@ -127,6 +127,7 @@ def _gelu(model: Mapping, text: Mapping) -> str:
     return kind
 
 
+<<<<<<< HEAD
 def text_config(options: TextOptions) -> dict[str, Any]:
     """Returns the `text_cfg` of a text tower, without its tokenizer."""
     pooling = {ours: theirs for theirs, ours in _POOLINGS.items()}[options.pooling]
@@ -152,6 +153,10 @@ def text_config(options: TextOptions) -> dict[str, Any]:
 
 def text_rules(biased: bool) -> tuple[Rule, ...]:
     """Returns the names of the parameters; a projection without bias has the layout of ours."""
+=======
+def _rules(biased: bool) -> tuple[Rule, ...]:
+    """Returns the rules; a projection without bias has the same layout as ours."""
+>>>>>>> w-prose1
     head = (Rule("head/kernel", "text_projection", SAME),)
     return (
         Rule("token_embedding/embedding", "token_embedding.weight"),

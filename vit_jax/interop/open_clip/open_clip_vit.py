@@ -1,4 +1,4 @@
-"""The image tower of a CLIP with open_clip's own names, which are the same as OpenAI's."""
+"""CLIP's image tower with open_clip's own names, which are the same as OpenAI's."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     said, tower = config["model_cfg"], config["model_cfg"]["vision_cfg"]
     for name, value in tower.items():
-        droops = name.endswith("dropout")  # Used in training only.
+        droops = name.endswith("dropout")  # Used only in training.
         if name not in _SHOWN and not droops and value not in (None, False, _ALWAYS.get(name)):
             raise UserError(f"an open_clip tower with {name}={value!r} is unsupported")
     dim, channels, patch, _ = shapes["conv1.weight"]

@@ -6,7 +6,7 @@ from vit_jax.interop.library import Format, Tensors, Values
 from vit_jax.interop.timm.timm_config import pretrained_config, stated_size
 from vit_jax.models.dall_e import DVAE
 
-FIRST = "blocks.input.w"  # This name identifies such tensors.
+FIRST = "blocks.input.w"  # This tensor name identifies the format.
 PIXELS = 256  # Side of the training images.
 
 

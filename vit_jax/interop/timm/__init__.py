@@ -31,10 +31,10 @@ _MODULES = tuple(
 def _prepare(
     path: Path, tensors: dict[str, Tensor], config: dict
 ) -> tuple[dict[str, Tensor], dict]:
-    """Returns tensors and `config.json` unchanged.
+    """Returns tensors and `config.json` unchanged, after a check of the architecture's name.
 
     Raises:
-      UserError: no supported model has the name of the architecture.
+      UserError: the architecture is unsupported.
     """
     architecture = config.get("architecture")
     if architecture is None:
@@ -50,14 +50,14 @@ def _prepare(
 def _preprocessing(
     config: dict, said: dict, channels: int
 ) -> tuple[dict, Preprocessing | None, str]:
-    """Returns mean and std, the preprocessing, and the assumption made without `config.json`."""
+    """Returns mean and std, the preprocessing, and the assumption if there is no `config.json`."""
     if not config:
         return {}, None, "pixels in [-1, 1]"
     return *of_timm(config, channels), ""
 
 
 def _class_names(config: dict) -> list:
-    """Returns the names of the classes; empty: there are none."""
+    """Returns the names of the classes; empty if there are none."""
     names = config.get("label_names") or (config.get("pretrained_cfg") or {}).get("label_names")
     return list(names or [])
 
@@ -69,7 +69,7 @@ def _files(
     names: Sequence[str],
     probabilities: str,
 ) -> dict[str, dict]:
-    """Returns the JSON files: `config.json`, with the preprocessing and the classes.
+    """Returns `config.json`, with the preprocessing and the classes, as a dict by file name.
 
     Raises:
       UserError: timm has no such crop.
@@ -78,7 +78,7 @@ def _files(
     described["pretrained_cfg"] |= dict(
         mean=per_channel(values["mean"], channels), std=per_channel(values["std"], channels)
     ) | to_timm(seen or UNSAID, values["image_size"])
-    # timm ignores the problem type, but Transformers, which also reads timm's folders, does not.
+    # timm ignores the problem type, but Transformers can also read these folders and uses it.
     described |= problem_type(values["num_classes"], probabilities)
     return {"config.json": described | (dict(label_names=list(names)) if names else {})}
 
@@ -87,7 +87,7 @@ LIBRARY = Library(
     title="timm",
     formats=(timm_mae.FORMAT, *(module.FORMAT for module in _MODULES)),
     suffix="",
-    claims=lambda path, config, tensors: True,  # Last in the order of libraries.
+    claims=lambda path, config, tensors: True,  # timm is the last one in `LIBRARIES`.
     prepare=_prepare,
     unknown=lambda config, tensors: (
         "these are not the tensors of a ViT, BiT, ConvNeXt or Swin of timm's: "

@@ -1,4 +1,4 @@
-"""Renames the tensors of DINOv3, EVA, EVA-02, BEiT, DeiT-III, ConvNeXt and Swin authors for timm.
+"""Converts tensor names of the authors of DINOv3, EVA, BEiT, DeiT-III, ConvNeXt, Swin to timm's.
 
 Sources: the published code of facebookresearch/dinov3 (layers, models/convnext.py), baaivision/EVA
 (EVA-01, EVA-02), microsoft/unilm (beit, beit2), facebookresearch/deit (models_v2.py),
@@ -29,7 +29,7 @@ _NAMES = {
     r"\.mlp\.ffn_ln\.": ".mlp.norm.",
     r"\.attn\.inner_attn_ln\.": ".attn.norm.",
 }
-# Derived tensors: the angles of rotary positions, and the mask of the bias.
+# Tensors that are derived from arguments: angles of rotary positions, and the mask of the bias.
 _FOLLOWS = re.compile(r"(^|.*\.)(rope\.freqs_(cos|sin)|rope_embed\.periods|bias_mask)$")
 _TABLE = "relative_position_bias_table"
 _CONVNEXT = {
@@ -44,7 +44,7 @@ _CONVNEXT = {
     r"^norm\.": "head.norm.",
     r"^head\.(weight|bias)$": r"head.fc.\1",
 }
-# Tensors from which a Swin's window and image sizes are read, and which follow from these sizes.
+# Tensors that a Swin's window and image sizes determine; the sizes are derived from them.
 _OF_WINDOWS = re.compile(r".*\.(attn_mask|relative_coords_table)$")
 
 
@@ -53,11 +53,11 @@ class _Converted(NamedTuple):
 
     Attributes:
       tensors: tensors by timm's names.
-      config: the `config.json`, apart from the preprocessing.
-      side: height of the images in pixels; 0 if no tensor depends on it.
-      pixels: normalizations of such models, names of `PIXELS` with the models that use them.
+      config: the `config.json`, without the preprocessing.
+      side: image height in pixels; 0 if no tensor depends on it.
+      pixels: possible normalizations: keys of `PIXELS`, with the models that use them.
       squeezed: images are resized to a square, regardless of their aspect ratio.
-      notes: notes on parameters that are new.
+      notes: notes about new parameters.
     """
 
     tensors: dict[str, np.ndarray]
@@ -71,15 +71,15 @@ class _Converted(NamedTuple):
 def as_timm(
     tensors: Mapping[str, np.ndarray], pixels: str | None
 ) -> tuple[dict[str, np.ndarray], dict, list[str]]:
-    """Returns tensors by timm's names, timm's `config.json`, and notes on new parameters.
+    """Converts tensors to timm's names; returns them, timm's `config.json`, and notes.
 
     Args:
       tensors: tensors by the authors' names, without prefixes of wrappers.
-      pixels: normalization of pixels, a name of `PIXELS`; None: the authors' own.
+      pixels: normalization of pixels, a key of `PIXELS`; None: the authors' own.
 
     Raises:
-      UserError: rotary positions differ from the published ones, the authors' models of this kind
-        have several normalizations and `pixels` is None, or the number of heads is unknown.
+      UserError: rotary positions differ from the published ones; `pixels` is None, but models of
+        this kind have several normalizations; or the number of heads is unknown.
     """
     model = _convert(tensors)
     if pixels is None and len(model.pixels) > 1:
@@ -98,7 +98,7 @@ def as_timm(
 
 
 def _convert(tensors: Mapping[str, np.ndarray]) -> _Converted:
-    """Converts a model of any of the authors, which is identified by the tensors' names."""
+    """Identifies the authors' model by its tensor names, and converts it."""
     named = {_name(name): array for name, array in tensors.items() if not _FOLLOWS.match(name)}
     if "downsample_layers.0.0.weight" in named:
         return _convnext(named)
@@ -112,7 +112,7 @@ def _convert(tensors: Mapping[str, np.ndarray]) -> _Converted:
         return _Converted(named, side=side, pixels={"half": "BEiT", "imagenet": "BEiT v2"})
     if "blocks.0.attn.q_bias" in named and "pos_embed" in named:
         return _eva01_or_02(named, tensors, dim, patch)
-    # The models above have the same names for their LayerScale.
+    # The models above also have tensors with these names, for LayerScale.
     if "blocks.0.gamma_1" in named:
         return _deit3(named, patch)
     return _Converted(named)
@@ -156,7 +156,7 @@ def _eva01(named: dict[str, np.ndarray], dim: int, patch: int) -> _Converted:
 
 
 def _eva02(named: dict[str, np.ndarray], cosines: np.ndarray, patch: int) -> _Converted:
-    # Older files store them by rows and columns, newer files in one axis.
+    # Older files have an axis for rows and one for columns, newer files have a single axis.
     cosines = cosines.reshape(-1, cosines.shape[-1])
     _check("rope.freqs_cos", cosines, _angles(*cosines.shape))
     dim = named["patch_embed.proj.weight"].shape[0]
@@ -177,8 +177,8 @@ def _deit3(named: Mapping[str, np.ndarray], patch: int) -> _Converted:
 def _convnext(named: Mapping[str, np.ndarray]) -> _Converted:
     """Converts a ConvNeXt or ConvNeXt V2.
 
-    FCMAE's tensors of sparse layers are converted to dense layers. Their kernels are `[offsets, in,
-    out]`, without `in` for depthwise kernels, and their offsets are column-major.
+    The sparse layers of FCMAE are converted to dense layers. Their kernels are `[offsets, in, out]`
+    (`[offsets, out]` if depthwise), with offsets in column-major order.
     """
     tensors = {}
     for name, array in named.items():
@@ -206,10 +206,10 @@ def _convnext(named: Mapping[str, np.ndarray]) -> _Converted:
 
 
 def _swin(named: Mapping[str, np.ndarray], patch: int) -> _Converted:
-    """Renames an author's Swin tensors to timm's; the config contains window and image size.
+    """Converts the tensor names of Swin; the config contains the window size and image size.
 
     Raises:
-      UserError: the size of the windows is unknown.
+      UserError: the window size is unknown.
     """
     first, arguments = "layers.0.blocks.0.attn.", {}
     if f"{first}{_TABLE}" in named:
@@ -220,10 +220,10 @@ def _swin(named: Mapping[str, np.ndarray], patch: int) -> _Converted:
     else:
         raise UserError("unknown window sizes: a Swin V2 without its relative_coords_table")
     side = 32 * window
-    # Windows are shifted in the second block; its mask has one entry per window of an image.
+    # Windows are shifted in the second block; its mask has one entry per window.
     if (mask := named.get("layers.0.blocks.1.attn_mask")) is not None:
         side = patch * window * math.isqrt(len(mask))
-    # Merging at the end of a stage; in timm at the start of the next.
+    # Patch merging is at the end of a stage; in timm it is at the start of the next one.
     early = "layers.0.downsample.reduction.weight" in named
     tensors = {}
     for name, array in named.items():
@@ -238,9 +238,10 @@ def _swin(named: Mapping[str, np.ndarray], patch: int) -> _Converted:
 
 
 def _former_windows(named: Mapping[str, np.ndarray]) -> list[int]:
-    """Returns a Swin V2's pre-training window side in each stage, 0 where it is unchanged.
+    """Returns a Swin V2's window side during pre-training, by stage; 0: unchanged.
 
-    Offsets x between places are scaled as log2(1 + 8 |x| / (side - 1)) / 3.
+    It is derived from the scaled offsets, which are log2(1 + 8 |x| / (side - 1)) / 3 for an offset
+    x between two positions.
     """
     sides = []
     while (
@@ -248,7 +249,7 @@ def _former_windows(named: Mapping[str, np.ndarray]) -> list[int]:
     ) is not None:
         offsets = np.arange((found.shape[1] + 1) // 2)
         own = former = len(offsets)
-        if own > 1:  # A single place has no offsets.
+        if own > 1:  # A window of one position has no offsets.
             if (reach := 2 ** (3 * float(found.max())) - 1) > 0:
                 former = max(2, round(1 + 8 * offsets[-1] / reach))
             line = np.log2(1 + 8 * offsets / (former - 1)) / 3
@@ -264,13 +265,13 @@ def _name(name: str) -> str:
 
 
 def _eva(architecture: str, heads: int, patch: int, pooled: str) -> dict:
-    """Returns a `config.json` of timm's Eva; the tensors determine the other sizes."""
+    """Returns the `config.json` for timm's Eva; the tensors determine all other sizes."""
     given = {"num_heads": heads, "patch_size": patch}
     return {"architecture": architecture, "global_pool": pooled, "model_args": given}
 
 
 def _with_biases_apart(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Converts DINOv3's tensors to timm's Eva, without the bias of keys, which is masked there."""
+    """Converts DINOv3's tensors to timm's Eva, and removes the bias of keys, which is masked."""
     tensors = {}
     for name, array in named.items():
         if name.endswith("attn.qkv.bias"):
@@ -282,7 +283,7 @@ def _with_biases_apart(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]
 
 
 def _angles(rows: int, dim: int) -> np.ndarray:
-    """Returns EVA-02's cosines for a square grid, `[rows, dim]`, scaled to 16 x 16 patches."""
+    """Returns EVA-02's cosines `[rows, dim]` for a square grid, scaled to a 16 x 16 grid."""
     side = math.isqrt(rows)
     turns = (
         np.arange(side)[:, None] / side * 16 / 10_000 ** (np.arange(0, dim // 2, 2) / (dim // 2))
@@ -293,7 +294,7 @@ def _angles(rows: int, dim: int) -> np.ndarray:
 
 
 def _check(name: str, found: np.ndarray, wanted: np.ndarray) -> None:
-    """Raises UserError if positions differ from those computed in their place."""
-    # The tolerance allows for bfloat16.
+    """Raises UserError if positions differ from the computed ones that replace them."""
+    # The tolerance is sufficient for bfloat16.
     if found.shape != wanted.shape or np.abs(found - wanted).max() > 0.01 * wanted.max():
         raise UserError(f"its positions ({name}) are not those of the published models")

@@ -1,4 +1,4 @@
-"""BEiT and BEiT v2 in timm, with a bias table in each layer or one for all layers."""
+"""BEiT and BEiT v2 in timm, with a bias table in each layer or a shared one."""
 
 import math
 import re
@@ -48,7 +48,7 @@ _RULES = (
     *torch_norm("fc_norm", "fc_norm"),
     *torch_dense("head", "head"),
 )
-# The table of the first layer, or the shared one, by our `position_at`.
+# Name of the table of the first layer, or of the shared table, by our `position_at`.
 _TABLES = {
     "stem": "blocks.0.attn.relative_position_bias_table",
     "shared": "rel_pos_bias.relative_position_bias_table",
@@ -63,20 +63,20 @@ _UNCHECKED = (
 
 
 def named(architecture: str) -> dict | None:
-    """Parses the name of a BeiT architecture to timm's arguments; None: another architecture."""
+    """Parses a BEiT architecture's name to timm's arguments; None for other architectures."""
     match = re.fullmatch(r"beit(?:v2)?_(base|large)_patch(\d+)_\d+", architecture)
     return dict(patch_size=int(match[2])) if match else None
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Removes the tables' indices, which follow from the sizes."""
+    """Removes the tables' indices, which the sizes determine."""
     return {name: x for name, x in tensors.items() if not name.endswith("relative_position_index")}
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]:
     """Returns the model's arguments, and the assumptions made, from tensors and a `config.json`.
 
-    Without a `config.json` images are assumed to be square.
+    Without a `config.json`, images are assumed to be square.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     given = given_arguments(config, *_UNCHECKED)
@@ -113,7 +113,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
 
 
 def _pooling(config: dict, given: dict, shapes: dict) -> str:
-    """Returns timm's `global_pool` as in `config.json`, else timm's default."""
+    """Returns `global_pool` from `config.json`, else timm's default."""
     default = "avg" if "fc_norm.weight" in shapes else "token"
     return given.get("global_pool") or config.get("global_pool") or default
 

@@ -1,4 +1,4 @@
-"""BiT in timm: ResNetV2. A hybrid's ResNet has the same rules."""
+"""BiT in timm: ResNetV2. Hybrids use the same rules for their ResNet."""
 
 from collections.abc import Iterable
 
@@ -38,7 +38,7 @@ def resnet_rules(root: str, units: str) -> tuple[Rule, ...]:
 
 
 def resnet_blocks(names: Iterable[str]) -> tuple[int, ...]:
-    """Returns the units in each stage of a ResNet, from the names of its tensors."""
+    """Returns the number of units in each stage of a ResNet, from its tensor names."""
     return count_units(
         names, r"(?:patch_embed\.backbone\.)?stages\.(\d+)\.blocks\.(\d+)\.", first=0
     )
@@ -50,7 +50,7 @@ _RULES = (
     *torch_dense("head", "head.fc", LINEAR_CONV),
 )
 
-# timm's architectures, by units in each stage and width factor.
+# timm's architectures, by number of units in each stage and width factor.
 _ARCHITECTURES = {
     ((3, 4, 6, 3), 1): "resnetv2_50x1_bit",
     ((3, 4, 6, 3), 3): "resnetv2_50x3_bit",
@@ -62,7 +62,7 @@ _ARCHITECTURES = {
 
 
 def named(architecture: str) -> dict | None:
-    """Parses the name of a BiT architecture to timm's arguments; None: another architecture."""
+    """Parses a BiT architecture's name to timm's arguments; None for other architectures."""
     for (blocks, width), name in _ARCHITECTURES.items():
         if name == architecture:
             return dict(layers=blocks, width_factor=width)

@@ -5,7 +5,7 @@ from typing import Any
 
 from vit_jax.errors import UserError
 
-# Supported values of arguments that change the model without a trace in its tensors.
+# Supported values of arguments that change the model, but not its tensors.
 ONLY = {
     "global_pool": (None, "token", "avg", "map"),
     "fc_norm": (None, False, True),
@@ -14,8 +14,8 @@ ONLY = {
     "embed_norm_layer": (None,),
     "pos_embed": ("learn", "none", ""),
 }
-# Arguments with any value: the tensors determine them, the family's code reads them, or they do not
-# change the model's outputs.
+# Arguments that need no check: the tensors determine them, the family's code reads them, or they do
+# not change the model's outputs.
 UNCHECKED = (
     "img_size",
     "patch_size",
@@ -52,7 +52,7 @@ def given_arguments(config: dict, *unchecked: str) -> dict[str, Any]:
       unchecked: arguments of one family that need no check, in addition to `UNCHECKED`.
 
     Raises:
-      UserError: an argument changes the model's outputs and cannot be derived from a tensor.
+      UserError: the value of an argument is unsupported.
     """
     given = config.get("model_args") or {}
     for name, value in given.items():
@@ -66,7 +66,7 @@ def given_arguments(config: dict, *unchecked: str) -> dict[str, Any]:
 
 
 def stated_size(config: dict) -> tuple[int, int] | None:
-    """Returns the size of the images in a `config.json`, or None."""
+    """Returns the image size in a `config.json`, or None."""
     size = (config.get("model_args") or {}).get("img_size")
     if size is None:
         size = ((config.get("pretrained_cfg") or {}).get("input_size") or [None])[1:] or None
@@ -74,21 +74,21 @@ def stated_size(config: dict) -> tuple[int, int] | None:
 
 
 def implied_arguments(config: dict, named: Callable[[str], dict | None]) -> dict[str, Any]:
-    """Returns timm's arguments that the name of the architecture implies; {} without a name.
+    """Returns timm's arguments that the architecture's name implies; {} without a name.
 
     Args:
-      config: a `config.json`.
-      named: the function of a family's file that parses the name.
+      config: content of `config.json`.
+      named: the family's function that parses the name.
     """
     architecture = config.get("architecture")
     return {} if architecture is None else named(architecture) or {}
 
 
 def refuse_contradictions(config: dict, implied: dict[str, Any], shown: dict[str, Any]) -> None:
-    """Raises UserError if the tensors contradict the architecture with its arguments.
+    """Raises UserError if the tensors contradict the architecture or its arguments.
 
     Args:
-      config: a `config.json`.
+      config: content of `config.json`.
       implied: timm's arguments that the architecture's name implies.
       shown: arguments that the tensors determine.
     """
@@ -106,12 +106,12 @@ def refuse_contradictions(config: dict, implied: dict[str, Any], shown: dict[str
 
 
 def mlp_ratio(mlp_dim: int, dim: int) -> float:
-    """Returns the ratio that gives an MLP's width when multiplied by `dim` and rounded down."""
+    """Returns a ratio with `int(ratio * dim) == mlp_dim`."""
     return mlp_dim / dim if int(dim * (mlp_dim / dim)) == mlp_dim else (mlp_dim + 0.5) / dim
 
 
 def pretrained_config(values: dict, fixed_input_size: bool) -> dict:
-    """Returns the part of a `config.json` on a model's images and classes."""
+    """Returns the part of a `config.json` about images and classes."""
     height, width = values["image_size"]
     pretrained = dict(
         input_size=[values["channels"], height, width],

@@ -23,7 +23,7 @@ _STEMS = {
 }
 _GELUS = {"gelu": "erf", "gelu_tanh": "tanh"}
 
-# The words for our sizes in timm's architecture names.
+# Our sizes for the words in timm's architecture names.
 _WORDS = {
     "Atto": "atto",
     "Femto": "femto",
@@ -40,7 +40,7 @@ _WORDS |= {
     "H": "huge",
     "Zepto": "zepto",
 }
-# Sizes of one version only.
+# Sizes that exist only in one version.
 _ONLY = {
     "convnext": ("xlarge", "xxlarge", "zepto"),
     "convnextv2": ("huge",),
@@ -68,7 +68,7 @@ _SIMPLE = "simplenorm"
 
 
 def named(architecture: str) -> dict | None:
-    """Parses a ConvNeXt architecture's name to timm's arguments; None: another architecture."""
+    """Parses a ConvNeXt architecture's name to timm's arguments; None for other architectures."""
     if architecture == "test_convnext3":
         raise UserError(
             f"timm's {architecture} is unsupported: it has kernels of 7, 5, 5 and 3, and SiLU"
@@ -80,7 +80,7 @@ def named(architecture: str) -> dict | None:
     sizes = {word: SIZES[size] for size, word in _WORDS.items()}
     if family not in _ONLY or word not in sizes:
         return None
-    simple = word == "zepto"  # Only these variants are published.
+    simple = word == "zepto"  # Only zepto models are published with these variants.
     if more not in (("rms", "rms_ols") if simple else ("", "ols", "hnf", "mlp")):
         raise UserError(
             f"timm's {architecture} is unsupported: it differs from a ConvNeXt ({more})"
@@ -105,7 +105,7 @@ def _with_defaults(shape: dict) -> dict:
 def _rules(values: dict) -> list[Rule]:
     block = "stages.{0}.blocks.{1}."
     inside = r"stages/(\d+)/(\d+)/"
-    # Positions of the convolutions in timm's stem; its norm follows the last one.
+    # Indices of the convolutions in timm's stem; the norm follows the last one.
     places = dict(patches=(0,), activated=(0, 2)).get(values["stem"], (0, 1))
     stem = (torch_dense(f"stem/{ours}", f"stem.{place}", CONV) for ours, place in enumerate(places))
     return [
@@ -126,7 +126,7 @@ def _rules(values: dict) -> list[Rule]:
 
 
 def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """Converts 1x1 convolutions, which small models have, to dense layers."""
+    """Converts the 1x1 convolutions of small models to dense layers."""
     return {
         name: tensor.reshaped(tensor.shape[:2])
         if re.search(r"\.mlp\.fc\d\.weight$", name) and tensor.shape[2:] == (1, 1)
@@ -136,10 +136,10 @@ def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and an empty text because nothing is assumed.
+    """Returns the model's arguments from tensors and a `config.json`, and no assumptions.
 
-    Settings that neither contains are timm's defaults: exact GELU, layer norms with 1e-6. A
-    ConvNeXt accepts images of any size.
+    Settings that neither contains have timm's defaults: exact GELU, layer norms with epsilon 1e-6.
+    A ConvNeXt supports images of any size.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     given = given_arguments(config, *_UNCHECKED, "act_layer")
@@ -189,7 +189,7 @@ def _values(shapes: dict) -> dict:
 
 def _stem(shapes: dict, width: int) -> str:
     """Returns the argument `stem`, for a first stage of `width` channels."""
-    # In the other stems this is the norm.
+    # In other stems, `stem.2` is not a convolution.
     if len(shapes.get("stem.2.weight", ())) == 4:
         return "activated"
     kernel = shapes["stem.0.weight"]
@@ -199,7 +199,7 @@ def _stem(shapes: dict, width: int) -> str:
 
 
 def _timm_arguments(values: dict) -> dict:
-    """Returns timm's arguments for our arguments that the tensors determine."""
+    """Returns timm's arguments for those of our arguments that the tensors determine."""
     return dict(
         depths=values["blocks"],
         dims=values["widths"],
@@ -250,7 +250,7 @@ def _describe(values: dict) -> dict:
 
 
 def _architecture(values: dict) -> str:
-    """Returns timm's architecture of this size, else `tiny`: arguments override its size."""
+    """Returns timm's architecture with these sizes, else `tiny` (arguments override its sizes)."""
     family, other = ("convnextv2", "convnext") if values["grn"] else ("convnext", "convnextv2")
     if not values["centred_norm"]:
         return f"{family}_zepto_rms"

@@ -73,14 +73,14 @@ _PACKED = torch_dense(BLOCK + "mlp/fc1", _MLP + "fc1")
 
 
 def _rules(values: Values) -> tuple[Rule, ...]:
-    """Returns the rules of a model: with a norm after the gate, gates are separate tensors."""
+    """Returns the rules of a model. If a norm follows the gate, the gate is a separate tensor."""
     gated_norm = values["mlp"] == "swiglu" and values["sub_norm"] != "none"
     biases = _BIASES.get(values["qkv_bias"])
     return (*_RULES, *([biases] if biases else []), *(APART if gated_norm else _PACKED))
 
 
-# timm's arguments of its architectures, except those that the tensors determine. `eps` is the
-# norms' epsilon.
+# timm's arguments for its architectures, except those that the tensors determine. `eps` is the
+# epsilon of norms.
 _ROPES = {
     "eva02": dict(use_rot_pos_emb=True, ref_feat_shape=(16, 16)),
     "dinov3": dict(
@@ -137,7 +137,7 @@ _HEADS = {
     "giant": 16,
 }
 _HEADS |= {"giant": 16, "gigantic": 16, "enormous": 16, "huge": 20, "7b": 32}
-# Side of the rotary positions' grid of each Perception Encoder; all others have 32.
+# Side of the grid for rotary positions in Perception Encoders; the default is 32.
 _PE_GRIDS = {
     "core_tiny": 24,
     "core_small": 24,
@@ -172,7 +172,7 @@ _UNCHECKED = (
 
 
 def named(architecture: str) -> dict | None:
-    """Parses an Eva architecture's name to timm's arguments; None: another architecture."""
+    """Parses an Eva architecture's name to timm's arguments; None for other architectures."""
     said = next((values for name, values in _NAMES if re.fullmatch(name, architecture)), None)
     if said is None:
         return None
@@ -190,7 +190,7 @@ def named(architecture: str) -> dict | None:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Joins queries, keys and values in one tensor, and gates with the gated tensors."""
+    """Concatenates queries, keys and values to one tensor, and gates with the gated tensors."""
     given = implied_arguments(config, named) | (config.get("model_args") or {})
     tensors = dict(rename_positions(tensors, config | dict(model_args=given)))
     for name in list(tensors):
@@ -208,7 +208,7 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _join_qkv(tensors: Tensors, prefix: str) -> None:
-    """Replaces the projections of one attention layer by timm's fused ones."""
+    """Replaces the query, key and value projections of a layer by timm's fused projection."""
     weights = [tensors.pop(f"{prefix}{part}_proj.weight") for part in "qkv"]
     tensors[f"{prefix}qkv.weight"] = _joined(weights)
     for part in "qv":
@@ -217,7 +217,7 @@ def _join_qkv(tensors: Tensors, prefix: str) -> None:
 
 
 def _join_gate(tensors: Tensors, prefix: str) -> None:
-    """Replaces a gate and the gated tensor by one tensor, unless a norm follows them."""
+    """Concatenates the gate and the gated tensor of a layer, unless a norm follows them."""
     if f"{prefix}norm.weight" in tensors:
         return
     for part in ("weight", "bias"):
@@ -233,7 +233,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _finish(tensors: Arrays, values: Values) -> Arrays:
-    """Returns the tensors to write, with the frequencies of all layers in one."""
+    """Returns the tensors to write, with the rotary frequencies of all layers in one tensor."""
     tensors = with_registers(tensors, values)
     layers = [tensors.pop(f"blocks.{i}.attn.freqs", None) for i in range(values["depth"])]
     return tensors if layers[0] is None else tensors | {"rope.freqs": np.stack(layers, axis=1)}
@@ -279,7 +279,7 @@ def _pooling(config: dict, settings: dict, shapes: dict) -> Values:
 
     Args:
       config: content of `config.json`.
-      settings: timm's arguments, of the architecture and `config.json`.
+      settings: timm's arguments, from the architecture's name and `config.json`.
       shapes: shapes of the tensors by name.
 
     Raises:
@@ -333,12 +333,12 @@ def _layer_values(shapes: dict) -> Values:
 
 
 def _first_in(shapes: dict, values: dict[str, str], default: str) -> str:
-    """Returns the value of the first name that is a tensor of the first layer, else the default."""
+    """Returns the value of the first key that is a tensor of the first layer, else `default`."""
     return next((value for name, value in values.items() if f"blocks.0.{name}" in shapes), default)
 
 
 def _rope(settings: dict, has_cls: bool) -> Values:
-    """Returns the arguments for rotary positions, from timm's.
+    """Converts timm's arguments for rotary positions to ours.
 
     Raises:
       UserError: the kind of rotary positions is unsupported.
@@ -348,7 +348,7 @@ def _rope(settings: dict, has_cls: bool) -> Values:
     grid = _grid(settings["ref_feat_shape"])
     theirs = _without_grid({name: settings[name] for name in settings if name in _NO_ROPE})
     if theirs["rope_type"] == "mixed":
-        theirs["rope_temperature"] = 10.0  # Base of the initial frequencies, which are learned.
+        theirs["rope_temperature"] = 10.0  # It defines only the initial values of the frequencies.
     for rope, arguments in _ROPES.items():
         supported = _without_grid(_NO_ROPE | arguments)
         if rope == "pe":
@@ -430,7 +430,9 @@ def _describe(values: Values) -> dict:
 
 
 def _architecture(values: Values) -> str:
-    """Returns an architecture with the norms' epsilon and LayerScale, which no argument sets.
+    """Returns the name of an architecture with the model's norm epsilon and LayerScale.
+
+    timm has no arguments for these.
 
     Raises:
       UserError: timm has no architecture with this epsilon.
@@ -446,7 +448,7 @@ def _architecture(values: Values) -> str:
 
 
 def _rope_arguments(values: Values, has_cls: bool) -> dict:
-    """Returns timm's arguments for rotary positions."""
+    """Converts our arguments for rotary positions to timm's."""
     rope, grid = values["rope"], values["rope_grid"]
     arguments = _NO_ROPE | _ROPES.get(rope, {})
     arguments["ref_feat_shape"] = list(grid) if grid else None

@@ -1,6 +1,6 @@
-"""The authors' files of masked autoencoders: timm's names, and additional names for the decoder.
+"""The MAE authors' files: timm's names for the encoder, and additional names for the decoder.
 
-timm itself has only the encoder, so these files are read, but not written.
+timm has only the encoder, so these files are read, but not written.
 """
 
 from vit_jax.errors import UserError
@@ -10,7 +10,7 @@ from vit_jax.interop.positions import is_fixed
 from vit_jax.interop.timm import timm_vit
 from vit_jax.models.vit import ViT
 
-HEADS = 16  # Heads of all published decoders; their tensors do not determine it.
+HEADS = 16  # Number of heads in all published decoders; the tensors do not determine it.
 _FIXED = "sincos2d_mae"
 _TABLE, _DECODER_TABLE = "pos_embed", "decoder_pos_embed"
 _DECODER_RULES = (
@@ -32,7 +32,7 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
     """Returns the model's arguments from renamed tensors.
 
-    With fixed positions the image size follows from the decoder's position table.
+    With fixed positions, the decoder's position table determines the image size.
     """
     given = tensors if _TABLE in tensors else tensors | {_TABLE: tensors[_DECODER_TABLE]}
     values, assumed = timm_vit.FORMAT.arguments(given, config, image_size)
@@ -55,10 +55,10 @@ def _decoder_values(tensors: Tensors, config: dict) -> dict:
 
 
 def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
-    """Returns the decoder's tensors without its position table.
+    """Removes the decoder's position table, which must equal the fixed one.
 
     Raises:
-      UserError: the table is not the fixed one.
+      UserError: the table differs.
     """
     tensors = dict(tensors)
     if not is_fixed(tensors.pop(_DECODER_TABLE)):

@@ -59,12 +59,12 @@ _SIZES = dict(tiny="T", small="S", base="B", large="L")
 _NAME = re.compile(
     r"swin(?:v2)?_(tiny|small|base|large)(?:_patch4)?_window(\d+)(?:to(\d+))?_(?:\d+to)?(\d+)"
 )
-# Tensors that some versions store in addition to the parameters, and that follow from the sizes.
+# Tensors that some versions store in addition to the parameters; the sizes determine them.
 _FOLLOW = ("relative_position_index", "relative_coords_table", "attn_mask", "k_bias")
 
 
 def named(architecture: str) -> dict | None:
-    """Parses a Swin architecture's name to timm's arguments; None: another architecture.
+    """Parses a Swin architecture's name to timm's arguments; None for other architectures.
 
     Raises:
       UserError: an unsupported variant, such as `swinv2_cr_*`.
@@ -85,7 +85,7 @@ def named(architecture: str) -> dict | None:
 
 
 def _said(size: dict, pixels: int, window: int | list[int], former: tuple[int, ...]) -> dict:
-    """Returns timm's arguments for one of our sizes."""
+    """Returns timm's arguments for a size."""
     return dict(
         img_size=pixels,
         embed_dim=size["dim"],
@@ -97,15 +97,15 @@ def _said(size: dict, pixels: int, window: int | list[int], former: tuple[int, .
 
 
 def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """Removes tensors that follow from the sizes."""
+    """Removes tensors that the sizes determine."""
     return {name: tensor for name, tensor in tensors.items() if name.split(".")[-1] not in _FOLLOW}
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
     """Returns the model's arguments, and the assumptions made, from tensors and a `config.json`.
 
-    Without a `config.json` the window size follows from the bias tables, and the image side is
-    assumed to be 32 times the window's.
+    Without a `config.json`, the window size is derived from the bias tables, and the image side is
+    assumed to be 32 times the window side.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     settings = _settings(config)
@@ -142,7 +142,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _settings(config: dict) -> dict[str, Any]:
-    """Returns timm's arguments of the architecture and of `config.json`.
+    """Returns timm's arguments from the architecture's name and `config.json`.
 
     Raises:
       UserError: the pooling is unsupported.
@@ -168,7 +168,7 @@ def _heads(shapes: dict, stages: int, version: int) -> tuple[int, ...]:
 
 
 def _window(shapes: dict, settings: dict, stages: int) -> tuple[int | tuple[int, ...], str]:
-    """Returns the windows' side, one for all stages or one for each, and the assumption made.
+    """Returns the window side (for all stages, or one per stage), and the assumption made.
 
     Raises:
       UserError: neither the settings nor the tensors determine it.
@@ -185,18 +185,18 @@ def _window(shapes: dict, settings: dict, stages: int) -> tuple[int | tuple[int,
 
 
 def _pretrained_windows(settings: dict, stages: int, version: int) -> tuple[int, ...] | None:
-    """Returns a Swin V2's window side in each stage of pre-training, if it differed."""
+    """Returns a Swin V2's window side during pre-training, by stage; None if it was the same."""
     sides = settings.get("pretrained_window_sizes") or ()
     return tuple(sides[:stages]) if version == 2 and any(sides) else None
 
 
 def _sides(window, stages: int) -> int | tuple[int, ...]:
-    """Returns the side of square windows, one for all stages or one for each.
+    """Returns the side of square windows, for all stages or one per stage.
 
     Raises:
       UserError: the windows are not square.
     """
-    # timm treats two numbers as height and width.
+    # In timm, two numbers are height and width.
     whole = isinstance(window, int) or len(window) == 2 and isinstance(window[0], int)
     each = [window] * stages if whole else window
     sides = [{side} if isinstance(side, int) else set(side) for side in each]
@@ -230,7 +230,7 @@ def _describe(values: dict) -> dict:
     if values["version"] == 2:
         former = values["pretrained_windows"] or (0,) * len(values["blocks"])
         chosen["pretrained_window_sizes"] = list(former)
-        # timm has one architecture with these windows for each size.
+        # For each size, timm has one architecture with these windows.
         window = "window12_192" if word == "large" else "window8_256"
         architecture = f"swinv2_{word}_{window}"
     else:

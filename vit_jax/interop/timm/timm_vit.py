@@ -36,7 +36,7 @@ from vit_jax.models.vit_names import SIZES
 
 _THEIRS = "blocks.{0}."
 _MLP = _THEIRS + "mlp."
-# A gate and the gated values as separate tensors.
+# Rules for models with separate tensors for the gate and the gated values.
 APART = (
     Rule(BLOCK + "mlp/fc1/kernel", (_MLP + "fc1_g.weight", _MLP + "fc1_x.weight"), LINEAR, axis=1),
     Rule(BLOCK + "mlp/fc1/bias", (_MLP + "fc1_g.bias", _MLP + "fc1_x.bias"), FLAT, axis=0),
@@ -75,7 +75,7 @@ VIT_RULES = (
 _ROOT_RULES = resnet_rules("patch_embed.backbone.", "patch_embed.backbone.") + VIT_RULES
 _HYBRID_RULES = resnet_rules("patch_embed.backbone.stem.", "patch_embed.backbone.") + VIT_RULES
 POOLINGS = {"cls": "token", "gap": "avg", "map": "map"}  # timm's names.
-# timm's architecture names; the sizes are additional arguments.
+# timm's architecture names for hybrids; sizes are additional arguments.
 _HYBRIDS = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
@@ -87,16 +87,16 @@ _HYBRIDS = {
 def _rules(values: dict) -> tuple[Rule, ...]:
     """Returns the rules of a model.
 
-    A root without stages has other names than a ResNet, and AIMv2's gates are separate tensors.
+    Names differ for a ResNet root without stages; AIMv2's gates are separate tensors.
     """
     rules = _ROOT_RULES if values["resnet_blocks"] == () else _HYBRID_RULES
     return APART + rules if values["mlp"] == "swiglu" and values["norm"] == "rms" else rules
 
 
 def rename_positions(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """Converts the position table to rows for class token, distillation token and patches.
+    """Converts the position table to rows for the class token, distillation token and patches.
 
-    Positions of registers are added to the registers themselves, which is equivalent.
+    Positions of registers are added to the registers, which is equivalent.
     """
     table = tensors.get("pos_embed")
     if table is None or len(table.shape) != 3 or "patch_embed.proj.weight" not in tensors:
@@ -121,7 +121,7 @@ def rename_positions(tensors: dict[str, Tensor], config: dict) -> dict[str, Tens
 def _patches_alone(tensors: dict[str, Tensor], config: dict, rows: int, others: int) -> bool:
     """Returns True if a position table has rows for patches only.
 
-    This follows from `config.json`, else from the number of rows: patches form a square grid.
+    It is determined by `config.json`, or else by the number of rows (patches form a square grid).
     """
     said = (config.get("model_args") or {}).get("no_embed_class")
     if said is not None:
@@ -140,12 +140,12 @@ def _trunk_stride(tensors: dict) -> int:
 
 
 def _padded(table: Tensor, prefix: int) -> np.ndarray:
-    """Adds zero rows for the prefix tokens to a table of patches."""
+    """Adds `prefix` zero rows to a position table of patches."""
     return np.pad(table.read(), ((0, 0), (prefix, 0), (0, 0)))
 
 
 def with_registers(tensors: dict[str, np.ndarray], values: dict) -> dict[str, np.ndarray]:
-    """Adds zero rows for the registers, which timm has, to the position table."""
+    """Adds zero rows for the registers to the position table, as timm requires."""
     if not values.get("registers") or "pos_embed" not in tensors:
         return tensors
     prefix = "cls_token" in tensors
@@ -158,7 +158,7 @@ def with_registers(tensors: dict[str, np.ndarray], values: dict) -> dict[str, np
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
     """Returns the model's arguments, and the assumptions made, from tensors and a `config.json`.
 
-    Settings that neither contain are timm's defaults: exact GELU, layer norms with 1e-6.
+    Settings that neither contains have timm's defaults: exact GELU, layer norms with epsilon 1e-6.
 
     Args:
       tensors: renamed tensors.
@@ -166,7 +166,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
       image_size: as in `image_size_of`.
 
     Raises:
-      UserError: the tensors are not a ViT's, contradict `config`, or the model is unsupported.
+      UserError: the tensors are not a ViT or contradict `config`, or the model is unsupported.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     given, defaults = given_arguments(config, "act_layer"), implied_arguments(config, named)
@@ -218,7 +218,7 @@ def _sizes(shapes: dict, given: dict, defaults: dict) -> dict:
     Args:
       shapes: shapes of the tensors by name.
       given: timm's arguments in `config.json`.
-      defaults: timm's arguments of the architecture.
+      defaults: timm's arguments that the architecture's name implies.
     """
     dim, channels, patch, _ = shapes["patch_embed.proj.weight"]
     depth = sum(bool(re.fullmatch(r"blocks\.\d+\.norm1\.weight", name)) for name in shapes)
@@ -300,7 +300,7 @@ def _assumptions(values: dict, config: dict, defaults: dict) -> str:
 
 
 def _stem_norm(shapes: dict) -> str:
-    """Returns our `stem_norm`: a norm of patches (AIMv2) or of tokens (CLIP)."""
+    """Returns our `stem_norm`, for a norm of patches (AIMv2) or of tokens (CLIP)."""
     if "patch_embed.norm.weight" in shapes:
         return "patches"
     return "tokens" if "norm_pre.weight" in shapes else "none"
@@ -316,17 +316,17 @@ def _sub_norm(shapes: dict) -> str:
 def _pooling(config: dict, given: dict, shapes: dict) -> str:
     """Returns our pooling, from the tensors and the settings in `config.json`.
 
-    Tensors without settings can be ambiguous; a class token then implies `cls`.
+    If both are ambiguous, a class token implies `cls`.
     """
     if "attn_pool.latent" in shapes:
         return "map"
     said = given.get("global_pool") or config.get("global_pool")
-    # timm has an fc_norm with average pooling, unless an argument changes this.
+    # With average pooling timm has an fc_norm, unless an argument changes this.
     averaged = said == "avg" or (said is None and "fc_norm.weight" in shapes)
     return "gap" if averaged or "cls_token" not in shapes else "cls"
 
 
-# Width and heads for the word that stands for a size in timm's architecture names.
+# Width and number of heads for the size words in timm's architecture names.
 _WIDTHS = {
     "tiny": (192, 3),
     "xsmall": (256, 4),
@@ -347,15 +347,15 @@ _WIDTHS = {
     "so150m2": (832, 13),
     "gigantic": (1664, 16),
 }
-# Supported words in names; other words (xp, ...) stand for different computations.
+# Supported words in names; other words, such as xp, denote a different computation.
 _PLAIN = re.compile(
     r"patch\d+|reg\d+|gap|map|dinov2|tipsv2|plus|distilled|36x1|r|r26|r50|s\d+|p\d+|\d+|in21k"
     r"|clip|quickgelu|siglip|rpn|miil|radio|v\d"
 )
-# Prefixes of SigLIP architectures with the approximate GELU; the others have the exact GELU.
+# Prefixes of SigLIP architectures with the tanh approximation of GELU; others have the exact GELU.
 _TANH = ("vit_base_patch32_siglip", "vit_so400m_patch16_siglip", "vit_giantopt_patch16_siglip")
 _TANH += ("vit_large_patch16_siglip_512", "vit_large_patch16_siglip_gap_512")
-_RADIO = {"v3": 7, "v4": 9}  # Registers, by the last word of a RADIO architecture's name.
+_RADIO = {"v3": 7, "v4": 9}  # Number of registers, by the last word of a RADIO architecture's name.
 _FAMILIES = ("vit", "deit", "deit3", "flexivit", "beit3", "eva")
 _AIMV2 = {"large": (1024, 8), "huge": (1536, 12), "1b": (2048, 16), "3b": (3072, 24)}
 _GELUS = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
@@ -373,10 +373,10 @@ _TESTS = {
 
 
 def named(architecture: str) -> dict | None:
-    """Returns timm's arguments and `heads` of an architecture by its name; None if it is no ViT.
+    """Parses a ViT architecture's name to timm's arguments and `heads`; None for other names.
 
     Raises:
-      UserError: models of this name differ from a ViT or hybrid.
+      UserError: the architecture differs from a ViT or hybrid.
     """
     if architecture in _TESTS:
         return dict(patch_size=16, dist_token=False) | _TESTS[architecture]
@@ -417,7 +417,7 @@ def _named_aimv2(size: str, patch: str) -> dict:
 
 
 def _named_blocks(text: str) -> tuple[int, ...] | None:
-    """Returns the ResNet's units of a hybrid from its name; None if it has none."""
+    """Returns the ResNet's units per stage from a hybrid's name; None if it has no ResNet."""
     trunk, stride = re.search(r"_r(\d*)(?=_)", text), re.search(r"_s(\d+)", text)
     if trunk is None or stride is None:
         return None
@@ -433,7 +433,7 @@ def _named_patch_size(text: str, family: str, is_hybrid: bool) -> int | None:
 
 
 def _width_and_heads(words: list[str]) -> tuple[int, int]:
-    """Returns a ViT's width and number of heads from the words of its architecture's name."""
+    """Returns a ViT's width and number of heads from the words in its architecture's name."""
     if words[0] == "giant" and {"dinov2", "tipsv2", "radio"} & set(words):
         return 1536, 24
     if "plus" in words:
@@ -459,10 +459,10 @@ def _named_layers(architecture: str) -> dict:
 
 
 def _heads(given: dict, named: int | None, shapes: dict, dim: int, depth: int) -> int:
-    """Returns the number of heads, from the first source that determines it.
+    """Returns the number of heads.
 
-    The sources are `config.json`, the architecture, the width of the query norm, and the size. The
-    default is heads of width 64.
+    It is determined by `config.json`, else by the architecture's name, the width of the query norm,
+    or the model's size. By default heads have width 64.
     """
     if given.get("num_heads") is not None:
         return given["num_heads"]
@@ -476,7 +476,7 @@ def _heads(given: dict, named: int | None, shapes: dict, dim: int, depth: int) -
     return dim // 64
 
 
-# Architectures by settings that no argument contains: norm, norm_at, norm_epsilon, mlp.
+# Architectures by settings without an argument in timm: norm, norm_at, norm_epsilon, mlp.
 _UNSAID = {
     ("layer", "before", 1e-6, "gelu"): "vit_base_patch16_224",
     ("layer", "before", 1e-6, "swiglu"): "vit_giant_patch14_dinov2",

@@ -22,9 +22,9 @@ from vit_jax.interop.tensor_files import Tensor
 def _prepare(
     path: Path, tensors: dict[str, Tensor], config: dict
 ) -> tuple[dict[str, Tensor], dict]:
-    """Removes a mask token that is zero, because training masked nothing.
+    """Removes a mask token that is zero, because it was not used in training.
 
-    Tensors of a model without a classifier lose the prefix, such as `vit.`, that some classes add.
+    Also removes the prefix (such as `vit.`) that some classes add to models without a classifier.
 
     Raises:
       UserError: there is no `config.json`.
@@ -60,9 +60,9 @@ def _preprocessing(
 
 
 def _class_names(config: dict) -> list:
-    """Returns the names of the classes; empty: there are none.
+    """Returns the names of the classes; empty if there are none.
 
-    Transformers' placeholders `LABEL_0`, `LABEL_1` and so on are not names.
+    Transformers' placeholders `LABEL_0`, `LABEL_1`, ... do not count as names.
     """
     named = config.get("id2label") or {}
     names = [named[key] for key in sorted(named, key=int)]

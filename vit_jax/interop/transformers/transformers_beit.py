@@ -1,10 +1,10 @@
 """BEiT in Hugging Face Transformers.
 
-Only the encoder of a masked image modelling checkpoint is read; its last norm is the one before the
-prediction head.
+Of a masked image modelling checkpoint only the encoder is read; its last norm is the norm before
+the prediction head.
 
-For images of another size, bias tables are resized by cubic splines, as in the BEiT authors' code;
-Transformers interpolates linearly.
+For images of another size, bias tables are resized with cubic splines, as in the BEiT authors'
+code. Transformers interpolates linearly.
 """
 
 from vit_jax.errors import UserError
@@ -45,14 +45,14 @@ _TITLE = "Transformers' BEiT"
 _THEIRS = "encoder.layer.{0}."
 _TABLE = "relative_position_bias.relative_position_bias_table"
 _RULES = (
-    *projections(QKV, "qv"),  # The first rule that matches a path applies.
+    *projections(QKV, "qv"),  # Before RULES, because the first matching rule applies.
     *(rule for rule in RULES if not rule.path.startswith("pre_logits")),
     Rule(BLOCK + "attention/bias_table", _THEIRS + "attention.attention." + _TABLE),
     Rule("bias_table", "encoder." + _TABLE),
     Rule(BLOCK + r"scale(\d)", _THEIRS + "lambda_{1}"),
     *torch_norm("fc_norm", "pooler.layernorm"),
 )
-# The settings in a config for each `position` and `position_at`.
+# Config entries for each `position` and `position_at`.
 _SAID = (
     "use_absolute_position_embeddings",
     "use_relative_position_bias",
@@ -79,7 +79,7 @@ def _models_masks(config: dict) -> bool:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Removes tensors that follow from the sizes, and the masked image modelling head."""
+    """Removes tensors that the sizes determine, and the masked image modelling head."""
     kept = {name: x for name, x in tensors.items() if not name.endswith("relative_position_index")}
     if not _models_masks(config):
         return kept
@@ -124,9 +124,9 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
 
 def _check_positions(values: dict) -> None:
-    """Raises UserError for positions that Transformers' BEiT lacks or reads differently.
+    """Raises UserError for positions that Transformers' BEiT lacks or treats differently.
 
-    For images that are not square it confuses a table's rows with its columns.
+    For non-square images, Transformers confuses rows and columns of a table.
     """
     if values["position"] not in {position for position, _ in _POSITIONS}:
         raise UserError(f"{_TITLE} has no position={values['position']!r}")

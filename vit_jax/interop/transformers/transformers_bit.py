@@ -39,7 +39,7 @@ def _rules(values: dict) -> tuple[Rule, ...]:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Returns the arguments of a model for images of any size, and no assumptions."""
+    """Returns the model's arguments (for images of any size), and no assumptions."""
     classes = count_classes(tensors, config, "Bit")
     try:
         require_always(config, _ALWAYS)

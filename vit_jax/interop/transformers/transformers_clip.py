@@ -1,4 +1,4 @@
-"""CLIP's image tower in Hugging Face Transformers: alone, of a whole CLIP, or with a classifier."""
+"""CLIP's image tower in Transformers: alone, from a complete CLIP, or with a classifier."""
 
 import numpy as np
 
@@ -42,7 +42,7 @@ DEFAULTS = dict(
 _TITLE = "Transformers' CLIP"
 _TOWER = "vision_model."
 _LAYER = _TOWER + "encoder.layers.{0}."
-# SigLIP's rules, too.
+# Also used for SigLIP.
 RULES = (
     *torch_dense("patch_embedding", _TOWER + "embeddings.patch_embedding", CONV, SAME),
     Rule("position_embedding/table", _TOWER + "embeddings.position_embedding.weight", TABLE),
@@ -53,13 +53,13 @@ RULES = (
     *torch_norm("norm", _TOWER + "post_layernorm"),
 )
 _PROJECTION, _CLASSIFIER = "visual_projection", "classifier"
-_OTHERS = ("text_model.", "text_projection.", "logit_")  # Prefixes outside of the image tower.
+_OTHERS = ("text_model.", "text_projection.", "logit_")  # Prefixes of tensors outside the tower.
 _TYPES = ("clip", "clip_vision_model")
 IMAGES_ALONE = "the model of images alone, of two"
 
 
 def image_tower(tensors: Tensors) -> Tensors:
-    """Returns the tensors of the image tower, with the prefix `vision_model.` in all files."""
+    """Returns the tensors of the image tower, always with the prefix `vision_model.`."""
     outside = (_TOWER, _PROJECTION, _CLASSIFIER)
     return {
         name if name.startswith(outside) else _TOWER + name: tensor
@@ -69,7 +69,7 @@ def image_tower(tensors: Tensors) -> Tensors:
 
 
 def whole_or_tower(config: dict, defaults: dict) -> tuple[dict, str]:
-    """Returns the config of an image tower, and a description of the skipped parts of the model."""
+    """Returns the config of the image tower, and a description of the model's skipped parts."""
     if config["model_type"].endswith("_vision_model"):
         return defaults | config, ""
     return defaults | (config.get("vision_config") or {}), IMAGES_ALONE
@@ -85,7 +85,7 @@ def _rules(values: dict) -> tuple[Rule, ...]:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Returns the image tower's tensors, with zero biases for the projection.
+    """Returns the image tower's tensors, and adds a zero bias for the projection.
 
     The last norm of a model with a classifier is removed, because the classifier does not use it.
     """
@@ -147,10 +147,10 @@ def _describe(values: dict) -> dict:
 
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
-    """Removes the projection's biases, or adds the last norm that a classifier does not use.
+    """Removes the projection's bias, or adds the last norm (which a classifier does not use).
 
     Raises:
-      UserError: the biases are not zero.
+      UserError: the bias is not zero.
     """
     if values["pooling"] == "gap":
         ones = np.ones(values["dim"], np.float32)

@@ -1,4 +1,4 @@
-"""Parts of Transformers' `config.json`, and names, that several types of models share."""
+"""Shared code for several model types: parts of Transformers' `config.json`, and rules."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,7 +18,7 @@ def count_classes(tensors: dict, config: dict, start: str) -> int:
       start: prefix of the class names in Transformers, such as ViT.
 
     Raises:
-      UserError: the config contradicts the tensors in the model's class or in the classes.
+      UserError: the config's model class or classes contradict the tensors.
     """
     biases = ("classifier.bias", "classifier.1.bias", "cls_classifier.bias")
     found = [tensors[name].shape[0] for name in biases if name in tensors]
@@ -28,7 +28,7 @@ def count_classes(tensors: dict, config: dict, start: str) -> int:
 
 
 def _refuse_contradictions(config: dict, start: str, num_classes: int, two_heads: bool) -> None:
-    """Raises UserError if a config contradicts the tensors in the model class or the classes."""
+    """Raises UserError if a config's model class or classes contradict the tensors."""
     classifier = f"{start}ForImageClassification"
     labels = config.get("id2label")
     if num_classes:
@@ -49,7 +49,7 @@ def _refuse_contradictions(config: dict, start: str, num_classes: int, two_heads
 
 
 def require_always(config: dict, always: dict) -> None:
-    """Raises UserError if a config differs from the fixed values of our models."""
+    """Raises UserError if a config differs from values that are fixed in our models."""
     for option, only in always.items():
         if config.get(option, only) != only:
             raise UserError(
@@ -59,7 +59,7 @@ def require_always(config: dict, always: dict) -> None:
 
 
 def require_class(config: dict, *known: str) -> None:
-    """Raises UserError if a config names another class than one of these."""
+    """Raises UserError if a config's class is not one of `known`."""
     for name in config.get("architectures") or ():
         if name not in known:
             raise UserError(
@@ -118,16 +118,16 @@ def write_gelu(gelu: str) -> str:
 
 
 def require_square(title: str, values: dict) -> None:
-    """Raises UserError for images that are not square: Transformers' positions are for squares."""
+    """Raises UserError for non-square images, which Transformers' positions do not support."""
     height, width = values["image_size"]
     if height != width:
         raise UserError(f"{title} has positions for square images, not for {height}x{width} pixels")
 
 
 def vit_type(values: dict) -> str:
-    """Returns the Transformers model type in which a ViT with these arguments is written."""
+    """Returns the Transformers model type for writing a ViT with these arguments."""
     if values["resnet_blocks"] is not None:
-        return "vit"  # It rejects hybrids with an error message.
+        return "vit"  # This format rejects hybrids with an error message.
     if values["rope"] == "dinov3":
         return "dinov3_vit"
     if values["position"] == "bias" or values["qkv_bias"] == "qv":
@@ -142,10 +142,10 @@ def vit_type(values: dict) -> str:
 
 
 def projections(theirs: Sequence[str], qkv_bias: str = "all") -> tuple[Rule, Rule]:
-    """Returns the rules of queries, keys and values, which are separate in Transformers.
+    """Returns the rules for queries, keys and values, which are separate in Transformers.
 
     Args:
-      theirs: prefixes of their names.
+      theirs: prefixes of the names of queries, keys and values.
       qkv_bias: the model's argument.
     """
     biases = tuple(f"{theirs[part]}.bias" for part in _BIASED[qkv_bias])
@@ -161,7 +161,7 @@ def projections(theirs: Sequence[str], qkv_bias: str = "all") -> tuple[Rule, Rul
 
 
 def below(prefix: str, rules: Sequence[Rule]) -> list[Rule]:
-    """Returns the rules with a prefix before all names, as in classes with a classifier."""
+    """Adds a prefix to the names of all rules, as in classes with a classifier."""
 
     def lower(names):
         return (
@@ -176,12 +176,12 @@ def below(prefix: str, rules: Sequence[Rule]) -> list[Rule]:
 def mask_format(
     start: Callable[[dict], str], said: dict | None, layout: Layout = SAME
 ) -> ObjectiveFormat:
-    """Returns the format that reads and writes the mask token.
+    """Returns the format of the mask token.
 
     Args:
-      start: returns the prefix of names in a model with a classifier, from its arguments.
-      said: config entries of a model with the token; None: Transformers' classes that are written
-        have no such token.
+      start: `model arguments -> prefix` of tensor names in a model with a classifier.
+      said: config entries of a model with the token; None: the token is not written, because the
+        Transformers class lacks it.
       layout: layout of the token.
     """
 
@@ -201,7 +201,7 @@ def mask_format(
 
 
 def common_config(values: dict) -> dict:
-    """Returns the part of a `config.json` on a model's channels, dtype and class names."""
+    """Returns the part of a `config.json` about channels, dtype and class names."""
     classes = values["num_classes"]
     labels = dict(
         id2label={str(i): f"LABEL_{i}" for i in range(classes)},

@@ -44,7 +44,7 @@ def _model_type(values: dict) -> str:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Returns the arguments of a model for images of any size, and no assumptions."""
+    """Returns the model's arguments (for images of any size), and no assumptions."""
     kind = config["model_type"]
     classes = count_classes(tensors, config, _START[kind])
     require_always(config, dict(hidden_act="gelu", patch_size=4))

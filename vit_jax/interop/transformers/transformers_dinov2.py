@@ -49,7 +49,7 @@ _PLAIN = (
     *torch_dense(BLOCK + "mlp/fc2", _LAYER + "mlp.fc2"),
 )
 _GATED = (
-    # The gate and the gated values are one tensor.
+    # One tensor for the gate and the gated values.
     *torch_dense(BLOCK + "mlp/fc1", _LAYER + "mlp.weights_in"),
     *torch_dense(BLOCK + "mlp/fc2", _LAYER + "mlp.weights_out"),
 )
@@ -92,8 +92,8 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             registers=config.get("num_register_tokens", 4)
             if kind == "dinov2_with_registers"
             else 0,
-            # A classifier reads both; a model without a classifier is usually read at the class
-            # token.
+            # A classifier uses class token and mean; without a classifier, the class token is the
+            # usual feature.
             pooling="cls_gap" if classes else "cls",
             mlp="swiglu" if gated else "gelu",
             gelu="erf",

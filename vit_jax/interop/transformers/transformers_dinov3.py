@@ -80,7 +80,7 @@ def _rules(values: dict) -> tuple[Rule, ...]:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Removes an empty tensor of registers."""
+    """Removes the tensor of registers if it is empty."""
     return {name: tensor for name, tensor in tensors.items() if 0 not in tensor.shape}
 
 
@@ -142,7 +142,7 @@ def _describe(values: dict) -> dict:
 
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
-    """Adds the tensors that Transformers always has: registers, and a mask token."""
+    """Adds the tensors that Transformers always requires: registers and a mask token."""
     dim = values["dim"]
     absent = (
         {}
@@ -161,5 +161,5 @@ FORMAT = Format(
     rename=_rename,
     finish=_finish,
     holds=lambda values: vit_type(values) == "dinov3_vit",
-    objective=mask_format(lambda values: "", {}),  # None of its classes has a classifier.
+    objective=mask_format(lambda values: "", {}),  # DINOv3 has no class with a classifier.
 )

@@ -1,7 +1,7 @@
 """Masked autoencoders in Hugging Face Transformers: the encoder and its pre-training decoder.
 
-For images of another size fixed positions are recomputed. With `position="1d"` they are
-interpolated, as in Transformers.
+For images of another size, fixed positions are recomputed. Transformers interpolates them, as does
+our `position="1d"`.
 """
 
 import re
@@ -84,13 +84,13 @@ def _describe(values: dict) -> dict:
         qkv_bias=True,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
-        mask_ratio=0.0,  # Transformers' model masks in evaluation, too.
+        mask_ratio=0.0,  # Otherwise Transformers' model would also mask in evaluation.
     )
     return described | write_sizes(values) | common_config(values)
 
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
-    """Adds the table of fixed positions."""
+    """Adds the fixed position table."""
     return arrays | {_TABLE: fixed_table(_grid(values), values["dim"])}
 
 
@@ -108,7 +108,7 @@ _DECODER_RULES = (
 def _decoder_values(tensors: Tensors, config: dict) -> dict:
     """Returns the values of `config.objective` from a `config.json`.
 
-    The config need not contain the settings of targets and masks.
+    Settings of targets and masks are optional in the config.
     """
     of_training = {
         ours: config[theirs] for ours, theirs in _OF_TRAINING.items() if theirs in config
@@ -123,9 +123,9 @@ def _decoder_values(tensors: Tensors, config: dict) -> dict:
 
 
 def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
-    """Returns the decoder's tensors without its position table, which is always the fixed one.
+    """Removes the decoder's position table, which is always the fixed one, and renames layers.
 
-    Transformers 5 writes other layer names than the published ones, and reads both.
+    Transformers 5 writes other layer names than those of the published files, and reads both.
 
     Raises:
       UserError: the decoder differs from ours.
@@ -148,7 +148,7 @@ def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _describe_decoder(values: dict, said: dict) -> dict:
-    """Returns the part of a `config.json` that describes the decoder.
+    """Returns the part of a `config.json` about the decoder.
 
     Raises:
       UserError: Transformers has no such decoder.
@@ -171,7 +171,7 @@ def _describe_decoder(values: dict, said: dict) -> dict:
 
 
 def _finish_decoder(values: dict, said: dict) -> Arrays:
-    """Returns the decoder's table of fixed positions."""
+    """Returns the decoder's fixed position table."""
     return {_DECODER_TABLE: fixed_table(_grid(values), said["decoder_dim"])}
 
 

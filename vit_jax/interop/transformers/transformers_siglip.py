@@ -1,6 +1,7 @@
 """The image tower of SigLIP and SigLIP 2 in Hugging Face Transformers.
 
-It is read alone, from a whole SigLIP, or with a classifier, which reads the mean of the patches.
+Supported: the tower alone, a complete SigLIP, and a tower with a classifier on the mean of the
+patches.
 """
 
 import numpy as np
@@ -49,9 +50,9 @@ _TYPES = ("siglip", "siglip_vision_model")
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Returns the image tower's tensors, with the head's queries separate from keys and values."""
+    """Returns the image tower's tensors; splits the head's queries from keys and values."""
     tensors = image_tower(tensors)
-    # The classifier does not read the pooled vector.
+    # The classifier does not use attention pooling.
     if "classifier.weight" in tensors:
         return {name: x for name, x in tensors.items() if not name.startswith(_HEAD)}
     for kind in ("weight", "bias"):
@@ -69,7 +70,7 @@ def _rows(tensor: Tensor, first: int, end: int) -> Tensor:
 
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
-    """Joins the head's queries, keys and values in one tensor."""
+    """Concatenates the head's queries, keys and values to one tensor."""
     arrays = dict(arrays)
     for kind in ("weight", "bias"):
         parts = [arrays.pop(f"{_ATTENTION}{part}.{kind}") for part in ("query", "key_value")]
@@ -80,7 +81,7 @@ def _finish(arrays: Arrays, values: dict) -> Arrays:
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
     """Returns the model's arguments, and the assumptions made.
 
-    The image size excludes pixels at the right and the bottom that no patch reads.
+    The image size excludes pixels at the right and the bottom that are not part of a patch.
     """
     head = tensors.get("classifier.bias")
     require_class(

@@ -57,7 +57,7 @@ _RULES = (
     *torch_norm("norm", "layernorm"),
 )
 _BIASED = {1: ("query", "key", "value"), 2: ("query", "value")}
-# Tensors that some versions store in addition to the parameters, and that follow from the sizes.
+# Tensors that some versions store in addition to the parameters; the sizes determine them.
 _FOLLOW = ("relative_position_index", "relative_coords_table")
 
 
@@ -75,7 +75,7 @@ def _model_type(values: dict) -> str:
 
 
 def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """Removes tensors that follow from the sizes."""
+    """Removes tensors that the sizes determine."""
     return {name: tensor for name, tensor in tensors.items() if name.split(".")[-1] not in _FOLLOW}
 
 
@@ -109,10 +109,10 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _refuse_other_maps(values: dict) -> None:
-    """Raises UserError for maps that Transformers would cut into other windows.
+    """Raises UserError for feature maps that Transformers would partition into other windows.
 
-    Transformers pads before the shift. For a map no larger than a window it uses the map's shorter
-    side as height and width, and the bias table of a whole window.
+    Transformers pads before the shift. For a map that is not larger than a window, it uses windows
+    with the map's shorter side as height and width, and the bias table of a whole window.
     """
     side, version = values["window"], values["version"]
     if not isinstance(side, int):
@@ -135,7 +135,7 @@ def _refuse_other_maps(values: dict) -> None:
 
 
 def _same_windows(places: tuple[int, ...], window: tuple[int, ...], side: int) -> bool:
-    """Returns True if windows of both libraries divide a map of places in the same way."""
+    """Returns True if both libraries partition a feature map into the same windows."""
     divides = all(length % one == 0 for length, one in zip(places, window, strict=True))
     is_square = window[0] == window[1]
     return divides and is_square and (window == places or min(places) > side)

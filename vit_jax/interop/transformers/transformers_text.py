@@ -37,11 +37,11 @@ _DEFAULTS = {
 _TITLES = {"clip": "CLIP", "siglip": "SigLIP"}
 _TOWER = "text_model."
 _LAYER = _TOWER + "encoder.layers.{0}."
-_OLD_END = 2  # `eos_token_id` of early CLIPs, with which Transformers reads the highest token.
+_OLD_END = 2  # `eos_token_id` of early CLIPs: Transformers then pools the highest token.
 
 
 def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
-    """Returns the text tower of a `config.json` and its tensors.
+    """Returns the text tower for a `config.json` and its tensors.
 
     Raises:
       UserError: the model has no text tower, or an unsupported one.
@@ -95,7 +95,7 @@ def _tower(tensors: Tensors, projection: str) -> Tensors:
 
 
 def describe_text_tower(options: TextOptions, probabilities: str) -> tuple[str, dict[str, Any]]:
-    """Returns the type of a model with a text tower, and its `text_config`.
+    """Returns the model type for a text tower, and its `text_config`.
 
     Raises:
       UserError: Transformers has no such text tower.
@@ -130,7 +130,7 @@ def describe_text_tower(options: TextOptions, probabilities: str) -> tuple[str, 
 
 
 def text_rules(kind: str) -> tuple[Rule, ...]:
-    """Returns the names of a text tower's parameters in a model of a type."""
+    """Returns the rules of a text tower in a model of type `kind`."""
     return _rules("text_projection" if kind == "clip" else _TOWER + "head")
 
 
