@@ -276,27 +276,6 @@ def choose(
     }
 
 
-<<<<<<< HEAD
-=======
-def best_penalty(results: Mapping[str, Sequence[Accuracy]]) -> dict[int, float]:
-    """Returns the penalty with the best mean rank over data sets, by shots (as in Scenic).
-
-    Args:
-      results: outputs of `FewShotTask.accuracies` by data set, with the same penalties and shots.
-    """
-    from scipy.stats import rankdata  # Imported here, because the import takes a second.
-
-    best = {}
-    for shots in {one.shots: None for accuracies in results.values() for one in accuracies}:
-        rows = [
-            [one for one in accuracies if one.shots == shots] for accuracies in results.values()
-        ]
-        ranks = np.mean([rankdata([-one.mean for one in row]) for row in rows], axis=0)
-        best[shots] = -min(zip(ranks, (-one.penalty for one in rows[0]), strict=True))[1]
-    return best
-
-
->>>>>>> w-prose1
 def fingerprints(train: Source, test: Source) -> dict[str, int | str]:
     """Returns short values that are equal on two hosts if they read the same images."""
     of_both = {"training": fingerprint(train), "test": fingerprint(test)}

@@ -1,4 +1,4 @@
-"""Files of both towers of a model of images and texts, as a library describes them."""
+"""Parts of the formats of image-text models that libraries share."""
 
 import json
 import shutil
@@ -22,12 +22,12 @@ Read = Callable[[str], Any]
 
 
 class Towers(NamedTuple):
-    """A model of images and texts to write.
+    """An image-text model to write.
 
     Attributes:
       options: arguments of the image tower.
-      read: returns the image tower's parameter of a path.
-      preprocessing: preprocessing of images; None: 7/8 of the short side, bilinear.
+      read: `path -> parameter` of the image tower.
+      preprocessing: preprocessing of images; None: the default, `UNSAID`.
       part: all parts except the image tower.
     """
 
@@ -45,7 +45,7 @@ class TowersFiles(NamedTuple):
       arrays: tensors by name.
       files: content of each JSON file.
       tokenizer: values to add to `tokenizer_config.json`.
-      notes: a line for each property that is stored otherwise, or not.
+      notes: a line for each property that the format changes or cannot store.
     """
 
     towers: Towers
@@ -56,7 +56,7 @@ class TowersFiles(NamedTuple):
 
 
 class TowersFormat(NamedTuple):
-    """A library's format for models of images and texts.
+    """A library's format for image-text models.
 
     Attributes:
       title: name of the library.
@@ -88,7 +88,7 @@ def similarity_arrays(part: TextPart, shape: tuple[int, ...]) -> Arrays:
 
 
 def copy_tokenizer(folder: Path, part: TextPart, more: dict[str, Any]) -> None:
-    """Copies the tokenizer's files, and writes its configuration with the tower's length.
+    """Copies the tokenizer's files, and sets the length of the tower's texts.
 
     Args:
       more: values to add to the configuration.
@@ -109,12 +109,15 @@ def copy_tokenizer(folder: Path, part: TextPart, more: dict[str, Any]) -> None:
 
 
 def without_bias(towers: Towers, title: str) -> tuple[Towers, list[str]]:
-    """Returns a model whose image tower projects without bias, and a note if there was one.
+    """Moves the bias of the image tower's projection to the last norm's bias.
 
-    The last norm's bias has the same effect on the embeddings.
+    The embeddings are the same.
+
+    Returns:
+      The changed model, and a note; the model itself, and no note, if the bias is zero.
 
     Raises:
-      UserError: it has not.
+      UserError: the last norm cannot replace the bias.
     """
     options, read = towers.options, towers.read
     if not options.num_classes or not np.any(bias := np.asarray(read("head/bias"), np.float64)):

@@ -1,4 +1,4 @@
-"""Writes models of images and texts for other libraries, and compares the files with the model."""
+"""Writes image-text models for other libraries, and verifies the files."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,14 +21,14 @@ _TEXTS = ("A cat, red.", "it's")  # Their tokens are compared.
 
 
 def save_towers(destination: Path, library: str, towers: Towers) -> list[str]:
-    """Writes both towers, the preprocessing and the tokenizer's files, and reads the files back.
+    """Writes both towers, the preprocessing and the tokenizer, then reads the files and compares.
 
     Args:
       destination: a new folder.
       library: a key of `FORMATS`.
 
     Returns:
-      A line for each property that the format stores otherwise, or not.
+      A line for each property that the format changes or cannot store.
 
     Raises:
       UserError: the library has no such model, or the destination exists.
@@ -53,7 +53,7 @@ def save_towers(destination: Path, library: str, towers: Towers) -> list[str]:
 
 
 def _compare_text(written: TextPart, part: TextPart, title: str) -> None:
-    """Raises UserError unless the files have the same text tower, similarity and tokens."""
+    """Raises UserError unless text tower, similarity and tokens in the files are the same."""
     theirs, ours = params_of(written.tower), params_of(part.tower)
     for path, array in ours.items():
         if not np.array_equal(theirs[path], array):
@@ -69,7 +69,7 @@ def _compare_text(written: TextPart, part: TextPart, title: str) -> None:
 
 
 def _tokens(part: TextPart) -> list[list[int]]:
-    """Returns the tokens that affect the embeddings of two texts: causal towers ignore padding."""
+    """Returns the tokens of two texts, for causal towers without padding, which they ignore."""
     rows = part.tokenizer(_TEXTS).tolist()
     if not part.tower.options.causal:
         return rows

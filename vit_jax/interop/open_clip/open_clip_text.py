@@ -127,7 +127,6 @@ def _gelu(model: Mapping, text: Mapping) -> str:
     return kind
 
 
-<<<<<<< HEAD
 def text_config(options: TextOptions) -> dict[str, Any]:
     """Returns the `text_cfg` of a text tower, without its tokenizer."""
     pooling = {ours: theirs for theirs, ours in _POOLINGS.items()}[options.pooling]
@@ -152,11 +151,7 @@ def text_config(options: TextOptions) -> dict[str, Any]:
 
 
 def text_rules(biased: bool) -> tuple[Rule, ...]:
-    """Returns the names of the parameters; a projection without bias has the layout of ours."""
-=======
-def _rules(biased: bool) -> tuple[Rule, ...]:
     """Returns the rules; a projection without bias has the same layout as ours."""
->>>>>>> w-prose1
     head = (Rule("head/kernel", "text_projection", SAME),)
     return (
         Rule("token_embedding/embedding", "token_embedding.weight"),

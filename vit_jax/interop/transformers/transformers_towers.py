@@ -19,9 +19,9 @@ from vit_jax.models import family_of
 
 _TITLE = "Transformers"
 _CLASSES = {"clip": "CLIP", "siglip": "Siglip"}
-# Image processors with the same values as a model's own.
+# A model's own image processor, in place of another one with the same settings.
 _PROCESSORS = {("clip", "Bit"): "CLIP", ("siglip", "ViT"): "Siglip"}
-# Cleanings of texts that Transformers does not apply.
+# Text cleaning that Transformers does not apply.
 _CLEANINGS = {
     "open_clip": "open_clip's cleaning of texts (encodings, HTML entities, spaces)",
     "big_vision": "big_vision's lower-casing of texts",
@@ -55,13 +55,13 @@ def _describe(towers: Towers) -> TowersFiles:
     if cleaning := _CLEANINGS.get(part.tokenizer.cleaning):
         unwritten.append(cleaning)
     notes += [f"not written: {line}" for line in unwritten]
-    # SigLIP's text tower attends to the padding, as in training: without a mask.
+    # No attention mask: SigLIP's text tower attends to padding, as in training.
     tokenizer = dict(model_input_names=["input_ids"]) if kind == "siglip" else {}
     return TowersFiles(towers, arrays, files, tokenizer, notes)
 
 
 def _config(kind: str, vision: dict, text: dict) -> dict:
-    """Returns the `config.json` of both towers."""
+    """Returns the `config.json` for both towers."""
     vision = {name: value for name, value in vision.items() if name != "architectures"}
     described = dict(
         architectures=[f"{_CLASSES[kind]}Model"],
@@ -74,7 +74,7 @@ def _config(kind: str, vision: dict, text: dict) -> dict:
 
 
 def _name_processor(processor: dict, kind: str) -> None:
-    """Gives an image processor the name of the model's own where that does the same."""
+    """Renames an image processor to the model's own, if that is equivalent."""
     name = processor["image_processor_type"].removesuffix("ImageProcessor")
     name = _PROCESSORS.get((kind, name), name)
     processor["image_processor_type"] = f"{name}ImageProcessor"
