@@ -72,7 +72,8 @@ def start(
 def detect(seconds: float) -> tuple[str, int, int, list[int] | None]:
     """Detects process 0's address, the number of processes, this one's index and its devices.
 
-    Returns: The four values; if the devices are None, the process uses all.
+    Returns:
+      The four values; if the devices are None, the process uses all.
 
     Raises:
       UserError: there is no Cloud TPU, GKE or SLURM environment, or it does not respond.
