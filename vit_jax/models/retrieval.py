@@ -44,8 +44,8 @@ def distinct(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def ranks(queries: np.ndarray, keys: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     """Returns the rank of each query's best correct key: the number of wrong keys before it.
 
-    Wrong keys with the same similarity as the best correct key, or with NaN, count as before it. So
-    a model with constant embeddings retrieves nothing.
+    Wrong keys with the same similarity as the best correct key, or with NaN, count as more similar.
+    So a model with constant embeddings retrieves nothing.
 
     Args:
       queries, keys: embeddings of length 1, float32 `[count, dim]`.
