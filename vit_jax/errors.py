@@ -79,7 +79,7 @@ def readers_may_leave():
 
 
 def _unread(descriptor: int) -> bool:
-    """Returns True for a pipe whose other end is closed."""
+    """Returns True for a pipe with a closed other end."""
     poll = select.poll()
     poll.register(descriptor, 0)  # Errors are reported without being requested.
     return bool(poll.poll(0))

@@ -203,7 +203,7 @@ def attempt(results: Results, suite: Suite, measurement: Measurement, subject: S
     """
     digests, failure = digests_of_data(measurement)
     reused, changed = [], []
-    unknown = []  # Rows whose data are unavailable.
+    unknown = []  # Rows with unavailable data.
     for name in measurement.names:
         if not results.has(suite.name, name):
             continue

@@ -1,4 +1,4 @@
-"""CSV files for spreadsheets, in which no cell is evaluated as a formula."""
+"""CSV files for spreadsheets; no cell is evaluated as a formula."""
 
 import csv
 import re

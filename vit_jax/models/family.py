@@ -67,7 +67,7 @@ class Adaptation:
     """Rules that convert a checkpoint's parameters for a model with other arguments.
 
     Attributes:
-      resizes: rules for parameters whose size changes; the first one that matches a path is used.
+      resizes: rules that resize parameters; the first one that matches a path is used.
       heads: prefixes of the paths of the classification heads.
       new_norms: path prefixes of norms; if the checkpoint lacks them, they start as the identity.
       copied: maps a regular expression to the path of one parameter. If the checkpoint has this

@@ -107,7 +107,7 @@ class ImageTextModel(nnx.Module):
     def classifier(
         self, names: Sequence[str], templates: Sequence[str] = TEMPLATES
     ) -> "ZeroShotClassifier":
-        """Returns an image classifier whose classes are described by texts.
+        """Returns an image classifier for classes that are described by texts.
 
         A class's embedding is the mean over the templates, scaled to length 1 (Radford et al.,
         2021, section 3.1.4). The classifier's `predict` applies the checkpoint's preprocessing.

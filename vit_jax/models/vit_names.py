@@ -283,7 +283,7 @@ def _numbered_size(text: str) -> dict | None:
 
 
 def spell(values: dict) -> str:
-    """Returns a model's name from its arguments, or its size in words. See `Family.spell`."""
+    """Returns a model's name, or a description of its size, from its arguments (`Family.spell`)."""
     if (following := _following(values)) is not None:
         return following
     blocks, stem = values["resnet_blocks"], values.get("resnet_stem", "large")

@@ -124,7 +124,7 @@ def unless(holds: bool, words: str) -> str:
 
 
 def only_with(key: str, *values: Any) -> Callable[[Any], str]:
-    """Returns an `Option.requires`: the option at `key` has one of these values.
+    """Returns an `Option.requires`: the option at `key` must have one of these values.
 
     Without values it must not be None, 0 or empty.
     """

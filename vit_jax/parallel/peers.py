@@ -224,7 +224,7 @@ class Leader(Connected):
                     self._end()
 
     def _end_barriers(self, now: float) -> None:
-        """Answers barriers whose timeout is over, with the missing processes."""
+        """Answers barriers that have timed out with the missing processes."""
         for name, arrivals in list(self._arrivals.items()):
             if now > arrivals.deadline:
                 missing = [self.name(i) for i in range(self.count) if i not in arrivals.here]

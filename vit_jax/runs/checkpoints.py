@@ -299,7 +299,7 @@ class Checkpoints:
             self._move_aside(path, f"checkpoint {path} is damaged: {problem}")
 
     def _unreadable_figures(self) -> Iterator[tuple[Path | epath.Path, str]]:
-        """Yields checkpoints whose metrics are no JSON, with the error.
+        """Yields checkpoints with invalid JSON metrics, and the error.
 
         If there is one, Orbax lists no checkpoints at all.
         """

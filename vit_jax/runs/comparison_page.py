@@ -109,9 +109,9 @@ def _progress_and_cost(run: RunFiles) -> dict[str, str]:
 
 
 def _other_data(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
-    """Returns a warning for each run whose data differ from the first run's data.
+    """Returns a warning for each run with other data than the first run.
 
-    The metrics of such runs are not comparable.
+    Metrics of such runs are not comparable.
     """
     first = {key: value for key, value in runs[0].saved.manifest.items() if key in KEYS}
     lines = []
@@ -203,7 +203,7 @@ def _normal_tail(one: int, other: int) -> float:
 
 
 def _classes(runs: Sequence[RunFiles], names: Sequence[str]) -> dict | None:
-    """Returns a table of the accuracies of the classes in which the runs differ most.
+    """Returns a table of class accuracies, for the classes in which the runs differ most.
 
     None: fewer than two runs have predictions, or their classes differ.
     """

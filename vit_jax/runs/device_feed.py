@@ -35,7 +35,7 @@ class Feed:
             target=self._fill, args=(check, mesh), name="feed", daemon=True
         )
         self._thread.start()
-        self.idle_seconds = 0.0  # Time for which the devices waited for a batch.
+        self.idle_seconds = 0.0  # Time that devices waited for batches.
 
     def take(self, running: jax.Array | None = None) -> dict[str, jax.Array]:
         """Returns the next batch.

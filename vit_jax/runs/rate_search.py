@@ -189,7 +189,7 @@ def check_seeds(seeds: dict[int, Job], rate: float) -> None:
 
 
 def changed(path: Path, given: tuple[str, ...], values: dict[str, Any]) -> Job:
-    """Returns the run of these flags with some of the config's values changed."""
+    """Returns a run with these flags and changed config values."""
     return Job(path, (*given, *(f"--config.{key}={value}" for key, value in values.items())))
 
 

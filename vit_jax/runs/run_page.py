@@ -257,7 +257,7 @@ def _figures_in_words(run: RunFiles) -> dict[str, str]:
 def figure(
     key: str, value: float | None, formats: Mapping[str, str], figures: Mapping[str, float]
 ) -> str:
-    """Returns a metric in words; an accuracy has its standard error over the images."""
+    """Formats a metric; an accuracy has its standard error over the images."""
     split, _, name = key.partition("/")
     if value is None:
         return "not finite"

@@ -1,4 +1,4 @@
-"""Batch normalization (Ioffe and Szegedy, 2015) whose running statistics are not parameters.
+"""Batch normalization (Ioffe and Szegedy, 2015); running statistics are not parameters.
 
 A training step normalizes by the statistics of the batch over all devices and returns each image's
 moments. The training objective updates its running statistics from them. With gradient accumulation

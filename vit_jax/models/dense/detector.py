@@ -29,7 +29,7 @@ class Detections(NamedTuple):
     masks: np.ndarray | None = None
 
     def above(self, threshold: float) -> "Detections":
-        """Returns the objects whose score is at least the threshold."""
+        """Returns the objects with a score of at least the threshold."""
         kept = self.scores >= threshold
         return Detections(*(None if x is None else x[kept] for x in self))
 

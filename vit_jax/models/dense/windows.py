@@ -179,7 +179,7 @@ def sliding(sides: tuple[int, int], window: tuple[int, int]) -> Windows:
 
 
 def whole(sides: tuple[int, int], window: tuple[int, int]) -> Windows:
-    """Returns one window, to which the whole image is squeezed; arguments as in `sliding`."""
+    """Returns one window that contains the whole, squeezed image; arguments as in `sliding`."""
     rows, columns = (
         Axis(side, length, length, (0,)) for side, length in zip(sides, window, strict=True)
     )

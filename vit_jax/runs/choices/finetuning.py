@@ -459,5 +459,5 @@ def _length(
 
 
 def _first(table: Sequence[tuple[float, T]], count: float) -> T:
-    """Returns the value of the first row whose limit is above `count`, a number of images."""
+    """Returns the value of the first row with a limit above `count`, a number of images."""
     return next(value for most, value in table if count < most)

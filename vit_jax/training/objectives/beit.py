@@ -137,8 +137,8 @@ class BEiT(BlockMasked):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the images with masked patches in grey, and with predicted patches, in [0, 255].
 
-        A masked patch is replaced by an unmasked patch of the batch: the one whose code has the
-        highest logit.
+        A masked patch is replaced by an unmasked patch of the batch: the one with the most likely
+        code.
         """
         return self.filled(batch, self.predict(model, batch)[..., self.tokens(batch).reshape(-1)])
 

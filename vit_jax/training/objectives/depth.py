@@ -189,8 +189,8 @@ def scale_invariant_losses(
 def gradient_losses(errors: jax.Array, known: jax.Array) -> jax.Array:
     """Returns the gradient loss of each image, `[batch]` (DINOv3's GradientLogLoss, MegaDepth).
 
-    It is the sum of the absolute differences of errors two pixels apart, divided by the number of
-    known pixels, summed over four resolutions.
+    At each of four resolutions, absolute differences of errors two pixels apart are summed and
+    divided by the number of known pixels; the loss is the sum over the resolutions.
 
     Args:
       errors, known: as in `scale_invariant_losses`; errors of unknown pixels are 0.
@@ -207,7 +207,7 @@ def gradient_losses(errors: jax.Array, known: jax.Array) -> jax.Array:
 def depth_errors(predicted: jax.Array, true: jax.Array, known: jax.Array) -> dict[str, jax.Array]:
     """Returns `rmse`, `abs_rel`, `delta1` and the share of `known_pixels` of each image, `[batch]`.
 
-    They are those of `vit_jax.evaluation.dense_metrics.DepthMetrics`; 0 without known pixels.
+    Defined as in `vit_jax.evaluation.dense_metrics.DepthMetrics`; 0 without known pixels.
     """
     true = jnp.where(known, true, 1)
     ratio = jnp.maximum(predicted / true, true / predicted)

@@ -106,7 +106,7 @@ class EVA(BlockMasked):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the images with masked patches in grey, and with predicted patches, in [0, 255].
 
-        A masked patch is replaced by the unmasked patch of the batch whose teacher features are
+        A masked patch is replaced by an unmasked patch of the batch: the one with teacher features
         nearest to the prediction.
         """
         predicted = self.predict(model, batch)

@@ -57,7 +57,7 @@ class PrototypeHead(nnx.Module):
     def of_shapes(
         cls, shapes: Mapping[str, tuple[int, ...]], lengths: str, *, rngs: nnx.Rngs
     ) -> "PrototypeHead":
-        """Returns the head whose parameters have these shapes, by path."""
+        """Returns a head with parameters of these shapes, by path."""
         (features, hidden), (bottleneck, count) = shapes["layers/0/kernel"], shapes["prototypes"]
         return cls(features, hidden, bottleneck, count, lengths, rngs=rngs)
 
@@ -132,14 +132,14 @@ def koleo(x: jax.Array, group: int | None = None, real: jax.Array | None = None)
 
 
 def views_matched(x: jax.Array, real: jax.Array | None = None) -> jax.Array:
-    """Returns 1 for an image whose first view is nearest to its own second view, else 0.
+    """Returns 1 for an image if its own second view is nearest to its first view, else 0.
 
     The candidates are the second views of the batch or micro-batch; chance is 1 / candidates. It
     resembles k-NN accuracy, but needs no labels.
 
     Args:
       x: features of length 1 of two views, `[batch, 2, features]`.
-      real: bool `[batch]`, images whose second views are candidates; None: all.
+      real: bool `[batch]`, False for images that are no candidates; None: all are.
     """
     near = jnp.einsum("id,jd->ij", x[:, 0], x[:, 1], precision="highest")
     near = near if real is None else jnp.where(real, near, -2)
