@@ -18,7 +18,7 @@ def get_config(argument=None):
     config.augment.level = {"ViT-Ti/16": "light1", "ViT-S/32": "medium1"}.get(
         values["model"], "medium2"
     )
-    # Values of all AugReg runs (section 3).
+    # Values common to all AugReg runs (section 3).
     config.epochs = 300.0
     config.optimizer.learning_rate, config.optimizer.weight_decay = 1e-3, 0.1
     config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0

@@ -33,7 +33,7 @@ def get_config(argument=None):
         )
     config = pretraining(model)  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
     config.augment.level = LEVELS[model]
-    # Values of all AugReg runs (section 3).
+    # Values common to all AugReg runs (section 3).
     config.epochs = 300.0
     config.optimizer.learning_rate, config.optimizer.weight_decay = 1e-3, 0.1
     config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0

@@ -6,9 +6,9 @@ r"""Masked prediction of a learned tokenizer's codes, and its fine-tuning (BEiT 
         --config.finetune.checkpoint=DIR
 
 The values are from the authors' commands on ImageNet-1k, for BEiT-B/16 and BEiT-L/16 (`model=`),
-with 1,600 epochs, or 300 (`epochs=300`). Fine-tuned they reach 85.5 and 87.3 %, after 300 epochs
-85.0 and 86.6 %; with the labels of ImageNet-21k (`finetune_i21k`, then `finetune_i1k`) 86.5 and
-88.4 %.
+with 1,600 epochs, or 300 (`epochs=300`). After fine-tuning, B and L reach 85.5 and 87.3 % (with 300
+epochs 85.0 and 86.6 %). Fine-tuned first with the labels of ImageNet-21k (`finetune_i21k`, then
+`finetune_i1k`) they reach 86.5 and 88.4 %.
 """
 
 from vit_jax.config import choose, chosen_teacher, named_values

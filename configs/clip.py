@@ -3,10 +3,10 @@ r"""CLIP: images and captions, by a softmax over the batch (2103.00020, section 
     python -m vit_jax.main --config=configs/clip.py:model=ViT-B/32 --config.data.path=PAIRS \
         --config.contrastive.tokenizer=FOLDER --workdir=DIR
 
-PAIRS is a folder with `train.csv` and `test.csv`, whose columns are `file` and `caption`, and
-FOLDER contains CLIP's `vocab.json` and `merges.txt`. Without a tokenizer the tokens are bytes. The
-authors train 32 epochs of 400 million pairs in batches of 32,768: zero-shot ImageNet accuracy is
-63.2 (ViT-B/32), 68.3 (ViT-B/16) and 75.3 % (ViT-L/14).
+PAIRS is a folder with `train.csv` and `test.csv` (columns `file` and `caption`), and FOLDER
+contains CLIP's `vocab.json` and `merges.txt`. Without a tokenizer the tokens are bytes. The authors
+train 32 epochs of 400 million pairs in batches of 32,768: zero-shot ImageNet accuracy is 63.2
+(ViT-B/32), 68.3 (ViT-B/16) and 75.3 % (ViT-L/14).
 """
 
 from vit_jax.config import base_config, choose, named_values

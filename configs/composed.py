@@ -3,8 +3,9 @@
     python -m vit_jax.main --config=configs/composed.py:model=BiT-R14x1/4,images=10000 --workdir=DIR
 
 `source` is `scattered` or `centred`, `collection` one of its collections, and `images` the number
-of training images, taken from the start. The optimizer is Adam with weight decay as in the paper,
-with a cosine schedule to 0. Validation images chose the learning rates of each family (ledger).
+of training images: the first ones of the set. The optimizer is Adam with weight decay as in the
+paper, with a cosine schedule to 0. Each family's learning rate was chosen on validation images (see
+the ledger).
 
 `captions=sigmoid` or `captions=softmax` trains on the images' captions instead of their labels, as
 SigLIP or CLIP does, with a text tower of two layers on bytes.
@@ -26,7 +27,7 @@ def get_config(argument=None):
     config.data.source, config.data.path = values["source"], values["collection"]
     config.data.train_split, config.data.test_split = f"train[:{values['images']}]", "test[:5000]"
     config.data.image_size = config.data.test_resize = int(values["size"])
-    # Mirroring or distortion would change a character, and the largest must stay in the image.
+    # Mirroring or distortion would change characters, and the largest ones must stay in the image.
     config.data.crop, config.data.flip = "random_resized", False
     config.data.crop_area, config.data.crop_aspect = (0.7, 1.0), (0.8, 1.25)
     config.optimizer.learning_rate, config.optimizer.weight_decay = 2e-3, 0.05

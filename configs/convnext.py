@@ -10,10 +10,10 @@ The values are from the paper and the authors' commands. V2's models are fine-tu
     python -m vit_jax.main --config=configs/convnext.py:model=ConvNeXtV2-T,task=finetune_fcmae \
         --workdir=DIR3 --config.finetune.checkpoint=hf://timm/convnextv2_tiny.fcmae
 
-Trained on ImageNet-1k alone T, S, B and L reach 82.1, 83.1, 83.8 and 84.3 %; B, L and XL from
-ImageNet-21k, at 384 pixels, 86.8, 87.5 and 87.8 %. `task=finetune_i1k` continues at 384 pixels with
-a model of ImageNet-1k. After FCMAE V2's Atto, T and B reach 76.7, 83.0 and 84.9 %;
-`configs/fcmae.py` is that pre-training.
+Trained only on ImageNet-1k, T, S, B and L reach 82.1, 83.1, 83.8 and 84.3 %. Pre-trained on
+ImageNet-21k and fine-tuned at 384 pixels, B, L and XL reach 86.8, 87.5 and 87.8 %.
+`task=finetune_i1k` fine-tunes a model of ImageNet-1k at 384 pixels. After FCMAE
+(`configs/fcmae.py`), V2's Atto, T and B reach 76.7, 83.0 and 84.9 %.
 """
 
 from vit_jax.config import choose, named_values

@@ -8,12 +8,12 @@ The values are from the papers (2012.12877, 2204.07118) and their code.
         --workdir=DIR2 --config.finetune.checkpoint=DIR
     python -m vit_jax.main --config=configs/deit.py:recipe=deit3,model=ViT-B/16 --workdir=DIR
 
-DeiT-Ti, S and B are ViT-Ti/16, S/16 and B/16. Without a teacher they reach 72.2, 79.8 and 81.8 %;
-with a distillation token for the predicted classes of a RegNetY-16GF (82.9 %) 74.5, 81.2 and
-83.4 %. There is no RegNet here, and the teacher is another model of ImageNet's 1,000 classes,
-preferably a ConvNet (BiT, ConvNeXt). In the paper's table 2 DeiT-B has 83.1 % with RegNetY-16GF,
-82.7 % with the 4GF of 80.0 %, and 81.9 % with another DeiT-B of 81.8 %. So a weaker ConvNet costs
-some tenths of a point, and a Transformer nearly all of the gain.
+DeiT-Ti, S and B are ViT-Ti/16, S/16 and B/16. Without a teacher they reach 72.2, 79.8 and 81.8 %.
+With a distillation token and a RegNetY-16GF (82.9 %) as the teacher they reach 74.5, 81.2 and 83.4
+%. RegNet is not available here; use another classifier of ImageNet's 1,000 classes, preferably a
+ConvNet (BiT, ConvNeXt). In the paper's table 2, DeiT-B reaches 83.1 % with RegNetY-16GF, 82.7 %
+with RegNetY-4GF (80.0 %), and 81.9 % with another DeiT-B (81.8 %). So a weaker ConvNet costs a few
+tenths of a point, and a Transformer teacher costs nearly all of the gain.
 
 `recipe=deit3` is for ViT-S/16, B/16, L/16 and H/14. Its tasks and final accuracies:
 
@@ -24,14 +24,13 @@ some tenths of a point, and a Transformer nearly all of the gain.
 | i21k | 240 epochs at 224, H 90 at 126 | | | | |
 | finetune | ImageNet-1k from ImageNet-21k, at 224 | 83.1 % | 85.7 % | 87.0 % | 87.2 % |
 
-Before the fine-tuning at 224 B and L have 82.8 and 84.0 %. The authors' H/14 gets images of 160 and
-128 pixels, and its patches cover 154 and 126 pixels of them. Their class token has no position
-embedding; here it has one, so that the sum of the two learns twice as fast.
+Before fine-tuning at 224, B and L reach 82.8 and 84.0 %. The authors' H/14 has images of 160 and
+128 pixels, of which its patches cover 154 and 126. Their class token has no position embedding.
+Here it has one, so the sum of both learns twice as fast.
 
-The learning rate decays at each step from the end of the warm-up; in their code it decays once per
-epoch, along a cosine that starts with the run. They evaluate the parameters, not the average that
-they keep as well. DeiT's heads start at zero; DeiT III's do not, since LAMB scales the update of a
-kernel by its norm.
+After the warm-up the learning rate decays at each step; in the authors' code it decays once per
+epoch, along a cosine that starts with the run. They evaluate the parameters, not their average.
+DeiT's heads start at zero; DeiT III's do not, since LAMB scales the update of a kernel by its norm.
 """
 
 from vit_jax.config import base_config, choose, named_values
@@ -130,5 +129,5 @@ def deit3(model, task):
         config.loss.name, config.loss.label_smoothing, config.data.repeats = "binary", 0.0, 3
     else:
         config.data.crop, config.augment.mixup = "simple_random", 0.0
-        config.data.crop_area = base_config().data.crop_area  # That crop does not use it.
+        config.data.crop_area = base_config().data.crop_area  # Unused by this crop.
     return config

@@ -6,14 +6,14 @@ r"""Monocular depth with a head on a frozen backbone, by DINOv3's and DINOv2's r
         --config.data.path=DIR --config.depth.max_depth=80 --workdir=RUN
 
 DIR is a folder with images and depth maps (`data.source=depth`). Depths are in metres; those beyond
-`depth.max_depth`, by default 10 as in NYU Depth v2, are unknown. A 16-bit PNG has millimetres,
-unless `data.depth_scale` has another unit. `backbone` is the name of a model, whose published
-weights are taken if there are any, a checkpoint, or a workdir.
+`depth.max_depth` (default 10, as in NYU Depth v2) are ignored. 16-bit PNGs are in millimetres,
+unless `data.depth_scale` sets another unit. `backbone` is a checkpoint, a workdir, or the name of a
+model, with published weights if there are any.
 
-`linear` is DINOv3's probe of the last layer, `linear4` DINOv2's of four layers and class tokens,
-and `dpt` is DPT's decoder. The authors train on NYU Depth v2 for 38,400 steps of 16 images;
-`steps=2000` shortens the run, and its warm-up accordingly. `--config.finetune.train=all` also
-trains the backbone.
+`linear` is DINOv3's probe of the last layer, `linear4` is DINOv2's probe of four layers and class
+tokens, and `dpt` is DPT's decoder. The authors train on NYU Depth v2 for 38,400 steps of 16 images;
+`steps=2000` shortens the run and its warm-up. `--config.finetune.train=all` also trains the
+backbone.
 """
 
 from vit_jax.config import choose, named_values

@@ -1,4 +1,4 @@
-r"""Object detection by a set of boxes: ViTDet's backbone and a DETR (2203.16527, 2010.04159).
+r"""Object detection with ViTDet's backbone and a DETR head (2203.16527, 2010.04159).
 
     python -m vit_jax.main --config=configs/detect.py --config.data.path=DIR --workdir=RUN
     python -m vit_jax.main --config=configs/detect.py:backbone=CHECKPOINT,size=512 \
@@ -7,10 +7,10 @@ r"""Object detection by a set of boxes: ViTDet's backbone and a DETR (2203.16527
 DIR is a data set with a COCO file (`data.source=coco`). Metrics are COCO's AP and AP50 of the test
 images, each within a square of `size` pixels.
 
-`backbone` is a checkpoint, a workdir, or the name of a model, whose published weights are taken if
-there are any; by default it is MAE's ViT-B/16 of the Hub, as in ViTDet. With `window=14` the layers
-of a ViT attend within windows, except for four of them; the default backbone has it. `steps=2000`
-shortens the run of 100 epochs.
+`backbone` is a checkpoint, a workdir, or the name of a model, with published weights if there are
+any. The default is MAE's ViT-B/16 from the Hub, as in ViTDet. With `window=14`, the default for
+this backbone, all layers of a ViT but four attend within windows. `steps=2000` shortens the run of
+100 epochs.
 """
 
 from vit_jax.config import choose, named_values

@@ -3,10 +3,10 @@
     python -m vit_jax.main --config=configs/dino.py --workdir=DIR
     python -m vit_jax.main --config=configs/dino.py:run=boosted --workdir=DIR
 
-`reference` is 100 epochs in batches of 512, after which the authors report 69.3 % by k-NN and
-74.0 % by a linear probe; `boosted` is 300 epochs in batches of 1,024, with 73.3 and 76.0 %. The
-models are the plain ViTs by name (`model=ViT-B/16`); for B the authors fix the prototypes' norm at
-1 in both runs.
+`reference` is 100 epochs in batches of 512; the authors report 69.3 % with k-NN and 74.0 % with a
+linear probe. `boosted` is 300 epochs in batches of 1,024; they report 73.3 and 76.0 %.
+`model=ViT-B/16` and other names of plain ViTs select the model; for B the authors fix the
+prototypes' norm at 1 in both runs.
 """
 
 from vit_jax.config import choose, named_values

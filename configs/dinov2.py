@@ -8,17 +8,16 @@ r"""Self-distillation of images and their patches without labels (DINOv2, 2304.0
     python -m vit_jax.main --config=configs/dinov2.py:from=DINOv2-S/14 --workdir=DIR \
         --config.data.path=PHOTOS
 
-`short` is the authors' `vitl16_short`, ViT-L/16 on ImageNet-1k (81.6 % by k-NN and 82.9 % by a
-linear probe, according to the authors); `large` is `vitl14`, on ImageNet-21k. `high_resolution` is
-its last phase, 10,000 steps at 518 pixels, with the same schedules compressed and all other values
-unchanged (appendix B.2). The paper lowers the learning rate by an unspecified factor; we use a
-quarter, as DINOv3 does. With `teacher` a student is distilled from a frozen model with its heads,
-from a run or a converted training checkpoint, without stochastic depth (section 5).
+`short` is the authors' `vitl16_short`, ViT-L/16 on ImageNet-1k (the authors report 81.6 % with k-NN
+and 82.9 % with a linear probe); `large` is `vitl14`, on ImageNet-21k. `high_resolution` is the last
+phase of `large`: 10,000 steps at 518 pixels, with the same schedules compressed and all other
+values unchanged (appendix B.2). The paper lowers the learning rate by an unspecified factor; we use
+a quarter, as DINOv3 does. With `teacher` a student is distilled, without stochastic depth, from a
+frozen model with its heads: a run or a converted training checkpoint (section 5).
 
-With `from` alone, which is a published model's name or a source as in `load_model`, training
-continues from this model for 1,000 steps. The values are ours, for a folder of photographs and one
-device. The model's heads are used if it has some. Colours, crops and losses are the authors' in all
-runs.
+With `from` alone (a published model's name or a source as in `load_model`), training continues from
+this model for 1,000 steps, with our values for a folder of photographs and one device. The model's
+heads are used if it has any. Colours, crops and losses are the authors' in all runs.
 """
 
 from vit_jax.config import choose, named_values
@@ -33,9 +32,9 @@ LARGE = DINOV2._replace(
     weight_decay=(0.04, 0.2),
     momentum=0.994,
 )
-# Steps of an epoch such that the authors' 500 epochs are 10,000 steps.
+# Steps per epoch, so that the authors' 500 epochs are 10,000 steps.
 HIGH_RESOLUTION = LARGE._replace(epoch=20, learning_rate=LARGE.learning_rate / 4)
-# The learning rate is ten times the final one of DINOv2's own training.
+# The learning rate is ten times the final learning rate of DINOv2's training.
 ON = DINOV2._replace(
     epochs=1,
     epoch=1000,
@@ -79,7 +78,7 @@ def _from_scratch(values, short):
     config.optimizer.layer_decay, config.optimizer.embedding_rate = 0.9 if short else 1.0, 0.2
     if not short:
         _large(config)
-        if not values["teacher"]:  # The released models are distilled, and have an MLP.
+        if not values["teacher"]:  # The released models are distilled and have a plain MLP.
             config.model.mlp, config.model.mlp_dim = "swiglu", 2736
     if values["teacher"]:
         config.objective.teacher, config.model.stochastic_depth = values["teacher"], 0.0
@@ -87,7 +86,7 @@ def _from_scratch(values, short):
 
 
 def _refuse(values, names, why):
-    """Raises UserError if one of these arguments was given, since nothing would read it."""
+    """Raises UserError if one of these arguments was given, which would have no effect."""
     if given := [f"{name}={values[name]}" for name in names if values[name]]:
         raise UserError(f"{why}, and reads no {', no '.join(given)}: leave it out")
 

@@ -3,8 +3,8 @@
     python -m vit_jax.main --config=configs/dinov3.py --workdir=DIR
 
 The losses are DINOv2's with Sinkhorn-Knopp, a separate head for patches, prototypes of any norm,
-and rotary positions. The authors report 82.0 % by k-NN and 83.5 % by a linear probe, after 14 hours
-on 32 H100.
+and rotary positions. The authors report 82.0 % with k-NN and 83.5 % with a linear probe, after 14
+hours on 32 H100 GPUs.
 """
 
 from vit_jax.config import choose, named_values

@@ -8,10 +8,10 @@ r"""Masked prediction of CLIP's features, and its fine-tuning (EVA, 2211.07636).
     python -m vit_jax.main --config=configs/eva.py:task=finetune_i1k,size=560 --workdir=DIR4 \
         --config.finetune.checkpoint=DIR2
 
-EVA-g/14 with the values of the authors' commands; it reaches 89.6 and 89.7 % on ImageNet-1k at 336
-and 560 pixels. They train on 30 million images of seven sets; here it is ImageNet-21k, which is
-half of them. `model=` trains another ViT in the same way. `teacher=` replaces CLIP-L/14 by another
-teacher with a head for patches; for a teacher without a head set
+The values are from the authors' commands for EVA-g/14, which reaches 89.6 and 89.7 % on ImageNet-1k
+at 336 and 560 pixels. They train on 30 million images of seven data sets; this config trains on
+ImageNet-21k, about half of them. `model=` trains another ViT in the same way. `teacher=` replaces
+CLIP-L/14 by another teacher with a head for patches; for a teacher without a head set
 `--config.objective.teacher_features=tokens`. The authors mask at most 105 patches of 256; here 105
 are masked in each image.
 """

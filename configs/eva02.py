@@ -8,8 +8,8 @@ r"""Masked prediction of EVA-CLIP's features on ImageNet-21k, and its fine-tunin
     python -m vit_jax.main --config=configs/eva02.py:model=EVA02-B/14,task=finetune_i1k \
         --workdir=DIR4 --config.finetune.checkpoint=DIR3
 
-The values are from the authors' commands (2303.11331). `finetune` is on ImageNet-1k, and reaches
-80.7, 85.8, 88.3 and 89.6 % with Ti, S, B and L; with ImageNet-21k in between, B and L reach 88.6
+The values are from the authors' commands (2303.11331). `finetune` is on ImageNet-1k; Ti, S, B and L
+reach 80.7, 85.8, 88.3 and 89.6 %. With fine-tuning on ImageNet-21k in between, B and L reach 88.6
 and 89.9 %. Fine-tuning can also start from a released model:
 `--config.finetune.checkpoint=hf://timm/eva02_base_patch14_224.mim_in22k`.
 

@@ -5,7 +5,7 @@ r"""A ConvNeXt V2 as a masked autoencoder on ImageNet-1k, without its labels (FC
         --workdir=DIR2 --config.finetune.checkpoint=DIR
 
 The values are from `main_pretrain.py` and TRAINING.md of facebookresearch/ConvNeXt-V2. The second
-command is their fine-tuning, after which B reaches 84.9 %. `model=` can be any ConvNeXt, and
+command is their fine-tuning; B reaches 84.9 %. `model=` can be any ConvNeXt, and
 `--config.epochs=800` is the paper's shorter run.
 """
 

@@ -6,9 +6,9 @@ r"""Fine-tuning as in the paper (section 4.1, table 4), from any checkpoint of `
 Data sets: imagenet2012, cifar10, cifar100, oxford_iiit_pet, oxford_flowers102, folder with
 --config.data.path=DIR, and vtab/TASK (vtab/clevr-count). `python -m vit_jax.sweep` with the same
 flags finds the learning rate on validation images from the training set and then trains on all of
-them. `model=ViT-B/16` requires a checkpoint of this model (and is needed without a checkpoint);
-`size=512` sets another image size than 384. Table 2's ImageNet results also use
---config.optimizer.average=0.9999. At 384 pixels use size=378 for H/14, the part that its patches
+them. `model=ViT-B/16` is required without a checkpoint; with one, it checks that the checkpoint is
+of this model. `size=512` sets another image size than 384. Table 2's ImageNet results also use
+--config.optimizer.average=0.9999. For H/14 use size=378 instead of 384, the part that its patches
 cover.
 """
 

@@ -1,9 +1,9 @@
-"""Defects in photographs of solar cells: elpv-dataset of PyPI.
+"""Detection of defects in photographs of solar cells: elpv-dataset from PyPI.
 
     pip install -e ".[examples]"
     python -m vit_jax.experiment elpv --out=DIR
 
-`experiments/elpv.py` lays out the photographs, trains this config with three seeds and reports the
+`experiments/elpv.py` prepares the photographs, trains this config with three seeds and reports the
 results. The model is a small hybrid ViT with random parameters.
 `configs/finetune_elpv.py:checkpoint=ViT-B_16.npz,size=224` fine-tunes a checkpoint instead, as the
 paper does (SGD, batch 512, 500 steps; configs/finetune.py). It can be any source of `load_model`.

@@ -33,7 +33,7 @@ def get_config(argument=None):
     config.optimizer.learning_rate = rate * config.batch_size / 256
     config.optimizer.end_learning_rate = 1e-6
     config.optimizer.warmup_steps = round(5 * IMAGENET_IMAGES / config.batch_size)
-    # As in the authors' code: the class token is kept, the patches' mean is normalized, and learned
+    # As in the authors' code, the class token is kept, the patches' mean is normalized, and learned
     # positions start from the fixed ones.
     config.model.update(dict(pooling="gap", cls_token=True, fc_norm=True, position="1d"))
     config.augment.update(dict(policy="rand-m9-mstd0.5-inc1", mixup=0.8, cutmix=1.0, erasing=0.25))

@@ -1,4 +1,4 @@
-"""ViT-B/16 by masked patch prediction, the paper's self-supervision (section 4.6, appendix B.1.2).
+"""ViT-B/16 by masked patch prediction, the paper's self-supervision (4.6, appendix B.1.2).
 
 Labels are not read. --config.data.path=NAME selects your own data set, prepared for TFDS, and
 --config.data.source=folder --config.data.path=DIR a folder of images. The targets are

@@ -7,14 +7,14 @@ r"""Semantic segmentation with a head on any backbone, by the recipes of their p
     python -m vit_jax.main --config=configs/segment.py:backbone=Swin-T,head=upernet \
         --config.data.path=PHOTOS --workdir=DIR
 
-PHOTOS is a folder with images and masks, or ADE20K's, VOC's or Cityscapes' (`data.source=masks`).
-`backbone` is the name of a model, whose published weights are taken if there are any, a checkpoint,
-or a workdir.
+PHOTOS is a folder with images and masks, or the folder of ADE20K, VOC or Cityscapes
+(`data.source=masks`). `backbone` is a checkpoint, a workdir, or the name of a model, with published
+weights if there are any.
 
 `linear` is DINOv3's probe of frozen features; it needs few images. `eomt` trains the whole ViT with
-EoMT's values for DINOv3. `upernet` trains the whole pyramid with the values of Swin. The authors
-train on 20,210 images for 31, 16 and 126 epochs; `steps=2000` shortens the run, and its warm-up
-accordingly.
+EoMT's values for DINOv3. `upernet` trains the whole Swin or ConvNeXt with Swin's values. The
+authors train on 20,210 images for 31, 16 and 126 epochs; `steps=2000` shortens the run and its
+warm-up.
 """
 
 from vit_jax.config import choose, named_values

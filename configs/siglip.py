@@ -6,12 +6,13 @@ r"""SigLIP: images and captions, by a sigmoid of each pair (2303.15343).
     python -m vit_jax.main --config=configs/siglip.py:tune=text,image=DIR --config.data.path=PAIRS \
         --workdir=DIR2
 
-PAIRS is a folder with `train.csv` and `test.csv`, whose columns are `file` and `caption`. The first
-command trains from scratch with the batch size and the optimizer of the authors' WebLI runs. The
-second continues a SigLIP, SigLIP 2 or CLIP of Transformers, open_clip or big_vision on your pairs,
-by its name, hf://owner/name, file or folder, with its loss and its tokenizer; `tune=image` keeps
-its text tower. The third is locked-image tuning (2111.07991): the image tower of any checkpoint is
-frozen, and a text tower is trained for it with the values of big_vision's `siglip_lit_coco.py`.
+PAIRS is a folder with `train.csv` and `test.csv` (columns `file` and `caption`). The first command
+trains from scratch with the batch size and the optimizer of the authors' WebLI runs. The second
+trains a SigLIP, SigLIP 2 or CLIP of Transformers, open_clip or big_vision further on your pairs,
+with its loss and its tokenizer; `from` is its name, hf://owner/name, a file or a folder, and
+`tune=image` freezes its text tower. The third is locked-image tuning (2111.07991): the image tower
+of any checkpoint is frozen, and a text tower is trained for it with the values of big_vision's
+`siglip_lit_coco.py`.
 """
 
 from vit_jax.config import choose, named_values
@@ -43,7 +44,7 @@ def get_config(argument=None):
 
 
 def _lock_image(config, checkpoint):
-    """Sets the values of big_vision's `siglip_lit_coco.py`, which trains a text tower alone.
+    """Sets the values of big_vision's `siglip_lit_coco.py`, which trains only a text tower.
 
     Images have the checkpoint's size and its evaluation transform, if it has one.
     """
@@ -75,7 +76,7 @@ def _show_as(config, checkpoint):
 
 
 def _continue(config, source):
-    """Sets values for a few epochs on a user's pairs, from both towers of a checkpoint."""
+    """Sets values for a few epochs on a user's pairs, starting from both towers of a checkpoint."""
     from vit_jax.image_text import towers_place  # They import JAX.
     from vit_jax.interop.image_text import values_of_towers
     from vit_jax.interop.open import open_checkpoint
@@ -87,7 +88,7 @@ def _continue(config, source):
     config.data.update(dict(image_size=size, test_resize=size))
     config.finetune.checkpoint = folder
     config.contrastive.update(values_of_towers(folder))
-    if config.contrastive.loss == "softmax":  # CLIP keeps the aspect ratio, and has a projection.
+    if config.contrastive.loss == "softmax":  # CLIP keeps the aspect ratio and has a projection.
         config.data.update(dict(crop="short_side", crop_resize=size, test_crop="short_side"))
         config.finetune.head = "kept"
     config.batch_size, config.steps, config.epochs = 64, None, 10.0

@@ -3,23 +3,25 @@ r"""SigLIP 2: SigLIP, captioning, self-distillation and masked prediction (2502.
     python -m vit_jax.main --config=configs/siglip2.py:model=ViT-B/16 --config.data.path=PAIRS \
         --config.contrastive.tokenizer=FOLDER --workdir=DIR
 
-PAIRS is a folder with `train.csv` and `test.csv`, whose columns are `file` and `caption`, and
-FOLDER contains SigLIP 2's `tokenizer.json`. Without a tokenizer the tokens are bytes. The authors
-train on 40 billion pairs in batches of 32,768. Zero-shot ImageNet accuracy is 79.1 (ViT-B/16) and
-82.5 % (ViT-L/16), at 256 pixels.
+PAIRS is a folder with `train.csv` and `test.csv` (columns `file` and `caption`), and FOLDER
+contains SigLIP 2's `tokenizer.json`. Without a tokenizer the tokens are bytes. The authors train on
+40 billion pairs in batches of 32,768. Zero-shot ImageNet accuracy is 79.1 (ViT-B/16) and 82.5 %
+(ViT-L/16), at 256 pixels.
 
-A decoder of captions, half as deep as the text tower, is trained from the start. After four fifths
-of the run the image tower also predicts the output of its EMA for the whole image from eight local
-crops, and the output for masked patches. Referring expressions, other sizes and curated data are
-not part of this recipe. The paper leaves open the heads, the teacher's temperature and momentum,
-and the distortions of the views: they are DINO's here, with a constant momentum.
+A caption decoder, half as deep as the text tower, is trained from the start. In the last fifth of
+the run self-distillation and masked prediction are added; the teacher is the image tower's EMA.
+From eight local crops the image tower predicts the teacher's output for the whole image, and for
+masked patches the teacher's output for the same patches. Referring expressions, other sizes and
+curated data are not part of this recipe. The paper does not specify the heads, the teacher's
+temperature and momentum, and the distortions of the views; here they are DINO's, with a constant
+momentum.
 """
 
 from vit_jax.config import choose, named_values
 from vit_jax.errors import UserError, nearest
 from vit_jax.recipes import siglip
 
-# Sizes of the text tower (dim, depth, heads, mlp_dim), and factor of self-distillation.
+# Sizes of the text tower (dim, depth, heads, mlp_dim), and weight of self-distillation.
 MODELS = {
     "ViT-B/16": (768, 12, 12, 3072, 0.25),
     "ViT-L/16": (1024, 24, 16, 4096, 0.5),

@@ -1,6 +1,6 @@
 """ViT-H/14 on ImageNet: the paper's pre-training (table 3).
 
-This is not a run of the paper, which trained B and L on ImageNet: it uses its row "ViT (all)".
+The paper did not train this model on ImageNet, only B and L; the values are its row "ViT (all)".
 
 python -m vit_jax.main --config=configs/vit_h14_i1k.py --workdir=DIR
 """

@@ -3,9 +3,9 @@
     python -m vit_jax.main --config=configs/vit_s16_i1k.py:epochs=90 --workdir=DIR
 
 The authors report 76.5, 78.5 and 80.0 % validation accuracy. The values are from big_vision's
-config of the same name. Two differences are not in the values: big_vision applies mixup to
-neighbours on the same device, here it is in the whole batch; and it shuffles in a buffer of 250,000
-images, here in all.
+config of the same name. There are two other differences: big_vision mixes neighbours on the same
+device and shuffles in a buffer of 250,000 images; here mixup and shuffling apply to the whole batch
+and to all images.
 """
 
 from vit_jax.config import choose, named_values
@@ -22,7 +22,7 @@ def get_config(argument=None):
     config = pretraining("ViT-S/16")  # Adam, 10,000 steps of warm-up, clipping at 1.
     config.batch_size = 1024
     config.steps = round(int(values["epochs"]) * IMAGES / config.batch_size)
-    # big_vision multiplies its weight decay of 1e-4 by the schedule, but not by the learning rate.
+    # big_vision multiplies the weight decay of 1e-4 by the schedule, but not by the learning rate.
     config.optimizer.learning_rate, config.optimizer.weight_decay = 1e-3, 1e-4 / 1e-3
     config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
     config.optimizer.moment_dtype, config.optimizer.count_from = "bfloat16", 0

@@ -1,12 +1,11 @@
-"""A tokenizer for BEiT v2, learned from CLIP on ImageNet-1k without its labels (VQ-KD, 2208.06366).
+"""BEiT v2's tokenizer, learned from CLIP on ImageNet-1k without labels (VQ-KD, 2208.06366).
 
     python -m vit_jax.main --config=configs/vqkd.py --workdir=DIR
 
-The values are from the authors' commands: a ViT-B/16 with a decoder of 3 layers (`decoder=1`: one
-layer) and 8,192 codes, which learns to predict CLIP-B/16's projected features of each patch.
-`model=` trains another encoder. `teacher=` is another teacher with a head for patches; for a
-teacher without a head set `--config.objective.teacher_features=tokens`. `configs/beitv2.py`
-predicts the codes.
+The values are from the authors' commands: a ViT-B/16 with 8,192 codes and a decoder of 3 layers
+(`decoder=1`: one layer) learns to predict CLIP-B/16's projected features of each patch. `model=`
+trains another encoder. `teacher=` is another teacher with a head for patches; for a teacher without
+a head set `--config.objective.teacher_features=tokens`. `configs/beitv2.py` predicts the codes.
 """
 
 from vit_jax.config import base_config, choose, chosen_teacher, named_values

@@ -43,8 +43,7 @@ __all__ = [
     "zero_shot",
 ]
 
-# The module that defines each public name. Modules are imported lazily, so that `import vit_jax` is
-# fast.
+# Module of each public name. Modules are imported lazily, so that `import vit_jax` is fast.
 _MODULES = {
     "FineTuned": "interface",
     "MODELS": "models",

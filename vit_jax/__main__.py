@@ -15,7 +15,7 @@ from vit_jax.errors import UserError, nearest, readers_may_leave
 
 @readers_may_leave()
 def main() -> None:
-    """Runs the command of the first argument, with the arguments after it."""
+    """Runs the command named by the first argument, with the remaining arguments."""
     name, *arguments = sys.argv[1:] or [""]
     if name in COMMANDS:
         start(COMMANDS[name], arguments)

@@ -104,7 +104,7 @@ def main(arguments: list[str]) -> None:
     if len(arguments) != 1 or name not in BENCHMARKS:
         raise UserError(f"unknown benchmark {name!r}; {nearest(name, BENCHMARKS)}")
     if name in ("tpu", "crops"):
-        # Before JAX is imported: the compiler's library would look for a TPU.
+        # Set before JAX is imported: the compiler's library would look for a TPU.
         os.environ["JAX_PLATFORMS"] = "cpu"
     command.use_compilation_cache()
     benchmark = importlib.import_module(f"vit_jax.benchmarks.bench_{name}")
@@ -177,7 +177,7 @@ def _of_prediction() -> dict[str, Any]:
     return dict(models=MODELS.value, images=images)
 
 
-# The arguments of a benchmark's `measure`, read from the flags; other benchmarks have none.
+# Arguments for `measure` of some benchmarks, read from the flags; the others have none.
 ARGUMENTS = {
     "overhead": _of_overhead,
     "inference": _of_inference,

@@ -13,14 +13,14 @@ def checkpoint_crop(
     mode: str | None = None,
     default: Preprocessing = UNSAID,
 ) -> TestCrop:
-    """Makes the crop of a checkpoint's preprocessing, for images of any size.
+    """Returns a checkpoint's evaluation crop, for images of any size.
 
-    The crop's share of the resized image is the same at all sizes.
+    The ratio of crop to resized image is the same at all sizes.
 
     Args:
       size: size of the crop in pixels, or its height and width.
       mode: `fast` or `exact`, as in `TestCrop`; None: the mode of the run, else fast.
-      default: preprocessing for a checkpoint without its own.
+      default: preprocessing for a checkpoint that stores none.
 
     Raises:
       UserError: the checkpoint's crop or interpolation is not supported.

@@ -25,7 +25,7 @@ class Classifier(NamedTuple):
       class_names: the names of the classes; empty if the model has no head.
       crop: the evaluation transform.
       probabilities: a key of `PROBABILITIES`.
-      image_text: the model of images and texts of a zero-shot classifier; None: of others.
+      image_text: the image-text model of a zero-shot classifier; None for other classifiers.
     """
 
     model: ImageModel
@@ -54,8 +54,8 @@ def open_classifier(
       resize: short side before the central crop, in pixels; None: the checkpoint's.
       decode: `fast` or `exact`; None: the run's mode, else fast.
       classes: a file with a class name in each line; None: the checkpoint's names.
-      names: class names for zero-shot classification by a model of images and texts, separated by
-        commas, or a file with a name in each line; None: the checkpoint's own classes.
+      names: class names for zero-shot classification by an image-text model, separated by commas,
+        or a file with a name in each line; None: the checkpoint's own classes.
       templates: texts with `{}` for the name; empty: the default.
       log: callback for each line of the log.
 
@@ -99,7 +99,7 @@ def _zero_shot(
     log: Callable[[str], None],
     image_size: int | tuple[int, int] | None,
 ) -> tuple[ImageModel, ImageTextModel]:
-    """Returns the zero-shot classifier of a model of images and texts, and the model."""
+    """Returns a zero-shot classifier and its image-text model."""
     if classes:
         raise UserError("--names and --classes exclude each other: give the names in one of them")
     model = load_image_text(source, image_size=image_size, log=log)

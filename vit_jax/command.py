@@ -27,9 +27,9 @@ from vit_jax.small_files import check_small
 if TYPE_CHECKING:
     from vit_jax.config_types import TypedConfig
 
-# An attribute of a config that is not one of its values.
+# Attribute of a config, not a config value.
 _AS_IN_FILE = "_as_in_file"
-# The values of a training run that are changed most often.
+# Most frequently changed values of training runs.
 COMMON = (
     *(
         "data.source",
@@ -47,13 +47,13 @@ WRITTEN = {"out", "embed", "dry_run"}  # Flags that name an output file or folde
 def run(main: Callable[[list[str]], None], common: Sequence[str] = COMMON) -> None:
     """Parses the flags, calls `main` with the other arguments, and sets the exit code.
 
-    Exit codes: 0, done, or stopped by a signal after saving; 1, a bug, with a traceback; 2, a user
-    error; 141, the reader of the output has closed it, as `| head` does. `--help` prints one screen
+    Exit codes: 0, finished, or stopped by a signal after saving; 1, a bug, with a traceback; 2, a
+    user error; 141, the output was closed by its reader, as by `| head`. `--help` prints one screen
     about the command, `--helpfull` also lists all values of the config, and `--help=optimizer`
     lists one section.
 
     Args:
-      common: keys of the config's values that are changed most often.
+      common: keys of the most frequently changed config values.
     """
     _print_any_name()
     with readers_may_leave(), mistakes():
@@ -72,7 +72,7 @@ def _print_any_name() -> None:
 
 
 def _help_asked() -> str | None:
-    """Returns the section of `--help=SECTION`, `full` for all, '' for `--help`; None without it."""
+    """Returns SECTION of `--help=SECTION`, `full` for all, '' for `--help`; None: no help flag."""
     for argument in sys.argv[1:]:
         if asked := re.fullmatch(r"-h|--?help(?:=(.*)|(full))?", argument):
             return asked[1] or asked[2] or ""
@@ -94,7 +94,7 @@ def _help(section: str, common: Sequence[str]) -> str:
         if named := re.fullmatch(r"--?config=(.+)", argument):
             found = dict(leaves(read_config(named[1])))
             values = {key: found[key] for key in common}
-            if found["auto"] != "none":  # Values that the file leaves open are chosen.
+            if found["auto"] != "none":  # Values that the file leaves open are set automatically.
                 values |= {
                     key: "..." for key, value in values.items() if value == VALUES[key].default
                 }
@@ -152,10 +152,10 @@ def other_package() -> Path | None:
 
 
 def define_config(about: str, default: str | None = None) -> flags.FlagHolder:
-    """Defines the flag `--config=FILE.py`, whose errors are reported as one line.
+    """Defines the flag `--config=FILE.py`; its errors are reported as one line.
 
     Args:
-      default: the config that is used without the flag.
+      default: the config without the flag.
     """
     holder = config_flags.DEFINE_config_file("config", None, about)
     flags.FLAGS["config"].parser = _ConfigFile()
@@ -168,7 +168,7 @@ def read_config(path: str) -> "TypedConfig":
     """Returns the config of `FILE.py` or `FILE.py:ARGUMENT`.
 
     Raises:
-      UserError: the file does not exist, or it returns no config.
+      UserError: the file does not exist, or does not return a config.
     """
     try:
         return cast("TypedConfig", _ConfigFile().parse(path))
@@ -177,7 +177,7 @@ def read_config(path: str) -> "TypedConfig":
 
 
 def as_in_file(config: ConfigDict) -> ConfigDict | None:
-    """Returns the config as its file made it, before any changes; None if it has no file."""
+    """Returns the config of the file before any changes; None if it has no file."""
     return config.__dict__.get(_AS_IN_FILE)
 
 
@@ -209,7 +209,7 @@ class _ConfigFile(flags.ArgumentParser):
         try:
             check_small(file)
             config = runpy.run_path(file)["get_config"](*([argument] if argument else []))
-        except Exception as error:  # A config is the user's program, and may raise any exception.
+        except Exception as error:  # A config is a user's program and may raise any exception.
             raise _ConfigFault(UserError(_explain_config(file, error))) from error
         if not isinstance(config, ConfigDict):
             returned = f"{file}: get_config returns {type(config).__name__}, not a config"
@@ -269,7 +269,7 @@ def parse_flags() -> list[str]:
             f"there is no flag --{error.flagname}{meant}; the usage is {usage}"
         ) from error
     except (flags.Error, KeyError, AttributeError, TypeError, ValueError, SyntaxError) as error:
-        # ml_collections raises them, too, for config values on the command line.
+        # ml_collections also raises them, for config values on the command line.
         raise UserError(str(error).strip().splitlines()[-1]) from error
 
 
@@ -284,7 +284,7 @@ def _check_keys(arguments: list[str]) -> None:
 
 
 def _without_unset(arguments: list[str]) -> tuple[list[str], set[str]]:
-    """Separates the arguments that set a value to None, which ml_collections would misread.
+    """Separates arguments that set a value to None, which ml_collections would misread.
 
     Returns:
       The other arguments, and the keys that are None.
@@ -310,7 +310,7 @@ def _check_written() -> None:
 
 
 def _unset_key(argument: str) -> str | None:
-    """Returns the key of `--config.KEY=None` if that value may be None, else None."""
+    """Returns KEY of `--config.KEY=None` if this value may be None; otherwise returns None."""
     found = re.fullmatch(r"--?config\.([^=]+)=None", argument) if "config" in flags.FLAGS else None
     value = VALUES.get(found[1]) if found else None
     return found[1] if value and (value.default is None or value.optional) else None

@@ -22,21 +22,21 @@ from vit_jax.options.run import RunOptions
 if TYPE_CHECKING:
     from vit_jax.config_types import TypedConfig
 
-# Every value of a config by its dotted key, and the title of each section; "" is the run's section.
+# All config options by dotted key, and the title of each section; "" is the top level.
 VALUES: dict[str, Option] = dict(all_options(RunOptions))
 SECTIONS = {
     name: title_of(kind) for name, kind in {"": RunOptions, **sections_of(RunOptions)}.items()
 }
 
-# Values that may change when a run continues, since they have no effect on training.
+# Values that may differ in a resumed run, since they have no effect on training.
 OPERATIONAL = {key for key, value in VALUES.items() if value.operational}
 
 
-# An attribute of a config and of each section that is not a value: the keys that were set.
+# Attribute of a config and of each section, not a value: the keys that were set.
 _GIVEN = "_given"
 
-# New keys of renamed values (CHANGELOG.md). Options of `objective` that moved to a section of their
-# objective are found by name.
+# New keys of renamed values (CHANGELOG.md). Options that moved from `objective` to their
+# objective's section are found by name.
 RENAMED = {
     "model.deviation": "model.std",
     "model.head_deviation": "model.head_std",
@@ -53,7 +53,7 @@ RENAMED = {
 
 
 class ConfigMistake(UserError, AttributeError, KeyError, TypeError):
-    """An error for an unknown key or a value of the wrong type of a config.
+    """Error for an unknown config key or a value of a wrong type.
 
     It is also an instance of the exceptions that ConfigDict raises in these cases.
     """
@@ -63,7 +63,7 @@ class ConfigMistake(UserError, AttributeError, KeyError, TypeError):
 
 
 class Config(ConfigDict):
-    """A config or a section of one; its errors are one line with the nearest key."""
+    """A config or a section of one; its error messages are one line with the nearest key."""
 
     def __getitem__(self, key: str) -> Any:
         try:
@@ -94,7 +94,7 @@ class Config(ConfigDict):
     def copy_and_resolve_references(
         self, visit_map: dict[int, ConfigDict] | None = None
     ) -> "Config":
-        """Returns a copy with values in place of references, which keeps the user's keys."""
+        """Returns a copy with values in place of references; keeps the user's keys."""
         copied = super().copy_and_resolve_references(visit_map)
         copied.__dict__[_GIVEN] = {*self.__dict__.get(_GIVEN, ())}
         return copied
@@ -118,7 +118,7 @@ class Config(ConfigDict):
             ) from None
 
     def _dotted(self, key: str) -> str:
-        """Returns the key with its section, which is identified by the section's other keys."""
+        """Returns the dotted key; the section is identified by its other keys."""
         names = {*self.keys()}
         section = next(
             (section for section in SECTIONS if section and names == _names(section)), ""
@@ -139,7 +139,7 @@ class Config(ConfigDict):
 def given_keys(config: ConfigDict) -> set[str]:
     """Returns the dotted keys of values that the user set, on the command line or in a program.
 
-    These are all keys that were set after the config's file, or `base_config`, had made it.
+    These are all keys that were set after the config's file or `base_config` created it.
     """
     keys = set()
     for key, value in config.items():
@@ -151,7 +151,7 @@ def given_keys(config: ConfigDict) -> set[str]:
 
 
 def as_made(config: ConfigDict) -> None:
-    """Marks all values as the config file's own: none counts as set by the user."""
+    """Marks all values as set by the config's file and not by the user."""
     config.__dict__.pop(_GIVEN, None)
     for value in config.values():
         if isinstance(value, ConfigDict):
@@ -181,7 +181,7 @@ def named_values(argument: str | None, **defaults: str) -> tuple[dict[str, str],
     """Splits `name=value` pairs from a config's argument, such as `model=ViT-S/16,smoke`.
 
     Args:
-      defaults: all allowed names, with the values of those that the argument does not contain.
+      defaults: all allowed names with their default values.
 
     Returns:
       The values by name, and the rest of the argument, which is for `choose`.
@@ -214,7 +214,7 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
     config.update(dict(steps=2, batch_size=16, log_every=1, evaluate_every=2))
     config.model.name = config.model.name or "ViT-B/16"
     config.checkpoint.every = 2
-    # The data sets of these evaluations, and of suites, may be missing on this machine.
+    # Data sets of these evaluations and of suites may be missing on this machine.
     config.fewshot.every = config.knn.every = 0
     config.evaluate.suites = ()
     family, values = parse_name(config.model.name)
@@ -258,7 +258,7 @@ def unknown_key(key: str) -> str:
 
 
 def _similar_keys(key: str) -> str:
-    """Returns the end of the message for an unknown key: similar keys, its section's first."""
+    """Returns the end of the message for an unknown key: similar keys, same section first."""
     section, _, name = key.rpartition(".")
     if section:
         inside = [key.rpartition(".")[2] for key in VALUES if key.startswith(f"{section}.")]
@@ -298,12 +298,12 @@ def check_values(given: Mapping[str, Any]) -> None:
 
 
 def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None = None) -> None:
-    """Raises UserError for unknown keys, invalid values, and values that this run does not read.
+    """Raises UserError for unknown keys, invalid values, and changed values that have no effect.
 
     Args:
       handed_in: the objective is passed by a program, and may read all options of objectives.
-      file: the config before the user changed values. A change may leave the file's own values
-        unread.
+      file: the config before the user changed values. Values set by the file may have no effect
+        after a change.
     """
     check_values(dict(leaves(config)))
     for key in VALUES:
@@ -325,7 +325,7 @@ def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None =
 
 
 def unread(config: ConfigDict) -> dict[str, str]:
-    """Returns the keys of changed values that the run does not read, with the unmet conditions."""
+    """Returns the keys of changed values without effect, with the unmet conditions."""
     changed = [key for key, value in leaves(config) if _plain(value) != _plain(VALUES[key].default)]
     needed = {key: needs(config) for key in changed if (needs := VALUES[key].requires)}
     return {key: words for key, words in needed.items() if words}
@@ -374,7 +374,7 @@ def to_json(config: ConfigDict) -> str:
 
 
 def from_json(text: str) -> ConfigDict:
-    """Returns the config of a text of `to_json`."""
+    """Returns the config from a text written by `to_json`."""
     config = base_config()
     config.unlock().update(json.loads(text))
     return config.lock()
@@ -382,10 +382,10 @@ def from_json(text: str) -> ConfigDict:
 
 def differences(saved: str, config: ConfigDict) -> list[str]:
     """Returns the changes that prevent a run from continuing, as `key: saved -> new`."""
-    # Values that did not exist when the config was saved have their defaults.
+    # Values that were added after the config was saved have their defaults.
     texts = to_json(from_json(saved)), to_json(config)
     old, new = (dict(leaves(ConfigDict(json.loads(text)))) for text in texts)
-    # Values that the run does not read, which earlier versions accepted.
+    # Values without effect, which earlier versions accepted.
     ignored = OPERATIONAL | unread(from_json(saved)).keys()
     return [
         f"{key}: {old.get(key)} -> {new.get(key)}"

@@ -132,7 +132,7 @@ def _check_flags() -> None:
 
 
 def convert_towers(source: str, destination: Path, changes: dict[str, Any]) -> None:
-    """Converts both towers of a model of images and texts, and prints their descriptions.
+    """Converts both towers of an image-text model, and prints their descriptions.
 
     Raises:
       UserError: the library has no such model, or flags do not apply to it.
@@ -167,7 +167,7 @@ def convert_towers(source: str, destination: Path, changes: dict[str, Any]) -> N
 
 
 def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
-    """Converts a checkpoint, changes arguments of its model, and prints the mapping of names."""
+    """Converts a checkpoint with changed model arguments, and prints the mapping of names."""
     with phase(f"reading {source}"):
         checkpoint = open_checkpoint(source, changes.get("image_size"))
     if flags.FLAGS.depth_head:
@@ -225,9 +225,9 @@ def with_depth_head(checkpoint: Checkpoint, file: str, max_depth: float | None) 
 
 
 def _mapping(read: list[Entry], written: list[Entry]) -> list[str]:
-    """Returns a line for each kind of parameter, with all layers as one.
+    """Returns a line for each kind of parameter; layers are combined.
 
-    It contains our name, the name in the source if that is another one, and the name written.
+    A line contains our name, the name in the source if it differs, and the written name.
     """
 
     def kind(*names):

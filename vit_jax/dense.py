@@ -1,4 +1,4 @@
-"""Models with heads of dense prediction: loading, and prediction of images of any size."""
+"""Models with dense prediction heads: loading, and prediction for images of any size."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -31,16 +31,16 @@ from vit_jax.models.pixels import in_channels
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.paths import is_workdir, split_checkpoint
 
-BATCH = 8  # Images of one call of a detector.
+BATCH = 8  # Number of images in one call of a detector.
 
 OnUnreadable = Callable[[int, Unreadable | OSError], None]
 
 
 def objective_at(source: str) -> str | None:
-    """Returns the name of the objective of a run, or of a folder's depth head; else None."""
+    """Returns the objective of a run, or `depth` for a folder with a depth head; else None."""
     path = Path(split_checkpoint(source)[0])
     if not is_workdir(str(path)):
-        # The other heads predict classes, whose names are in a workdir only.
+        # The other heads predict classes; only workdirs contain class names.
         beside = open_beside(path, check_finite) if path.is_dir() else None
         return DEPTH.objective if beside and beside.name == DEPTH.objective else None
     from vit_jax.runs.workdir import place_of, saved_run
@@ -64,8 +64,8 @@ def load_segmenter(
     Args:
       source: the workdir of a run with `config.objective.name='segmentation'`, `WORKDIR@best` or
         `WORKDIR@STEP`.
-      image_size: size of the windows in pixels; None: that of the run's images.
-      decode: `fast`, or `exact` to decode JPEGs whole by Pillow; None: as the run.
+      image_size: size of the windows in pixels; None: the run's image size.
+      decode: `fast`, or `exact` to decode whole JPEGs with Pillow; None: the run's mode.
       log: callback for each line of the log.
 
     Raises:
@@ -88,8 +88,8 @@ def load_detector(
     Args:
       source: the workdir of a run with `config.objective.name='detection'`, `WORKDIR@best` or
         `WORKDIR@STEP`.
-      image_size: size to which images are resized, in pixels; None: that of the run's images.
-      decode: `fast`, or `exact` to decode JPEGs whole by Pillow; None: as the run.
+      image_size: size to which images are resized, in pixels; None: the run's image size.
+      decode: `fast`, or `exact` to decode whole JPEGs with Pillow; None: the run's mode.
       log: callback for each line of the log.
 
     Raises:
@@ -112,12 +112,12 @@ def load_depth(
 
     Args:
       source: the workdir of a run with `config.objective.name='depth'`, `WORKDIR@best` or
-        `WORKDIR@STEP`; or a folder of `vit_jax.convert` with a depth head.
-      image_size: size of the windows in pixels; None: that of the run's images.
-      decode: `fast`, or `exact` to decode JPEGs whole by Pillow; None: as the run.
+        `WORKDIR@STEP`; or a folder with a depth head, written by `vit_jax.convert`.
+      image_size: size of the windows in pixels; None: the run's image size.
+      decode: `fast`, or `exact` to decode whole JPEGs with Pillow; None: the run's mode.
       log: callback for each line of the log.
-      **changes: other arguments of the model to change, as in `load_model`: with
-        `position_resize='bicubic_offset'` position embeddings are resized as in DINOv2's code.
+      **changes: other model arguments to change, as in `load_model`. For example,
+        `position_resize='bicubic_offset'` resizes position embeddings as DINOv2's code does.
 
     Raises:
       UserError: the checkpoint does not exist, is damaged, or has no depth head.
@@ -142,7 +142,7 @@ def _load(
 
 
 class Predictor:
-    """Predictions of a model with a head for images of any size.
+    """Predicts images of any size with a model and its head.
 
     Args:
       crop: the run's evaluation transform.
@@ -168,7 +168,7 @@ class Predictor:
 
 
 class SegmentationPredictor(Predictor):
-    """Predicts class maps by windows."""
+    """Predicts class maps with sliding windows."""
 
     merge = staticmethod(Windows.class_map)
 
@@ -191,7 +191,7 @@ class SegmentationPredictor(Predictor):
 
 
 class DepthPredictor(SegmentationPredictor):
-    """Predicts depths by windows."""
+    """Predicts depths with sliding windows."""
 
     merge = staticmethod(Windows.value_map)
 
@@ -251,12 +251,12 @@ def placed_crop(crop: TestCrop, image: bytes | np.ndarray) -> tuple[Placement, n
 
 
 def detections(best: Best, placement: Placement, threshold: float = 0.0) -> Detections:
-    """Returns the outputs of a detector for a crop as objects of the original image.
+    """Converts a detector's outputs for a crop to objects in the original image.
 
     Args:
       best: NumPy arrays, without the axis `batch`.
       placement: the placement of the crop.
-      threshold: least score of an object.
+      threshold: minimum score of an object.
     """
     kept = best.scores >= threshold
     masks = None
@@ -271,10 +271,10 @@ def detections(best: Best, placement: Placement, threshold: float = 0.0) -> Dete
 def original_corners(boxes: np.ndarray, placement: Placement) -> np.ndarray:
     """Returns left, top, right and bottom in pixels of the original image.
 
-    They are clipped to the part that the crop shows.
+    They are clipped to the part of the image that the crop shows.
 
     Args:
-      boxes: left, top, right and bottom as shares of the crop's sides, `[boxes, 4]`.
+      boxes: left, top, right and bottom relative to the crop's sides, `[boxes, 4]`.
       placement: the placement of the crop.
     """
     (rows, columns), (height, width) = placement.size, placement.shown
@@ -295,7 +295,7 @@ def original_mask(logits: np.ndarray, placement: Placement) -> np.ndarray:
       placement: the placement of the crop.
     """
     box = placement.box
-    # Each coordinate of the logits is a * x + b of that of the original image.
+    # Coordinates of the logits are a * x + b, where x is the coordinate in the original image.
     a, b = np.zeros(2), np.zeros(2)
     for axis, (start, end) in enumerate(((box.left, box.right), (box.top, box.bottom))):
         side = 1 - axis

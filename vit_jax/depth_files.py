@@ -1,4 +1,4 @@
-"""Depth maps of images in a folder, with pictures in colours and a page that shows them."""
+"""Writes depth maps of a folder's images, pictures in colours and a page that shows them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,23 +16,24 @@ from vit_jax.models.dense.depth_model import DepthModel
 from vit_jax.models.dense.palette import coloured_depth, depth_legend
 
 DEPTHS, COLOURS = "depth", "colours"
-# Metres of a unit of a PNG, and their name: millimetres, KITTI's, and decimetres for far places.
+# Size of a PNG's unit in metres, and its name: millimetres, KITTI's 1/256 m, and decimetres for
+# large distances.
 UNITS = {0.001: "millimetres", 1 / 256: "1/256 m", 0.1: "decimetres"}
-MOST = 2**16 - 1  # Units.
+MOST = 2**16 - 1  # Maximum value of a pixel, in units.
 
 
 def unit_of(farthest: float) -> float:
-    """Returns the metres of a unit, the finest of `UNITS` in which 16 bits contain a depth."""
+    """Returns the finest unit of `UNITS`, in metres, in which a depth fits into 16 bits."""
     return next(unit for unit in UNITS if farthest <= MOST * unit)
 
 
 def depth_image(depth: np.ndarray, unit: float) -> Image.Image:
-    """Returns a grey image of 16 bits from depths in metres, in a unit of `UNITS`."""
+    """Converts depths in metres to a 16-bit grey image in a unit of `UNITS`."""
     return Image.fromarray(np.round(depth / unit).clip(0, MOST).astype(np.uint16))
 
 
 def in_colours(depth: np.ndarray) -> np.ndarray:
-    """Returns depths in the colours of their own range, uint8 `[height, width, 3]`."""
+    """Returns depths in colours, scaled to their own range, uint8 `[height, width, 3]`."""
     return np.asarray(coloured_depth(depth, depth.min(), depth.max())).astype(np.uint8)
 
 
@@ -45,15 +46,15 @@ def write_depths(
 ) -> int:
     """Writes the depth maps of images and a page; returns the number of images that were read.
 
-    A depth map is a grey PNG of 16 bits, of the image's size, in the unit of `unit_of`. A picture
-    in colours is a JPEG; its range is that of the image.
+    A depth map is a 16-bit grey PNG of the image's size, in the unit of `unit_of`. A picture in
+    colours is a JPEG, scaled to the range of its own depths.
 
     Args:
       folder: `depth/`, `colours/` and `index.html` are written to it.
       model: the model.
       images: the images.
       log: callback for messages on images that cannot be read, and on the unit.
-      on_depth: callback for the path of each image and its depths in words.
+      on_depth: called with the path of each image and a description of its depths.
 
     Raises:
       UserError: no image can be read.

@@ -1,4 +1,4 @@
-"""The exception that is shown to a user without a traceback, and helpers for messages."""
+"""The exception for errors that users see without a traceback, and helpers for messages."""
 
 import contextlib
 import difflib
@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Iterable
 
-# Failures of disks and file systems: full, read-only, no permission, damaged, or removed.
+# Errors of disks and file systems: full, read-only, no permission, damaged, or removed.
 OF_SYSTEM = {
     getattr(errno, name)
     for name in (
@@ -64,7 +64,7 @@ def mistake(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def readers_may_leave():
-    """Exits as after SIGPIPE, without a traceback, if the reader of the output has closed it."""
+    """Exits without a traceback, as after SIGPIPE, if the reader of the output has closed it."""
     try:
         try:
             yield
@@ -79,7 +79,7 @@ def readers_may_leave():
 
 
 def _unread(descriptor: int) -> bool:
-    """Returns True for a pipe whose other end is closed."""
+    """Returns True for a pipe with a closed other end."""
     poll = select.poll()
     poll.register(descriptor, 0)  # Errors are reported without being requested.
     return bool(poll.poll(0))
@@ -106,7 +106,7 @@ def bytes_asked(error: BaseException) -> int | None:
 
 
 def as_text(path: str) -> str:
-    r"""Returns a path as valid UTF-8: any other byte is escaped, such as `\udce9`."""
+    r"""Returns a path as valid UTF-8; invalid bytes are escaped, such as `\udce9`."""
     return path.encode("utf-8", "backslashreplace").decode()
 
 

@@ -176,7 +176,7 @@ def print_experiment(name: str, experiment: Experiment, recorded: dict) -> None:
 
 
 def price(recorded: dict, name: str) -> str:
-    """Returns the device-days at the paper's scale from the record `prices`; '' if unknown."""
+    """Returns the device-days at the paper's scale, from the record `prices`; '': unknown."""
     days = recorded.get("prices", {}).get("figures", {}).get("days", {}).get(name)
     return (
         ""
@@ -234,7 +234,7 @@ def parse(name: str, experiment: Experiment, arguments: list[str]) -> dict:
 def steps(text: str) -> int:
     """Parses `--steps`: an integer above 0."""
     if (number := int(text)) < 1:
-        raise ValueError(text)  # argparse turns it into a message with the flag's name.
+        raise ValueError(text)  # argparse reports it with the flag's name.
     return number
 
 

@@ -3,13 +3,13 @@
 FILE.stablehlo is a program for JAX, FILE.onnx one for ONNX Runtime. CHECKPOINT is a source as in
 load_model. The program takes images `[batch, height, width, channels]` with any batch size, float32
 in [-1, 1] or, with --uint8, pixel values. It normalizes them by the model's mean and std, and
-returns logits `[batch, classes]` or features in float32. It computes in float32, whatever dtype the
-model was trained in, or in --dtype. The program is run at two batch sizes on the CPU, and compared
-with the model in float32. Class names and preprocessing are stored in the metadata of an ONNX file,
-or in FILE.stablehlo.json.
+returns logits `[batch, classes]` or features in float32. It computes in --dtype, by default
+float32, regardless of the dtype of training. The program is run at two batch sizes on the CPU and
+compared with the model in float32. Class names and preprocessing are stored in the metadata of an
+ONNX file, or in FILE.stablehlo.json.
 
-With --tower=image or --tower=text, CHECKPOINT is a model of images and texts as in load_image_text.
-The program returns embeddings of length 1, float32 `[batch, dim]`. That of the text tower takes
+With --tower=image or --tower=text, CHECKPOINT is an image-text model as in load_image_text. The
+program returns embeddings of length 1, float32 `[batch, dim]`. The text tower's program takes
 tokens, int32 `[batch, length]`. The metadata contain the scale and the bias of the similarities.
 
 A segmentation run's program returns `scores` `[batch, rows, columns, classes]` at the resolution of
@@ -37,8 +37,8 @@ from vit_jax import command
 from vit_jax.errors import UserError
 from vit_jax.progress import phase, print_line
 
-# The largest difference between the logits and the model's in float32, relative to the largest
-# logit, that rounding causes in about fifty layers. A wrong operation causes ten times as much.
+# Maximum difference between the program's logits and the float32 model's, relative to the largest
+# logit. Rounding in about fifty layers causes less; a wrong operation causes ten times as much.
 TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 
 UINT8 = flags.DEFINE_bool("uint8", False, "The program takes images of uint8.")
@@ -108,7 +108,7 @@ def _pixel_dtype() -> np.dtype:
 
 
 def _export_dense(source: str, file: Path, task: str) -> None:
-    """Exports the model of a run of dense prediction with its head."""
+    """Exports the model of a dense prediction run with its head."""
     from vit_jax.interop.dense import TASKS, with_head
     from vit_jax.interop.open import open_checkpoint
     from vit_jax.interop.programs import Objects, as_served, dense_metadata_of
@@ -142,7 +142,7 @@ def _export_dense(source: str, file: Path, task: str) -> None:
 
 
 def _export_tower(source: str, file: Path) -> None:
-    """Exports one tower of a model of images and texts."""
+    """Exports one tower of an image-text model."""
     from vit_jax.image_text import open_towers
     from vit_jax.interop import programs
     from vit_jax.load import build_model
@@ -182,7 +182,7 @@ def _export_tower(source: str, file: Path) -> None:
 
 
 class Program(NamedTuple):
-    """A program to write.
+    """A program to be exported.
 
     Attributes:
       model: the model in the program's dtype.
@@ -190,7 +190,7 @@ class Program(NamedTuple):
       names: names of the input and the outputs.
       shape: shape of an input, without the batch.
       dtype: dtype of the inputs.
-      metadata: facts for a server.
+      metadata: information for a server.
       draw: returns random inputs of a batch size.
     """
 
@@ -204,7 +204,7 @@ class Program(NamedTuple):
 
 
 def _of_images(model, exact, metadata: dict[str, Any], output: str) -> Program:
-    """Returns the program of a model of images."""
+    """Returns the program of an image model."""
     from vit_jax.interop.programs import random_images
 
     shape, dtype = (*model.image_size, model.channels), _pixel_dtype()
@@ -224,7 +224,7 @@ def _write_and_describe(file: Path, program: Program) -> None:
 
 
 def check_file(file: Path) -> None:
-    """Raises UserError if the program cannot be written to a file: suffix, dtype or path."""
+    """Raises UserError if a file's suffix or path, or the dtype, is unsupported."""
     if file.suffix not in (".stablehlo", ".onnx"):
         raise UserError(f"{file}: the name must end in .stablehlo or .onnx, the format")
     if file.suffix == ".onnx" and DTYPE.value == "bfloat16":
@@ -241,7 +241,7 @@ def check_file(file: Path) -> None:
 
 
 def write(file: Path, program: Program) -> float:
-    """Writes a program to a new file, unless it differs too much from the model.
+    """Writes a program to a new file, unless its outputs differ too much from the model's.
 
     The file's suffix determines the format.
 
@@ -285,7 +285,7 @@ def wanted(checkpoint, size: tuple[int, int]) -> str:
 
     try:
         crop = checkpoint_crop(checkpoint, size)
-    except UserError as error:  # The caller may preprocess elsewhere.
+    except UserError as error:  # Users may preprocess elsewhere.
         return str(error)
     return f"{crop}" + ("" if checkpoint.preprocessing else " (assumed: not in the checkpoint)")
 

@@ -1,4 +1,4 @@
-"""Models of images and texts: loading and zero-shot classification."""
+"""Image-text models: loading and zero-shot classification."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from vit_jax.models.prediction import Prediction
 from vit_jax.paths import is_workdir, split_checkpoint
 from vit_jax.published.towers import all_towers, find_towers
 
-# Assumptions of readers of image towers that do not apply to both towers.
+# Notes of image tower readers that do not apply if both towers are read.
 _ONE_TOWER = (
     r"(, )?the (model|tower) of images alone, of two(, and its projection as the head)?( and )?"
 )
@@ -42,11 +42,12 @@ def load_image_text(
     Args:
       source: the workdir of a contrastive run; a folder of Transformers (`config.json`,
         `model.safetensors`, `preprocessor_config.json`) or open_clip (`open_clip_config.json`,
-        `open_clip_model.safetensors`) with the tokenizer's files; an npz file of big_vision's next
-        to `spiece.model` or `tokenizer.json`; `hf://owner/name`; or, with `pretrained`, the name of
-        a model.
-      pretrained: tag of published weights, or the name of their repository. Of weights for several
-        sizes of images, those for `image_size` are loaded, else those for the smallest.
+        `open_clip_model.safetensors`) with the tokenizer's files; an npz file of big_vision next to
+        `spiece.model` or `tokenizer.json`; `hf://owner/name`; or, with `pretrained`, the name of a
+        model.
+      pretrained: tag of published weights, or the name of their repository. If there are weights
+        for several image sizes, those for `image_size` are loaded, else those for the smallest
+        size.
       image_size: size of the images in pixels; None: the checkpoint's.
       log: callback for each line of the log.
 
@@ -85,7 +86,7 @@ def _published(
 def open_towers(
     source: str | Path, image_size: int | tuple[int, int] | None = None
 ) -> tuple[Checkpoint, TextPart]:
-    """Opens the image tower of a model of images and texts, and reads the other parts.
+    """Opens the image tower of an image-text model, and reads the other parts.
 
     Args:
       source: as in `load_image_text`.
@@ -102,10 +103,10 @@ def open_towers(
 
 
 def open_text_part(place: str | Path, checkpoint: Checkpoint) -> TextPart:
-    """Reads all of a model of images and texts except its image tower.
+    """Reads all parts of an image-text model except its image tower.
 
     Args:
-      place: its workdir, folder or file, as of `towers_place`.
+      place: the model's workdir, folder or file, as returned by `towers_place`.
       checkpoint: the image tower, opened.
 
     Raises:
@@ -116,7 +117,7 @@ def open_text_part(place: str | Path, checkpoint: Checkpoint) -> TextPart:
         part = open_trained_text(checkpoint, Path(workdir))
     else:
         part = open_text(Path(place))
-    options: Any = checkpoint.options  # A family without a width has a head.
+    options: Any = checkpoint.options  # Families without `dim` have a head.
     width = options.num_classes or options.dim
     if width != part.tower.options.output_dim:
         raise UserError(
@@ -127,9 +128,9 @@ def open_text_part(place: str | Path, checkpoint: Checkpoint) -> TextPart:
 
 
 def towers_place(source: str | Path) -> str | Path:
-    """Returns the workdir, folder or file of a model of images and texts, downloaded if necessary.
+    """Returns the workdir, folder or file of an image-text model, downloaded if necessary.
 
-    `open_checkpoint` of it opens the image tower.
+    `open_checkpoint` opens its image tower.
 
     Raises:
       UserError: it does not exist.

@@ -22,7 +22,7 @@ from vit_jax.models.prediction import Prediction
 from vit_jax.parallel.mesh import make_mesh, place
 from vit_jax.parallel.sharding import parameter_shardings
 
-BATCH_SIZE = 32  # The largest batch of `Predictor`.
+BATCH_SIZE = 32  # Maximum batch size of `Predictor`.
 TOP = 3  # Default number of classes for each image.
 
 
@@ -32,7 +32,7 @@ class Predictor:
     Each batch size is compiled once, for all parameters of the model.
 
     Args:
-      checkpoint: the checkpoint whose preprocessing the images get.
+      checkpoint: the checkpoint with the preprocessing.
       probabilities: a key of `PROBABILITIES`.
     """
 
@@ -48,7 +48,7 @@ class Predictor:
         top: int | None,
         threshold: float | None,
     ) -> list[Prediction]:
-        """Predicts the likeliest classes; other arguments as in `ImageModel.predict`.
+        """Predicts the most likely classes; other arguments as in `ImageModel.predict`.
 
         Args:
           class_names: names of all classes; if empty, their indices are used.
@@ -123,11 +123,11 @@ class Predictor:
 
 
 def image_source(images: Any) -> Source:
-    """Makes an unlabelled data source of images that a program passes.
+    """Converts images passed by a program to an unlabelled data source.
 
     Args:
-      images: the path of an image, a folder or a pattern; an image, of PIL, as an array or nested
-        lists `[height, width, channels]`, or as a PyTorch tensor `[channels, height, width]`; a
+      images: the path of an image, a folder or a pattern; an image as a PIL image, an array or
+        nested lists `[height, width, channels]`, or a PyTorch tensor `[channels, height, width]`; a
         list of any of these; an array `[images, height, width, channels]`; or a data set, as in
         `handed_in`.
 

@@ -36,7 +36,7 @@ def train(
     objective: "type[Objective] | None" = None,
     on_log: Callable[[int, dict[str, float]], None] | None = None,
 ) -> dict[str, float]:
-    """Trains a model and stores the run in `workdir`; a further call continues the run.
+    """Trains a model and stores the run in `workdir`; calling it again continues the run.
 
     No setting of JAX or Python is changed. While training runs in the main thread, Ctrl-C (a
     notebook's stop button) saves a checkpoint and returns.
@@ -44,7 +44,8 @@ def train(
     Args:
       config: a config, or the path of its file: `configs/quickstart.py`, or with an argument
         `FILE.py:ARGUMENT`.
-      workdir: a new or empty folder, or that of an earlier call with the same config and data.
+      workdir: a new or empty folder, or the folder of an earlier call with the same config and
+        data.
       train: the training data, in place of the config's: `(images, labels)` as NumPy arrays, a
         `datasets.Dataset` of Hugging Face, a torch `Dataset`, or any object with `__len__` and
         `__getitem__` (see `vit_jax.data.sources.handed_in` for its items). An example must return
@@ -57,9 +58,8 @@ def train(
         `finetune.checkpoint`. Training starts from its parameters, including the head; the model
         itself is not changed. `config.data.image_size` applies, and `config.model` only determines
         how to compute (`dtype`, `remat`, `scan`).
-      objective: a class in place of the one that `config.objective.name` names. The name in the
-        config becomes the class's name.
-      on_log: callback for the step and its metrics by name, as written to `metrics.jsonl`.
+      objective: a class to use in place of `config.objective.name`, which becomes the class's name.
+      on_log: called with the step and its metrics by name, as written to `metrics.jsonl`.
 
     Returns:
       The metrics on the test images by name, such as `accuracy`, `loss` and `images`; empty if the
@@ -94,7 +94,7 @@ def train(
 
     try:
         with handing_in(objective):
-            if objective is not None:  # After the check, which accepts built-in names only.
+            if objective is not None:  # After the check, which accepts only built-in names.
                 config.update_from_flattened_dict({"objective.name": objective.__name__})
             folder = workdir_at(workdir)
             config = settle(config, user_keys | changes.keys(), folder)
@@ -117,7 +117,7 @@ def _check_callback(on_log: Any) -> None:
 
 
 def _check_groups(config: ConfigDict, train: Any) -> None:
-    """Raises UserError unless groups come with training data that the config slices."""
+    """Raises UserError if there are groups without training data that the config slices."""
     values: Any = config.data
     if train is None or "[" not in values.train_split:
         raise UserError(
@@ -127,7 +127,7 @@ def _check_groups(config: ConfigDict, train: Any) -> None:
 
 
 def _changes(with_data: bool, with_model: bool) -> dict[str, Any]:
-    """Returns the config values that a program's data and model replace."""
+    """Returns the config values for a program's data and model."""
     changes = {}
     if with_data:
         changes |= {

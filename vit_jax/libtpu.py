@@ -4,8 +4,8 @@ import importlib.util
 import os
 from pathlib import Path
 
-# Without these values the library searches for a TPU and for Google's cloud, logs many warnings
-# that there is none, and allows only one process of a machine to use it at a time.
+# Without these values the library searches for a TPU and Google's cloud, logs many warnings, and
+# allows only one process per machine.
 ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-1",
@@ -20,8 +20,8 @@ DEVICES = "accel[0-9]*", "vfio/[0-9]*"  # A TPU's files in /dev.
 def expect_no_tpu_where_none_is() -> None:
     """Sets the unset variables of `ENVIRONMENT` if libtpu is installed on a machine without TPU.
 
-    JAX tries each device library that it finds when devices are first requested. With these
-    variables it finds no TPU here, without warnings.
+    JAX tries each installed device library when devices are first requested. With these variables
+    libtpu finds no TPU and logs no warnings.
     """
     if importlib.util.find_spec("libtpu") is None:
         return

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AboutLoaded(About):
-    """Name and checkpoint of a loaded model; `predict` applies the checkpoint's preprocessing."""
+    """Metadata of a loaded model; `predict` applies the checkpoint's preprocessing."""
 
     def __init__(
         self, checkpoint: Checkpoint, options: ImageOptions, weights: Weights | None = None
@@ -36,11 +36,11 @@ class AboutLoaded(About):
     def for_classes(self, names: tuple[str, ...], probabilities: str) -> About:
         other = super().for_classes(names, probabilities)
         assert isinstance(other, AboutLoaded)
-        other._predictor = None  # It has the other probabilities.
+        other._predictor = None  # It depends on `probabilities`.
         return other
 
     def lines(self, model: ImageModel) -> dict[str, str]:
-        # A model can be used without the code for reading images.
+        # Models do not need the code for reading images.
         from vit_jax.checkpoint_crop import checkpoint_crop
 
         try:
@@ -54,7 +54,7 @@ class AboutLoaded(About):
         self, model: ImageModel, images: Any, top: int | None, threshold: float | None
     ) -> list[Prediction]:
         if self._predictor is None:
-            # It imports the code for reading images, which takes a second.
+            # Imported here: the code for reading images takes a second to import.
             from vit_jax.inference import Predictor
 
             self._predictor = Predictor(self._checkpoint, self.probabilities)
@@ -79,8 +79,8 @@ def load_model(
         test loss) or `WORKDIR@STEP`; a `.npz` file of Google's; a `.safetensors` file or a folder
         of timm or Transformers; `hf://owner/name` or `hf://owner/name@revision`; or, with
         `pretrained`, the name of a model.
-      pretrained: tag of published weights, as `list_models(pretrained=True)` lists them, or the
-        name of their repository.
+      pretrained: tag of published weights, listed by `list_models(pretrained=True)`, or the name of
+        their repository.
       log: callback for each line of the log: the checkpoint, and how its parameters were adapted.
       **changes: arguments of the model to change, such as `num_classes=10` (a new head, all zeros,
         without pre-logits layer; 0 for no head) or `image_size=384` (position embeddings are
@@ -126,7 +126,7 @@ def build_model(
 
 
 def _preprocessing_differences(weights: Weights, checkpoint: Checkpoint) -> str:
-    """Returns the differences between a checkpoint's preprocessing and the registry's, or ''."""
+    """Describes differences between a checkpoint's preprocessing and the registry's; '': none."""
     if (preprocessing := checkpoint.preprocessing) is None:
         return ""
     values = dict(

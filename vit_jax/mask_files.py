@@ -1,4 +1,4 @@
-"""Masks of images in a folder, with overlays and a page that shows them."""
+"""Writes masks of a folder's images, overlays and a page that shows them."""
 
 import os
 from collections import Counter
@@ -16,15 +16,16 @@ from vit_jax.inspection.html_page import render, write_text
 from vit_jax.models.dense.segmenter import Segmenter
 
 MASKS, OVERLAYS, PAGE = "masks", "overlays", "index.html"
-MOST_SHOWN = 100  # Images on the page.
-LEAST_SHARE = 0.005  # Of an image's pixels, of a class that is listed.
+MOST_SHOWN = 100  # Maximum number of images on the page.
+LEAST_SHARE = 0.005  # Minimum share of an image's pixels for a class to be listed.
 
 
 def new_folder(name: str, overwrite: bool) -> Path:
     """Returns the folder of `--out`.
 
     Raises:
-      UserError: it is a file; it has files, and `overwrite` is False; its parent does not exist.
+      UserError: it is a file; it contains files, and `overwrite` is False; or its parent does not
+        exist.
     """
     folder = Path(name).expanduser()
     if folder.exists() and not folder.is_dir():
@@ -39,8 +40,8 @@ def new_folder(name: str, overwrite: bool) -> Path:
 def mask_names(paths: Sequence[str]) -> list[str]:
     """Returns the path of each mask in its folder, without suffix.
 
-    It is the image's path in the folder that all images have in common. An image's suffix is kept
-    if another image has the same path otherwise.
+    The path is relative to the common folder of all images. The suffix is kept if two images would
+    otherwise have the same path.
     """
     absolute = [os.path.abspath(path) for path in paths]
     common = os.path.commonpath([os.path.dirname(path) for path in absolute])
@@ -60,14 +61,14 @@ def write_masks(
     """Writes the masks of images, overlays and a page; returns the number of images that were read.
 
     A mask is a PNG of the image's size; its pixels are the classes, with VOC's palette. An overlay
-    is a JPEG. Images are read as they are needed, so memory does not grow with their number.
+    is a JPEG. Images are read one after another, so memory does not grow with their number.
 
     Args:
       folder: `masks/`, `overlays/` and `index.html` are written to it.
       segmenter: the segmenter.
       images: the images.
       log: callback for messages on images that cannot be read.
-      on_mask: callback for the path of each image and its classes with their shares of its pixels,
+      on_mask: called with the path of each image and its classes with their shares of the pixels,
         the largest first.
 
     Raises:
@@ -112,7 +113,7 @@ def shares_in_words(shares: Sequence[tuple[str, float]]) -> str:
 
 
 def save_image(image: Image.Image, file: Path) -> None:
-    """Writes an image; the file appears when it is complete."""
+    """Writes an image atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.tmp")
     image.save(temporary, {".png": "PNG", ".jpg": "JPEG"}[file.suffix], quality=90)

@@ -1,4 +1,4 @@
-"""Objects of images in a folder as a COCO file, with overlays and a page that shows them."""
+"""Writes objects in a folder's images as a COCO file, overlays and a page that shows them."""
 
 import json
 from collections import Counter
@@ -33,16 +33,16 @@ def write_objects(
 ) -> int:
     """Writes the objects of images, overlays and a page; returns the number of images read.
 
-    `objects.json` has COCO's form: `images`, `annotations` with a `score`, and `categories`. Masks
-    are run lengths.
+    `objects.json` has COCO's format: `images`, `annotations` with a `score`, and `categories`.
+    Masks are run-length encoded.
 
     Args:
       folder: `objects.json`, `overlays/` and `index.html` are written to it.
       detector: the detector.
       images: the images.
-      threshold: least score of an object.
+      threshold: minimum score of an object.
       log: callback for messages on images that cannot be read.
-      on_objects: callback for the path of each image and its objects in words.
+      on_objects: called with the path of each image and a description of its objects.
 
     Raises:
       UserError: no image can be read.
@@ -60,7 +60,7 @@ def write_objects(
         number = len(rows["images"])
         path = as_text(images.path(index))
         rows["images"].append(dict(id=number, file_name=path, height=height, width=width))
-        # pycocotools takes the id 0 for "not found" if the file is used as truth.
+        # If the file is used as ground truth, pycocotools interprets id 0 as "not found".
         rows["annotations"] += annotations(found, number, len(rows["annotations"]) + 1)
         drawn = overlay(image, found, detector.class_names)
         save_image(drawn, folder / OVERLAYS / f"{names[index]}.jpg")
@@ -87,12 +87,12 @@ def write_objects(
 
 
 def annotations(found: Detections, image: int, first: int) -> list[dict[str, Any]]:
-    """Returns objects as rows of a COCO file.
+    """Converts objects to annotations of a COCO file.
 
     Args:
       found: the objects.
       image: id of the image.
-      first: id of the first row.
+      first: id of the first annotation.
     """
     rows = []
     for place, (corners, label, score) in enumerate(zip(*found[:3], strict=True)):
@@ -136,7 +136,7 @@ def overlay(
 
 
 def _remarks(found: Detections | Boxes) -> list[str]:
-    """Returns the text after the class of each object: its score, or that it is a crowd."""
+    """Returns the text after the class of each object: its score, or a note on crowds."""
     if isinstance(found, Detections):
         return [f" {score:.0%}" for score in found.scores.tolist()]
     crowd = [False] * len(found.labels) if found.crowd is None else found.crowd.tolist()

@@ -1,4 +1,4 @@
-"""Paths that users pass: files, folders, workdirs with their checkpoints, and URLs of buckets."""
+"""Paths from users: files, folders, workdirs with checkpoints, and URLs of buckets."""
 
 import os
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 from vit_jax.errors import UserError
 
 SCHEMES = ("gs://", "s3://")
-OBJECTIVE_FILES = "objective"  # A run's folder of files that its objective needs.
-CONFIG, MANIFEST = "config.json", "manifest.json"  # Every workdir of a run contains both.
+OBJECTIVE_FILES = "objective"  # Folder in a workdir with files of the objective.
+CONFIG, MANIFEST = "config.json", "manifest.json"  # Every workdir contains both.
 
 
 def check_path(value: object, name: str, instead: str = "") -> None:
@@ -30,7 +30,7 @@ def is_url(source: object) -> bool:
 
 
 def absolute(path: str | Path) -> Path:
-    """Returns the absolute path, with `~` expanded, which a shell does not do in --flag=~/x.
+    """Returns the absolute path with `~` expanded, which shells do not do in --flag=~/x.
 
     Raises:
       UserError: the path is the URL of a bucket.

@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> None:
 
 
 def print_sweep(job, where, prices, planner, counts_traffic: bool) -> list:
-    """Prints a ranking of meshes and rematerialization policies, and returns their plans.
+    """Prints a ranking of meshes and rematerialization policies; returns their plans.
 
     Args:
       job: the workload.

@@ -9,11 +9,10 @@ before the head instead.
 With a run of config.objective.name='segmentation', the classes of all pixels are written to a new
 folder: masks as PNG files with VOC's palette, overlays, and a page, index.html. --out=FOLDER names
 it; by default it is `segmented`. Each image is printed with the shares of its classes. With a run
-of config.objective.name='detection', objects whose score is at least --threshold (by default 0.3)
+of config.objective.name='detection', objects with a score of at least --threshold (by default 0.3)
 are written to `detected`: a COCO file, objects.json, overlays, and a page. With a run of
-config.objective.name='depth', depth maps are written to `depths`: PNG files of 16 bits in
-millimetres, for depths above 65 m in 1/256 m and above 255 m in decimetres, pictures of them in
-colours, and a page.
+config.objective.name='depth', depth maps are written to `depths`: 16-bit PNG files in millimetres
+(for depths above 65 m in 1/256 m, above 255 m in decimetres), pictures in colours, and a page.
 
 Files that are not images are skipped and named, or counted if they are in a folder. Exit codes: 0,
 all images were read; 2, a user error, or no image could be read; 3, some images were skipped.
@@ -37,7 +36,7 @@ from vit_jax.prediction_files import SUFFIXES, most_named, written_to
 if TYPE_CHECKING:
     from vit_jax.classifier import Classifier
 
-# Folder of --out by default, and its contents, by the objective of a run.
+# Default folder of --out and its contents, by the objective of the run.
 DENSE = {
     "segmentation": ("segmented", "masks"),
     "detection": ("detected", "objects"),
@@ -224,7 +223,7 @@ WRITERS = {"segmentation": segment, "detection": detect, "depth": estimate_depth
 
 
 def check_embed(file: Path, writes_predictions: bool) -> None:
-    """Raises UserError where features cannot be written to a file, or with these flags."""
+    """Raises UserError if features cannot be written to this file or with these flags."""
     if file.suffix not in (".safetensors", ".parquet"):
         raise UserError(f"--embed={file}: write features to a .safetensors or .parquet file")
     if writes_predictions:
@@ -246,7 +245,7 @@ def computed(
     Args:
       classifier: the model and its evaluation transform.
       images: the images.
-      compute: function of the model and a batch of images.
+      compute: function of the model and a batch of images, whose result is yielded.
 
     Raises:
       UserError: none of the images can be read.

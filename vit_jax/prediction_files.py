@@ -14,7 +14,7 @@ SUFFIXES = {".csv": "csv", ".jsonl": "json", ".json": "json", ".txt": "text"}
 
 
 def most_named(top: int, threshold: float | None, probabilities: str) -> int:
-    """Returns the most classes that an image can get above the threshold: a softmax sums to 1."""
+    """Returns the maximum number of classes above the threshold; a softmax sums to 1."""
     exclusive = threshold and probabilities == "softmax"
     # Probabilities are rounded, hence the tolerance.
     return min(top, math.floor(1.001 / threshold)) if exclusive else top
@@ -22,7 +22,7 @@ def most_named(top: int, threshold: float | None, probabilities: str) -> int:
 
 @contextlib.contextmanager
 def written_to(file: Path | None, form: str, columns: int) -> Iterator[Callable[[Any], None]]:
-    """Yields a function that writes a prediction; a file appears when it is complete.
+    """Yields a function that writes a prediction; a file is written atomically.
 
     Args:
       file: the file; None: standard output.

@@ -33,7 +33,7 @@ from vit_jax.preparation.kept_embeddings import Embedder
 from vit_jax.preparation.similarity_index import need_faiss
 from vit_jax.progress import duration
 
-BATCH = 64  # Images that a model embeds at once.
+BATCH = 64  # Number of images that a model embeds at once.
 
 flags.DEFINE_string("out", None, "folder for the data set: a data_dir of TFDS")
 flags.DEFINE_string("name", None, "the data set's name; default: the source's")
@@ -152,7 +152,7 @@ def print_result(done: writer.Prepared, retrieved: bool) -> None:
 
     Args:
       done: the data set.
-      retrieved: whether images similar to curated sets were retrieved.
+      retrieved: images similar to curated sets were retrieved.
     """
     made = ", ".join(f"{name} {count:,}" for name, count in done.splits.items())
     line = f"{done.folder}: {made} examples"
@@ -172,7 +172,7 @@ def print_result(done: writer.Prepared, retrieved: bool) -> None:
 
 
 def make_embedder(checkpoint: str, image_size: int | None) -> Embedder:
-    """Makes an embedder: a checkpoint's model without head, on whole images resized to squares."""
+    """Returns an embedder: a checkpoint's model without head, on images resized to squares."""
     import jax
     import numpy as np
     from flax import nnx
@@ -203,7 +203,7 @@ def make_embedder(checkpoint: str, image_size: int | None) -> Embedder:
         batch_size=BATCH,
         workers=0,
         threads=min(os.cpu_count() or 1, 8),
-        max_unreadable=sys.maxsize,  # They are reported when the split is written.
+        max_unreadable=sys.maxsize,  # Reported when the split is written.
         log=lambda line: None,
     )
 
@@ -242,7 +242,7 @@ class Workers:
 
     def __exit__(self, kind, *_):
         if self._pool:
-            # After an error the shards in progress are completed.
+            # After an error, shards in progress are completed.
             if kind is KeyboardInterrupt:
                 for process in (self._pool._processes or {}).values():
                     process.terminate()
@@ -276,7 +276,7 @@ def _start_worker() -> None:
 
 
 class Beam:
-    """Apache Beam, which runs tasks on machines that share the paths of source and data set."""
+    """Runs tasks with Apache Beam, on machines that share the paths of source and data set."""
 
     def __init__(self, runner: str, options: list[str]):
         try:

@@ -7,15 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-SECONDS = 10  # Between two lines of a log.
-MOVES = 0.2  # Seconds between two updates of a progress bar.
-LATE = 5  # Seconds without a line after which a reader may wonder.
+SECONDS = 10  # Interval of lines in a log.
+MOVES = 0.2  # Interval of progress bar updates in seconds.
+LATE = 5  # Seconds without output after which a line is overdue.
 MINUTE = 60
 CELLS = 20  # Width of a progress bar.
 
 
 class Pace:
-    """Rate limit of lines: one a second at first, one in `later` seconds after a minute."""
+    """Rate limit of lines: one per second in the first minute, then one per `later` seconds."""
 
     def __init__(self, later: float = SECONDS):
         self._later, self._begun, self._last = later, time.monotonic(), float("-inf")
@@ -31,7 +31,7 @@ class Pace:
 
 
 class MovingLine:
-    """Line of standard output that a terminal or a notebook overwrites with the next one."""
+    """A line of standard output that the next one overwrites in a terminal or a notebook."""
 
     def __init__(self):
         self._shown = 0  # Number of characters before the cursor.
@@ -55,7 +55,7 @@ class MovingLine:
             self._shown = 0
 
 
-LINE = MovingLine()  # One for the process, as a terminal has one cursor.
+LINE = MovingLine()  # One per process, since a terminal has one cursor.
 
 
 class Progress:
@@ -76,7 +76,7 @@ class Progress:
         self._start = self._said = time.monotonic()
 
     def __call__(self, done: int) -> None:
-        """Shows the work done so far, if an update is due; the end of the work clears the bar."""
+        """Shows the work done so far, if an update is due; clears the bar at the end."""
         now = time.monotonic()
         if self._moves and done >= self._total:
             LINE.clear()

@@ -143,7 +143,7 @@ def write(source: str, name: str, licence: str, folder: Path) -> None:
 
 
 def has_both_towers(source: str) -> bool:
-    """Returns True if both towers of a model of images and texts are to be written.
+    """Returns True if both towers of an image-text model are to be written.
 
     Raises:
       UserError: `--to` does not apply to both.
@@ -160,7 +160,7 @@ def has_both_towers(source: str) -> bool:
 
 
 def write_towers(source: str, name: str, licence: str, folder: Path) -> None:
-    """Writes the folder of a model of images and texts, as `write` does.
+    """Writes the folder of an image-text model, as `write` does.
 
     Raises:
       UserError: it has no text tower, or Transformers has no such model.
@@ -204,9 +204,9 @@ def write_towers(source: str, name: str, licence: str, folder: Path) -> None:
 def read_origin(
     source: str, checkpoint: "Checkpoint", licence: str
 ) -> "tuple[RunFacts | None, str | None]":
-    """Returns facts on the run of a checkpoint, and the Hub's model that it comes from.
+    """Returns facts about a checkpoint's run, and its base model on the Hub.
 
-    Prints a note if that model has another licence.
+    Prints a note if the base model has another licence.
     """
     from vit_jax.publishing.run_facts import read_facts, repository
     from vit_jax.runs.workdir import place_of
@@ -219,7 +219,7 @@ def read_origin(
 
 
 def check_channels(checkpoint: "Checkpoint") -> None:
-    """Raises UserError if a model is for other images than RGB."""
+    """Raises UserError unless a model's images are RGB."""
     if (channels := checkpoint.options.channels) != 3:
         raise UserError(
             f"the model takes images of {channels} channels; only RGB models can be published"
@@ -227,13 +227,13 @@ def check_channels(checkpoint: "Checkpoint") -> None:
 
 
 def with_class_names(checkpoint: "Checkpoint") -> "Checkpoint":
-    """Names unnamed classes by their indices; libraries would name a thousand by ImageNet's."""
+    """Names unnamed classes by their indices; libraries may show ImageNet's names."""
     numbers = tuple(map(str, range(checkpoint.options.num_classes)))
     return checkpoint._replace(class_names=checkpoint.class_names or numbers)
 
 
 def compare_licence(base: str, licence: str) -> None:
-    """Prints a note if the weights from which the model comes have another licence."""
+    """Prints a note if the base model has another licence."""
     from vit_jax.publishing.run_facts import licence_of
 
     if (known := licence_of(base)) not in (None, licence):

@@ -1,9 +1,9 @@
 """Recipes of the config files: the paper's (tables 3, 4), masked autoencoders, BiT, DeiT and later.
 
-Learning rates are the papers', but the schedules may be shifted by one update: ours count updates
-from 1; vision_transformer, big_vision and PyTorch's schedulers count from 0, as
-optimizer.count_from=0 does. Recipes that follow the authors' code line by line, masked autoencoders
-and the better plain baselines, count from 0.
+Learning rates are the papers', but schedules may be shifted by one update: ours count updates from
+1 by default; vision_transformer, big_vision and PyTorch's schedulers count from 0
+(optimizer.count_from=0). Recipes that follow the authors' code line by line (masked autoencoders
+and the better plain baselines) count from 0.
 """
 
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.published.weights import all_weights
 
 IMAGENET_IMAGES = 1_281_167  # Training images.
-IMAGENET_21K_IMAGES = 14_197_122  # The release of fall 2011, which has 21,841 classes.
+IMAGENET_21K_IMAGES = 14_197_122  # Release of fall 2011 with 21,841 classes.
 
 
 def pretraining(model: str) -> ConfigDict:
-    """Returns the values that table 3's rows share: batch 4096, Adam, warm-up, clipping (4.1)."""
+    """Returns the values common to table 3: batch 4096, Adam, warm-up, clipping (section 4.1)."""
     config = base_config()
     config.model.name = model
     config.model.head_bias = 0.0
@@ -53,7 +53,7 @@ def bit_pretraining(model: str) -> ConfigDict:
 
 
 def masked_autoencoder(model: str) -> ConfigDict:
-    """Returns the config values that MAE's pre-training and fine-tuning on ImageNet-1k share.
+    """Returns the values common to MAE's pre-training and fine-tuning on ImageNet-1k.
 
     Source: 2111.06377.
     """
@@ -92,11 +92,11 @@ class Masked(NamedTuple):
 
 
 def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
-    """Returns EVA's and EVA-02's shared pre-training values, for ImageNet-21k without labels."""
+    """Returns the pre-training values common to EVA and EVA-02, on ImageNet-21k without labels."""
     config = _like_eva(
         model, row.epochs, row.batch, row.learning_rate, row.warmup, IMAGENET_21K_IMAGES
     )
-    # The names are from fine-tuned models, which have their norm after the pooling.
+    # The model names stand for fine-tuned models, which have their norm after the pooling.
     config.model.update(
         dict(pooling="gap", cls_token=True, fc_norm=False, stochastic_depth=row.stochastic_depth)
     )
@@ -144,7 +144,7 @@ class Tuned(NamedTuple):
 
 
 def tuned_features(model: str, row: Tuned, i21k: bool) -> ConfigDict:
-    """Returns the values that EVA and EVA-02 share in fine-tuning on ImageNet-1k or 21k.
+    """Returns the fine-tuning values common to EVA and EVA-02, on ImageNet-1k or 21k.
 
     On ImageNet-1k an average of the parameters is evaluated.
     """
@@ -171,7 +171,7 @@ def tuned_features(model: str, row: Tuned, i21k: bool) -> ConfigDict:
 
 
 def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
-    """Returns BEiT's pre-training on ImageNet-21k or 1k, without labels and its tokenizer."""
+    """Returns BEiT's pre-training on ImageNet-21k or 1k, except for its tokenizer."""
     config = _like_eva(
         model,
         row.epochs,
@@ -180,8 +180,8 @@ def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
         row.warmup,
         IMAGENET_21K_IMAGES if i21k else IMAGENET_IMAGES,
     )
-    # The names are from fine-tuned models, which have their norm after the pooling, and biases in
-    # each layer.
+    # The model names stand for fine-tuned models, which have their norm after the pooling and
+    # position biases in each layer.
     config.model.update(
         dict(
             pooling="gap",
@@ -256,7 +256,7 @@ def _like_eva(
 
 
 class TeacherRecipe(NamedTuple):
-    """Schedules of self-distillation, in the epochs of its authors.
+    """Schedules of self-distillation, in the authors' epochs.
 
     Attributes:
       epochs: epochs of the run.
@@ -285,7 +285,7 @@ class TeacherRecipe(NamedTuple):
     blur: tuple[float, float, float] = (1.0, 0.1, 0.5)
 
 
-# DINOv2's short run; the later ones differ in a few of these.
+# DINOv2's short run; later runs differ in a few values.
 DINOV2 = TeacherRecipe(
     epochs=100,
     epoch=1250,  # Steps, as the authors count.
@@ -303,7 +303,7 @@ DINOV2 = TeacherRecipe(
 
 
 def self_distillation(recipe: TeacherRecipe, batch_size: int, local_size: int = 96) -> ConfigDict:
-    """Returns the values that DINO, DINOv2 and DINOv3 share: views, colours and optimizer.
+    """Returns the values common to DINO, DINOv2 and DINOv3: views, colours and optimizer.
 
     Two crops of 224 pixels and eight small ones, mirrored, with BYOL's colour augmentation
     (2006.07733, table 6); AdamW with cosine schedules of the learning rate, the weight decay and
@@ -355,7 +355,7 @@ def siglip(model: str) -> ConfigDict:
 def deit_like(
     model: str, task: str, skipped: Mapping[str, Mapping[str, float]], size: int
 ) -> ConfigDict:
-    """Returns the values that DeiT, Swin and ConvNeXt share: augmentation, cosine schedule.
+    """Returns the values common to DeiT, Swin and ConvNeXt: augmentation, cosine schedule.
 
     Args:
       task: a key of `skipped`: `i21k` is on ImageNet-21k, the others on ImageNet-1k.
@@ -379,7 +379,7 @@ def deit_like(
         config.data.path, config.data.train_split = "imagenet21k", "train[51200:]"
         config.data.dev_split, config.data.test_split = "train[25600:51200]", "train[:25600]"
     if not task.startswith("finetune"):
-        # ImageNet's mean and std, as the authors normalize; fine-tuning uses the checkpoint's.
+        # ImageNet's mean and std, as in the authors' code; fine-tuning uses the checkpoint's.
         config.model.mean, config.model.std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     config.data.crop, config.data.crop_area = "random_resized", (0.08, 1.0)
     config.data.interpolation = config.data.test_interpolation = "bicubic"
@@ -400,7 +400,7 @@ class Segmented(NamedTuple):
     The crop of DINOv3 and Swin resizes the short side by a random factor, and EoMT's the long side.
 
     Attributes:
-      backbone: the backbone, unless another is given.
+      backbone: the default backbone.
       steps: length of the run in steps of 16 images.
       warmup: steps of the warm-up.
       crop: `data.crop`.
@@ -427,7 +427,7 @@ SEGMENTATION = {
 
 
 def segmentation(head: str, steps: int = 0) -> ConfigDict:
-    """Returns the values of a head's authors on ADE20K: DINOv3's, EoMT's and Swin's.
+    """Returns the values of a head's authors for ADE20K: DINOv3's, EoMT's or Swin's.
 
     Args:
       head: a key of `SEGMENTATION`.
@@ -468,8 +468,8 @@ def segmentation(head: str, steps: int = 0) -> ConfigDict:
     return config
 
 
-# Options of the heads for depth, by name: DINOv3's probe, DINOv2's of four layers, and DINOv2's DPT
-# with DINOv3's bins (DINOv2's own predicts the depth itself: `bins=1`).
+# Options of the depth heads, by name: DINOv3's probe, DINOv2's probe of four layers, and DINOv2's
+# DPT with DINOv3's bins (DINOv2's own predicts the depth directly: `bins=1`).
 DEPTH = {
     "linear": dict(head="linear"),
     "linear4": dict(head="linear", layers=4, class_token=True, normalize=False, upsample=4),
@@ -480,10 +480,10 @@ DEPTH = {
 def depth(head: str, size: int = 416, steps: int = 0) -> ConfigDict:
     """Returns DINOv3's values for NYU Depth v2, on a frozen backbone.
 
-    Their crops are 416x544 pixels of images of 480x640; ours are squares of the whole height. They
-    also rotate images by up to 2.5 degrees, change gamma and colours, and let beta1 follow the
-    schedule. The gradient loss is in DINOv2's configs, but has no effect on the two images of each
-    of its GPUs.
+    The authors crop 416x544 pixels from images of 480x640; our crops are squares of the whole
+    height. They also rotate images by up to 2.5 degrees, change gamma and colours, and let beta1
+    follow the schedule. DINOv2's configs contain the gradient loss, but it has no effect on the two
+    images of each GPU.
 
     Args:
       head: a key of `DEPTH`.
@@ -502,7 +502,7 @@ def depth(head: str, size: int = 416, steps: int = 0) -> ConfigDict:
     config.depth.scale_steps = part(100)
     config.batch_size, config.steps = 16, steps
     config.data.update(dict(source="depth", test_split="val", image_size=size))
-    # Depth depends on the apparent size: all images are seen with the height of the crop.
+    # Depth depends on the apparent size, so all images are resized to the height of the crop.
     config.data.update(dict(test_crop="short_side", test_resize=size))
     config.data.update(dict(crop="scale_jitter", crop_scale=(1.0, 1.0)))
     config.augment.color_jitter = (0.25, 0.0, 0.0)
@@ -521,7 +521,7 @@ class Transfer(NamedTuple):
     steps: int
     warmup: int  # From the authors' code; the paper does not give it.
     rates: tuple[float, ...]
-    held_out: int  # Percentage of the training images that validates learning rates.
+    held_out: int  # Percentage of the training images held out to compare learning rates.
     test_split: str = "test"
 
 
@@ -537,11 +537,11 @@ TRANSFER = {
 
 
 def finetune(dataset: str, model: str = "", size: int = 384) -> ConfigDict:
-    """Returns the paper's fine-tuning (4.1, table 4): SGD, batch 512, cosine schedule, a new head.
+    """Returns the paper's fine-tuning (4.1, table 4): SGD, batch 512, cosine schedule, new head.
 
     Args:
-      dataset: a key of `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k, all with one learning
-        rate.
+      dataset: a key of `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k; these all have the same
+        learning rate.
       model: the model's name in the paper; empty: the checkpoint's.
       size: image size; 512 for L/16 and 518 for H/14 in table 2's ImageNet results.
     """
@@ -603,8 +603,8 @@ def hyperrule(images: int) -> HyperRule:
     return HyperRule(20_000, 500, (6000, 12_000, 18_000), 0.1)
 
 
-# Number of training images of each data set, and their side in pixels; 224 stands for any larger
-# side. VTAB-1k's sets have 1,000 images.
+# Number of training images of each data set, and their side in pixels; 224 stands for larger sides,
+# too. VTAB-1k's sets have 1,000 images.
 _IMAGES = {
     "imagenet2012": (IMAGENET_IMAGES, 224),
     "cifar100": (50_000, 32),
@@ -662,9 +662,8 @@ def bit_hyperrule(
 def detection(size: int, window: int = 0, steps: int = 0) -> ConfigDict:
     """Returns ViTDet's values for COCO with a DETR: 100 epochs of 64 images (2203.16527).
 
-    The values of the backbone, the crops and the schedule are those of detectron2's
-    `mask_rcnn_vitdet_b_100ep.py`. The gradient clipping is that of Deformable DETR (2010.04159),
-    whose losses replace Mask R-CNN's.
+    Backbone, crops and schedule are those of detectron2's `mask_rcnn_vitdet_b_100ep.py`. Losses and
+    gradient clipping are those of Deformable DETR (2010.04159).
 
     Args:
       size: height and width of the images.
@@ -689,7 +688,7 @@ def detection(size: int, window: int = 0, steps: int = 0) -> ConfigDict:
 
 
 def set_backbone(config: ConfigDict, backbone: str, smoke: bool = False) -> None:
-    """Sets the model that a dense head is trained on.
+    """Sets the backbone of a dense head.
 
     Args:
       config: the config to change.
@@ -706,7 +705,7 @@ def set_backbone(config: ConfigDict, backbone: str, smoke: bool = False) -> None
         named = False
     if named and (smoke or not published):
         config.model.name = backbone
-        # A model without weights is trained from the first step.
+        # Without published weights the backbone is trained from the first step.
         config.finetune.frozen_steps = config.finetune.warmup_steps = 0
     else:
         config.model.name = ""  # The checkpoint's.

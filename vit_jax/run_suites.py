@@ -1,4 +1,4 @@
-"""Evaluation suites for a checkpoint, with each result saved as soon as it is computed."""
+"""Runs evaluation suites for a checkpoint; each result is saved as soon as it is computed."""
 
 import functools
 import math
@@ -57,8 +57,8 @@ def run_suites(
 ) -> Results:
     """Evaluates a checkpoint with suites.
 
-    Results in `out` are reused if the checkpoint's step and content and the data are the same. The
-    log lists them.
+    Results in `out` are reused if the checkpoint's step and content and the data are the same.
+    Reused results are logged.
 
     Args:
       checkpoint: a source as in `load_model`.
@@ -75,7 +75,7 @@ def run_suites(
     """
     chosen = chosen_suites(names)
     url = str(checkpoint).startswith("hf://") or is_url(checkpoint)
-    # Absolute, since relative paths have another meaning in another folder.
+    # Absolute paths, since the current folder may be another one later.
     name = str(checkpoint) if url else str(absolute(checkpoint))
     opened = open_checkpoint(checkpoint, image_size)
     described = opened.describe()
@@ -102,7 +102,7 @@ def run_suites(
 
     def probe(config: ConfigDict, folder: str):
         workdir = results.folder / f"{folder}-{version['content']}"
-        if not train(config, workdir):  # A signal stopped it, and it was saved.
+        if not train(config, workdir):  # A signal stopped and saved the run.
             raise Stopped
         return load_segmenter(workdir, log=lambda line: None)
 
@@ -176,7 +176,7 @@ def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
     """Returns a checkpoint's step, and a fingerprint of its parameters and its model."""
     arrays = {path: functools.partial(opened.read, path) for path in opened.shapes}
     own = opened.objective
-    # A head of the objective's.
+    # The objective's own head.
     if own is not None and own.shapes is not None and (own.class_names or own.name in TASKS):
         arrays |= {f"objective/{path}": read for path, read in own.sources(own.shapes()).items()}
     params = fingerprint_of((path, arrays[path]()) for path in sorted(arrays))
@@ -198,12 +198,12 @@ def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
 def attempt(results: Results, suite: Suite, measurement: Measurement, subject: Subject) -> None:
     """Adds the rows that are missing or were computed on other data.
 
-    A row without a result has the reason as its note. Results whose data are unavailable now are
-    kept.
+    The note of a row without a result is the reason. Earlier results are kept if their data are
+    unavailable now.
     """
     digests, failure = digests_of_data(measurement)
     reused, changed = [], []
-    unknown = []  # Rows whose data are unavailable.
+    unknown = []  # Rows with unavailable data.
     for name in measurement.names:
         if not results.has(suite.name, name):
             continue
@@ -233,7 +233,7 @@ def attempt(results: Results, suite: Suite, measurement: Measurement, subject: S
 def measured_rows(
     suite: Suite, measurement: Measurement, subject: Subject, names: list[str]
 ) -> list[Row]:
-    """Measures rows of a suite; a row that cannot be measured has the reason as its note."""
+    """Measures rows of a suite; the note of a row without a result is the reason."""
     impossible = []
     try:
         try:
@@ -254,22 +254,22 @@ def square_size(opened, image_size: int | None) -> int:
     """Returns the image size in pixels for the suites.
 
     Raises:
-      UserError: the model does not take square images.
+      UserError: the model does not accept square images.
     """
     return transfer_crop(image_size or opened.options.image_size).size
 
 
 def predicted_crop(opened, image_size: int | None) -> TestCrop:
-    """Makes the evaluation transform of a checkpoint's files; by default the whole image."""
+    """Returns a checkpoint's evaluation transform; by default the whole image."""
     whole = Preprocessing("square", 1, "bilinear")
     return checkpoint_crop(opened, square_size(opened, image_size), default=whole)
 
 
 def frozen_crop(opened, image_size: int | None) -> TestCrop:
-    """Makes the evaluation transform of the frozen network.
+    """Returns the evaluation transform for the frozen network.
 
-    It is that of the library's files. A run, or a file without preprocessing, gets the few-shot
-    protocol's crop, which evaluations during training use as well.
+    For files of other libraries it is the stored one. For a run, or a file without preprocessing,
+    it is the few-shot protocol's crop, as in evaluations during training.
     """
     size = square_size(opened, image_size)
     own = checkpoint_crop(opened, size)

@@ -1,4 +1,4 @@
-"""Saving of models in the formats of other libraries: from Python, like `vit_jax.convert`."""
+"""Saves models in other libraries' formats: the Python counterpart of `vit_jax.convert`."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -32,9 +32,9 @@ def save_model(
 ) -> Path:
     """Saves a model, with its preprocessing and class names where the format can store them.
 
-    The files are read back, and must equal the model bit for bit. For a checkpoint the parameters
-    of its objective are saved too, such as MAE's decoder, DINO's heads or the mask token: in the
-    library's format where it has one, else in additional files next to the model.
+    The files are read back and must equal the model bit for bit. For a checkpoint, the parameters
+    of its objective are also saved, such as MAE's decoder, DINO's heads or the mask token: in the
+    library's format if it has one, otherwise in additional files next to the model.
 
     Args:
       model: a model of `load_model` or `create_model`, saved with its current parameters; a model
@@ -173,7 +173,7 @@ def objective_beside(
 ) -> tuple[ObjectiveParams | None, Shapes]:
     """Returns the objective's parameters that a library can store, and their shapes.
 
-    They are None if the checkpoint has none, or if the library's format is a single file.
+    The parameters are None if the checkpoint has none, or if the library's format is a single file.
 
     Args:
       options: the options of the model.
@@ -190,7 +190,7 @@ def objective_beside(
 
 
 def library_of(destination: Path, options: ImageOptions) -> str:
-    """Returns the key of the library whose format suits a destination."""
+    """Returns the key of the library for a destination."""
     if destination.suffix == ".npz":
         return "google"
     folders, model, values = ("transformers", "openai"), family_of(options).model, asdict(options)

@@ -94,7 +94,7 @@ def most_similar(
     """Returns the indices and the cosine similarities of the images most similar to a text.
 
     Args:
-      embeddings: of the images, of length 1, float32 `[images, dim]`.
+      embeddings: embeddings of the images, of length 1, float32 `[images, dim]`.
       most: maximum number of images.
     """
     similarities = embeddings @ np.asarray(model.encode_text(text))[0]
@@ -178,7 +178,7 @@ def identity(model: ImageModel, crop: TestCrop) -> str:
 
 
 def image_key(path: str) -> str:
-    """Returns a key of a file that changes with its content: path, size and time of the change."""
+    """Returns a key that changes with a file's content: path, size and modification time."""
     try:
         status = os.stat(path)
     except OSError:
@@ -196,7 +196,7 @@ def read_cache(file: Path) -> dict[str, np.ndarray]:
 
 
 def write_cache(file: Path, embeddings: dict[str, np.ndarray]) -> None:
-    """Stores embeddings by key atomically; a full disk is no error, as they can be computed."""
+    """Stores embeddings by key atomically; ignores a full disk, as they can be recomputed."""
     temporary = file.with_name(f"{file.name}.{os.getpid()}.npz")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

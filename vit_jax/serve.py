@@ -105,7 +105,7 @@ TIMEOUT = flags.DEFINE_float(
 CONNECTIONS = flags.DEFINE_integer(
     "connections", 256, "Connections that may be open.", lower_bound=1
 )
-HEAD_SECONDS = 10  # Time limit for the head of a request.
+HEAD_SECONDS = 10  # Timeout for a request's headers.
 NEEDED = "starlette", "uvicorn", "prometheus_client"
 BACKLOG = 1024  # Connections that wait to be accepted, also while the server starts.
 
@@ -151,7 +151,7 @@ def main(arguments: list[str]) -> None:
             backlog=BACKLOG,
             timeout_graceful_shutdown=int(TIMEOUT.value) + 1,
         )
-        # uvicorn raises the signal that ended it once more.
+        # uvicorn raises the signal again after it has ended.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         print(f"serving on {address(listening)} (Ctrl-C ends it)", flush=True)
@@ -160,13 +160,13 @@ def main(arguments: list[str]) -> None:
 
 
 class Served(NamedTuple):
-    """An engine with all of its programs compiled, and its description.
+    """An engine with all its programs compiled, and its description.
 
     Attributes:
       engine: the engine.
-      about: facts about the model for /health.
+      about: information about the model for /health.
       page: the HTML of /.
-      neighbours: the images of --neighbours; None: there are none.
+      neighbours: the images of --neighbours; None: the flag is not set.
     """
 
     engine: "Engine"
@@ -319,16 +319,16 @@ def serve_classifier(checkpoint: str) -> Served:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Opens a socket whose connections wait until the server accepts them.
+    """Opens a listening socket; connections wait until the server accepts them.
 
     Raises:
       UserError: the port is taken, or the address does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio recognizes TCP by the protocol's name, and then sends answers without delay.
+    # With this protocol number asyncio recognizes TCP and sends responses without delay.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        # The port of a server that ended can be used again at once.
+        # Allows immediate reuse of the port after a server has ended.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
         listening.listen(BACKLOG)
@@ -342,7 +342,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address(listening: socket.socket) -> str:
-    """Returns the URL of the server for a browser, and who can reach it."""
+    """Returns the server's URL for a browser, and a note on who can reach it."""
     host, port = listening.getsockname()[:2]
     if host in ("127.0.0.1", "::1"):
         return f"http://localhost:{port}, for this machine alone"

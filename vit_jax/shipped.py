@@ -1,4 +1,4 @@
-"""Files that come with the package: next to it in a checkout, inside it where it is installed."""
+"""Files shipped with the package: next to it in a checkout, inside it if it is installed."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from vit_jax.errors import UserError
 
 PACKAGE = Path(__file__).parent
 FOLDERS = ("configs", "experiments")
-INSTALLED = (PACKAGE / "configs").is_dir()  # A checkout's package has no such folder.
+INSTALLED = (PACKAGE / "configs").is_dir()  # Not the case in a checkout.
 CONFIGS, EXPERIMENTS = ((PACKAGE if INSTALLED else PACKAGE.parent) / name for name in FOLDERS)
 
 
@@ -16,7 +16,7 @@ def config_names() -> list[str]:
 
 
 def demand_checkout(what: str) -> None:
-    """Raises UserError unless the package is in a checkout, whose files a command can write.
+    """Raises UserError unless the package is a checkout, with files that a command can write.
 
     Args:
       what: start of the message: "record writes into experiments/records".

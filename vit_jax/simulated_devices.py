@@ -3,16 +3,16 @@
 import os
 import re
 
-THREADS = 4  # Per device.
+THREADS = 4  # Threads per device.
 
 
 def give_threads_to_simulated_devices() -> None:
     """Sets `NPROC`, unless it is set, if `XLA_FLAGS` simulates several devices on a CPU.
 
     In a program on all devices, each device occupies a thread that waits for the others. XLA has as
-    many threads as there are cores or devices. If another task occupies one of them, the program
-    stops for good, and XLA ends the process after 40 seconds: this happened in 9 of 33 short runs
-    on 8 devices with two busy cores. With four threads for each device it happened in none of 24.
+    many threads as cores or devices. If another task occupies one of them, the program deadlocks,
+    and XLA ends the process after 40 seconds. This happened in 9 of 33 short runs on 8 devices with
+    two busy cores, and in none of 24 with four threads per device.
     """
     asked = re.search(
         r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")

@@ -1,4 +1,4 @@
-"""Files that are read as a whole: regular files of limited size."""
+"""Reading of whole files: only regular files of limited size."""
 
 import errno
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vit_jax.errors import UserError
 
-MOST = 64 * 2**20  # Bytes.
+MOST = 64 * 2**20  # Maximum size in bytes.
 
 
 def check_small(path: str | Path, most: int | None = MOST) -> None:
@@ -30,7 +30,7 @@ def read_small(path: str | Path, most: int = MOST) -> str:
 
     Raises:
       OSError: see `check_small`.
-      UnicodeDecodeError: it is not UTF-8.
+      UnicodeDecodeError: the file is not UTF-8.
     """
     check_small(path, most)
     return Path(path).read_text(encoding="utf-8")
@@ -40,7 +40,7 @@ def read_lines(path: str | Path, flag: str) -> list[str]:
     """Returns the lines of a text file that a flag names, without a byte order mark.
 
     Raises:
-      UserError: it cannot be read, or is not UTF-8.
+      UserError: the file cannot be read, or is not UTF-8.
     """
     try:
         return read_small(path).removeprefix("\ufeff").splitlines()

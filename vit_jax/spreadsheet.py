@@ -1,4 +1,4 @@
-"""CSV files for spreadsheets, in which no cell is evaluated as a formula."""
+"""CSV files for spreadsheets; no cell is evaluated as a formula."""
 
 import csv
 import re
@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-ENCODING = "utf-8-sig"  # Without its mark Excel reads UTF-8 as the system's old character set.
-# First characters that make a spreadsheet evaluate a cell.
+ENCODING = "utf-8-sig"  # Without a byte order mark Excel assumes a legacy encoding.
+# First characters of cells that a spreadsheet evaluates.
 _FORMULA = re.compile(r"[=+\-@\t\r\n＝＋－＠]")
 
 
 class CsvWriter:
-    """Writes rows to an open text file; texts are quoted, and numbers are not.
+    """Writes rows to an open text file; texts are quoted, numbers are not.
 
-    A text that a spreadsheet would evaluate gets an apostrophe before it, as a user would type it.
+    A text that a spreadsheet would evaluate gets a leading apostrophe.
     """
 
     def __init__(self, file: TextIO):
@@ -31,12 +31,12 @@ def _as_text(cell: str) -> str:
 
 
 def file_cell(path: str) -> str:
-    """Returns a relative path, with `./` before it if it starts like a formula."""
+    """Returns a relative path, prefixed with `./` if it starts like a formula."""
     return f"./{path}" if path != "-" and _FORMULA.match(path) else path
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Writes a file atomically; bytes of names that are not UTF-8 are escaped."""
+    """Writes a file atomically; invalid UTF-8 bytes are escaped."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("w", encoding=ENCODING, errors="backslashreplace", newline="") as file:

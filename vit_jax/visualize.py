@@ -93,7 +93,7 @@ def _title(library: str, name: str) -> str:
 
 
 def test_images(checkpoint: str) -> Source:
-    """Returns the test images of the run that the checkpoint belongs to.
+    """Returns the test images of a checkpoint's run.
 
     Raises:
       UserError: the checkpoint does not belong to a run.

@@ -24,7 +24,7 @@ from vit_jax.published.cards import all_figures
 from vit_jax.published.unheld import refuse_unheld
 from vit_jax.published.weights import Weights, all_weights
 
-# The modules of this folder that define a `FAMILY`, in the order in which their models are listed.
+# Modules of this folder that define a `FAMILY`, in the order of `MODELS`.
 FAMILIES: tuple[Family, ...] = tuple(
     import_module(f"{__name__}.{module}").FAMILY
     for module in (
@@ -47,7 +47,7 @@ def family_of(model: ImageModel | type[ImageModel] | ImageOptions) -> Family:
 
 
 def parse_name(name: str) -> tuple[Family, dict]:
-    """Returns the family of a model name, and the arguments that the name stands for.
+    """Returns the family of a model name, and the name's arguments.
 
     Raises:
       UserError: no family has such a name. For an unsupported published model the message lists the
@@ -73,14 +73,13 @@ def known_arguments(model: type[ImageModel]) -> set[str]:
 def logical_axes(path: str, rank: int) -> Axes | None:
     """Returns the logical axes of a parameter from the end of its path and its rank, or None.
 
-    The end of a path has the same meaning in all families, so the layers of objectives have logical
-    axes, too.
+    All families use the same path endings, so this also works for the layers of objectives.
     """
     return match_axes((entry for family in FAMILIES for entry in family.axes), path, rank)
 
 
 def is_undecayed(path: str) -> bool:
-    """Returns True if the parameter's family excludes it from weight decay (by its path's end)."""
+    """Returns True if the end of the path marks a parameter without weight decay."""
     return any(re.search(rf"(^|/){end}$", path) for family in FAMILIES for end in family.undecayed)
 
 
@@ -130,7 +129,7 @@ def read_options(stored: Mapping[str, Any]) -> ImageOptions:
 def model_factory(
     name: str, *, num_classes: int, image_size: int | tuple[int, int], **overrides: Any
 ) -> Callable[..., ImageModel]:
-    """Returns the function that builds the named model from `rngs=nnx.Rngs(...)`.
+    """Returns a function that builds the named model; its argument is `rngs=nnx.Rngs(...)`.
 
     See `model_options` for the arguments.
     """
@@ -205,7 +204,7 @@ def list_models(pattern: str = "*", *, pretrained: bool = False) -> Names | List
 
 
 def _card_of(name: str) -> ModelCard:
-    """Returns the same as `model_card(name)`, without computing it for the listed models."""
+    """Returns `model_card(name)`; for the listed models it is stored, not computed."""
     if (figures := all_figures().get(name)) is None:
         return model_card(name)
     source = parse_name(name)[0].source(name)

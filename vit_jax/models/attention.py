@@ -1,17 +1,17 @@
 """Softmax attention, softmax(q k / sqrt(head_dim)) v (paper, appendix A), tuned for each device.
 
-TPU: with 64-wide heads and some hundred tokens the matrix units wait for memory; the cost is in
-each pass over the `[tokens, tokens]` scores. Therefore
+TPU: with 64-wide heads and a few hundred tokens, attention is limited by memory bandwidth: each
+pass over the `[tokens, tokens]` scores is expensive. Therefore
 
 - scores are computed twice and not stored: once for each row's maximum, once for its exponentials.
   Only the exponentials are stored for the backward pass, in the model's dtype;
 - the exponentials are divided by their sum after the product with the values, on `[tokens,
   head_dim]`;
-- the backward pass uses sum(dout * out) for the softmax's sum (as FlashAttention does; Dao et al.,
-  2022) and computes the scores' gradient within the two products that use it.
+- the backward pass computes the softmax's inner sum as sum(dout * out), as in FlashAttention (Dao
+  et al., 2022), and recomputes the scores' gradient in each of the two products that use it.
 
 CPU: the heads axis comes before the tokens axis, so that each head's product reads memory in order.
-The division follows the product with the values.
+The division comes after the product with the values.
 
 NVIDIA GPU: cuDNN's fused attention computes in bfloat16 and float16, and stores no scores.
 
@@ -30,12 +30,12 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from vit_jax.models.dropout import drop
 from vit_jax.models.layers import capture, platform
 
-LANES = 128  # Tokens in a row of a TPU's registers; with fewer tokens the row is mostly empty.
+LANES = 128  # Width of a TPU's vector registers; fewer tokens leave lanes empty.
 
 # Scope names in traces and profiles.
 SCORES, VALUES = "attention_scores", "attention_values"
 
-# XLA does not recompute a value behind this barrier for each of its uses.
+# A barrier: XLA computes the value once instead of once per use.
 _compute_once = jax.lax.optimization_barrier
 
 
@@ -52,7 +52,7 @@ def attend(
 
     Args:
       query: `[batch, queries, heads, head_dim]`.
-      key: `[batch, keys, heads, head_dim]`; the number of keys may differ from that of queries.
+      key: `[batch, keys, heads, head_dim]`; there may be more or fewer keys than queries.
       value: `[batch, keys, heads, head_dim]`.
       bias: `[batch or 1, heads or 1, queries, keys]`, added to the scores.
       dropout: dropout rate of the attention weights, applied only with `rngs`.
@@ -76,9 +76,9 @@ def attend(
 
 
 def cudnn_takes(dtype: jnp.dtype, head_dim: int) -> bool:
-    """Returns True if cuDNN has a fused attention for these sizes and this machine's GPU is used.
+    """Returns True if cuDNN's fused attention supports these sizes on this machine's GPU.
 
-    A program that is traced here for a GPU of another machine uses XLA's attention.
+    A program traced here for another machine's GPU uses XLA's attention.
     """
     sixteen_bits = dtype in (jnp.bfloat16, jnp.float16)
     return (
@@ -213,7 +213,7 @@ _attend_on_tpu.defvjp(_forward, _backward)
 
 
 def _tokens_in_lanes(x):
-    """Lays tokens along the lanes: 64-wide heads would half fill them and prevent fusion."""
+    """Lays tokens along the lanes: 64-wide heads would fill half of them and prevent fusion."""
     layout = Layout(major_to_minor=(0, 1, 3, 2))
     return jax.lax.platform_dependent(
         x, tpu=lambda x: with_layout_constraint(x, layout), default=lambda x: x

@@ -52,7 +52,7 @@ RATIO = 4  # Width of the MLP's hidden layer, relative to the block's width.
 
 
 class Common(NamedTuple):
-    """Values that all layers of a model share."""
+    """Settings that all layers of a model share."""
 
     grn: bool
     gelu: str
@@ -110,8 +110,8 @@ class ResponseNorm(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps `[batch, height, width, channels]` to the same shape; norms are in float32."""
         squares = jnp.square(x.astype(jnp.float32)).sum((1, 2), keepdims=True)
-        # The square root has no gradient at 0, which occurs in small feature maps; PyTorch's norm
-        # returns gradient 0 there, too.
+        # Small feature maps can be all zeros, where the square root has no finite gradient. The
+        # gradient is 0 there, as in PyTorch's norm.
         strength = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
         share = (strength / (strength.mean(-1, keepdims=True) + 1e-6)).astype(x.dtype)
         return x + self.scale[...].astype(x.dtype) * (x * share) + self.bias[...].astype(x.dtype)
@@ -173,8 +173,8 @@ class ConvNeXtBlock(nnx.Module):
         """Maps `[batch, height, width, channels]` to the same shape.
 
         Args:
-          kept: the patches of each image that `x` contains; the convolution reads zeros in place of
-            the others.
+          kept: the patches of each image in `x`; the convolution reads zeros in place of the
+            others.
         """
         around = self.depthwise(x) if kept is None else kept.gather(self.depthwise(kept.scatter(x)))
         branch = self.fc1(self.norm(around))
@@ -242,8 +242,8 @@ class ConvNeXt(ImageModel):
 
         Args:
           dense: return a list of each stage's features instead, `[batch, rows, columns, channels]`,
-            the finest first. They are not normalized, as in the authors' code for dense prediction
-            before its norms.
+            the finest first. They are not normalized: in the authors' code the heads for dense
+            prediction have the norms.
         """
         stages = self._stages(images, rngs)
         if dense:
@@ -370,11 +370,11 @@ def _smallest(values: dict) -> dict:
 
 
 def _layers(model: ConvNeXt) -> Callable[[str], float]:
-    """Returns the function from a parameter's path to its layer number in the papers' fine-tuning.
+    """Returns a function from a parameter's path to its layer number in the papers' fine-tuning.
 
-    Models with 27 or more blocks in the third stage have twelve layers: every three blocks of the
-    third stage are one layer, and each other stage is one (V1, and V2's larger ones). In smaller
-    models each block is one layer, the first together with the stem (V2).
+    Models with 27 or more blocks in the third stage (V1, and large V2) have twelve layers: every
+    three blocks of the third stage are one layer, and each other stage is one. In smaller models
+    (V2) each block is one layer, and the stem belongs to the first.
     """
     blocks = model.options.blocks
     grouped = len(blocks) == 4 and blocks[2] >= 27

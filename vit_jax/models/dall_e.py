@@ -2,7 +2,7 @@
 
 A 7x7 convolution is followed by stages of residual blocks of four convolutions, with 2x2 max
 pooling between the stages. A 1x1 convolution computes the logits of the codes at each place; by
-default a code covers 8x8 pixels. Dimensions are named: batch height width channels.
+default a code represents 8x8 pixels. Dimensions are named: batch height width channels.
 """
 
 import math
@@ -27,10 +27,10 @@ STEM = 7  # Side of the first kernel.
 
 
 class CodeBlock(nnx.Module):
-    """A residual block of four convolutions, each after a ReLU, with a scaled output.
+    """A residual block of four convolutions, each preceded by a ReLU, with a scaled output.
 
     Args:
-      inputs, outputs: channels; between the convolutions there are a quarter of the outputs.
+      inputs, outputs: numbers of channels; the block's hidden width is a quarter of `outputs`.
       sides: sizes of the four kernels.
       gain: factor of the branch's output.
       dtype: dtype of the computation.
@@ -66,9 +66,8 @@ class CodeBlock(nnx.Module):
 class DVAE(CodeModel):
     """The encoder of DALL-E's discrete autoencoder, for images of any size divisible by its stride.
 
-    The linear head computes the logits of the codes at each place of the last stage. Called like
-    any other model, it is applied to the mean over all places. `DVAEOptions` describes the
-    arguments.
+    `code_scores` applies the linear head at each place of the last stage. A plain call applies it
+    to the mean over all places. `DVAEOptions` describes the arguments.
 
     Raises:
       UserError: the numbers of blocks and widths differ, or the stride does not divide the size.
@@ -113,7 +112,7 @@ class DVAE(CodeModel):
     def features(
         self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False
     ) -> Any:
-        """Returns the mean of the last stage's features after a ReLU, `[batch, features]`.
+        """Returns the mean over places of relu(last stage's features), `[batch, features]`.
 
         Args:
           dense: return a list of each stage's features instead, `[batch, rows, columns, channels]`,

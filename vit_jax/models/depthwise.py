@@ -1,18 +1,18 @@
 """A depthwise convolution that is fast on CPUs, too, where XLA has no fast kernel for it.
 
 On a CPU it is a sum of shifted elementwise products, which XLA compiles to one loop over the
-channels. A trace contains both variants; the device's is selected at compile time. FLOPs are
-counted for the convolution, and a model exported for any device contains it, too.
+channels. A trace contains both variants, and the compiler selects the device's. FLOPs are counted
+for the convolution, and models exported for any device also contain the convolution.
 docs/measurements.md has the effect of each variant.
 """
 
 import jax
 import jax.numpy as jnp
 
-# Maximum number of image columns at a time in the kernel's gradient: they fit in a core's cache.
+# Maximum number of image columns per iteration of the kernel's gradient: they fit in a core's
+# cache.
 COLUMNS = 28
-# Minimum number of products in a sum. With fewer, XLA copies the slices elementwise for each
-# product.
+# Minimum number of products per sum. With fewer, XLA copies the slices for each product.
 LEAST = 16
 
 
@@ -75,8 +75,8 @@ def _shifted(x: jax.Array, kernel: jax.Array) -> jax.Array:
 def _of_kernel(x: jax.Array, gradient: jax.Array, sides: tuple[int, int]) -> jax.Array:
     """Returns the kernel's gradient, float32: sums of shifted images times `gradient`.
 
-    A few images and columns at a time are summed element by element, and the rows of the image at
-    the end. A single sum over images, rows and columns would be computed channel by channel.
+    A loop sums elementwise over a few images and columns at a time; the image's rows are summed at
+    the end. XLA would compute a single sum over all three axes channel by channel.
     """
     batch, height, width, channels = x.shape
     rows, columns = sides

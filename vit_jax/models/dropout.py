@@ -1,4 +1,4 @@
-"""Dropout and stochastic depth; both depend on the random key only.
+"""Dropout and stochastic depth; the masks depend only on the random key.
 
 Stochastic depth can also skip the computation of branches for dropped images.
 """
@@ -20,8 +20,8 @@ def drop(
 ) -> jax.Array:
     """Applies dropout: zeros a random share of the values and scales up the others.
 
-    Without `rngs` the values are returned unchanged. The dtype is kept. The scale is float32: 0.9
-    in bfloat16 is 0.8984, which scales by 0.2 % too much.
+    Without `rngs` the values are returned unchanged. The dtype is kept. The scale is float32,
+    because bfloat16 rounds 0.9 to 0.8984, an error of 0.2 %.
 
     Args:
       rate: dropout rate, from 0 to below 1, rounded to a multiple of 1 / 65,536.
@@ -34,18 +34,18 @@ def drop(
     dropped = jnp.round(rate * 2**16).astype(jnp.uint32)
     drawn = draw16(rngs.dropout(), shape, first=part() * shape[0])
     kept = jnp.concatenate([numbers >= dropped for numbers in drawn], axis=-2)
-    # Without the barrier the mask is redrawn for each use, which costs more than the layer's
+    # Without the barrier XLA redraws the mask for each use, which costs more than the layer's
     # products.
     kept = jax.lax.optimization_barrier(kept[..., : shape[-2], :])
     return jnp.where(kept, (x / jnp.float32(1 - rate)).astype(x.dtype), 0)
 
 
 def draw16(key: jax.Array, shape: tuple[int, ...], first: jax.Array | int = 0) -> list[jax.Array]:
-    """Draws uniform integers below 2^16, as uint32: four arrays, the quarters of `shape`.
+    """Draws uniform integers below 2^16, uint32, as four arrays: quarters of `shape`.
 
-    The numbers are the same on any mesh. A block of threefry has 64 bits, and `jax.random.bits`
-    uses 32 of them. This function splits each block into four numbers, one for each quarter
-    (rounded up) of the second-to-last axis: of the tokens, an axis that no mesh divides.
+    The numbers are the same on any mesh. A threefry block has 64 bits, and `jax.random.bits` uses
+    only 32 of them. This function splits each block into four numbers, one for each quarter
+    (rounded up) of the second-to-last axis. This is the axis of the tokens, which no mesh splits.
 
     Args:
       first: index of the first row within a larger array.
@@ -70,7 +70,7 @@ def add_for_subset(
     rngs: nnx.Rngs,
     read: int | None = None,
 ) -> jax.Array:
-    """Returns `x + branch(x)`, with the branch computed for a random subset of images and rescaled.
+    """Returns `x + branch(x)`; the branch is computed for a random subset of images and rescaled.
 
     Args:
       x: `[batch, ..., tokens, dim]`.
@@ -98,7 +98,7 @@ def add_for_subset(
 
 
 def draw_subset(images: int, rate: float, rngs: nnx.Rngs) -> jax.Array:
-    """Draws the images of each group that are kept, int32 `[groups, kept]`, without repetition.
+    """Draws the indices of the kept images in each group, int32 `[groups, kept]`, all distinct.
 
     The result is the same on any mesh.
     """
@@ -109,7 +109,7 @@ def draw_subset(images: int, rate: float, rngs: nnx.Rngs) -> jax.Array:
 
 
 def subset_sizes(images: int, rate: float) -> tuple[int, int, int]:
-    """Returns the number of groups, the images per group, and how many of these are kept.
+    """Returns the number of groups, of images per group, and of kept images per group.
 
     A group contains consecutive images. At least one image of each group is kept. The size of a
     group is the largest power of two up to 32 that divides the number of images; if that is below

@@ -16,12 +16,12 @@ from vit_jax.models.image_model import ImageModel
 class Axes(NamedTuple):
     """The logical axes of a parameter, such as dim, part, heads and head_dim of a projection.
 
-    The axis `part` counts arrays that are concatenated in one parameter, and that published code
-    stores separately.
+    The axis `part` indexes arrays that published code stores separately and that are stacked here
+    in one parameter, such as q, k and v.
     """
 
     names: tuple[str, ...]
-    inputs: int  # Leading axes that are summed over; 0 for a parameter that is not a kernel.
+    inputs: int  # Number of leading axes that are summed over; 0: not a kernel.
 
 
 class Change(NamedTuple):
@@ -41,18 +41,18 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Resize:
-    """A rule that resizes parameters whose layout depends on a size of the model, such as its grid.
+    """A rule that resizes parameters with a size-dependent layout, such as position tables.
 
-    The rule applies where the sizes of the layouts in the two models differ.
+    The rule applies if the layout's size (such as the grid) differs between the two models.
 
     Attributes:
       path: regular expression for whole paths.
-      size: returns the size of the layout, from a model and the shape of its parameter.
-      resize: returns the values for the adapted model, float32 of `Change.shape`, from the
-        checkpoint's values. It raises UserError if they cannot be resized.
-      note: returns a remark for the log, from the size before and after; empty: none.
-      has_tokens: the parameter also has rows for tokens, and the rule also applies where only these
-        rows differ.
+      size: returns the layout's size for a model and the shape of its parameter.
+      resize: converts the checkpoint's values to float32 of `Change.shape`, for the adapted model.
+        Raises UserError if they cannot be resized.
+      note: returns a log message for the sizes before and after; empty: none.
+      has_tokens: the parameter also has rows for prefix tokens; the rule also applies if only these
+        differ.
     """
 
     path: str
@@ -67,16 +67,15 @@ class Adaptation:
     """Rules that convert a checkpoint's parameters for a model with other arguments.
 
     Attributes:
-      resizes: rules for parameters whose size changes; the first one that matches a path is used.
+      resizes: rules that resize parameters; the first one that matches a path is used.
       heads: prefixes of the paths of the classification heads.
-      new_norms: prefixes of the paths of norms that start as the identity if the checkpoint lacks
-        them.
-      copied: maps a regular expression of paths to the path of one parameter, which is copied to
-        all of them if the checkpoint has it.
-      computed: returns, by path, arrays that this model computes and that other models of the
-        family learn as parameters.
-      implied: returns arguments that change together with others; called with the checkpoint's
-        arguments and the changed ones.
+      new_norms: path prefixes of norms; if the checkpoint lacks them, they start as the identity.
+      copied: maps a regular expression to the path of one parameter. If the checkpoint has this
+        parameter, it is copied to all matching paths.
+      computed: returns, by path, arrays that this model computes but other models of the family
+        learn.
+      implied: called with the checkpoint's arguments and the changed ones; returns further
+        arguments that must change with them.
     """
 
     resizes: tuple[Resize, ...] = ()
@@ -91,7 +90,7 @@ class Adaptation:
         return next((rule for rule in self.resizes if re.fullmatch(rule.path, path)), None)
 
     def source_of(self, path: str, stored: Iterable[str]) -> str:
-        """Returns the checkpoint's path of the parameter that initializes the one with this path.
+        """Returns the checkpoint path of the values that initialize this parameter.
 
         Args:
           stored: the paths of all parameters of the checkpoint.
@@ -109,26 +108,26 @@ class Family:
     Attributes:
       model: the class; its name is the family's, and is stored in manifests of workdirs.
       names: names of the listed models.
-      parse: returns the arguments of the class for a name such as "ViT-B/16"; None: the name is not
-        of this family.
-      spell: returns the name for complete arguments, or a description of sizes without a name.
+      parse: returns the class's arguments for a name such as "ViT-B/16"; None: a name of another
+        family.
+      spell: returns the name for complete arguments, or a description of the sizes if they have no
+        name.
       source: returns the publication of a named model.
-      smallest: returns arguments, `image_size` included, that make the model of complete or parsed
-        arguments small and still run all of its code, for `:smoke` and tests.
+      smallest: given complete or parsed arguments, returns changes (including `image_size`) that
+        make the model small but run all of its code, for `:smoke` and tests.
       axes: logical axes for the end of a parameter's path, a regular expression: "dim -> part heads
         head_dim" for a kernel, inputs before the arrow, and "part heads head_dim" for its bias.
-        Entries with the same path differ in their number of axes.
-      layer: returns for a model the function from a parameter's path to the number of its encoder
-        layer: -1 before the encoder, infinity after it. None: the family has no such layers.
-      embedding: prefixes of the paths of the patch embedding and its norm, for which the learning
-        rate can be scaled; empty: the family has no patch embedding.
+        Two entries may have the same path if they differ in their number of axes.
+      layer: given a model, returns a function from a parameter's path to its encoder layer: -1
+        before the encoder, infinity after it. None: the family has no such layers.
+      embedding: path prefixes of the patch embedding and its norm, whose learning rate can be
+        scaled; empty: the family has no patch embedding.
       undecayed: regular expressions for the ends of paths of parameters without weight decay, in
         addition to biases and scales.
       any_size: the shapes of a model's parameters do not depend on the size of its images.
       fixed_size: `vit-jax finetune` keeps the checkpoint's image size instead of choosing one, as
         another size could change the model's arguments, such as Swin's windows.
-      loose: arguments that are part of the name, but that may differ between a training run and the
-        checkpoint from which it starts.
+      loose: arguments of the name that may differ between a run and the checkpoint it starts from.
       adaptation: rules that adapt a checkpoint's parameters to other arguments.
     """
 

@@ -1,6 +1,6 @@
 """Base classes of all models: `ImageModel`, and `TokenModel` and `CodeModel` for special kinds.
 
-Code outside `models/` and `interop/` does not distinguish single model classes: it calls these
+Code outside `models/` and `interop/` does not depend on concrete model classes: it calls these
 methods, or tests whether the model is a `TokenModel` or a `CodeModel`.
 """
 
@@ -44,18 +44,18 @@ def height_and_width(image_size: int | tuple[int, int]) -> tuple[int, int]:
     return height, width
 
 
-# Functions from logits to class probabilities: for mutually exclusive classes, or for each class
-# independently.
+# Convert logits to class probabilities: softmax for mutually exclusive classes, sigmoid for
+# independent ones.
 PROBABILITIES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 
 
 class About:
-    """A record of a model's name and of its source.
+    """Metadata of a model: its name and the information of its checkpoint.
 
     Attributes:
       name: name of the model, such as `ViT-B/16`.
       preprocessing: the checkpoint's preprocessing of images, if it stores one.
-      objective: the checkpoint's parameters of a training objective, if it stores any.
+      objective: the training objective's parameters, if the checkpoint stores any.
       class_names: names of all classes, if the checkpoint stores them.
       probabilities: a key of `PROBABILITIES`.
     """
@@ -69,13 +69,13 @@ class About:
         self.name = name
 
     def for_classes(self, names: tuple[str, ...], probabilities: str) -> "About":
-        """Returns the record of a model with other classes."""
+        """Returns the same metadata with other classes."""
         other = copy.copy(self)
         other.class_names, other.probabilities = names, probabilities
         return other
 
     def lines(self, model: "ImageModel") -> dict[str, str]:
-        """Returns more lines of the model's card, by their first word."""
+        """Returns additional lines for the model's card, by their first word."""
         return {"from": "fresh parameters, not trained"}
 
     def predict(
@@ -93,7 +93,7 @@ def as_array(images: ImagesLike, channels: int) -> Any:
     Integers from 0 to 255 in lists become uint8.
 
     Raises:
-      UserError: the images differ in size, or a PIL image has a mode that would need a conversion.
+      UserError: the images differ in size, or a PIL image has an unsupported mode.
     """
     if isinstance(images, jax.Array | np.ndarray):
         return images
@@ -107,7 +107,7 @@ def as_array(images: ImagesLike, channels: int) -> Any:
 
 
 def _stacked(images: list[np.ndarray]) -> np.ndarray:
-    """Returns images of one size as one array; raises UserError for several sizes."""
+    """Stacks images of one size; raises UserError for several sizes."""
     if len(shapes := {image.shape for image in images}) > 1:
         sizes = ", ".join(str(list(shape)) for shape in sorted(shapes))
         raise UserError(
@@ -138,7 +138,7 @@ def check_range(images: jax.Array) -> None:
     Raises:
       UserError: values are outside of [-1, 1], or NaN.
     """
-    with jax.ensure_compile_time_eval():  # Needed within traced functions with constant images.
+    with jax.ensure_compile_time_eval():  # For constant images within traced functions.
         if jnp.isnan(images).any():  # XLA's minimum may ignore NaN.
             raise UserError(
                 "the model takes images of floats in [-1, 1], not NaN: check the preprocessing"
@@ -159,13 +159,13 @@ def check_range(images: jax.Array) -> None:
 
 
 class ImageModel(nnx.Module):
-    """A model of images that normalizes its inputs by the mean and std of its training.
+    """An image model that normalizes its inputs by the mean and std of its training data.
 
     A subclass defines `features(images, rngs=None, dense=False)`, which returns the input of the
-    linear `head`. The head is None if there are no classes.
+    linear `head`. Without classes the head is None.
 
     Attributes:
-      options: the arguments of the model, of the class `options_type`, which documents them.
+      options: the model's arguments, an instance of `options_type`, where they are documented.
       any_size: the model accepts images of other sizes, too.
     """
 
@@ -201,7 +201,7 @@ class ImageModel(nnx.Module):
 
     @property
     def std(self) -> Statistic:
-        """Standard deviation of pixels in [0, 1] for normalization, similar to `mean`."""
+        """Standard deviation of pixels in [0, 1] for normalization, in the form of `mean`."""
         return self.options.std
 
     @property
@@ -227,11 +227,12 @@ class ImageModel(nnx.Module):
         A model without a head returns its features.
 
         Args:
-          images: uint8, or floats in [-1, 1]; lists of such, or of PIL images of the model's size.
+          images: uint8 or floats in [-1, 1], as an array or lists; or PIL images of the model's
+            size.
           rngs: random keys with a `dropout` stream for a training call; None: evaluation.
-          capture: names from the class's `captures`; the call then also returns these intermediate
-            results, a list for each name. `features`: `[batch, rows, columns, channels]` before the
-            first block and after each block and each change of resolution.
+          capture: names from the class's `captures`. The call then also returns a dictionary with a
+            list of intermediate results for each name. `features`: `[batch, rows, columns,
+            channels]` before the first block and after each block and each change of resolution.
 
         Raises:
           UserError: the images have another shape or type, or a name cannot be captured.
@@ -254,40 +255,39 @@ class ImageModel(nnx.Module):
         """Returns the input of the head, `[batch, features]`, whether there is a head or not.
 
         Args:
-          dense: return the features of each place instead, for dense prediction. A model of tokens
+          dense: return the features of each place instead, for dense prediction. A `TokenModel`
             returns the last layer's patches, `[batch, rows, columns, dim]`. Other models return a
-            list of each stage's features, `[batch, rows, columns, channels]`, the finest first and
-            not normalized.
+            list with each stage's features, `[batch, rows, columns, channels]`, the finest first
+            and not normalized.
         """
         raise NotImplementedError
 
     @property
     def leaves_out(self) -> int | None:
-        """Side in pixels of the patches that `features_of` can skip; None: it is unsupported.
+        """Side in pixels of the patches that `features_of` can skip; None: unsupported.
 
-        Each of these patches is one place of the last stage.
+        Such a patch corresponds to one place of the last stage.
         """
         return None
 
     def features_of(
         self, images: jax.Array, keep: jax.Array, rngs: nnx.Rngs | None = None
     ) -> jax.Array:
-        """Returns the last stage's features of some patches, `[batch, kept, channels]`.
+        """Returns the last stage's features of the kept patches, `[batch, kept, channels]`.
 
         The features are not normalized and do not depend on the other patches: layers read zeros in
-        their place, and statistics over an image are computed over the kept patches only.
-        `leaves_out` must divide the sides of the images.
+        their place, and image statistics are computed over the kept patches only. The sides of the
+        images must be multiples of `leaves_out`.
 
         Args:
-          keep: int32 `[batch, kept]`, indices of each image's patches in raster order, each once.
+          keep: int32 `[batch, kept]`, distinct raster indices of each image's patches.
         """
         raise NotImplementedError
 
     def each_head(self, images: ImagesLike, rngs: nnx.Rngs | None = None) -> tuple[jax.Array, ...]:
         """Returns the logits of each head, `[batch, classes]`; a call returns their mean.
 
-        Models have one head, except for a ViT with a second head on its distillation token, the
-        last one.
+        Only a ViT with a distillation token has a second head.
         """
         x = self.features(images, rngs)
         return (x if self.head is None else self.head(x),)
@@ -308,11 +308,11 @@ class ImageModel(nnx.Module):
     def resized(self, image_size: int | tuple[int, int]) -> "ImageModel":
         """Returns the same model for images of another size, in pixels or as (height, width).
 
-        It shares the parameters, so gradients of its outputs reach them: an objective may use crops
-        of several sizes in one step. The original model still rejects images of another size.
+        Both models share their parameters and gradients, so an objective may use crops of several
+        sizes in one step. The original model still rejects images of another size.
 
         Raises:
-          UserError: a model of this kind does not support the size.
+          UserError: the model does not support the size.
         """
         size = height_and_width(image_size)
         if size == self.image_size or self.any_size:
@@ -328,11 +328,11 @@ class ImageModel(nnx.Module):
         """Returns the most likely classes of images, with the checkpoint's preprocessing.
 
         Args:
-          images: a path of an image or a folder; an image, PIL's or uint8 `[height, width, 3]`; a
-            list of such; or uint8 `[images, height, width, 3]`. They may have any size. A model
+          images: the path of an image or of a folder; a PIL image or uint8 `[height, width, 3]`; a
+            list of these; or uint8 `[images, height, width, 3]`. Images may have any size. A model
             with one channel converts them to grey; a model with four or more requires uint8 arrays
             with that number of channels.
-          top: maximum number of classes for each image; None: 3, or with a threshold all.
+          top: maximum number of classes for each image; None: 3, or all if there is a threshold.
           threshold: minimum probability of the returned classes.
 
         Returns:
@@ -404,22 +404,22 @@ class ImageModel(nnx.Module):
 
 
 class TokenModel(ImageModel):
-    """A model of tokens, one for each patch and some before them: ViT and its relatives.
+    """A Transformer over patch and prefix tokens: ViT and similar models.
 
-    Its forward pass is `patches`, `assemble`, `encode`, the layer norm `norm` unless that is None,
-    and a head; an objective may change the tokens between two of these steps. Its `__call__` has a
-    further argument, `whole`, to compute all tokens of the last layer.
+    The forward pass consists of `patches`, `assemble`, `encode`, the layer norm `norm` (unless
+    None) and a head. An objective may change the tokens between these steps. `__call__` has another
+    argument, `whole`, to compute all tokens of the last layer.
 
     Attributes:
-      prefix_tokens: names of the tokens before the patches; their parameters have the same names.
+      prefix_tokens: names of the tokens before the patches, and of their parameters.
       grid: rows and columns of patches.
-      tokens: number of all tokens, including the registers behind the patches.
-      embeds_pixels: a patch's embedding depends on its own pixels only. False for hybrids, whose
-        features have a larger receptive field.
+      tokens: number of all tokens, including the registers after the patches.
+      embeds_pixels: a patch's embedding depends only on its own pixels. False for hybrids, which
+        have a larger receptive field.
       attends_fully: every patch attends to every other, so that rollout and attention distance are
         defined.
-      keeps_any: `assemble` can keep any subset of the patches.
-      takes_queries: `encode_with` can add tokens to the last layers.
+      keeps_any: `assemble` supports any subset of the patches.
+      takes_queries: `encode_with` supports additional tokens in the last layers.
       pools_plainly: the head reads one normalized token or the mean of the patches, without further
         layers.
     """
@@ -455,7 +455,7 @@ class TokenModel(ImageModel):
 
     @property
     def prefix(self) -> int:
-        """Number of the tokens before the patches."""
+        """Number of prefix tokens, those before the patches."""
         return len(self.prefix_tokens)
 
     @property
@@ -493,8 +493,8 @@ class TokenModel(ImageModel):
 
         Args:
           read: number of leading tokens to return; the last layer computes no others. None: all.
-          after: return a pair: the result, and all tokens after this number of layers, which is
-            below the depth.
+          after: return a pair: the result, and all tokens after this number of layers (less than
+            the depth).
         """
         raise NotImplementedError
 
@@ -506,14 +506,14 @@ class TokenModel(ImageModel):
         mask: Callable[[int, jax.Array], jax.Array | None],
         rngs: nnx.Rngs | None = None,
     ) -> jax.Array:
-        """Applies all layers as `encode`, the last ones with further tokens; needs `takes_queries`.
+        """Applies all layers, with additional tokens in the last ones; requires `takes_queries`.
 
         Args:
-          queries: `[batch, queries, dim]`, tokens without positions, which are appended.
-          layers: number of last layers with these tokens.
-          mask: called as `mask(number, x)` before each of these layers, counted from 0, with its
-            input; returns the tokens that each query attends to, bool `[batch, queries, tokens +
-            queries]`, or None for all.
+          queries: additional tokens, without positions, `[batch, queries, dim]`.
+          layers: number of last layers to which the queries are appended.
+          mask: called as `mask(number, x)` before each of these layers; `number` counts them from
+            0, and `x` is the layer's input. Returns the tokens that each query attends to, bool
+            `[batch, queries, tokens + queries]`, or None for all.
 
         Returns:
           `[batch, tokens + queries, dim]`, before the final norm.
@@ -521,22 +521,22 @@ class TokenModel(ImageModel):
         raise NotImplementedError
 
     def layer_positions(self, rngs: nnx.Rngs | None = None) -> dict[str, Any]:
-        """Returns the arguments of a layer's call for positions that the tokens lack.
+        """Returns the arguments for positions inside the layers, such as rotary ones.
 
         Args:
-          rngs: random keys, in training, for the random rescaling of coordinates.
+          rngs: random keys, in training, for the rescaling of coordinates.
         """
         raise NotImplementedError
 
     def more_layers(
         self, count: int, first: int, scheme: Scheme | None = None, *, rngs: nnx.Rngs
     ) -> nnx.Dict:
-        """Returns new layers similar to the model's own that are not part of the model.
+        """Creates layers with the model's settings that are not part of the model.
 
         Args:
           count: number of layers.
-          first: index of the first new layer, from 0; it determines the initialization and the
-            stochastic depth.
+          first: index of the first new layer, from 0; determines the initialization and the
+            stochastic depth rate.
           scheme: initialization scheme; None: the model's own.
 
         Raises:
@@ -546,7 +546,7 @@ class TokenModel(ImageModel):
 
 
 class CodeModel(ImageModel):
-    """A tokenizer: a model that predicts one code of a vocabulary for each place of an image.
+    """An image tokenizer: predicts one code of a vocabulary for each place of an image.
 
     Its linear `head` has an output for each code.
 

@@ -1,4 +1,4 @@
-"""Models of images and texts: an image tower, a text tower and the scale of their similarities."""
+"""Image-text models: an image tower, a text tower and the scale of their similarities."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -14,8 +14,8 @@ from vit_jax.models.image_model import ImageModel, ImagesLike
 from vit_jax.models.text import TextTower
 from vit_jax.models.text_tokens import Tokenizer
 
-MOST_TEXTS = 64  # Texts of one call of the text tower.
-MOST_EMBEDDED = 4096  # Texts whose embeddings are held before their means are taken.
+MOST_TEXTS = 64  # Maximum number of texts in one call of the text tower.
+MOST_EMBEDDED = 4096  # Maximum number of embeddings in memory before they are averaged.
 TEMPLATES = ("a photo of a {}.",)
 
 
@@ -42,7 +42,7 @@ class ImageTextModel(nnx.Module):
     Attributes:
       image: the image tower.
       text: the text tower.
-      logit_scale: logarithm of the factor of cosine similarities.
+      logit_scale: logarithm of the factor on cosine similarities.
       logit_bias: offset of the logits; None: CLIP, which has none.
       probabilities: a key of `PROBABILITIES`: `softmax` over the texts (CLIP), or a `sigmoid` of
         each pair (SigLIP).
@@ -75,7 +75,7 @@ class ImageTextModel(nnx.Module):
         """Returns embeddings of length 1, float32 `[texts, dim]`.
 
         Args:
-          texts: one text or several; longer ones than the tower's length are truncated.
+          texts: one text or several; texts longer than the tower's length are truncated.
 
         Raises:
           UserError: there is no text.
@@ -107,7 +107,7 @@ class ImageTextModel(nnx.Module):
     def classifier(
         self, names: Sequence[str], templates: Sequence[str] = TEMPLATES
     ) -> "ZeroShotClassifier":
-        """Returns an image classifier whose classes are described by texts.
+        """Returns an image classifier for classes that are described by texts.
 
         A class's embedding is the mean over the templates, scaled to length 1 (Radford et al.,
         2021, section 3.1.4). The classifier's `predict` applies the checkpoint's preprocessing.
@@ -117,8 +117,8 @@ class ImageTextModel(nnx.Module):
           templates: texts with `{}` for the name.
 
         Raises:
-          UserError: there are no names or templates, a name is empty or not unique, also as tokens,
-            there is one name only for a softmax, or a template has no `{}`.
+          UserError: there are no names or templates; a name is empty; two names are equal or have
+            the same tokens; there is only one name for a softmax; or a template has no `{}`.
         """
         names = checked_names(names, self.tokenizer, self.probabilities)
         embeddings = class_embeddings(self.encode_text, names, checked_templates(templates))
@@ -153,8 +153,8 @@ def checked_names(
     """Returns class names without surrounding spaces.
 
     Raises:
-      UserError: there is no name, one is empty or not unique, also as tokens, or there is one name
-        only for a softmax.
+      UserError: there is no name; a name is empty; two names are equal or have the same tokens; or
+        there is only one name for a softmax.
     """
     names = tuple(name.strip() for name in ([names] if isinstance(names, str) else names))
     if not names or not all(names):
@@ -190,10 +190,10 @@ def checked_templates(templates: Sequence[str]) -> tuple[str, ...]:
 
 
 class ZeroShotClassifier(ImageModel):
-    """Image tower whose head compares embeddings with those of texts."""
+    """Image tower with a head that compares image embeddings with text embeddings."""
 
     def __init__(self, model: ImageTextModel, classes: jax.Array, names: tuple[str, ...]):
-        """Makes a classifier of a model and the embeddings of classes, `[classes, dim]`."""
+        """Creates a classifier from a model and the embeddings of classes, `[classes, dim]`."""
         tower = model.image
         super().__init__(
             dataclasses.replace(tower.options, num_classes=len(names)), any_size=tower.any_size

@@ -1,7 +1,7 @@
 """Initializers that draw on the host with NumPy: compiling JAX's random functions takes seconds.
 
-The values depend on the key and the shape only, not on the devices or the mesh. Each initializer
-has Flax's signature: a key, a shape and a dtype. While JAX traces, it is a callback and draws
+The values depend only on the key and the shape, not on the devices or the mesh. Each initializer
+has Flax's signature: a key, a shape and a dtype. Under tracing it becomes a callback and draws
 nothing.
 """
 
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 Initializer = Callable[..., jax.Array]  # (key, shape, dtype)
-# Numbers per block: a block stays in the processor's cache while it is processed.
+# Numbers drawn at once: a block that fits in the processor's cache.
 BLOCK = 2**16
 CUT_STD = 0.87962566103423978  # Standard deviation of a standard normal truncated at -2 and 2.
 
@@ -29,10 +29,10 @@ def normal(std: float) -> Initializer:
 
 
 def xavier(parts: int = 1, dense: bool = False) -> Initializer:
-    """Returns Glorot's uniform initializer, for each of `parts` concatenated kernels.
+    """Returns Glorot's uniform initializer, applied separately to `parts` concatenated kernels.
 
     Args:
-      dense: treat a convolution's kernel as a dense layer's, whose outputs count once.
+      dense: treat a convolution as a dense layer over its patch: fan-out is the number of outputs.
     """
 
     def draw(generator, out):
@@ -50,10 +50,10 @@ def xavier(parts: int = 1, dense: bool = False) -> Initializer:
 
 
 def xavier_normal(parts: int = 1, factors: tuple[float, ...] = (1.0,)) -> Initializer:
-    """Returns Glorot's normal initializer, for each of `parts` concatenated kernels.
+    """Returns Glorot's normal initializer, applied separately to `parts` concatenated kernels.
 
     Args:
-      factors: factors of the kernel's outputs, which are split into as many groups.
+      factors: factors of equal groups of the kernel's outputs.
     """
 
     def draw(generator, out):
@@ -67,7 +67,7 @@ def xavier_normal(parts: int = 1, factors: tuple[float, ...] = (1.0,)) -> Initia
 
 
 def lecun() -> Initializer:
-    """Returns LeCun's initializer: normal, truncated at 2 std, of final variance 1 / inputs."""
+    """Returns LeCun's normal initializer: truncated at 2 std, with variance 1 / inputs."""
 
     def draw(generator, out):
         generator.standard_normal(out=out, dtype=np.float32)
@@ -120,7 +120,7 @@ def _fill_evenly(generator: np.random.Generator, out: np.ndarray, limit: float) 
 
 
 def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Returns the inputs and outputs of a kernel `[..., inputs, outputs]`, times its places."""
+    """Returns fan-in and fan-out of a kernel `[..., inputs, outputs]`."""
     places = math.prod(shape[:-2])
     return places * shape[-2], places * shape[-1]
 
@@ -143,7 +143,7 @@ def _initializer(draw: Callable[[np.random.Generator, np.ndarray], None]) -> Ini
 
 
 def _aligned(shape: tuple[int, ...]) -> np.ndarray:
-    """Returns an aligned array, which JAX uses on a CPU without a copy (as slow as drawing)."""
+    """Returns an aligned array, so that JAX on a CPU need not copy it (as slow as drawing)."""
     memory = np.empty(math.prod(shape) + 16, np.float32)
     start = -memory.ctypes.data // memory.itemsize % 16
     return memory[start : start + math.prod(shape)].reshape(shape)
@@ -153,18 +153,17 @@ class Scheme(NamedTuple):
     """Initializers of the Transformer's parameters that differ between libraries."""
 
     patches: Initializer  # Kernel of the patch embedding.
-    patches_bias: Callable[[int], Initializer]  # Its bias, from the kernel's number of inputs.
+    patches_bias: Callable[[int], Initializer]  # Its bias, given the kernel's fan-in.
     qkv: Initializer
     mlp_bias: Initializer
     dense: Initializer = xavier()  # Kernel of the MLP's first layer.
     gated: Initializer = xavier(parts=2)  # The same for a gated MLP.
     out: Initializer = xavier()  # Kernel of the last layer of either branch.
 
-    # Values of a single layer; see `of_layer`.
+    # Initializers that depend on the layer; see `of_layer`.
     own: Callable[[int, int, bool], dict[str, Initializer]] = lambda layer, depth, sub_norm: {}
 
-    # Class, mask and other tokens. None: zeros if the token's learned position also initializes it,
-    # else normal.
+    # Class, mask and other tokens. None: zeros if the token has a learned position, else normal.
     token: Initializer | None = None
     positions: Initializer = normal(0.02)  # Learned positions.
 
@@ -178,23 +177,23 @@ class Scheme(NamedTuple):
 
 
 def _of_beit(std: float) -> "Scheme":
-    """Returns BEiT's scheme: all values have one std before truncation."""
+    """Returns BEiT's scheme: all parameters have the same std before truncation."""
     drawn, zeros = cut_normal(std), jax.nn.initializers.zeros
 
     def own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
-        """Returns the last layers of branches, divided by sqrt(2 (layer + 1))."""
+        """Divides the std of each branch's last layer by sqrt(2 (layer + 1))."""
         return {"out": cut_normal(std / math.sqrt(2 * (layer + 1)))}
 
     return Scheme(drawn, lambda inputs: zeros, drawn, zeros, *[drawn] * 3, own, drawn, drawn)
 
 
 def _vqkds_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
-    """Returns the last layers of branches as in BEiT's fine-tuning, with the same division."""
+    """Returns normal initializers of branches' last layers, divided as in `_of_beit`."""
     return {"out": normal(0.02 / math.sqrt(2 * (layer + 1)))}
 
 
 def _plain_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
-    """Returns PyTorch's initializer for the last layers of branches, with the same division."""
+    """Returns PyTorch's initializers of branches' last layers, divided as in `_of_beit`."""
     return {"out": torch_convolution(1 / math.sqrt(2 * (layer + 1)))}
 
 
@@ -212,7 +211,7 @@ def aggregation(dim: int) -> "Scheme":
 
 
 def _eva02s_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
-    """Returns EVA-02's kernels: all but q and k scaled by sqrt(log(2 depth)) if `sub_norm`."""
+    """Returns EVA-02's initializers; with `sub_norm` all but q and k times sqrt(log(2 depth))."""
     if not sub_norm:
         return {}
     factor = math.sqrt(math.log(2 * depth))
@@ -248,7 +247,7 @@ SCHEMES = {
     ),
     "deit": _DEIT,
     # DeiT III's class token has no position embedding. Here the token starts at zero, and its
-    # position with the token's values.
+    # position embedding has the token's initial values.
     "deit3": _DEIT._replace(token=None),
     "dinov2": _DEIT._replace(token=normal(1e-6)),
     # BEiT's and EVA-g's schemes in PyTorch.

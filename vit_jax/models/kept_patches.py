@@ -1,4 +1,4 @@
-"""Gathers some square patches of each image into a smaller image, and scatters them back."""
+"""Gathers square patches of each image into a smaller image, and scatters them back."""
 
 from typing import NamedTuple
 
@@ -7,15 +7,15 @@ import jax.numpy as jnp
 
 
 class KeptPatches(NamedTuple):
-    """Positions of the patches that are kept of each image.
+    """Positions of the kept patches of each image.
 
     The kept patches are stacked vertically to a tall image, `[batch, kept * side, side, channels]`.
-    Layers that read one place, or a part of a patch, compute the same values as in the whole image.
-    Feature maps of a lower resolution are gathered in the same way, as long as a patch covers whole
-    places; `side` is then the number of places in a row of the patch.
+    Layers with a receptive field within one patch compute the same values as on the whole image.
+    Feature maps of a lower resolution are gathered in the same way if a patch covers whole places;
+    `side` is then the patch's side in places.
 
     Attributes:
-      positions: int32 `[batch, kept]`, indices of the patches in raster order, each once.
+      positions: int32 `[batch, kept]`, distinct raster indices of the patches.
       grid: rows and columns of patches.
     """
 

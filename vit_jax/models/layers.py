@@ -1,4 +1,4 @@
-"""Named activations, and running a stack of layers: one by one, as a scan, with remat."""
+"""Named activations, and stacks of layers: one by one, as a scan, with rematerialization."""
 
 import contextlib
 import math
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-# Rematerialization policies: the values stored for the backward pass; all others are recomputed.
+# Rematerialization policies: which values are stored for the backward pass.
 REMAT = {
     "none": None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # Excludes attention scores.
@@ -62,8 +62,8 @@ def platform() -> str:
 def _exact_gelu(x: jax.Array) -> jax.Array:
     """Computes x times the normal distribution's CDF at x, in float32 or wider, as PyTorch does.
 
-    erfc has more digits far below zero. It takes twice the memory and longer on a CPU, and by the
-    TPU compiler's estimate a quarter more cycles for a whole ConvNeXt block in bfloat16.
+    erfc would be more precise far below zero, but takes twice the memory and longer on a CPU, and
+    by the TPU compiler's estimate a quarter more cycles for a whole ConvNeXt block in bfloat16.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return (0.5 * wide * (1 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)
@@ -81,8 +81,8 @@ def dense_dot(
 ) -> jax.Array:
     """Multiplies like `lax.dot_general` in a dense layer over the last axes of `x`.
 
-    On a CPU it merges all axes to a product of two matrices; results differ by rounding at most.
-    With more axes XLA transposes the output's gradient in memory before it computes the kernel's.
+    On a CPU it reshapes the operands to two matrices; results differ only by rounding. With more
+    axes XLA would transpose the output's gradient in memory before computing the kernel's.
 
     Args:
       x: `[..., *inputs]`.
@@ -106,7 +106,7 @@ def dense_dot(
 
 
 def part() -> jax.Array | int:
-    """Returns the index of the batch shard that the model is traced for; 0: the whole batch."""
+    """Returns the index of the batch shard for which the model is traced; 0: the whole batch."""
     return _part.get()
 
 
@@ -114,12 +114,12 @@ def part() -> jax.Array | int:
 def placing(
     place: Callable[[str, jax.Array], jax.Array], platform: str, part: jax.Array | int = 0
 ) -> Iterator[None]:
-    """Traces models for this platform while the context is open, and places named activations.
+    """Sets the platform and the placement of named activations for models traced in the context.
 
     Args:
       place: called as `place(name, x)` for every named activation; its result replaces `x`.
       platform: `cpu`, `gpu` or `tpu`.
-      part: index of the batch shard, of shards with equal sizes.
+      part: index of the batch shard; all shards have the same size.
     """
     tokens = _place.set(place), _platform.set(platform), _part.set(part)
     try:
@@ -147,7 +147,7 @@ def run_blocks(
     """Applies the blocks of a stage, `[batch, height, width, channels]` to the same shape.
 
     Args:
-      blocks: called as `block(x, rngs, stochastic_depth, **given)`.
+      blocks: the blocks, called as `block(x, rngs, stochastic_depth, **given)`.
       first: index of the first block among all blocks of the model.
       rate: returns the stochastic depth rate for a block's index.
       key: random key, in training; each block's key is folded from it and the index.
@@ -172,8 +172,8 @@ def run_layers(
 ) -> jax.Array:
     """Applies `x = call(layer, x, inputs of the layer)` for each layer in turn.
 
-    While intermediate results are captured, `remat` and `scan` are ignored, since the results must
-    leave the call.
+    While intermediate results are captured, `remat` and `scan` are ignored, because their
+    transformations would not return the results.
 
     Args:
       remat: a key of `REMAT`.

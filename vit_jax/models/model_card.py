@@ -39,7 +39,7 @@ class ModelCard:
 
 
 class _OneKey:
-    """A fast substitute for `nnx.Rngs` if only shapes are needed: it does not count keys."""
+    """A fast substitute for `nnx.Rngs` that does not count keys, for shapes only."""
 
     def __init__(self):
         self._key = jax.random.key(0)
@@ -51,7 +51,7 @@ class _OneKey:
 
 
 def abstract(build: Callable[..., Kind]) -> Kind:
-    """Returns the model that `build(rngs=...)` creates, with shapes in place of arrays."""
+    """Returns the result of `build(rngs=...)` with shapes in place of arrays."""
     return nnx.eval_shape(lambda: build(rngs=_OneKey()))
 
 
@@ -73,8 +73,8 @@ def count_multiply_adds(model: nnx.Module) -> int:
     """Returns the multiply-adds of matrix products and convolutions in one image's forward pass.
 
     As in the papers' "GFLOPs", one multiply-add counts as one, and kernel elements on padding do
-    not count. All tokens of the last layer count, even those that a model skips because no head
-    reads them. `model` may be abstract.
+    not count. All tokens of the last layer count, even if the model skips those that no head reads.
+    `model` may be abstract.
     """
     graphdef, params = nnx.split(model)
     images = jax.ShapeDtypeStruct((1, *model.image_size, model.channels), jnp.float32)
@@ -95,7 +95,7 @@ def training_flops(multiply_adds: float) -> float:
 
 
 def traced_multiply_adds(function: Callable, *arguments) -> int:
-    """Returns the multiply-adds of a function as traced by JAX; the arguments may be shapes."""
+    """Returns a function's multiply-adds from its jaxpr; the arguments may be shapes."""
     with placing(lambda _, x: x, platform="cpu"):
         return _count(jax.make_jaxpr(function)(*arguments).jaxpr)
 
@@ -110,7 +110,7 @@ def _count(jaxpr: core.Jaxpr) -> int:
 
 
 def multiply_adds(equation: core.JaxprEqn) -> int:
-    """Returns the multiply-adds of one traced matrix product or convolution; else 0."""
+    """Returns the multiply-adds of a matrix product or convolution; 0 for other operations."""
     kind, shapes = (
         equation.primitive.name,
         [v.aval.shape for v in equation.invars if hasattr(v, "aval")],
@@ -153,9 +153,9 @@ def count_taps(
 ) -> int:
     """Returns the number of pairs (output, kernel element) on one axis that are not on padding.
 
-    Output o and element k read place p = o stride + k kernel_dilation - padding. This is an input
-    if `dilation` divides p: for each k, every `period`-th o between the first and the last output
-    whose place is within the input.
+    Output o and element k read place p = o stride + k kernel_dilation - padding. Place p is an
+    input if it is within the image and `dilation` divides it. For each k, these are every
+    `period`-th o in a range of outputs.
     """
     start = np.arange(kernel) * kernel_dilation - padding
     common = math.gcd(stride, dilation)

@@ -34,8 +34,8 @@ def from_lists(values: Any) -> np.ndarray:
 def in_channels(images: jax.Array, channels: int) -> jax.Array:
     """Converts RGB images, uint8 `[..., 3]`, to grey, `[..., 1]`, for a model with one channel.
 
-    For other models the images are returned unchanged. Grey is ITU-R 601-2 luma in Pillow's fixed
-    point: an image with equal channels keeps its values.
+    For other models the images are returned unchanged. Grey is ITU-R 601-2 luma in Pillow's
+    fixed-point arithmetic, so an image with equal channels keeps its values.
     """
     if channels != 1 or images.shape[-1] != 3:
         return images
@@ -44,5 +44,5 @@ def in_channels(images: jax.Array, channels: int) -> jax.Array:
 
 
 def affine(mean: Statistic, std: Statistic) -> tuple[np.ndarray, np.ndarray]:
-    """Returns mean and std for pixels in [-1, 1], float32, from those for pixels in [0, 1]."""
+    """Converts mean and std of pixels in [0, 1] to those of pixels in [-1, 1], float32."""
     return np.float32(2 * np.asarray(mean) - 1), np.float32(2 * np.asarray(std))

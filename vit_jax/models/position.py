@@ -12,8 +12,8 @@ from flax import nnx
 from vit_jax.models import initializers
 
 FIXED = ("sincos2d", "sincos2d_mae")
-# Interpolation of a table: linear from corner to corner, as in the paper's code; or as PyTorch
-# resizes images: bicubic (Transformers), bicubic with 0.1 added to the new side in the scale (DINO,
+# Interpolation of a table: linear with aligned corners (the paper's code), or PyTorch's image
+# resizing: bicubic (Transformers), bicubic with a scale of (new side + 0.1) / old side (DINO,
 # DINOv2), or bicubic with antialiasing (timm).
 
 
@@ -23,8 +23,8 @@ class PositionEmbedding(nnx.Module):
     Args:
       kind: `1d`, a learned table; `2d`, learned halves for column and row; or one of `FIXED`.
       grid: rows and columns of patches.
-      prefix: number of tokens before the patches. Each has its own vector in `2d`, and zeros in
-        fixed embeddings.
+      prefix: number of tokens before the patches. In `2d` each has its own vector; in fixed
+        embeddings theirs are zeros.
       resize: one of `POSITION_RESIZES` (options/model.py).
       drawn: initializer of learned embeddings; None: a normal distribution with std 0.02.
     """
@@ -110,7 +110,7 @@ def interpolation(old: int, new: int, kind: str = "linear") -> np.ndarray:
         return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
     first = np.floor(centres).astype(int) - 1
     weights = np.zeros((new, old))
-    for tap in range(4):  # Places beyond an end are clamped to that end.
+    for tap in range(4):  # Places are clamped to the table.
         places = first + tap
         at = np.clip(places, 0, old - 1)
         np.add.at(weights, (np.arange(new)[:, None], at), _cubic(places - centres, -0.75))
@@ -141,9 +141,9 @@ def sincos2d(grid: tuple[int, int], dim: int, kind: str) -> np.ndarray:
 class RelativeLayout(NamedTuple):
     """The layout of a relative position table, `[offsets, head_dim]` (paper, D.4).
 
-    The N patches are numbered in raster order. Their difference p_q - p_k lies between -(N-1) and
-    N-1 and uses rows 0 to 2N-2. Other tokens use three more rows: from a token to a patch, from a
-    patch to a token, and from a token to another token or itself.
+    The N patches are numbered in raster order. The difference of query and key number, from -(N-1)
+    to N-1, selects one of rows 0 to 2N-2. Other tokens use three more rows: from a token to a
+    patch, from a patch to a token, and from a token to another token or itself.
     """
 
     grid: tuple[int, int]
@@ -170,9 +170,9 @@ class RelativeLayout(NamedTuple):
     def resized(self, table: jax.Array, grid: tuple[int, int]) -> jax.Array:
         """Returns the table for another grid, resized bicubically like Swin's bias tables.
 
-        A difference of patch numbers can result from one or two offsets in rows and columns: with C
-        columns, an offset of C - 1 columns equals one row less one column. Its new vector is the
-        mean over all pairs of patches with this difference.
+        One difference of patch numbers can stand for two offsets: with C columns, (0 rows, C - 1
+        columns) and (1 row, -1 column) have the same difference. The new vector is the mean over
+        all pairs of patches with this difference.
         """
         old, new = math.prod(self.grid), math.prod(grid)
         among = table[difference(self.grid) + old - 1]  # [row offset, column offset, head_dim]
@@ -204,8 +204,8 @@ def spread_offsets(table: jax.Array) -> jax.Array:
     def spread(x):
         """Expands `[2 side - 1, ...]` to `[side, side, ...]`, by query and key."""
         side = (len(x) + 1) // 2
-        # Many copies of a row of 2 side numbers are read as rows of 2 side - 1, so that row i
-        # starts i places earlier.
+        # Copies of a row with 2 side numbers are reshaped to rows of 2 side - 1, which shifts row i
+        # by i places.
         row = jnp.concatenate([x[::-1], jnp.zeros_like(x[:1])])
         rows = jnp.broadcast_to(row, (side, *row.shape)).reshape(-1, *x.shape[1:])
         return rows[: side * len(x)].reshape(side, *x.shape)[:, side - 1 :]
@@ -259,9 +259,8 @@ class BiasLayout(NamedTuple):
     def resized(self, table: jax.Array, grid: tuple[int, int]) -> jax.Array:
         """Returns the table for another grid, resized by splines as in BEiT's fine-tuning.
 
-        The distances between the old offsets grow from the middle like a geometric series, so that
-        the outermost offsets match the new grid's. The table thus keeps its detail at small
-        offsets.
+        The old offsets are placed on the new axis as a geometric series from the middle to the
+        outermost new offsets, so that the table keeps its detail at small offsets.
         """
         old, new = (tuple(2 * side - 1 for side in sides) for sides in (self.grid, grid))
         count, heads = math.prod(old), table.shape[-1]
@@ -280,7 +279,7 @@ def spline(old: int, new: int) -> np.ndarray:
     from scipy.interpolate import InterpolatedUnivariateSpline
 
     places, offsets = spline_places(old, new), np.arange(new) - new // 2
-    # A spline is linear in its values, so unit vectors give the weights; it is constant beyond its
+    # A spline is linear in its values, so unit vectors yield the weights. It is constant beyond its
     # ends.
     units = np.eye(old)
     values = [
@@ -302,14 +301,13 @@ def spline_places(old: int, new: int) -> np.ndarray:
 
 
 class Rope(NamedTuple):
-    """A kind of rotary position embedding: how angles follow from a patch's row and column.
+    """A kind of rotary position embedding: the angles for a patch's row and column.
 
     Attributes:
-      base: base of the D/4 frequencies, D the width of a head; number i is base to the power -i /
-        (D/4).
+      base: frequency i of D/4 is base to the power -i / (D/4), where D is the width of a head.
       columns_first: the first half of a head's pairs is rotated by the column, not by the row.
       stretched: rows and columns are scaled to the grid of pre-training.
-      after_cls: rows and columns are counted from 1 if there is a class token.
+      after_cls: with a class token, rows and columns are counted from 1.
       centred: coordinates are the patch's centre between -1 and 1, times 2 pi.
     """
 
@@ -339,11 +337,11 @@ def rotation_angles(
     registers: int,
     head_dim: int,
 ) -> np.ndarray:
-    """Returns angles `[tokens, 1, head_dim]` of 2-D rotary positions; 0 for tokens without a patch.
+    """Returns the angles of 2-D rotary positions, `[tokens, 1, head_dim]`; 0 for non-patch tokens.
 
     Args:
       kind: a key of `ROPES`.
-      unit: the grid of pre-training, for stretched kinds.
+      unit: the grid of pre-training, used by `stretched` kinds.
       tokens: names of the tokens before the patches.
     """
     rope = ROPES[kind]
@@ -367,7 +365,7 @@ def draw_scale(most: float, key: jax.Array) -> jax.Array:
 
 
 def places_of(grid: tuple[int, int], prefix: int, registers: int) -> np.ndarray:
-    """Returns the column and row of each token, float32 `[tokens, 2]`; 0 without a patch."""
+    """Returns the column and row of each token, float32 `[tokens, 2]`; 0 for non-patch tokens."""
     rows, columns = np.indices(grid).reshape(2, -1)
     return np.pad(np.stack([columns, rows], axis=1), ((prefix, registers), (0, 0))).astype(
         np.float32
@@ -375,7 +373,7 @@ def places_of(grid: tuple[int, int], prefix: int, registers: int) -> np.ndarray:
 
 
 def mixed_frequencies(heads: int, head_dim: int, rngs: nnx.Rngs) -> jax.Array:
-    """Returns initial values of learned frequencies by column and row, `[2, heads, head_dim / 2]`.
+    """Returns initial frequencies for columns and rows, `[2, heads, head_dim / 2]`, to be learned.
 
     Each magnitude has two orthogonal directions, rotated randomly for each head (Heo et al., 2024).
     """
@@ -398,7 +396,7 @@ def mixed_rotation(places: np.ndarray, frequencies: jax.Array) -> Rotation:
 
 
 def rotate(x: jax.Array, cosines: jax.Array, sines: jax.Array, halves: bool = False) -> jax.Array:
-    """Rotates pairs of channels of `[batch, tokens, heads, head_dim]` by the tables' angles.
+    """Rotates pairs of channels of `[batch, tokens, heads, head_dim]` by the given angles.
 
     Args:
       halves: pair a channel of the first half with the corresponding one of the second half;

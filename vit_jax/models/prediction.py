@@ -10,7 +10,7 @@ class Prediction:
     Attributes:
       image: its path, or its index among the input images.
       classes: names, the most likely first; empty if no class reaches the threshold.
-      probabilities: float, of each of these classes.
+      probabilities: probability of each of these classes, float.
     """
 
     image: str

@@ -8,7 +8,7 @@ from vit_jax.models.position import interpolation
 
 
 def _zoom(array: np.ndarray, factors: tuple[float, ...]) -> np.ndarray:
-    from scipy.ndimage import zoom  # The import takes a third of a second, and few runs need it.
+    from scipy.ndimage import zoom  # The import takes a third of a second; few runs need it.
 
     return np.asarray(zoom(array, factors, order=1))
 
@@ -68,8 +68,8 @@ def resize_bias_table(table: np.ndarray, rows: int, columns: int) -> np.ndarray:
 def resize_patches(kernel: np.ndarray, rows: int, columns: int) -> np.ndarray:
     """Resizes the kernel of a patch embedding to another patch size (FlexiViT; Beyer et al., 2023).
 
-    A patch enlarged bilinearly keeps its embedding exactly. For smaller patches the embedding is
-    the least-squares approximation over white-noise patches.
+    If a patch is enlarged bilinearly, its embedding stays exactly the same. For smaller patches the
+    new kernel is the least-squares approximation over white-noise patches.
 
     Args:
       kernel: `[old rows, old columns, channels, dim]`.
@@ -92,12 +92,12 @@ def _bilinear(old: int, new: int) -> np.ndarray:
 
 
 def grid_of(model, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the grid of patches, which determines the layout of a `Resize` rule's parameters."""
+    """Returns the grid of patches, the layout's size in `Resize` rules."""
     return model.grid
 
 
 def _resize_table(table: np.ndarray, change: Change) -> np.ndarray:
-    """Resizes position embeddings to the new grid, without rows of tokens the model lacks."""
+    """Resizes position embeddings to the new grid; drops rows of tokens that the model lacks."""
     before, after = change.before, change.after
     if missing := [token for token in after.prefix_tokens if token not in before.prefix_tokens]:
         token = missing[0].removesuffix("_token")

@@ -1,8 +1,8 @@
 """ResNets with group norm and weight standardization: the paper's baselines and hybrids.
 
-Two kinds of units share the code. BiT's are pre-activated (Kolesnikov et al., 2020). The hybrids'
-units (paper, section 3.1) apply the activation after the convolution, as their released checkpoints
-do. Dimensions are named: batch height width channels.
+There are two kinds of units. BiT's are pre-activated (Kolesnikov et al., 2020). The hybrids'
+(paper, section 3.1) apply norm and activation after the convolution, as in the released
+checkpoints. Dimensions are named: batch height width channels.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from vit_jax.options.model import BiTOptions, HeadOptions
 
 
 class Rules(NamedTuple):
-    """Details in which BiT's and the hybrids' code differ, in addition to the order of layers."""
+    """Differences between BiT's and the hybrids' code, except for the order of layers."""
 
     same_padding: bool  # False: both sides are padded by (kernel size - 1) // 2.
     norm_epsilon: float
@@ -36,8 +36,8 @@ class Rules(NamedTuple):
     std_epsilon: float
 
 
-# Keys: whether the units are pre-activated, and the source of the epsilons. The epsilons in timm's
-# and Transformers' code differ from Google's, which changes the fifth digit.
+# Keys: whether the units are pre-activated, and the source of the epsilons. timm and Transformers
+# use other epsilons than Google, which changes the fifth digit of the outputs.
 RULES = {
     (True, "google"): Rules(False, 1e-5, 1e-10, 0.0),
     (True, "timm"): Rules(False, 1e-5, 1e-8, 0.0),
@@ -91,7 +91,7 @@ class StdConv(nnx.Module):
 def _convolve_small_maps(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """Computes a 3x3 convolution of maps of at most 2x2 as one product over all places.
 
-    XLA's convolution on CPUs takes 8 to 20 times as long, with gradients 3 to 7 times
+    On CPUs, XLA's convolution takes 8 to 20 times as long, and with gradients 3 to 7 times
     (docs/measurements.md).
     """
     # The index, from 0 to 2, of the kernel element between each input place and output place.
@@ -174,7 +174,7 @@ class _AxisAttention(nnx.Module):
         return self.out_norm(x.reshape(batch, lines, length, width))
 
     def resize(self, length: int) -> None:
-        """Resizes the table of relative positions bicubically to lines of another length."""
+        """Bicubically resizes the table of relative positions for lines of another length."""
         weights = interpolation(2 * self.length - 1, 2 * length - 1, "bicubic")
         self.relative_embedding, self.length = (
             nnx.Param(weights @ self.relative_embedding[...]),
@@ -241,8 +241,8 @@ class ResNet(nnx.Module):
       blocks: units in each stage, such as (3, 4, 6, 3). The first stage keeps the root's
         resolution, and each later one halves it. With an empty tuple the trunk is the root only.
       width: factor on all channels.
-      stem: `large`, a 7x7 convolution and a pooling that each halve the image; `small`, a 3x3
-        convolution that keeps its size, for images of about 32 pixels.
+      stem: `large`, a 7x7 convolution and a pooling, each with stride 2; `small`, a 3x3 convolution
+        with stride 1, for images of about 32 pixels.
       channels: channels of the images.
       preactivation: True for BiT's units, False for the hybrids'.
       epsilons: source of the epsilons, `google` or `timm`.
@@ -250,8 +250,8 @@ class ResNet(nnx.Module):
       remat: rematerialization policy of the units, as in `ViTOptions`.
 
     Raises:
-      UserError: the width gives a number of channels that the norms' groups or axial attention's
-        heads do not divide.
+      UserError: the norms' groups, or axial attention's heads, do not divide the number of
+        channels.
     """
 
     def __init__(
@@ -377,18 +377,17 @@ class BiT(ImageModel):
     def features(
         self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False
     ) -> Any:
-        """Returns the mean of the last stage's features over all places, `[batch, features]`.
+        """Returns the last stage's features, averaged over all places, `[batch, features]`.
 
         Args:
           dense: return a list of each stage's features instead, `[batch, rows, columns, channels]`,
-            the finest first. They are taken before the norm and the activation at the start of the
-            next unit.
+            the finest first, before the norm and activation of the next unit.
         """
         _, *stages = self.resnet(self.normalize(images))
         return stages if dense else nnx.relu(self.norm(stages[-1])).mean(axis=(1, 2))
 
     def resized(self, image_size: int | tuple[int, int]) -> "BiT":
-        """Returns the same model for another size; axial relative positions are interpolated.
+        """Returns the same model for another image size; axial relative positions are interpolated.
 
         Raises:
           UserError: the model is axial, and its stride does not divide the size.
@@ -408,7 +407,7 @@ class BiT(ImageModel):
 
 
 def _check_size(size: tuple[int, int], stride: int) -> None:
-    """Raises UserError for images whose sides the stride does not divide."""
+    """Raises UserError unless the stride divides the sides of the images."""
     if size[0] % stride or size[1] % stride:
         raise UserError(
             f"axial attention needs an image of multiples of {stride} pixels, not "
@@ -459,8 +458,8 @@ def spell_width(width: float) -> str:
 def group_norm(channels, rules, dtype, rngs, scale=1.0):
     """Returns a group norm with 32 groups, or fewer groups of two channels each.
 
-    Fewer than 64 channels are split into groups of two. BiT uses 32 groups at every width; in
-    R50x1's first stage these have two channels each. Statistics are in float32.
+    Fewer than 64 channels are split into groups of two, the size of R50x1's groups in its first
+    stage. BiT uses 32 groups at every width. Statistics are in float32.
 
     Raises:
       UserError: the groups do not divide the channels.

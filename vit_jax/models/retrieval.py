@@ -1,20 +1,20 @@
-"""Retrieval between images and texts: ranks of the right results, and recall."""
+"""Image-text retrieval: ranks of the correct results, and recall."""
 
 from typing import NamedTuple
 
 import numpy as np
 
 RECALLS = (1, 5, 10)
-MOST_COMPARED = 2**22  # Similarities that are held at once.
+MOST_COMPARED = 2**22  # Maximum number of similarities in memory.
 
 
 class Paired(NamedTuple):
-    """Embeddings of images and of distinct texts, and the pairs of both.
+    """Embeddings of images and of distinct texts, and their correct pairs.
 
     Attributes:
       images: embeddings of length 1, float32 `[images, dim]`.
-      texts: embeddings of length 1 of distinct texts, float32 `[texts, dim]`.
-      pairs: each image with each of its texts, int `[pairs, 2]`.
+      texts: embeddings of length 1, one for each distinct text, float32 `[texts, dim]`.
+      pairs: indices of each image and each of its texts, int `[pairs, 2]`.
     """
 
     images: np.ndarray
@@ -27,29 +27,30 @@ class Paired(NamedTuple):
         return np.bincount(self.pairs[:, 1], minlength=len(self.texts))
 
     def ranks_of_texts(self) -> np.ndarray:
-        """Returns the rank of the best right image of each text, from 0, int `[texts]`."""
+        """Returns the rank of each text's best correct image, from 0, int `[texts]`."""
         return ranks(self.texts, self.images, self.pairs[:, ::-1])
 
 
 def distinct(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the place of the first of each distinct text, and the distinct text of each.
+    """Returns the index of each distinct text's first occurrence, and each text's distinct index.
 
     Args:
-      tokens: int `[texts, length]`; texts with the same tokens are one.
+      tokens: int `[texts, length]`; texts with the same tokens are equal.
     """
     _, first, each = np.unique(tokens, axis=0, return_index=True, return_inverse=True)
     return first, each.reshape(-1)
 
 
 def ranks(queries: np.ndarray, keys: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """Returns how many wrong keys are at least as similar to each query as its best right key.
+    """Returns the rank of each query's best correct key: the number of wrong keys before it.
 
-    Keys of the same similarity as the right one count, so that a model whose embeddings are all the
-    same retrieves nothing, and so do similarities that are not numbers.
+    Wrong keys with the same similarity as the best correct key, or with NaN, count as more similar.
+    So a model with constant embeddings retrieves nothing.
 
     Args:
       queries, keys: embeddings of length 1, float32 `[count, dim]`.
-      pairs: each query with each of its right keys, int `[pairs, 2]`; each query has one at least.
+      pairs: indices of each query and each of its correct keys, int `[pairs, 2]`; at least one pair
+        for each query.
 
     Returns:
       Ranks from 0, int64 `[queries]`.
@@ -69,9 +70,9 @@ def ranks(queries: np.ndarray, keys: np.ndarray, pairs: np.ndarray) -> np.ndarra
 def recalls(paired: Paired) -> dict[str, float]:
     """Returns recall at 1, 5 and 10 in both directions, such as `recall@1_image_to_text`.
 
-    An image is right if one of its texts is among the k most similar distinct ones. Each pair is a
-    query of the other direction, which is right if one of the images of its text is among the k
-    most similar ones.
+    From image to text, an image counts as correct if one of its texts is among the k most similar
+    distinct texts. From text to image each pair is a query; it is correct if one of the text's
+    images is among the k most similar images.
     """
     images, texts, pairs = paired
     ways = {

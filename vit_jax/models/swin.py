@@ -3,12 +3,11 @@
 Four stages of blocks; each stage has half the resolution and twice the width of the previous one.
 Dimensions are named: batch height width dim heads head_dim tokens, where tokens are a window's.
 
-Layout of windows: the map stays `[batch, height, width, dim]` through norms and MLPs, which treat
-each place independently. Before attention it is cut into windows, `[batch, windows, tokens, dim]`,
-and attention's output is joined to a map again. Each of these steps is one transpose of one array
-whose rows of `dim` numbers stay contiguous. Queries, keys and values are computed from the windows,
-so these three arrays with narrow heads are never transposed for the windows. A shifted map is also
-copied, before it is cut and after it is joined.
+Layout of windows: norms and MLPs treat each place independently, on a map `[batch, height, width,
+dim]`. Before attention the map is cut into windows, `[batch, windows, tokens, dim]`; afterwards the
+output is joined to a map again. Both steps are one transpose that keeps rows of `dim` numbers
+contiguous. Queries, keys and values are computed after the cut, so that these three arrays with
+narrow heads need no transpose. A shifted map is also copied before the cut and after the join.
 """
 
 import dataclasses
@@ -53,7 +52,7 @@ SEARCHED = {
 PATCH, WINDOW = 4, 7  # Default patch size and window of a Swin.
 RATIO = 4  # Width of the MLP's hidden layer, relative to the block's width.
 EPSILON = 1e-5  # Epsilon of the layer norms.
-MASKED = -100.0  # Added to scores between places that are adjacent only due to the shift.
+MASKED = -100.0  # Added to scores of places that only the cyclic shift made adjacent.
 # Initial and maximum logarithm of V2's factor on cosines.
 FIRST_SCALE, MOST_SCALE = math.log(10), math.log(100)
 UNITS = 512  # Hidden units of V2's position bias MLP.
@@ -61,7 +60,7 @@ MOST_BIAS = 16.0  # Maximum of V2's position bias.
 
 
 class QueryKeyValue(nnx.Module):
-    """Projection to queries, keys and values of each place, in one product.
+    """Projection of each place to query, key and value, in one product.
 
     Args:
       key_bias: keys have a bias, too. V2's do not, since the bias would change the cosines.
@@ -124,8 +123,8 @@ def shifted_regions(
 ) -> np.ndarray:
     """Returns the region of each place after a cyclic shift, int32 `[windows, tokens]`.
 
-    Places of a window in different regions were not adjacent before the shift; attention between
-    them is masked.
+    If two places of a window are in different regions, they were not adjacent before the shift, and
+    attention between them is masked.
 
     Args:
       size: height and width of the map, multiples of the window's.
@@ -182,7 +181,8 @@ class WindowAttention(nnx.Module):
         height, width = x.shape[1:3]
         if any(shift):
             x = jnp.roll(x, (-shift[0], -shift[1]), axis=(1, 2))
-        # Zeros pad the last windows and are attended to, as in the authors' detection code.
+        # The last windows are padded with zeros that are attended to, as in the authors' detection
+        # code.
         missing = tuple(
             -size % side for size, side in zip((height, width), self.window, strict=True)
         )
@@ -204,8 +204,8 @@ class WindowAttention(nnx.Module):
     def _cut(self, x: jax.Array) -> jax.Array:
         """Cuts `[batch, height, width, dim]` into windows, `[batch, windows, tokens, dim]`.
 
-        The cut precedes the projection to heads: cutting three arrays with narrow heads instead
-        multiplies the attention's estimated cycles on a TPU by 2.4.
+        The cut comes before the projection: to cut three arrays with narrow heads instead takes 2.4
+        times the estimated cycles of attention on a TPU.
         """
         batch, height, width, dim = x.shape
         rows, columns = self.window
@@ -246,7 +246,7 @@ class WindowAttention(nnx.Module):
             scores += jnp.where(regions[:, None, :, None] == regions[:, None, None, :], 0, MASKED)
         weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
         share = 1 / weights.sum(-1, keepdims=True)
-        # The division follows the product, where there are fewer numbers than scores.
+        # Dividing after the product takes fewer operations: outputs are smaller than scores.
         narrow = weights.astype(value.dtype)
         out = (
             jnp.einsum("bwhqk,bwkhd->bwhqd", narrow, value, preferred_element_type=jnp.float32)
@@ -258,7 +258,7 @@ class WindowAttention(nnx.Module):
 def unit_length(x: jax.Array) -> jax.Array:
     """Normalizes vectors along the last axis to length 1 in float32; zeros stay zeros."""
     wide = x.astype(jnp.float32)
-    # The maximum is inside the square root, whose gradient at zero is infinite.
+    # The maximum is inside the square root because the root's gradient at zero is infinite.
     return (wide * jax.lax.rsqrt(jnp.maximum((wide**2).sum(-1, keepdims=True), 1e-24))).astype(
         x.dtype
     )
@@ -320,7 +320,7 @@ class SwinBlock(nnx.Module):
 
 
 class PatchMerging(nnx.Module):
-    """A merge of 2x2 places into one of twice the width, with a norm first (V1) or last (V2)."""
+    """A layer that merges 2x2 places into one of twice the width; norm first (V1) or last (V2)."""
 
     def __init__(self, stack: Stack, version: int, rngs: nnx.Rngs):
         dim = stack.dim
@@ -354,8 +354,8 @@ class Swin(ImageModel):
 
     In addition to `features`, a call can capture, for each block:
 
-    - `attention`, float32 `[batch, windows, heads, tokens, tokens]`. The windows, and the places in
-      each, are in raster order; in a shifted block, the order of the shifted map.
+    - `attention`, float32 `[batch, windows, heads, tokens, tokens]`. Windows, and places within
+      them, are in raster order; in a shifted block, in that of the shifted map.
     - `attended`, float32 `[batch, rows, columns, heads]`: the sum of the attention that a place
       receives from its window; 1 for uniform attention.
 
@@ -498,7 +498,7 @@ class Swin(ImageModel):
 
 
 def _stacks(stack: Stack, heads: tuple[int, ...]) -> list[Stack]:
-    """Returns the settings of each stage's blocks: twice the width of the previous stage."""
+    """Returns the settings of each stage's blocks; the width doubles with each stage."""
     return [
         dataclasses.replace(
             stack, dim=stack.dim * 2**stage, heads=count, mlp_dim=stack.mlp_dim * 2**stage
@@ -510,7 +510,7 @@ def _stacks(stack: Stack, heads: tuple[int, ...]) -> list[Stack]:
 def windows(
     grid: tuple[int, int], window: int | tuple[int, ...], stages: int
 ) -> list[tuple[int, int]]:
-    """Returns height and width of the windows in each stage, at most the size of its map.
+    """Returns height and width of each stage's windows, which are not larger than its map.
 
     Args:
       grid: rows and columns of patches; each further stage has half of them, rounded up.
@@ -576,9 +576,11 @@ def _first_version(size: dict, window: int = WINDOW, *later: int) -> dict | None
 
 
 def _second_version(size: dict, *windows: int) -> dict | None:
-    """Returns a Swin V2's arguments from its window, or its pre-training and fine-tuning windows.
+    """Returns a Swin V2's arguments, or None if no Swin V2 has these windows.
 
-    None: this is not a valid name of a Swin V2.
+    Args:
+      size: the size's arguments.
+      *windows: the window; or the windows of pre-training and of fine-tuning.
     """
     if len(windows) == 2 and windows[0] % 2 == 0:
         # In pre-training the last stage's map was half a window.
@@ -632,8 +634,7 @@ def _smallest(values: dict) -> dict:
 def _layer(model: Swin, path: str) -> float:
     """Returns the index of a parameter's block across all stages (SimMIM, 2111.09886).
 
-    Blocks are counted as in SimMIM's fine-tuning. The patch merging after a stage belongs to the
-    stage's last block.
+    As in SimMIM's fine-tuning, the patch merging after a stage belongs to the stage's last block.
     """
     first, *rest = path.split("/")
     if first == "stages":

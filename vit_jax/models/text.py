@@ -70,7 +70,7 @@ class TextTower(nnx.Module):
             return jax.lax.index_in_dim(x, -1, axis=1, keepdims=False)
         ends = tokens if self.options.pooling == "highest" else tokens == self.options.end
         place = ends.astype(jnp.int32).argmax(axis=1)
-        # A sum of one token and zeros, as ONNX has no lookup at computed places of a batch.
+        # A sum over one-hot weights, because ONNX has no batched lookup at computed indices.
         read = jnp.arange(tokens.shape[1]) == place[:, None]
         return jnp.where(read[:, :, None], x, 0).sum(axis=1)
 
@@ -90,7 +90,7 @@ def tokenizer_of(options: ContrastiveOptions) -> Tokenizer:
     )
 
 
-@functools.lru_cache(maxsize=2)  # A run requests it several times, and large ones take a second.
+@functools.lru_cache(maxsize=2)  # A run opens it several times, and a large one takes a second.
 def _opened(
     folder: str, length: int, cleaning: str, vocabulary: int | None, identity: str
 ) -> Tokenizer:
@@ -105,7 +105,7 @@ def text_options(options: ContrastiveOptions, output_dim: int, dtype: str) -> Te
       dtype: dtype of the computation.
 
     Raises:
-      UserError: the tokenizer does not exist, or the width does not divide by the heads.
+      UserError: the tokenizer does not exist, or the number of heads does not divide the width.
     """
     tokenizer = tokenizer_of(options)
     own: dict[str, Any] = {}

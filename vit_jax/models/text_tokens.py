@@ -1,4 +1,4 @@
-"""Tokenizers of text towers: the bytes of UTF-8, or a folder's files, read by their own libraries.
+"""Tokenizers of text towers: UTF-8 bytes, or a folder's files, read by their own libraries.
 
 CLIP and SigLIP 2 have a `tokenizer.json` of Hugging Face's tokenizers (CLIP also `vocab.json` and
 `merges.txt`); SigLIP has a `spiece.model` of SentencePiece. Transformers, big_vision and open_clip
@@ -20,12 +20,12 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.small_files import read_small
 
-# Read from the Hub in addition to the model's files.
+# Downloaded from the Hub in addition to the model's files.
 TOKENIZER_FILES = (
     *("tokenizer.json", "spiece.model", "vocab.json", "merges.txt"),
     *("tokenizer_config.json", "special_tokens_map.json"),
 )
-OPEN_CLIP = "open_clip_config.json"  # It describes open_clip's model and its tokenizer.
+OPEN_CLIP = "open_clip_config.json"  # Describes open_clip's model and its tokenizer.
 BYTES = "bytes"  # The tokenizer without files.
 _FILES = "tokenizer.json, spiece.model, or vocab.json and merges.txt"
 _START, _END = "<|startoftext|>", "<|endoftext|>"
@@ -40,18 +40,18 @@ Clean = Callable[[str], str]  # Cleans a text before it is split into tokens.
 
 
 class Tokenizer:
-    """Converts texts to tokens of a fixed length; warns once of a text that is truncated.
+    """Converts texts to a fixed number of tokens; warns once if a text is truncated.
 
     Args:
-      encode: returns the tokens of each text, with special tokens, at most `length` of them, and
-        whether it was truncated.
+      encode: returns for each text at most `length` tokens, with special tokens, and whether the
+        text was truncated.
       length: number of tokens of a text.
-      padding: token behind the end.
+      padding: token after the end token.
       vocabulary: number of tokens that exist.
 
     Attributes:
-      files: the files that it was read from.
-      cleaning: how it cleans texts: `open_clip`, or as in `open_tokenizer`.
+      files: the tokenizer's files.
+      cleaning: `open_clip`, or the argument of `open_tokenizer`.
     """
 
     files: tuple[Path, ...] = ()
@@ -103,8 +103,8 @@ def open_tokenizer(
     """Opens the tokenizer in a checkpoint's folder.
 
     Args:
-      folder: the folder with its files; `bytes`: the bytes of UTF-8. The configuration of open_clip
-        in the folder determines how texts are cleaned.
+      folder: the folder with its files; `bytes`: UTF-8 bytes. An `open_clip_config.json` in the
+        folder takes precedence over `cleaning`.
       length: number of tokens of a text.
       cleaning: how other libraries clean texts: `clip` (as in tokenizer.json), `siglip`
         (Transformers: in lower case, and without punctuation for spiece.model) or `big_vision` (in
@@ -138,7 +138,7 @@ def _no_tokenizer(folder: Path) -> UserError:
 
 
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:
-    """Returns the files of a folder on which the tokens of a text depend; `bytes` has none."""
+    """Returns the files of a folder that determine a text's tokens; `bytes` has none."""
     names = TOKENIZER_FILES + (() if open_clip_config(folder) is None else (OPEN_CLIP,))
     return tuple(folder / name for name in names if (folder / name).is_file())
 
@@ -156,8 +156,8 @@ def open_clip_config(folder: Path) -> dict[str, Any] | None:
     """Returns the content of a folder's `open_clip_config.json`.
 
     Returns:
-      None if there is none, or if the folder has the same model in Transformers' format, which is
-      read instead.
+      None if there is none, or if the folder also has the model in Transformers' format, which
+      takes precedence.
 
     Raises:
       UserError: the file is damaged.
@@ -171,7 +171,7 @@ def open_clip_config(folder: Path) -> dict[str, Any] | None:
 
 
 def is_of_transformers(folder: Path) -> bool:
-    """Returns True if a `config.json` describes a model of images and texts of Transformers."""
+    """Returns True if a `config.json` describes an image-text model of Transformers."""
     return _read_json(folder / "config.json").get("model_type") in ("clip", "siglip")
 
 
@@ -209,7 +209,7 @@ def _check_size(file: Path, tokens: int, vocabulary: int | None) -> None:
 
 
 def _special_tokens(folder: Path) -> dict[str, str]:
-    """Returns the special tokens that the JSON files of a tokenizer name, such as `pad_token`."""
+    """Returns the special tokens in a tokenizer's JSON files, such as `pad_token`."""
     found: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         for key, value in _read_json(folder / name).items():
@@ -220,7 +220,7 @@ def _special_tokens(folder: Path) -> dict[str, str]:
 
 
 def _of_tokenizers(folder: Path, length: int, clean: Clean, vocabulary: int | None) -> Tokenizer:
-    """Opens the files of Hugging Face's tokenizers."""
+    """Opens a `tokenizer.json`, or CLIP's vocabulary and merges, with Hugging Face's tokenizers."""
     with_json = (folder / "tokenizer.json").is_file()
     file = folder / ("tokenizer.json" if with_json else "vocab.json")
     made = _opened(file, _from_json if with_json else _clip_tokenizer)
@@ -239,7 +239,7 @@ def _from_json(tokenizers: Any, folder: Path) -> Any:
 
 
 def _opened(file: Path, make: Callable[[Any, Path], Any]) -> Any:
-    """Returns the library's tokenizer that `make` returns for the library and the file's folder.
+    """Returns `make(library, folder of the file)`, a tokenizer of Hugging Face's library.
 
     Raises:
       UserError: the file is damaged, or the library is not installed.
@@ -259,8 +259,8 @@ def _opened(file: Path, make: Callable[[Any, Path], Any]) -> Any:
 def _with_tokenizers(
     made: Any, file: Path, length: int, padding: int, clean: Clean, vocabulary: int | None
 ) -> Tokenizer:
-    """Returns a tokenizer that uses one of Hugging Face's library."""
-    # Numbers of tokens may have gaps.
+    """Wraps a tokenizer of Hugging Face's library."""
+    # Token ids may have gaps.
     tokens = 1 + max(made.get_vocab().values(), default=-1)
     _check_size(file, tokens, vocabulary)
     made.no_padding()
@@ -290,7 +290,7 @@ def _clip_tokenizer(tokenizers: Any, folder: Path) -> Any:
 
 
 def _byte_pairs(tokenizers: Any, model: Any, words: str, start: str, end: str) -> Any:
-    """Returns a tokenizer of words and their byte pairs, with a start and an end."""
+    """Returns a byte-pair tokenizer of words that adds a start and an end token."""
     made = tokenizers.Tokenizer(model)
     pre_tokenizers = tokenizers.pre_tokenizers
     split = pre_tokenizers.Split(tokenizers.Regex(words), behavior="removed", invert=True)
@@ -359,7 +359,7 @@ def _open_clip_cleaning(text: dict[str, Any], default: str) -> Clean:
     return clean
 
 
-# Steps of open_clip's cleaning after encodings, HTML entities and spaces.
+# open_clip's cleaning functions, applied after encodings, HTML entities and spaces are fixed.
 _OPEN_CLIP_CLEANINGS: dict[str, Clean] = {
     "lower": str.lower,
     "whitespace": str,
@@ -371,7 +371,7 @@ _OPEN_CLIP_CLEANINGS: dict[str, Clean] = {
 def _open_clip_tokenizer(tokenizers: Any, folder: Path) -> Any:
     """Returns open_clip's byte-pair tokenizer from the vocabulary and merges of CLIP's files.
 
-    Its special tokens have other names than in Transformers: `<start_of_text>` in a text is one.
+    Its special tokens have other names than in Transformers: `<start_of_text>` is one of them.
     """
     model = _read_json(folder / "tokenizer.json").get("model")
     if model is None:

@@ -76,9 +76,9 @@ class Attention(nnx.Module):
     """Multi-head self-attention (appendix A): softmax(q k / sqrt(head_dim)) v, all heads at once.
 
     Queries and keys of each head can be normalized (QK norm; Dehghani et al., 2023), and also the
-    concatenated output of the heads (sub-LN; Wang et al., 2022). With relative positions an
-    embedding for each offset, shared by all heads, is added to the keys (appendix D.4), or a bias
-    for each offset and head is added to the scores.
+    concatenated output of the heads (sub-LN; Wang et al., 2022). Relative positions are either an
+    embedding for each offset, shared by all heads and added to the keys (appendix D.4), or a bias
+    for each offset and head, added to the scores.
     """
 
     def __init__(self, stack: Stack, *, rngs: nnx.Rngs):
@@ -142,8 +142,9 @@ class Attention(nnx.Module):
             frequencies.
           read: number of leading tokens that are queries; None: all.
           attended: number of leading tokens to attend to; None: all.
-          mask: bool `[batch, queries, tokens]`, tokens that each of the last tokens, the queries,
-            attends to; requires that no positions are added to the scores. None: all.
+          mask: bool `[batch, queries, tokens]`. The last `queries` tokens attend only to tokens
+            with True; the others attend to all. Unsupported with positions that are added to the
+            scores. None: no mask.
         """
         query, key, value = (named("heads", part) for part in self.project(x, read))
         if self.query_norm is not None:
@@ -168,7 +169,7 @@ class Attention(nnx.Module):
         if mask is None:
             out = attend(*lines, bias=bias, attended=attended, **drops)
         else:
-            # Apart, so that the other tokens' attention needs no bias, for which it would be slow.
+            # Computed separately: the attention of the other tokens needs no bias, which is slow.
             first, last = jnp.split(query, [query.shape[1] - mask.shape[1]], axis=1)
             masked = jnp.where(mask, 0, MASKED)[:, None]
             parts = (
@@ -191,8 +192,8 @@ class Attention(nnx.Module):
         kernel = self.qkv.kernel[...].astype(x.dtype)
         bias = self._biases(x.dtype)
         if platform() == "gpu":
-            # With a single product the gradients would be concatenated twice: for its inputs and
-            # for its kernel.
+            # A single product would concatenate the gradients twice: for its inputs and for its
+            # kernel.
             return tuple(
                 _flat_product(tokens, kernel[:, part], None if bias is None else bias[part])
                 for part, tokens in enumerate((x if read is None else x[..., :read, :], x, x))
@@ -257,7 +258,7 @@ class Mlp(nnx.Module):
         gelu = GELUS[self.gelu]
         if platform() != "gpu":
             return gelu(self.fc1(x))
-        # GELU's derivative costs more to store than to recompute from the product.
+        # Recomputing GELU's derivative is cheaper than storing it.
         product = x @ self.fc1.kernel[...].astype(x.dtype)
         if self.fc1.bias is None:
             return jax.checkpoint(gelu)(product)
@@ -297,9 +298,8 @@ class EncoderBlock(nnx.Module):
         """Maps `[batch, ..., tokens, dim]` to the same shape; see `Attention` for `positions`.
 
         Args:
-          stochastic_depth: replaces the block's own rate, for a scan over blocks. With
-            `depth_by="subset"` the block's own rate is used, since the subset's size must be
-            static.
+          stochastic_depth: rate in place of the block's own, for a scan over blocks. Ignored with
+            `depth_by="subset"`, since the subset's size must be static.
           read: number of leading tokens to return; None: all.
         """
         skipped = self.stochastic_depth if stochastic_depth is None else stochastic_depth
@@ -345,7 +345,7 @@ class AxialBlock(nnx.Module):
 class WindowBlock(EncoderBlock):
     """An encoder layer within each square window of the grid (ViTDet; Li et al., 2203.16527).
 
-    The parameters are those of an `EncoderBlock`. The grid is padded to whole windows with zeros,
+    It has the parameters of an `EncoderBlock`. The grid is padded to whole windows with zeros,
     which are attended to (detectron2 pads after the first norm).
     """
 

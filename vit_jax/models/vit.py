@@ -120,7 +120,7 @@ class ViT(TokenModel):
         # A learned position embedding also initializes its token.
         learned = options.position in ("1d", "2d")
         for token in self.prefix_tokens:
-            # At a zero input a layer norm's gradient is 1 / sqrt(epsilon), i.e. 1,000.
+            # The gradient of a layer norm at zero is 1 / sqrt(epsilon), i.e. 1,000.
             shape, drawn = (1, 1, self.dim), scheme.token or (None if learned else small)
             first = drawn(rngs.params(), shape) if drawn else jnp.zeros(shape)
             setattr(self, token, nnx.Param(first))
@@ -165,7 +165,7 @@ class ViT(TokenModel):
         self.blocks = nnx.Dict({f"{layer:02d}": block(layer) for layer in range(self.depth)})
 
     def _attends_globally(self, layer: int) -> bool:
-        """Returns True for the evenly spaced layers without windows."""
+        """Returns True for layers without windows, which are evenly spaced."""
         count = min(self.options.global_layers, self.depth)
         return (layer + 1) * count // self.depth > layer * count // self.depth
 
@@ -183,7 +183,7 @@ class ViT(TokenModel):
 
     @property
     def position_resize(self) -> str:
-        """Interpolation of learned position embeddings for another image size."""
+        """Interpolation of learned position embeddings, one of `POSITION_RESIZES`."""
         return self.options.position_resize
 
     @property
@@ -227,11 +227,11 @@ class ViT(TokenModel):
           images: uint8, or floats in [-1, 1].
           rngs: random keys with a `dropout` stream for a training call; None: evaluation.
           whole: compute all tokens of the last layer, including those that the head does not read.
-          capture: names from `captures`; the call then also returns these intermediate results, a
-            list for each name. `attention`: float32 `[batch, heads, tokens, tokens]` of each layer
-            (of axial attention `[batch * lines, heads, line, line]`, rows before columns; in
-            training by `subset` only for the images that a layer keeps). `tokens`: `[batch, tokens,
-            dim]` before the first layer and after each layer.
+          capture: names from `captures`. The call then also returns a dictionary with a list of
+            intermediate results for each name. `attention`: float32 `[batch, heads, tokens,
+            tokens]` of each layer. For axial attention it is `[batch * lines, heads, line, line]`,
+            rows before columns; in training with `subset` it covers only the images that a layer
+            keeps. `tokens`: `[batch, tokens, dim]` before the first layer and after each layer.
 
         Raises:
           UserError: the images have another shape or type, or a name cannot be captured.
@@ -305,7 +305,7 @@ class ViT(TokenModel):
 
     @property
     def layout(self) -> RelativeLayout | BiasLayout:
-        """Layout of tables by offset over the tokens, if `position` is `relative` or `bias`."""
+        """Layout of relative position tables, if `position` is `relative` or `bias`."""
         kind = BiasLayout if self.options.position == "bias" else RelativeLayout
         return kind(self.grid, self.prefix, self.options.registers)
 
@@ -349,9 +349,8 @@ class ViT(TokenModel):
         """Returns all tokens with their positions, `[batch, tokens, dim]`, from patch embeddings.
 
         Args:
-          keep: int32 `[batch, kept]`: use only these patches of each image, in this order. This
-            requires that the layers add no positions: `position_at` is `stem`, without `rope` and
-            `relative`.
+          keep: int32 `[batch, kept]`: use only these patches of each image, in this order. Requires
+            positions only in the stem: `position_at="stem"`, no `rope`, no `relative`.
         """
 
         def repeated(token):
@@ -460,12 +459,12 @@ class ViT(TokenModel):
     def _calls(
         self, positions: dict[str, Any], rngs: nnx.Rngs | None
     ) -> tuple[Callable[..., jax.Array], list[dict[str, Any]]]:
-        """Returns a function that applies a layer, and each layer's own inputs to it.
+        """Returns a function that applies a layer, and the inputs that differ between layers.
 
-        The inputs are the layer's random key, its stochastic depth rate and its positions.
+        These are the layer's random key, its stochastic depth rate and its positions.
 
         Args:
-          positions: arguments of all layers; the function reads them when it is called.
+          positions: arguments common to all layers; the function reads them when it is called.
         """
         options = self.options
         key = None if rngs is None else rngs.dropout()
@@ -495,9 +494,9 @@ class ViT(TokenModel):
     def _tokens_to_even(
         self, x: jax.Array, positions: dict[str, Any], rngs: nnx.Rngs | None
     ) -> int:
-        """Returns the padding, 0 or 1 token, to an even number of tokens for cuDNN's attention.
+        """Returns the padding (0 or 1 token) to an even number of tokens for cuDNN's attention.
 
-        Without it, each layer would have to copy its queries, keys and values.
+        Without it, each layer would have to pad its queries, keys and values by a copy.
         """
         plain = self.attends_fully and not positions.keys() & {"offsets", "bias", "layout"}
         drops = self.stack.attention_dropout and rngs is not None
@@ -539,7 +538,7 @@ class ViT(TokenModel):
     def classify(self, x: jax.Array) -> jax.Array:
         """Returns logits, or pooled features without a head, from tokens `[batch, tokens, dim]`.
 
-        The tokens must be normalized, unless the model has no final norm, or has an `fc_norm`,
+        The tokens must be normalized, except in a model without a final norm or with an `fc_norm`,
         which is applied here.
         """
         if self.head is None:
@@ -598,7 +597,7 @@ def _resnet(options: ViTOptions, rngs: nnx.Rngs) -> ResNet | None:
 
 
 def _stack(options: ViTOptions, offsets: int, biases: int) -> Stack:
-    """Returns a ViT's `Stack`: the options named like its fields, and derived settings."""
+    """Returns a ViT's `Stack`: options with the names of its fields, and derived settings."""
     names = {field.name for field in dataclasses.fields(Stack)} & options_of(ViTOptions).keys()
     values = {name: getattr(options, name) for name in names} | dict(
         offsets=offsets,
@@ -627,7 +626,7 @@ def _check_together(options: ViTOptions, stride: int) -> None:
                 raise UserError(message)
 
 
-Contradictions = Iterable[tuple[bool, str]]  # Whether it occurs, and the message.
+Contradictions = Iterable[tuple[bool, str]]  # Whether the contradiction occurs; error message.
 
 
 def _of_pooling(options: ViTOptions) -> Contradictions:
@@ -796,7 +795,7 @@ STEM += ("register_tokens", "stem_norm")
 
 
 def _layer(path: str) -> float:
-    """Returns a parameter's encoder layer: -1 before the encoder, infinity behind it."""
+    """Returns a parameter's encoder layer: -1 before the encoder, infinity after it."""
     first, *rest = path.split("/")
     if first in ("blocks", "position_embedding") and rest[0].isdigit():
         return int(rest[0])

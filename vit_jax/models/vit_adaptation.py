@@ -32,7 +32,7 @@ def _computed(model) -> dict[str, np.ndarray]:
 
 
 def _implied(known: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Keeps the distillation token as a plain token if the two heads are removed."""
+    """Keeps the distillation token, without its head, if the two heads are removed."""
     if not changes.get("num_classes", known["num_classes"]) and known["distillation"] == "heads":
         return {"distillation": "token"}
     return {}
@@ -45,7 +45,7 @@ ADAPTATION = Adaptation(
         Resize("(.*/)?(bias_table|relative_embedding)", grid_of, _resize_offsets),
     ),
     heads=("head/", "distillation_head/"),
-    # A model that is fine-tuned on averaged patches (MAE, BEiT).
+    # For fine-tuning on averaged patches (MAE, BEiT).
     new_norms=("fc_norm/",),
     # BEiT copies the shared table to each layer for fine-tuning.
     copied={".*/attention/bias_table": "bias_table"},

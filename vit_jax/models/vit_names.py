@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from vit_jax.models.resnet import WIDTH, parse_width, resnet_stride, spell_width
 
-# B, L and H: table 1 of the ViT paper. b: its figure 4, with every width halved. Ti and S: "How to
+# B, L and H: table 1 of the ViT paper. b (figure 4): B with every width halved. Ti and S: "How to
 # train your ViT?" (Steiner et al., 2022). The others: "Scaling Vision Transformers" (Zhai et al.,
 # 2022) and "Getting ViT in Shape" (Alabdulmohsin et al., 2023), with big_vision's names.
 SIZES = {
@@ -27,14 +27,13 @@ SIZES = {
     "e": dict(dim=1792, depth=56, mlp_dim=15360, heads=16),
 }
 
-# Width of a head for sizes that a name gives in numbers: ViT-64x4 has 4 layers of width 64 and 2
-# heads.
+# Width of a head in models with numbers for a size: ViT-64x4 has 4 layers of width 64 and 2 heads.
 HEAD_WIDTH = 32
 
-# The ResNet before a hybrid's Transformer, by its name and the number after the slash. This number
-# is the total downsampling, except for R+ViT-Ti/16, where patches of 8 features increase it to 32.
-# The variants with 4 and 8 are for images of about 32 pixels. Like R50 at 16, R14 and R26 at 4 have
-# no stage 4; its units are in stage 3.
+# A hybrid's ResNet, by its name and the number after the slash. This number is the total stride,
+# except for R+ViT-Ti/16, where patches of 8 features increase it to 32. The variants with 4 and 8
+# are for images of about 32 pixels. R50 at 16, R14 at 4 and R26 at 4 have no stage 4; its units are
+# in stage 3.
 HYBRIDS = {
     ("R50", 32): dict(resnet_blocks=(3, 4, 6, 3), patch_size=1),
     ("R50", 16): dict(resnet_blocks=(3, 4, 9), patch_size=1),
@@ -54,7 +53,7 @@ class Follower(NamedTuple):
       family: the first part of their names.
       source: the publication.
       fixed: arguments that all of them share.
-      models: size, patch size and individual arguments of each model, by the rest of its name.
+      models: size, patch size and other arguments of each model, by the rest of its name.
     """
 
     family: str
@@ -64,7 +63,7 @@ class Follower(NamedTuple):
 
 
 def _sized(*names: str, **others) -> dict[str, dict]:
-    """Returns models such as `B/16`, of a size of `SIZES`, with all other arguments in common."""
+    """Returns models such as `B/16`, with sizes from `SIZES` and these other arguments."""
     sizes = ((name, *name.split("/")) for name in names)
     return {name: SIZES[size] | dict(patch_size=int(patch)) | others for name, size, patch in sizes}
 
@@ -104,7 +103,7 @@ FOLLOWERS = (
         },
     ),
     Follower("BEiT", "Bao et al., 2022 (BEiT)", _BEIT, _BEITS),
-    # The same architectures: if only the arguments are known, `spell` returns BEiT's name.
+    # The same architectures as BEiT's: from the arguments alone `spell` returns BEiT's name.
     Follower("BEiTv2", "Peng et al., 2022 (BEiT v2)", _BEIT, _BEITS),
     Follower(
         "EVA",
@@ -198,9 +197,8 @@ NAMES = (
     *_FOLLOWING,
 )
 
-# Arguments that distinguish models of the same size and patch size, with the paper's values.
-# Pooling is excluded, since fine-tuning changes it, and so are constants such as the norms'
-# epsilons.
+# Arguments that distinguish models of the same size and patch size, with the values of the ViT
+# paper. Pooling is excluded, since fine-tuning changes it, and so are constants such as epsilons.
 _TELLING = dict(
     resnet_blocks=None,
     distillation="none",
@@ -225,9 +223,8 @@ def _trunk(values: dict) -> dict:
     """Returns the arguments that distinguish a model from others of its size and patch size."""
     arguments = {name: values.get(name, papers) for name, papers in _TELLING.items()}
     if arguments["rope"] == "dinov3":
-        del arguments["qkv_bias"]  # All of DINOv3's are zero, and timm omits them.
-    # CLIP and OpenCLIP differ only in the GELU; the exact GELU and its tanh approximation count as
-    # one.
+        del arguments["qkv_bias"]  # DINOv3's biases are all zero, and timm omits them.
+    # CLIP and OpenCLIP differ only in the GELU. Exact GELU and tanh approximation count as equal.
     return arguments | dict(
         scaled=values.get("layer_scale") is not None, quick=values.get("gelu") == "quick"
     )
@@ -241,7 +238,7 @@ def _following(values: dict) -> str | None:
     trunk = _trunk(values)
     size = {name: values[name] for name in (*_SIZE, "patch_size")}
     for name, (own, _) in _FOLLOWING.items():
-        # SigLIP's models differ from the paper's only in their pooling, so it is compared here.
+        # SigLIP's models differ from the ViT paper's only in pooling, so it is compared here.
         pooled = trunk != _PAPERS_TRUNK or values.get("pooling", "cls") == own.get("pooling")
         if size.items() <= own.items() and trunk == _trunk(own) and pooled:
             return name
@@ -249,7 +246,7 @@ def _following(values: dict) -> str | None:
 
 
 def parse(name: str) -> dict | None:
-    """Returns the arguments that a name stands for; None: it is no ViT. See `Family.parse`."""
+    """Returns the arguments of a model name; None: it is no ViT. See `Family.parse`."""
     if name in _FOLLOWING:
         return dict(_FOLLOWING[name][0])
     match = re.fullmatch(rf"(Axial-)?(?:(R\d*)(?:x({WIDTH}))?\+)?ViT-(\w+)/(\d+)", name)
@@ -286,7 +283,7 @@ def _numbered_size(text: str) -> dict | None:
 
 
 def spell(values: dict) -> str:
-    """Returns a model's name from its arguments, or its size in words. See `Family.spell`."""
+    """Returns a model's name, or a description of its size, from its arguments (`Family.spell`)."""
     if (following := _following(values)) is not None:
         return following
     blocks, stem = values["resnet_blocks"], values.get("resnet_stem", "large")

@@ -27,12 +27,12 @@ CROPS += ("large_scale_jitter", "none")
 JITTERED_CROPS = ("scale_jitter", "large_scale_jitter")
 TEST_CROPS = ("short_side", "square", "fit")
 PHOTOMETRIC = ("mmsegmentation", "dinov3", "eomt")
-BORDER = 4  # Pixels of padding on each side in the crop simple_random.
+BORDER = 4  # Padding of the crop `simple_random`, in pixels on each side.
 
 # AugReg's levels (Steiner et al., 2021): layers and magnitude of RandAugment, alpha of mixup.
 LEVELS = {
     "none": (0, 0, 0.0),
-    "light1": (2, 0, 0.0),  # Magnitude 0 also inverts, posterizes and removes colour.
+    "light1": (2, 0, 0.0),  # At magnitude 0, operations still invert, posterize and remove colour.
     "light2": (2, 10, 0.2),
     "medium1": (2, 15, 0.2),
     "medium2": (2, 15, 0.5),
@@ -62,8 +62,8 @@ def parse_rand_policy(policy: str) -> dict[str, Any] | None:
     """Parses timm's notation of a RandAugment, such as `rand-m9-mstd0.5-inc1`.
 
     The parts may be in any order, each at most once: `m` magnitude from 0 to 10 (default 10); `n`
-    number of layers (2); `p` probability of each (0.5); `mstd` std of the magnitude (0); `inc1`
-    makes operations stronger with the magnitude.
+    number of operations (2); `p` probability of each operation (0.5); `mstd` std of the magnitude
+    (0); `inc1` makes operations stronger as the magnitude grows.
 
     Returns:
       Arguments of `RandPolicy`; None if the text is not in this notation.

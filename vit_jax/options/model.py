@@ -19,10 +19,10 @@ from vit_jax.options.rules import (
 )
 
 Kind = TypeVar("Kind", bound="ImageOptions")
-Statistic = float | tuple[float, ...]  # Of all channels, or of each.
+Statistic = float | tuple[float, ...]  # One value for all channels, or one per channel.
 
 SIDE = whole(1, 2**16)  # Pixels.
-MOST_LAYERS = 1000  # Layers take time to create before a lack of memory can be detected.
+MOST_LAYERS = 1000  # Bounds the time to create layers before a lack of memory is detected.
 POSITION_RESIZES = ("linear", "bicubic", "bicubic_offset", "bicubic_antialias")
 ROPES = ("eva02", "pe", "axial", "dinov3")
 INITIALIZATIONS = ("flax", "mae", "deit", "deit3", "dinov2", "beit", "eva", "vqkd", "eva02")
@@ -48,7 +48,7 @@ def required(rule: Rule, help: str, **properties: Any) -> Any:
 
 
 def check_options(made: Any) -> None:
-    """Raises UserError if an option of a model has another type, or is out of bounds."""
+    """Raises UserError if an option of a model has a wrong type or is out of bounds."""
     for name, declared in options_of(type(made)).items():
         value = getattr(made, name)
         if not declared.rule.holds(value):
@@ -104,7 +104,7 @@ class ImageOptions:
         have the same.
 
         Raises:
-          UserError: a value has another type or is out of bounds.
+          UserError: a value has a wrong type or is out of bounds.
         """
         check_options(self)
         for name in options_of(type(self)):
@@ -472,7 +472,7 @@ class DVAEOptions(ImageOptions):
 
 
 def make_options(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
-    """Returns the options of a model with these values, and with defaults for the others.
+    """Returns a model's options with these values; the others have their defaults.
 
     Raises:
       UserError: a value is unknown, missing or invalid.
@@ -493,7 +493,7 @@ FAMILY_OPTIONS = (ViTOptions, BiTOptions, ConvNeXtOptions, SwinOptions, DVAEOpti
 def _section_of_families() -> type:
     """Returns the class of the section `model`: every argument of any family, None by default.
 
-    If families share a name, help and rule come from the first family.
+    If families share an argument's name, help and rule come from the first family.
     """
     name = option(
         "ViT-B/16",

@@ -33,7 +33,7 @@ SHARES = several(SHARE, count=3, words="3 numbers from 0 to 1")
 
 
 def only_with_objective(*names: str) -> Callable[[Any], str]:
-    """Returns an `Option.requires` for objectives; a program's objective may use all options."""
+    """Returns an `Option.requires` for these objectives and for a program's own objective."""
 
     def missing(config: Any) -> str:
         if config.objective.name not in OBJECTIVE_NAMES:
@@ -48,7 +48,7 @@ def _sees_whole_batch(config: Any) -> bool:
 
 
 def _sees_whole_groups(config: Any) -> bool:
-    """Returns True if each group of KoLeo is in one micro-batch."""
+    """Returns True if no group of KoLeo is split over micro-batches."""
     group = config.dino.koleo_group
     whole = group is not None and config.batch_size % (config.micro_batches * group) == 0
     return whole and config.optimizer.sum_gradients == "as_computed"
@@ -196,7 +196,7 @@ class DINOOptions:
         "Local crops of an image, inputs of the student in addition to the global crops.",
         validate=lambda value, config: unless(
             not value
-            or config.objective.name == "contrastive"  # Its crops for this are `random_resized`.
+            or config.objective.name == "contrastive"  # Its crops here are always `random_resized`.
             or config.data.crop in ("inception", "random_resized"),
             f"0 with data.crop={config.data.crop!r}, which draws no area; 'random_resized' does",
         ),

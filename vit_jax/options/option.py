@@ -15,17 +15,17 @@ class Option:
     """One value of a config.
 
     Attributes:
-      default: value for the paper's pre-training (section 4.1, table 3), on the embedded digits. If
-        it is None, None is valid.
+      default: value for the paper's pre-training (section 4.1, table 3) on the embedded digits.
+        With a default of None, None is a valid value.
       rule: type and bounds.
       help: meaning.
-      operational: a resumed run may change it, because training does not depend on it.
-      optional: None is valid although the default is another value.
-      validate: maps the value and the whole config to a requirement from the other values, which
-        completes "must be ...", or to an empty string if the value is valid.
-      requires: maps the whole config to the condition under which the option is used, or to an
-        empty string if it is used. An unused value that differs from the default is rejected.
-      smoke: value in a config's two-step version; None: as in the config.
+      operational: may be changed in a resumed run, because training does not depend on it.
+      optional: None is a valid value although it is not the default.
+      validate: checks the value against the rest of the config. Returns words that complete "must
+        be ...", or an empty string if the value is valid.
+      requires: checks whether this config uses the option. Returns the unmet condition, or an empty
+        string if it is used. An unused option must keep its default.
+      smoke: value in a config's two-step version (`:smoke`); None: unchanged.
     """
 
     default: Any
@@ -60,9 +60,9 @@ def section(kind: type, requires: Callable[[Any], str] | None = None) -> Any:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option, section))
 def options(kind: type) -> type:
-    """Converts a class of options to a frozen dataclass whose fields are keyword arguments.
+    """Converts a class of options to a frozen dataclass with keyword-only fields.
 
-    The fields' help texts and defaults become the section `Attributes` of the class's docstring.
+    The section `Attributes` of its docstring is generated from the fields' help texts and defaults.
     """
     made = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
     lines = [_described(field) for field in dataclasses.fields(made) if _OPTION in field.metadata]
@@ -71,7 +71,7 @@ def options(kind: type) -> type:
 
 
 def _described(field: dataclasses.Field) -> str:
-    """Returns the docstring line of an option."""
+    """Returns the line of a docstring that describes an option."""
     default = "" if field.default is dataclasses.MISSING else f" Default: {field.default!r}."
     return f"  {field.name}: {field.metadata[_OPTION].help}{default}"
 
@@ -103,7 +103,7 @@ def all_options(kind: type) -> Iterator[tuple[str, Option]]:
 
 
 def _in_section(declared: Option, condition: Callable[[Any], str] | None) -> Option:
-    """Returns an option that is used and validated only if its section is used."""
+    """Returns a copy of an option that is used and validated only if its section is used."""
     if condition is None:
         return declared
 
@@ -119,12 +119,12 @@ def _in_section(declared: Option, condition: Callable[[Any], str] | None) -> Opt
 
 
 def unless(holds: bool, words: str) -> str:
-    """Returns the words for `Option.validate`, or an empty string if the value is valid."""
+    """Returns an empty string if the value is valid (`holds`), else the words."""
     return "" if holds else words
 
 
 def only_with(key: str, *values: Any) -> Callable[[Any], str]:
-    """Returns an `Option.requires`: the option at `key` has one of these values.
+    """Returns an `Option.requires`: the option at `key` must have one of these values.
 
     Without values it must not be None, 0 or empty.
     """

@@ -1,4 +1,4 @@
-"""Rules for single values: a type with bounds, worded for an error message."""
+"""Rules for single values: a type with bounds, and words for the error message."""
 
 import math
 import re
@@ -14,7 +14,7 @@ class Rule(NamedTuple):
     Attributes:
       kind: the declared type of the value.
       words: completes "must be ...".
-      holds: returns True for a value, other than None, that is valid.
+      holds: returns True if the value, which is not None, is valid.
     """
 
     kind: type
@@ -64,7 +64,7 @@ def flag() -> Rule:
 
 
 def text(pattern: str = ".*", words: str = "a text") -> Rule:
-    """Returns the rule for a string that matches a pattern as a whole."""
+    """Returns the rule for a string that fully matches a pattern."""
     return Rule(
         str, words, lambda x: isinstance(x, str) and re.fullmatch(pattern, x, re.DOTALL) is not None
     )

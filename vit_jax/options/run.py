@@ -31,7 +31,7 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
 def parse_profile(profile: str) -> range | None:
-    """Returns the steps of `steps:10-15`; None for another form."""
+    """Parses `steps:10-15` to a range of steps; None: the text has another form."""
     match = re.fullmatch(r"steps:(\d+)-(\d+)", profile)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         return None
@@ -39,7 +39,7 @@ def parse_profile(profile: str) -> range | None:
 
 
 def _every(help: str) -> Any:
-    """Returns the field for the number of steps between two evaluations of suites."""
+    """Returns the field for the number of steps between evaluations by suites."""
     return option(
         0,
         whole(0),
@@ -52,7 +52,7 @@ def _every(help: str) -> Any:
 
 
 def _data_sets(suite: str) -> Any:
-    """Returns the field for the data sets of a suite that has its own section."""
+    """Returns the field for the data sets of a suite with its own section."""
     return option(
         (),
         several(text()),
@@ -69,7 +69,7 @@ def _of_objective(kind: type, name: str) -> Any:
 
 
 def _only_with_self_distillation(config: Any) -> str:
-    """Returns the requirement of the section dino, if it is not met."""
+    """Returns the unmet requirement of the section `dino`; empty: it is used."""
     if config.contrastive.self_distillation:
         return ""
     return only_with_objective("dino")(config)

@@ -20,25 +20,25 @@ class Chip:
     """
 
     name: str
-    kind: str  # A prefix of JAX's `device_kind`, or all of it.
+    kind: str  # JAX's `device_kind`, or a prefix of it.
     peak_flops: float  # Dense bfloat16, FLOP/s.
-    # Memory available to a program; for a TPU as reported by its compiler.
+    # Memory available to a program in bytes; for TPUs as reported by the compiler.
     memory_bytes: float
     memory_bandwidth: float  # Bytes/s.
-    # Bytes/s to the other devices; for GPUs within a machine, by NVLink or PCI Express.
+    # Bytes/s to the other devices; for GPUs, to those of the same machine (NVLink, PCI Express).
     link_bandwidth: float
-    # Hz of a TPU's core; its cycles are the unit of the compiler's estimates.
+    # Clock of a TPU core in Hz, which converts the compiler's cycles to seconds.
     clock: float | None = None
     devices_per_chip: int = 1
     topologies: tuple[str, ...] = ()  # Slices of TPUs, in chips.
-    # KiB of a core's memory for one operation; None: the default.
+    # Scoped VMEM of one operation in KiB; None: XLA's default.
     scoped_vmem_kib: int | None = None
-    # `kind` must match as a whole: a longer name is another GPU, such as an RTX 4090 Laptop.
+    # `kind` must match exactly: a longer name is another GPU, such as an RTX 4090 Laptop.
     whole_kind: bool = False
 
 
 # Sources: Google Cloud's TPU pages and "TPU v4" (Jouppi et al., 2023), NVIDIA's data sheets. The
-# clock is the peak divided by the operations of a core's matrix units per cycle.
+# clock is the peak FLOP/s divided by the matrix units' FLOPs per cycle.
 _SQUARE = "2x2", "4x4", "4x8", "8x8", "8x16", "16x16"
 _CUBE = (
     "2x2x1",
@@ -118,7 +118,7 @@ def _plain(name: str) -> str:
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Returns the peak FLOP/s of a device of this kind; None if unknown (MFU is not guessed)."""
+    """Returns the peak FLOP/s of a device of this kind; None: unknown, so there is no MFU."""
     chip = _chip_of(device_kind)
     return chip and chip.peak_flops
 
@@ -126,7 +126,7 @@ def peak_flops(device_kind: str) -> float | None:
 def memory_of(device: jax.Device) -> tuple[float | None, float]:
     """Returns a device's memory in bytes, total (None if unknown) and free.
 
-    A CPU device has an equal share of the memory of the machine or this process.
+    The memory of the machine, or this process's limit, is divided equally among CPU devices.
     """
     if device.platform == "cpu":
         return tuple(size / jax.local_device_count("cpu") for size in host_memory())
@@ -139,9 +139,9 @@ def memory_of(device: jax.Device) -> tuple[float | None, float]:
 def compiler_options(device_kind: str) -> dict[str, str]:
     """Returns XLA's options for programs on devices of this kind.
 
-    With more scoped VMEM of a TPU core, matrix products and the operations fused with them are
-    split into larger tiles, and a step is faster (docs/measurements.md). A limit set in
-    LIBTPU_INIT_ARGS takes precedence.
+    More scoped VMEM lets a TPU's compiler use larger tiles for matrix products and the operations
+    fused with them, and steps are faster (docs/measurements.md). A limit in LIBTPU_INIT_ARGS takes
+    precedence.
     """
     chip, option = _chip_of(device_kind), "xla_tpu_scoped_vmem_limit_kib"
     if not (chip and chip.scoped_vmem_kib) or option in os.environ.get("LIBTPU_INIT_ARGS", ""):

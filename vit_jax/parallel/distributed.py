@@ -1,4 +1,4 @@
-"""Start-up of a run over several processes (one per host): connects the peers, then starts JAX."""
+"""Start of a run with several processes, one per host: connects the peers, then starts JAX."""
 
 import contextlib
 import ctypes
@@ -47,7 +47,7 @@ def start(
     with join(coordinator, processes, process, connect_seconds) as peers:
         if peers.count > 1:
             _hold_aborts()
-            # JAX uses a separate port, because the given one is used by the peers' connections.
+            # JAX gets a separate port: the peers' connections use the given one.
             address = (
                 f"{coordinator.rpartition(':')[0]}:{peers.share('port for JAX', _free_port())}"
             )
@@ -70,10 +70,10 @@ def start(
 
 
 def detect(seconds: float) -> tuple[str, int, int, list[int] | None]:
-    """Detects the address of process 0, number of processes, this process's index and its devices.
+    """Detects process 0's address, the number of processes, this one's index and its devices.
 
     Returns:
-      The four values; devices of None mean all.
+      The four values; if the devices are None, the process uses all.
 
     Raises:
       UserError: there is no Cloud TPU, GKE or SLURM environment, or it does not respond.
@@ -90,7 +90,7 @@ def detect(seconds: float) -> tuple[str, int, int, list[int] | None]:
             "give --coordinator=HOST:PORT --processes=N --process=I"
         )
     address, processes, process, local_devices = detected
-    # On SLURM JAX assigns one GPU to a task, unless this variable, which it reads later, is set.
+    # On SLURM, JAX assigns one GPU to a task unless this variable is set. JAX reads it later.
     return (
         address,
         processes,
@@ -105,10 +105,10 @@ def _free_port() -> int:
 
 
 def _hold_aborts() -> None:
-    """Delays aborts by 6 s, in which the peers' thread can report a dead leader.
+    """Delays aborts by 6 s, so that the peers' thread can report a dead leader.
 
-    JAX's client aborts when it loses its service, with a stack trace and no name. The handler of
-    the signal is the C library's `sleep`, and its argument is the signal's number.
+    When JAX's client loses its service, it aborts with a stack trace that does not name the dead
+    process. The signal handler is the C library's `sleep`; its argument is the signal number, 6.
     """
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]

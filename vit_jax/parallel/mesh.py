@@ -20,7 +20,7 @@ BATCH = ("data", "fsdp")  # The axes over which a batch is split.
 
 
 def mesh_shape(options: MeshOptions, devices: int) -> tuple[int, ...]:
-    """Returns the sizes of the axes for `devices` devices; an axis of None takes the rest.
+    """Returns the sizes of the axes; an axis of None gets the remaining devices.
 
     Raises:
       UserError: the product of the sizes is not the number of devices.
@@ -42,8 +42,8 @@ def mesh_shape(options: MeshOptions, devices: int) -> tuple[int, ...]:
 def make_mesh(options: MeshOptions = ALL_DATA, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Returns the mesh of all devices of all processes, or of the given ones.
 
-    The axes are `data`, `fsdp` and `tensor`. Neighbours on `tensor`, then on `fsdp`, are neighbours
-    in the machine; if it has several slices, `data` spans them.
+    The axes are `data`, `fsdp` and `tensor`. Devices along `tensor`, then along `fsdp`, are
+    physical neighbours; several slices are joined along `data`.
 
     Raises:
       UserError: see `mesh_shape`; or `data` is not divisible by the number of slices.
@@ -85,7 +85,7 @@ def batch_parts(mesh: Mesh | AbstractMesh) -> int:
 
 
 def whole_batch(mesh: Mesh, images: int) -> int:
-    """Rounds a number of images up to a multiple that splits evenly over the mesh."""
+    """Rounds a number of images up to one that splits evenly over the mesh."""
     parts = batch_parts(mesh)
     return -(-images // parts) * parts
 
@@ -111,7 +111,7 @@ def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
 
 
 def to_devices(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Returns global arrays from this process's rows of each (see `local_rows`)."""
+    """Returns global arrays, given this process's rows of each (see `local_rows`)."""
     sharding = split_batch(mesh)
     return {
         name: jax.make_array_from_process_local_data(sharding, array)
@@ -120,20 +120,20 @@ def to_devices(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]
 
 
 def place(array: np.ndarray | jax.Array, sharding: NamedSharding) -> jax.Array:
-    """Returns a global array from an array that every process has as a whole."""
+    """Returns a global array, given the whole array on every process."""
     host = np.asarray(array)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
 def everywhere(array: np.ndarray, mesh: Mesh) -> jax.Array:
-    """Copies an array that every process has to every device."""
+    """Copies an array, the same on every process, to every device."""
     return place(array, replicated(mesh))
 
 
 def over_devices(
     array: np.ndarray, mesh: Mesh, rows: int | None = None, fill: float = 0
 ) -> jax.Array:
-    """Splits the rows of an array that every process has over the devices, like a batch.
+    """Splits the rows of an array over the devices, like a batch; every process has all rows.
 
     Args:
       rows: number of rows after padding with `fill`; None: the next number that splits evenly over

@@ -1,8 +1,8 @@
 """Processes of a run and their leader, process 0: start, barriers, failures and deaths.
 
-Every process keeps one TCP connection to the leader and sends a heartbeat each second: JSON
-objects, one a line. A closed connection means that a process died, and silence that a host died.
-This module does not use JAX, so it works before JAX starts and while its collectives hang.
+Every process keeps one TCP connection to the leader and sends a heartbeat each second; messages are
+JSON objects, one per line. A closed connection means that a process died; silence means that a host
+died. This module does not use JAX, so it works before JAX starts and while its collectives hang.
 """
 
 import contextlib
@@ -23,20 +23,20 @@ from vit_jax.errors import UserError, mistake
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 20.0  # Heartbeat timeout of a process; all processes end within 30 s.
-# Time from the first failure to the verdict: a cause may be reported after its effects.
+# Time from the first failure to the verdict, since a cause may be reported after its effects.
 GRACE_SECONDS = 2.0
 BARRIER_SECONDS = 600.0
 END_SECONDS = 3600.0  # Time for the last process to write its checkpoint and the report.
 LONGEST = 64 * 2**20  # Bytes of a message.
-LONGEST_GREETING = 2**16  # Bytes of the first one, which may come from another program.
+LONGEST_GREETING = 2**16  # Bytes of the first message, which may come from another program.
 AGAIN = "the same command resumes from the newest checkpoint"
 
 
 class Peers:
-    """The processes of this run; an instance of this class itself is a run of one process.
+    """The processes of this run; an instance of this base class is a run of one process.
 
-    As a context it ends with a barrier. An error that leaves the context ends all processes: the
-    leader prints one line that names the failed process, and the exit code is 2 for a user's
+    Used as a context, it ends with a barrier. An error that leaves the context ends all processes:
+    the leader prints one line that names the failed process, and the exit code is 2 for a user's
     mistake, else 1.
 
     Attributes:
@@ -54,7 +54,8 @@ class Peers:
         """Waits for all processes, and returns the leader's `value` (JSON) in each.
 
         Raises:
-          UserError: some timed out, `seconds` after the first; it names them.
+          UserError: some processes, named in the message, did not arrive within `seconds` of the
+            first.
         """
         if self.count == 1:
             return value
@@ -76,8 +77,7 @@ class Peers:
           what: name of the values, for error messages.
 
         Raises:
-          UserError: on a process whose values differ from the leader's; it names the differing
-            keys.
+          UserError: this process's values differ from the leader's; the message names the keys.
         """
         if self.count == 1:
             return
@@ -93,7 +93,7 @@ class Peers:
         self.barrier(f"{what} of all")
 
     def name(self, index: int) -> str:
-        """Returns the name of a process for a person: its index, and its host if known."""
+        """Returns a process's name for messages: its index, and its host if known."""
         return f"process {index}" + (f" ({self.hosts[index]})" if self.hosts[index] else "")
 
     def __enter__(self):
@@ -115,7 +115,7 @@ class Peers:
         raise NotImplementedError
 
     def _fail(self, news: dict) -> None:
-        """Reports the failure of this process and waits for the verdict."""
+        """Reports the failure of this process and waits for the leader's verdict."""
         raise NotImplementedError
 
 
@@ -129,7 +129,7 @@ class Connected(Peers):
         self._answers: dict[str, dict] = {}
         self._traceback = ""
         self._ended = False
-        # Python's resource tracker would print warnings below the error's line.
+        # Otherwise Python's resource tracker prints warnings after the error message.
         sys.warnoptions.append("ignore:resource_tracker")
 
     def _meet(self, name, value, seconds):
@@ -143,7 +143,7 @@ class Connected(Peers):
     def _fail(self, news):
         self._traceback = news.pop("traceback", "")
         self._tell(news)
-        time.sleep(self._silence + 2 * GRACE_SECONDS)  # The verdict ends this process earlier.
+        time.sleep(self._silence + 2 * GRACE_SECONDS)  # The verdict normally comes earlier.
         print(f"{self._traceback}error: {' '.join(news.values())}", file=sys.stderr, flush=True)
         leave(1)
 
@@ -206,7 +206,8 @@ class Leader(Connected):
     def _watch(self):
         beaten = 0.0
         while not self._ended:
-            # Before the select, so that messages received while this process was stopped count.
+            # Taken before the select, so that messages that arrived while this process was stopped
+            # count.
             now = time.monotonic()
             ready = self._selector.select(BEAT_SECONDS / 4)
             with self._changed:
@@ -223,7 +224,7 @@ class Leader(Connected):
                     self._end()
 
     def _end_barriers(self, now: float) -> None:
-        """Answers barriers whose timeout is over, with the missing processes."""
+        """Answers barriers that have timed out with the missing processes."""
         for name, arrivals in list(self._arrivals.items()):
             if now > arrivals.deadline:
                 missing = [self.name(i) for i in range(self.count) if i not in arrivals.here]
@@ -249,7 +250,7 @@ class Leader(Connected):
                     self._greet(connection, index, count, host)
                 elif self._followers.get(connection.process) is connection:
                     self._hear(connection.process, message)
-        except (OSError, ValueError, LookupError, TypeError):  # It ended, or is no process of ours.
+        except (OSError, ValueError, LookupError, TypeError):  # It ended, or is another program.
             self._selector.unregister(connection)
             connection.close()
             if self._followers.get(connection.process) is connection and not self._ended:
@@ -300,7 +301,7 @@ class Leader(Connected):
     def _end(self):
         """Prints the cause of the failure, ends the other processes and exits.
 
-        Mistakes explain deaths, and deaths explain faults.
+        Mistakes take precedence over deaths, and deaths over faults: each may cause the next.
         """
         news = self._mistakes or self._deaths or self._faults
         culprit, code = min(news), 2 if self._mistakes else 1
@@ -318,7 +319,8 @@ class Leader(Connected):
         print(
             f"{self._traceback if culprit == 0 else ''}error: {line}", file=sys.stderr, flush=True
         )
-        # Unread messages are lost when this process ends: wait until the others have disconnected.
+        # Messages not yet read are lost when this process ends, so it waits for the others to
+        # disconnect.
         until = time.monotonic() + GRACE_SECONDS
         while self._selector.get_map() and time.monotonic() < until:
             for key, _ in self._selector.select(BEAT_SECONDS / 4):
@@ -349,7 +351,7 @@ class Follower(Connected):
                 for message in self._leader.receive() if ready else ():
                     self._hear(message)
             except (OSError, ValueError, LookupError, TypeError):
-                # The other end died, or was never the leader of a run.
+                # The other end died, or is not the leader of a run.
                 return self._orphaned("died")
             if now - self._leader.heard > self._silence:
                 return self._orphaned(f"has not answered for {self._silence:g} s")
@@ -369,8 +371,8 @@ class Follower(Connected):
     def _orphaned(self, how: str):
         """Ends this process after the loss of the leader.
 
-        The error is printed by process 1 and by the first process on another host, since a host may
-        die with all its processes.
+        Process 1 prints the error. So does the first process on another host, since a host may die
+        with all its processes.
         """
         if self._ended:
             return
@@ -393,12 +395,12 @@ class Arrivals:
 
 
 class Connection:
-    """JSON objects over a socket, one a line.
+    """JSON objects over a socket, one per line.
 
     Attributes:
-      heard: `time.monotonic()` of the last received data.
+      heard: `time.monotonic()` when data were last received.
       process: index of the process at the other end, if known.
-      longest: maximum number of bytes of a received message.
+      longest: maximum size of a received message in bytes.
     """
 
     def __init__(self, stream: socket.socket, longest: int = LONGEST):
@@ -534,7 +536,7 @@ def _connect(host: str, port: int, seconds: float) -> socket.socket:
     while True:
         try:
             stream = socket.create_connection((host, port), timeout=min(seconds, 5))
-            # A free local port can connect to itself.
+            # A client that tries a free local port may connect to itself.
             if stream.getsockname() != stream.getpeername():
                 return stream
             stream.close()

@@ -17,17 +17,17 @@ ACCELERATORS = "nvidia[0-9]*", "kfd", "accel[0-9]*", "vfio/[0-9]*"  # Device fil
 def keep_freed_memory() -> None:
     """Makes glibc keep large freed blocks for the next step.
 
-    By default they are returned to the system. This matters if JAX computes on the CPU, and must be
-    called before JAX starts. A step frees and allocates the same large arrays again, and new pages
-    take up to half of its time (docs/measurements.md). All threads then share one heap: a thread's
-    own heap has no room for blocks above 64 MB.
+    Call it before JAX starts; it matters only if JAX computes on the CPU. Each step frees and
+    allocates the same large arrays. By default glibc returns them to the system, and new pages take
+    up to half of a step's time (docs/measurements.md). With this setting all threads share one
+    heap, because a thread's own heap has no room for blocks above 64 MB.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None:
         return
     accelerated = any(path for pattern in ACCELERATORS for path in Path("/dev").glob(pattern))
     if (jax.config.jax_platforms or ("" if accelerated else "cpu")) == "cpu":
-        # A thread keeps the first heap that it gets; JAX's threads start in the next statement.
+        # A thread keeps its first heap, so this precedes the start of JAX's threads.
         mallopt(M_ARENA_MAX, 1)
     if jax.default_backend() == "cpu":
         mallopt(M_MMAP_THRESHOLD, 2**30)
@@ -35,7 +35,7 @@ def keep_freed_memory() -> None:
 
 
 def host_memory() -> tuple[int, int]:
-    """Returns the bytes that this process can use at most, and the free ones.
+    """Returns this process's memory limit and its free memory, in bytes.
 
     The limit is the machine's memory and swap, or a lower limit of a container (cgroup) or `ulimit
     -v`.
@@ -56,7 +56,7 @@ def host_memory() -> tuple[int, int]:
 
 
 def _memory_limits() -> Iterator[Path]:
-    """Yields files that may contain a memory limit of this process: its cgroup's and parents'."""
+    """Yields the files that may limit this process's memory: of its cgroup and the parents."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, kinds, place = line.split(":", 2)
@@ -70,5 +70,5 @@ def _memory_limits() -> Iterator[Path]:
 
 
 def share_interpreter() -> None:
-    """Limits the wait of the thread that feeds the devices for decoding threads to 0.2 ms."""
+    """Lets the thread that feeds the devices preempt decoding threads after 0.2 ms."""
     sys.setswitchinterval(2e-4)

@@ -1,8 +1,8 @@
 """Shardings of a model's arrays on the mesh: parameters, optimizer state, activations.
 
-A model's family names the axes of its parameters (`models/family.py`). A `tensor` axis above 1
-splits heads and hidden units, as in Megatron-LM (Shoeybi et al., 2019), or output channels. `fsdp`
-needs no names: it splits the largest remaining axis of each larger array.
+The model's family names the axes of its parameters (`models/family.py`). A `tensor` axis larger
+than 1 splits heads and hidden units, as in Megatron-LM (Shoeybi et al., 2019), or output channels.
+`fsdp` does not use the names: it splits the largest remaining axis of each larger array.
 """
 
 import math
@@ -14,11 +14,11 @@ from vit_jax.errors import UserError
 from vit_jax.models import logical_axes
 from vit_jax.parallel.mesh import BATCH, replicated
 
-# Axes of parameters that `tensor` splits: for a head its inputs, because the number of classes is
-# often odd.
+# Axes of parameters that `tensor` splits. A classification head is split along its inputs
+# ("features"), because the number of classes is often odd.
 TENSOR = ("heads", "mlp_dim", "outputs", "features")
 
-# Split axes of each activation, counted from either end.
+# Mesh axes over which each activation's axes are split; negative axes count from the end.
 ACTIVATIONS = {
     "tokens": {0: BATCH},
     "heads": {0: BATCH, -2: "tensor"},  # batch ... tokens heads head_dim
@@ -27,16 +27,18 @@ ACTIVATIONS = {
     "hidden_features": {0: BATCH, -1: "tensor"},  # batch height width hidden
 }
 
-# Elements: smaller arrays are replicated, because gathering them takes longer than reading them.
+# Number of elements below which arrays are replicated: gathering them would take longer than
+# reading them.
 SMALL = 2**14
-LARGE = 2**20  # Elements: a larger array must have an axis to split; replication is an error.
+LARGE = 2**20  # Number of elements from which an array must have an axis to split.
 
 
 def parameter_sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSharding:
     """Returns the sharding of the parameter with this path.
 
     Raises:
-      UserError: `mesh.tensor` does not divide its axis, or `mesh.fsdp` no axis of a large array.
+      UserError: `mesh.tensor` does not divide its axis, or `mesh.fsdp` divides no axis of a large
+        array.
     """
     tensor, fsdp = mesh.shape["tensor"], mesh.shape["fsdp"]
     axes = _tensor_axes(tensor, path, shape)
@@ -56,7 +58,7 @@ def parameter_sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSh
 
 
 def _tensor_axes(tensor: int, path: str, shape: tuple[int, ...]) -> list[tuple[str, ...]]:
-    """Returns for each axis of a parameter `("tensor",)` if `mesh.tensor` splits it, else ().
+    """Returns `("tensor",)` for each axis of a parameter that `mesh.tensor` splits, else ().
 
     Raises:
       UserError: `mesh.tensor` does not divide the size of its axis.
@@ -86,7 +88,7 @@ def parameter_shardings(mesh: Mesh, params: dict) -> dict:
 def optimizer_shardings(mesh: Mesh, params: dict, optimizer_state) -> dict:
     """Returns the shardings of the optimizer state: moments are sharded like their parameters.
 
-    Counts, and the sums over rows or columns of Adafactor, are replicated: they are small.
+    Counts and Adafactor's sums over rows or columns are small, so they are replicated.
     """
     shapes = {path_name(path): x.shape for path, x in jax.tree.leaves_with_path(params)}
 

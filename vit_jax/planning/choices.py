@@ -13,7 +13,7 @@ from vit_jax.planning.estimate import Estimate, estimate
 from vit_jax.progress import duration
 from vit_jax.runs.memory_check import LEFT, Changes, changed, in_words, likely_changes
 
-# Function that estimates a config's run on given devices, with prices.
+# A function that estimates a config's run on given devices.
 Planner = Callable[[ConfigDict, Workload, Slice, dict[str, dict]], Estimate]
 
 
@@ -27,7 +27,7 @@ def nearest_fit(
     planner: Planner = estimate,
     attempts: int = 4,
 ) -> tuple[Changes, Estimate] | None:
-    """Returns the fastest change with which the program fits, and its estimate, or None.
+    """Returns the fastest change of the config that fits in memory, and its estimate, or None.
 
     Each candidate is estimated to verify that it fits.
     """
@@ -58,7 +58,7 @@ def sweep(
     """Estimates every mesh with every rematerialization policy.
 
     Returns:
-      The estimates: those that fit first, sorted by step time.
+      The estimates, sorted by step time; those that do not fit are last.
     """
     candidates = [
         (fsdp, tensor, remat) for fsdp, tensor in _meshes(where.devices) for remat in LEFT
@@ -90,7 +90,7 @@ def _meshes(devices: int) -> list[tuple[int, int]]:
 
 
 def ranking(plans: list[Estimate]) -> str:
-    """Returns a sweep's estimates as a table, one a line."""
+    """Returns a sweep's estimates as a table, one per line."""
     lines = ["  data x fsdp x tensor  remat    step ms     MFU      GiB     hours       price"]
     for plan in plans:
         fsdp, tensor = plan.choices["mesh.fsdp"], plan.choices["mesh.tensor"]

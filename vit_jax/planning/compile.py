@@ -45,11 +45,11 @@ class Slice:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on each device; the step's results reuse the memory of its arguments."""
+    """Bytes on each device; the step's outputs reuse the memory of its arguments."""
 
     parameters: int
     optimizer: int
-    batch: int  # Including the padding of all arguments' layouts.
+    batch: int  # Includes the padding of the layouts of all arguments.
     temporaries: int  # Activations and gradients.
     code: int
 
@@ -66,7 +66,7 @@ class Compiled:
     memory: Memory
     fits: bool
     operations: tuple[Operation, ...] = ()  # Empty if it does not fit.
-    seconds: float = 0.0  # Processor time of the compilation.
+    seconds: float = 0.0  # CPU time of the compilation.
     cached: bool = False
 
 
@@ -97,13 +97,12 @@ def topology_devices(where: Slice) -> list[jax.Device]:
             'pip install -e ".[plan]" brings it'
         )
     os.environ.update(ENVIRONMENT)
-    # An unknown flag makes libtpu exit the process, and some of XLA's flags for CPUs are unknown to
-    # it.
+    # libtpu exits the process on unknown flags, and it does not have all of XLA's flags for CPUs.
     given = os.environ.get("XLA_FLAGS", "").split()
     os.environ["XLA_FLAGS"] = " ".join(flag for flag in given if not flag.startswith("--xla_cpu_"))
     from jax.experimental import topologies
 
-    # Chips with two cores that work as one device.
+    # Two cores of a chip work as one device.
     options = {"chip_config_name": "megacore"} if where.chip.name in ("v4", "v5p") else {}
     if where.topology in ("1x1", "2x4"):
         options["chips_per_host_bounds"] = [*map(int, where.topology.split("x")), 1]
@@ -192,6 +191,6 @@ def _from_json(text: str) -> Compiled:
 
 
 def _needed(message: str) -> int:
-    """Returns the total bytes, with arguments, in the compiler's out-of-memory error."""
+    """Returns the required bytes, including arguments, from the compiler's out-of-memory error."""
     amount, unit = re.search(r"(?:temporaries \(|Used )([\d.]+)([KMGT])", message).groups()
     return int(float(amount) * {"K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}[unit])

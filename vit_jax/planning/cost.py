@@ -15,7 +15,8 @@ from vit_jax.options.data import DataOptions
 from vit_jax.planning.compile import Slice
 from vit_jax.training.objectives import objective_of
 
-# Images before slicing, and classes, of data sets that need not be on this machine: the paper's.
+# Numbers of images (before slicing) and classes of the paper's data sets, which need not be on this
+# machine.
 DATA_SETS = {
     "jft": (303_000_000, 18_291),
     "imagenet21k": (14_197_122, 21_843),
@@ -37,7 +38,7 @@ class Workload:
 
     @property
     def flops(self) -> float:
-        """Least FLOPs of a step."""
+        """Minimum FLOPs of a step."""
         return training_flops(self.multiply_adds * self.batch_size)
 
     @property
@@ -51,16 +52,16 @@ class Cost:
     """The cost of training alone, without start-up, evaluation or waiting for data."""
 
     hours: float
-    core_days: float  # Days of JAX's devices: cores of TPU v2 and v3, else chips.
+    core_days: float  # Days times devices: cores of TPU v2 and v3, else chips.
     chip_days: float
     dollars: float | None
     price: str
 
 
 def data_set_size(config: ConfigDict, images: int | None) -> tuple[int, int]:
-    """Returns the numbers of training images and of classes; a data set at `data.path` is opened.
+    """Returns the numbers of training images and of classes; opens a data set at `data.path`.
 
-    The classes of an objective without labels are its outputs.
+    For an objective without labels, the number of classes is that of its outputs.
 
     Args:
       config: the config.
@@ -95,7 +96,7 @@ def data_set_size(config: ConfigDict, images: int | None) -> tuple[int, int]:
 
 
 def _known_size(values: DataOptions) -> tuple[int | None, int | None]:
-    """Returns the numbers of images and classes of a data set that need not be opened, or None."""
+    """Returns the numbers of images and classes if known without opening the data, else None."""
     kind = SOURCES.get(values.source)
     if kind and (counts := kind.counts(values.path)):
         return counts
@@ -111,7 +112,7 @@ def _can_be_opened(values: DataOptions) -> bool:
 
 
 def read_prices(path: Path) -> dict[str, dict]:
-    """Reads the price of a chip-hour in dollars and its source, by chip: `[v5e]`, `dollars`, `of`.
+    """Reads a TOML file of prices: for each chip, dollars per chip-hour and the source.
 
     Raises:
       UserError: the file cannot be read.

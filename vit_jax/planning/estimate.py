@@ -27,23 +27,23 @@ class Estimate:
     where: Slice
     choices: dict[str, Any]  # Values that the sweep and `nearest_fit` change, by key.
     job: Workload
-    method: str  # The source of the estimate, in words.
+    method: str  # Description of the estimate's source.
     memory: Memory
     fits: bool
     compile_seconds: float = 0.0
     step_seconds: float | None = None  # None if it does not fit.
-    slowest_seconds: float | None = None  # From a roofline: the step if no operation is fused.
+    slowest_seconds: float | None = None  # Of a roofline: step time without any fusion.
     unknown_loops: int = 0  # Loops whose number of iterations depends on the data.
-    flops: float | None = None  # Compiled, of a step on all devices.
-    collectives: dict[str, int] | None = None  # Bytes of a step by kind.
+    flops: float | None = None  # FLOPs of a compiled step, on all devices.
+    collectives: dict[str, int] | None = None  # Bytes per step by kind of collective.
     link_seconds: float | None = None  # Their time if it is not overlapped with computation.
-    parts: dict[str, float] | None = None  # Seconds of a step by part of the program.
+    parts: dict[str, float] | None = None  # Seconds per step by part of the program.
     costliest: list[dict] | None = None
     cost: Cost | None = None
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilization: least FLOPs of a step as a share of the devices' peak."""
+        """Model FLOPs utilization: minimum FLOPs of a step divided by the devices' peak."""
         if self.step_seconds is None:
             return None
         return self.job.flops / self.step_seconds / self.where.devices / self.where.chip.peak_flops
@@ -131,14 +131,13 @@ def _speed(compiled: Compiled, job: Workload, where: Slice, prices: dict[str, di
     chip, operations = where.chip, compiled.operations
     seconds = total(operations, "cycles") / chip.clock
     sent = by(operations, "kind", "sent")
-    # A ring all-reduce sends its data twice: to sum it and to distribute the sum. All else is sent
-    # once.
+    # A ring all-reduce sends its data twice: to sum them and to distribute the sum. Other
+    # collectives send them once.
     links = (
         sum(size * (2 if kind == "all-reduce" else 1) for kind, size in sent.items())
         / chip.link_bandwidth
     )
-    # Layers that are compiled separately are alike: operations from the same line of JAX are
-    # summed.
+    # Separately compiled layers have the same operations, which are summed by their line in JAX.
     same = {}
     for operation in operations:
         runs, cycles = same.get((operation.part, operation.source), (0, 0))
@@ -277,7 +276,7 @@ def _run_rows(plan: Estimate, slower: float) -> list[str]:
 
 
 def _range(value: float, form: str, factor: float) -> str:
-    """Formats a value, or the range from it to its product with a factor other than 1."""
+    """Formats a value, or with a factor other than 1 the range from `value` to `value * factor`."""
     return format(value, form) if factor == 1 else f"{value:{form}} to {value * factor:{form}}"
 
 

@@ -1,8 +1,8 @@
 """Parser of a TPU's optimized HLO: operations of a step, their runs and estimated cycles.
 
-The TPU compiler writes its own estimate of each operation, in cycles of the core, into the
-operation's `backend_config`. A loop's body is written once and counts once per iteration; or
-once, if their number depends on the data, as in the matching of detections.
+The TPU compiler writes its estimate of each operation, in cycles of the core, into the operation's
+`backend_config`. The body of a loop counts once per iteration. If the number of iterations depends
+on the data, as in the matching of detections, it counts once.
 """
 
 import math
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from vit_jax.models.attention import SCORES, VALUES
 from vit_jax.models.model_card import count_taps
 
-# The named scopes of `training/step.py`.
+# Named scopes in `training/step.py`.
 SCOPES = ("augmentation", "gradients", "loss", "optimizer", "objective_state")
 # Kind of a loop whose number of iterations depends on the data.
 UNKNOWN_LOOP = "loop of unknown length"
@@ -26,10 +26,10 @@ _BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128} | {
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation of a step on one device; `cycles`, `flops` and `sent` count one run of it."""
+    """One operation of a step on one device; `cycles`, `flops` and `sent` are for a single run."""
 
     name: str
-    kind: str  # HLO's opcode: fusion, convolution, all-reduce, ...
+    kind: str  # HLO opcode: fusion, convolution, all-reduce, ...
     source: str  # Its name in JAX: jit(train_step)/transpose(jvp())/dot_general
     part: str  # The part of our program: Attention, Mlp, optimizer, ...
     times: int = 1  # Runs in a step.
@@ -53,7 +53,7 @@ def by(operations: Iterable[Operation], key: str, value: str) -> dict[str, int]:
 
 
 def read_operations(text: str) -> list[Operation]:
-    """Returns the operations of the module `compiled.as_text()` that cost something.
+    """Returns the operations with a cost from an HLO module, the text of `compiled.as_text()`.
 
     Loops of unknown length are among them.
     """
@@ -63,8 +63,7 @@ def read_operations(text: str) -> list[Operation]:
         kind, sent = module.kind(instruction), 0
         for name, inner in module.collectives(instruction):
             channel = re.search(r"channel_id=(\d+)", inner.rest)
-            # A collective that overlaps other work is repeated in each of the fusions that it
-            # overlaps.
+            # A collective that overlaps fusions occurs in each of them.
             key = channel[1] if channel else inner.name
             if key not in seen:
                 seen.add(key)
@@ -122,7 +121,7 @@ class _Module:
         self._of = {id(x): c for c in self.computations.values() for x in c.instructions.values()}
 
     def walk(self, name: str, times: int = 1) -> Iterator[tuple[int, _Instruction]]:
-        """Yields the operations of a computation, its loops and its calls, with their runs."""
+        """Yields all operations of a computation, including loops and calls, with their runs."""
         for instruction in self.computations[name].instructions.values():
             yield times, instruction
             if instruction.opcode == "while":
@@ -146,7 +145,7 @@ class _Module:
         return UNKNOWN_LOOP if unknown else instruction.opcode
 
     def turns(self, loop: _Instruction) -> int | None:
-        """Returns a loop's number of iterations; None: no counter goes from 0 to a constant."""
+        """Returns a loop's number of iterations; None: it has no counter from 0 to a constant."""
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
             return int(known[1])
         (condition,), (body,) = _called(loop, "condition"), _called(loop, "body")
@@ -165,7 +164,7 @@ class _Module:
         return math.ceil(limits[1] / next((step for step in steps if step is not None), 1))
 
     def collectives(self, instruction: _Instruction) -> Iterator[tuple[str, _Instruction]]:
-        """Yields the collectives that an operation is or contains, with their kind."""
+        """Yields kind and instruction of each collective that an operation is or contains."""
         for kind in COLLECTIVES:
             if instruction.opcode in (kind, f"{kind}-start"):
                 yield kind, instruction
@@ -176,14 +175,14 @@ class _Module:
                         yield "reduce-scatter" if "all-reduce-scatter" in name else kind, collective
 
     def payload(self, collective: _Instruction) -> int:
-        """Returns the bytes of a collective's inputs or outputs, whichever is more."""
+        """Returns the bytes of a collective's inputs or of its outputs, whichever is larger."""
         shapes = self._of[id(collective)].instructions
         taken = sum(_bytes(shapes[name].shape) for name in collective.operands)
         given = _bytes(collective.shape) - (taken if collective.opcode.endswith("-start") else 0)
         return max(taken, given)
 
     def flops(self, instruction: _Instruction) -> int:
-        """Returns the FLOPs of the products in an operation, without those that fall on padding."""
+        """Returns the FLOPs of an operation's products, excluding padding."""
         if instruction.opcode == "fusion":
             return sum(
                 self.flops(inner)
@@ -201,7 +200,7 @@ class _Module:
         return 2 * math.prod(out) * math.prod(left[int(a)] for a in axes.split(",") if a)
 
     def part(self, instruction: _Instruction) -> str:
-        """Returns the part of our program that an operation belongs to.
+        """Returns the part of our program to which an operation belongs.
 
         Operations of attention have their own named scope. Other operations of a model belong to
         the class or function that computes them, and all others to the scope of the step
@@ -230,7 +229,7 @@ class _Module:
 
 
 def _first_index(instructions: list[_Instruction]) -> int | None:
-    """Returns the index of the first instruction that takes an element of a tuple, or None."""
+    """Returns the tuple index of the first `get-tuple-element`, or None."""
     for instruction in instructions:
         if instruction.opcode == "get-tuple-element":
             match = re.search(r"index=(\d+)", instruction.rest)
@@ -241,7 +240,7 @@ def _first_index(instructions: list[_Instruction]) -> int | None:
 def _convolution_flops(
     left: Sequence[int], right: Sequence[int], out: Sequence[int], attributes: str
 ) -> int:
-    """Returns the FLOPs of a convolution, without those that fall on padding.
+    """Returns the FLOPs of a convolution, excluding padding.
 
     Args:
       left: shape of the images.

@@ -1,8 +1,9 @@
 """Roofline estimate of a step for devices without a compiler here: GPUs, and this machine's CPU.
 
-Each matrix product takes as long as its FLOPs or its memory traffic, whichever is longer. All other
-operations are fused into their neighbours, except the update, which reads and writes the state. The
-results of products stay in memory while they are in use; all other results are recomputed.
+The time of a matrix product is that of its FLOPs or of its memory traffic, whichever is longer. The
+estimate assumes that all other operations are fused into their neighbours, except the optimizer's
+update, which reads and writes the state. Results of products stay in memory while they are in use;
+all other results are recomputed.
 """
 
 import copy
@@ -31,7 +32,7 @@ VIEWS = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "stop_gradient
 
 
 def find_machine(name: str, devices: int | None) -> Slice:
-    """Returns a machine of GPUs, or this one's CPU, whose speed is then measured.
+    """Returns a machine with GPUs, or this machine's CPU after measuring its speed.
 
     Raises:
       UserError: there is no such chip.
@@ -44,7 +45,7 @@ def find_machine(name: str, devices: int | None) -> Slice:
 def estimate_best(
     config: ConfigDict, job: Workload, where: Slice, prices: dict[str, dict]
 ) -> Estimate:
-    """Returns a roofline estimate for devices without their compiler: no run is faster."""
+    """Returns a roofline estimate; no run is faster than its `step_seconds`."""
     whole = AbstractMesh(mesh_shape(config.mesh, where.devices), AXES)
     check_batch(whole, config.batch_size, config.micro_batches)
     parts, tensor = batch_parts(whole), whole.shape["tensor"]
@@ -95,7 +96,7 @@ def estimate_best(
 
 
 class _Work:
-    """Sums over the operations of a program: of products alone, and of all without fusion."""
+    """FLOPs and seconds of a program: of its products alone, and of all operations unfused."""
 
     def __init__(self, chip: Chip):
         self.chip, self.flops, self.seconds, self.unfused_seconds = chip, 0, 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Figures of a report on predictions: mistakes, confusion, classes, calibration and samples."""
+"""A report's sections on predictions: mistakes, confusion, classes, calibration and samples."""
 
 import io
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ from vit_jax.runs.predictions import (
 )
 
 MOST_PAIRS = 10
-MOST_IN_MATRIX = 100  # Classes.
-MOST_LISTED = 40  # Classes, before the rest is folded.
-MOST_NAME = 22  # Characters of a class in the matrix.
+MOST_IN_MATRIX = 100  # Maximum number of classes in the confusion matrix.
+MOST_LISTED = 40  # Number of classes shown before the rest is folded.
+MOST_NAME = 22  # Maximum length of a class name in the matrix, in characters.
 CELL = 26  # Side of a matrix cell, in units of the SVG.
 
 
@@ -40,7 +40,7 @@ class Card(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A name and its figures, above a bar of `share` in 0 ... 1 if it is not None."""
+    """A name and its figures, above a bar of length `share` in [0, 1]; None: no bar."""
 
     name: str
     figures: str
@@ -53,7 +53,7 @@ class Cell(NamedTuple):
     row: int
     column: int
     count: int
-    share: float  # Of the row's images.
+    share: float  # Share of the row's images.
     about: str
 
 
@@ -88,7 +88,7 @@ def answer_figures(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _cards(found: Predictions, names: Sequence[str], rows: Sequence[int]) -> list[Card]:
-    """Returns the kept images in these rows, with their predictions."""
+    """Returns cards for the stored images among these rows, with their predictions."""
     kept = dict(zip(found.shown.tolist(), found.images, strict=True))
     numbers = found.numbers.tolist()
     cards = []
@@ -146,7 +146,7 @@ def _matrix(matrix: np.ndarray, images: np.ndarray, names: Sequence[str]) -> dic
 def _accuracies(found: Predictions, names: Sequence[str]) -> dict[str, Any]:
     """Returns bars with the recall of each class, the worst first, and notes on them.
 
-    Where each image is of one class, they have precision and F1 score too.
+    If each image has one class, the bars also have precision and F1 score.
     """
     images, right = by_class(found, len(names))
     tested = np.flatnonzero(images)
@@ -191,7 +191,7 @@ def _predicted(counts: ClassCounts | None, label: int) -> str:
 
 
 def _calibration(found: Predictions) -> dict[str, Any]:
-    """Returns charts of the accuracy by predicted probability, and of the probabilities."""
+    """Returns the reliability diagram and the histogram of the predicted probabilities."""
     bins, error = calibration(found)
     sure, right = bins[:, 2] @ bins[:, :2] / bins[:, 2].sum()
     said, hit = found.probability, found.right
@@ -210,7 +210,7 @@ def _calibration(found: Predictions) -> dict[str, Any]:
 
 
 def _shortened(name: str) -> str:
-    """Returns a name without its middle if it is long: classes often differ at the end alone."""
+    """Shortens a long name in the middle, as classes often differ only at the end."""
     return (
         name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 9].rstrip()}…{name[-8:].lstrip()}"
     )

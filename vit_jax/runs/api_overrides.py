@@ -10,10 +10,9 @@ class ApiOverrides(NamedTuple):
     """Overrides of the config by a calling program, such as a notebook.
 
     Attributes:
-      data: data sets by split, `train` and `test`, similar to `handed_in`; None: the config's.
-      model: model whose parameters start the run; None: the config's model or checkpoint.
-      on_log: called with the step and its metrics, the rows of `metrics.jsonl`, as they are
-        written.
+      data: data sets by split, `train` and `test`, in the form of `handed_in`; None: the config's.
+      model: model from which training starts; None: the config's model or checkpoint.
+      on_log: called with step and metrics when a row of `metrics.jsonl` is written.
       groups: the group of each example of `train`; a slice contains all examples of a group or
         none.
     """

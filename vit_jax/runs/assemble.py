@@ -35,19 +35,19 @@ from vit_jax.training.lora import objective_weights
 from vit_jax.training.objectives import objective_of
 from vit_jax.training.program import Program, make_program
 
-SAMPLES, HANDED_IN_SAMPLES = 16, 256  # Examples of a split that are read for its fingerprint.
+SAMPLES, HANDED_IN_SAMPLES = 16, 256  # Examples read for a split's fingerprint.
 
 
 class Parts(NamedTuple):
     """All parts of a run before it has a workdir; nothing is allocated on the devices yet.
 
     Attributes:
-      config: the run's config, in which the checkpoint's preprocessing replaces None.
+      config: the run's config; its preprocessing values of None are replaced by the checkpoint's.
       data: fingerprints of the splits and of the suites' data, by name.
       suites: evaluation suites, with their data opened.
       num_classes: width of the head; 0: there is none.
       steps: length of the run.
-      origin: the model, and the initialization source of its and the objective's parameters.
+      origin: the model, and the source of initial parameters of model and objective.
       frozen: the objective's frozen model, such as a teacher; None: there is none.
       program: the training step, with the objective, the optimizer and the schedule.
       overrides: the api overrides of the calling program.
@@ -93,13 +93,13 @@ def assemble(
     """Builds the parts of a run from a checked config.
 
     Args:
-      peers: the run's processes, which must read the same data; None: this one alone.
+      peers: the run's processes, which must read the same data; None: only this process.
       on_phase: callback that receives the name of each phase that may take long.
       overrides: api overrides, which replace values of the config.
       steps: length of the run; None: the config's.
 
     Raises:
-      UserError: the config fits neither the devices nor the data, or its checkpoint cannot be read.
+      UserError: the config does not fit the devices or the data, or its checkpoint cannot be read.
     """
     peers, overrides, options = peers or Peers(), overrides or ApiOverrides(), run_options(config)
     on_phase("finding the devices")
@@ -142,7 +142,7 @@ def _class_weights(config: RunOptions, train: Source) -> tuple[float, ...]:
     """Returns the weight of each class in the loss; empty: all are 1.
 
     Raises:
-      UserError: the config corrects for unequal classes, and an image has no label, or several.
+      UserError: class weights are requested, and an image has no label, or several.
     """
     if config.data.balance != "none":
         single_labels(train, "data.balance")
@@ -173,7 +173,7 @@ def _program(
 def class_count(config: RunOptions, source: Source) -> int:
     """Returns the width of the head: the config's, else the number of the data set's classes.
 
-    An objective without labels determines it instead.
+    For an objective without labels the objective determines it.
 
     Raises:
       UserError: the config's width is less than the number of classes, or all images are of one
@@ -191,7 +191,7 @@ def class_count(config: RunOptions, source: Source) -> int:
 
 
 def with_classes_of(config: RunOptions, source: Source) -> RunOptions:
-    """Returns a copy of the config with the number of classes that the objective's head predicts.
+    """Returns a copy of the config with the number of classes for the objective's own head.
 
     The config is unchanged if the objective has no such head.
 
@@ -212,8 +212,7 @@ def check_several_classes(config: RunOptions, source: Source) -> None:
     """Checks that the training images are of at least two classes; binary labels may be of one.
 
     Raises:
-      UserError: they are known to be of a single class: the loss would be 0 at once, and the
-        accuracy 100 %.
+      UserError: all images are known to have the same class, so the accuracy would always be 100 %.
     """
     present = [name for name in source.class_names if name not in source.empty_classes]
     if len(present) != 1:
@@ -256,7 +255,7 @@ def step_count(config: RunOptions, images: int) -> int:
 
 
 def with_images_of(config: RunOptions, origin: Origin) -> RunOptions:
-    """Returns a copy of the config in which the checkpoint's preprocessing replaces None."""
+    """Returns a copy of the config with the checkpoint's preprocessing in place of None."""
     mean = origin.options.mean
     return dataclasses.replace(
         config,
@@ -293,10 +292,10 @@ def training_views(config: RunOptions) -> tuple[ViewSpec, ...]:
 
 
 def evaluation_views(config: RunOptions) -> tuple[ViewSpec, ...]:
-    """Returns the resolved views of the objective for a test image; empty if it is the crop alone.
+    """Returns the resolved views of the objective for a test image; empty: only the test crop.
 
-    Views of one rectangle are the test crop, each at its size. Others are drawn as in training,
-    with random numbers that depend on the image's number.
+    Views of the same rectangle all show the test crop, each at its size. Other views are drawn as
+    in training, with random numbers that depend on the image's index.
     """
     views = objective_of(config.objective.name).views(config)
     first, *others = (view for view in views if not view.training_only)

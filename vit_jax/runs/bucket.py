@@ -1,8 +1,8 @@
 """Workdirs in buckets: `gs://BUCKET/RUN` and `s3://BUCKET/RUN`.
 
-Orbax writes checkpoints into the bucket itself. The other files of a run are small, and some are
-appended to, which buckets do not support. They are in a local folder of this process; changed files
-are copied to the bucket every few seconds, and before each checkpoint.
+Orbax writes checkpoints directly to the bucket. The other files of a run are small, and some are
+appended to, which buckets do not support. These files are in a local folder of this process.
+Changed ones are copied to the bucket every few seconds, and before each checkpoint.
 """
 
 import contextlib
@@ -18,12 +18,14 @@ from etils import epath
 
 from vit_jax.errors import UserError
 
-UPLOAD_SECONDS = 10.0  # Between two checks for changed files.
+UPLOAD_SECONDS = 10.0  # Interval between two checks for changed files.
 
-# Files of a workdir that are not copied from the bucket: checkpoints, and files that nobody reads.
+# Files of a workdir that are not copied from the bucket: checkpoints, and files that are never
+# read.
 _LEFT = ("checkpoints/", "profile/", "events.out.tfevents.", ".lock", ".shared")
 
-# Writes of other hosts are visible immediately, in Orbax too, which uses the same protocol names.
+# Disables caches, so that writes of other hosts are visible immediately, also in Orbax, which uses
+# the same protocol names.
 for protocol in ("gs", "gcs", "s3"):
     fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
 
@@ -74,7 +76,7 @@ class Bucket:
             return [name[len(self._root) + 1 :] for name in self._files.find(self._root)]
 
     def read_all(self, names: list[str]) -> dict[str, bytes]:
-        """Returns the contents of several objects by name, without those that do not exist."""
+        """Returns the contents of several objects by name; missing ones are omitted."""
         with self._named_errors():
             found = self._files.cat([f"{self._root}/{name}" for name in names], on_error="return")
             gone = {
@@ -108,7 +110,7 @@ class Bucket:
             raise UserError(
                 f"there is no bucket {bucket}, or these credentials have no access to it"
             ) from error
-        # From aiohttp, botocore or google.auth: each has its own exceptions.
+        # aiohttp, botocore and google.auth each have their own exceptions.
         except Exception as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             command = _SIGN_IN[self.url[:5]]
@@ -124,7 +126,7 @@ _SIGN_IN = {"gs://": "gcloud auth application-default login", "s3://": "aws conf
 @functools.cache
 def _file_system(url: str):
     """Returns the file system of a URL and the path in it."""
-    # It logs tracebacks of the errors that it raises.
+    # The library also logs tracebacks of the errors that it raises.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     try:
         files, root = fsspec.core.url_to_fs(url)
@@ -138,7 +140,7 @@ _urls: dict[Path, str] = {}
 
 
 def fetched(url: str) -> Path:
-    """Copies the files of a workdir in a bucket into a local folder of this process; returns it.
+    """Copies a bucket's workdir, except checkpoints, to a local folder; returns the folder.
 
     Raises:
       UserError: the bucket cannot be used.
@@ -164,7 +166,7 @@ def url_of(workdir: Path) -> str | None:
 
 
 def shown(workdir: Path) -> str:
-    """Returns the workdir's place, as its user named it."""
+    """Returns the workdir's place as given by the user: a path or a URL."""
     return url_of(workdir) or str(workdir)
 
 
@@ -200,10 +202,10 @@ def move(source: str, target: str) -> None:
 
 
 class Upload:
-    """Context manager that copies a folder's changed files to its bucket, the last ones at its end.
+    """Context manager that copies a folder's changed files to its bucket, finally at its end.
 
     Args:
-      workdir: folder that `fetched` returned.
+      workdir: folder returned by `fetched`.
       check: called before each copy; raises if another run now owns the workdir in the bucket.
     """
 

@@ -1,13 +1,13 @@
 """Lock that allows one run at a time on a workdir in a bucket, without links or kernel locks.
 
 As in a folder (`workdir_lock.py`), the newest of the objects `.lock-1`, `.lock-2`, ... names the
-owner of the workdir; an empty one has no owner, and a number is never used twice. The bucket itself
-creates an object only if it does not exist (`ifGenerationMatch=0` of Google Cloud Storage,
-`If-None-Match: *` of S3).
+owner of the workdir. An empty object means that there is no owner; a number is never used twice.
+The bucket creates an object only if it does not exist (`ifGenerationMatch=0` of Google Cloud
+Storage, `If-None-Match: *` of S3).
 
-The owner rewrites its object every few seconds as a heartbeat. A store that ignores the condition
-protects against all but a second start within the same second, which the first of the two detects
-at its next heartbeat.
+The owner rewrites its object every few seconds as a heartbeat. If a store ignores the condition,
+two runs that start within the same second may both get the lock; the first one detects this at its
+next heartbeat.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from vit_jax.errors import UserError
 from vit_jax.runs.bucket import Bucket
 from vit_jax.runs.workdir_lock import PREFIX, STALE_SECONDS, Holder, still_held, this_process
 
-BEAT_SECONDS = 15.0  # Between two heartbeats: each is a write that the bucket's owner pays for.
+BEAT_SECONDS = 15.0  # Interval of heartbeats, each of which is a write that costs money.
 
 
 class Sign(NamedTuple):

@@ -2,9 +2,9 @@
 
 They are in a folder, or in a bucket with a URL. A checkpoint contains `params`, `optimizer` and
 `run` (step, metrics since the last log line) as separate items, so that parameters can be read
-alone, and a checksum of each. It is published by an atomic rename, in a bucket by an object that is
-written last, so that listed checkpoints are complete. Checksums detect later damage; they do not
-depend on the number of processes and devices that wrote or read the checkpoint.
+alone, and a checksum of each. It is published by an atomic rename (in a bucket, by an object that
+is written last), so that listed checkpoints are complete. Checksums detect later damage; they do
+not depend on the numbers of processes and devices.
 """
 
 import contextlib
@@ -37,9 +37,9 @@ from vit_jax.paths import is_url
 from vit_jax.runs.bucket import move, read_through
 from vit_jax.training.step import Metrics, State
 
-DAMAGED = "damaged"  # Folder next to the checkpoints, for those that cannot be restored.
+DAMAGED = "damaged"  # Folder, next to the checkpoints, for damaged ones.
 
-# Parts of TensorStore's and system errors that do not prove damage of a file.
+# Parts of TensorStore's and system error messages that do not indicate a damaged file.
 _PASSING = (
     *(
         "PERMISSION_DENIED",
@@ -54,11 +54,11 @@ _PASSING = (
 
 
 class DamagedCheckpoint(UserError):
-    """Error for a checkpoint whose content differs from the saved one."""
+    """Error for a checkpoint with other content than was saved."""
 
 
 class Checkpoints:
-    """The checkpoints in one folder; they are saved in the background.
+    """The checkpoints in one folder; saves run in the background.
 
     Args:
       keep_last: number of newest checkpoints to keep; None: read-only, possible while a run writes.
@@ -99,8 +99,8 @@ class Checkpoints:
                 )
             )
         context = ocp.Context()
-        # Both take half of the processor time of a save: weights hardly compress (8 %), and the
-        # shardings are set when a checkpoint is restored.
+        # Compression and sharding metadata take half of a save's CPU time. Weights hardly compress
+        # (8 %), and shardings are set when a checkpoint is restored.
         context.array.saving.use_compression = False
         context.array.saving.enable_write_sharding_file = False
         self._checkpointer = ocp.training.Checkpointer(
@@ -129,17 +129,17 @@ class Checkpoints:
 
     @property
     def best(self) -> int | None:
-        """Step of the best metrics, the newest of several."""
+        """Step with the best metrics; the newest in a tie."""
         return self.best_with({})
 
     def best_with(self, more: dict[int, dict[str, float]]) -> int | None:
-        """Returns the step of the best metrics, saved or in `more`; the newest of several."""
+        """Returns the step with the best metrics, saved or in `more`; the newest in a tie."""
         figures = self.figures | more
         return max(figures, key=lambda step: (_score(figures[step]), step), default=None)
 
     @property
     def last_good(self) -> str:
-        """Part of an error message: the place of the newest checkpoint."""
+        """Part of an error message that names the newest checkpoint."""
         if self.latest is None:
             return f"no checkpoint is in {self.folder} yet"
         return f"the last good checkpoint is {self.folder / str(self.latest)}"
@@ -158,7 +158,7 @@ class Checkpoints:
           overwrite: replace a checkpoint of this step; False: an existing one is kept.
 
         Raises:
-          UserError: no space is left, now or while the previous checkpoint was written.
+          UserError: no space is left for this checkpoint or for the previous one.
         """
         self.wait()
         if self.latest == step and not overwrite:
@@ -196,7 +196,7 @@ class Checkpoints:
                 restored, sums = self._read(step, like)
             except DamagedCheckpoint as error:
                 problem = str(error)
-            # Damage may be visible to one process alone; all must agree before any continues.
+            # Damage may be visible to only one process; all must agree before any continues.
             if multihost_utils.process_allgather(np.bool_(restored is not None)).all():
                 try:
                     whole = self._compare(step, restored, sums)
@@ -271,7 +271,7 @@ class Checkpoints:
                 )
                 sums = {name: metadata.custom_metadata["checksums"][name] for name in like}
                 return ocp.load_checkpointables(path, abstract), sums
-        # The checkpoint of another model, or no memory for it.
+        # It is a checkpoint of another model, or there is too little memory.
         except (
             UserError,
             MemoryError,
@@ -299,7 +299,7 @@ class Checkpoints:
             self._move_aside(path, f"checkpoint {path} is damaged: {problem}")
 
     def _unreadable_figures(self) -> Iterator[tuple[Path | epath.Path, str]]:
-        """Yields checkpoints whose metrics are no JSON, with the error.
+        """Yields checkpoints with invalid JSON metrics, and the error.
 
         If there is one, Orbax lists no checkpoints at all.
         """
@@ -307,7 +307,7 @@ class Checkpoints:
             try:
                 json.loads(figures.read_text())
             except FileNotFoundError:
-                continue  # The run that writes has removed the checkpoint.
+                continue  # The writing run has removed the checkpoint.
             except ValueError as error:
                 yield figures.parents[1], f"{figures}: {error}"
 
@@ -406,7 +406,7 @@ def load_items(folder: Path | epath.Path, like: dict, which: str = "") -> dict:
                 except UserError:
                     if (folder / str(step)).exists() or which == str(step):
                         raise
-                    continue  # The run that writes has a newer one, and removed this.
+                    continue  # The writing run has a newer checkpoint and removed this one.
             if checkpoints.steps:
                 there = ", ".join(map(str, checkpoints.steps))
                 raise UserError(f"no checkpoint {which!r} in {folder}; there are: {there}")
@@ -417,7 +417,7 @@ def load_items(folder: Path | epath.Path, like: dict, which: str = "") -> dict:
 def item_shapes(folder: Path | epath.Path, step: int) -> dict[str, Shapes]:
     """Returns the shapes of all arrays in a checkpoint, by item and path, without reading them.
 
-    The path within an item that is one array is empty.
+    If an item is a single array, its path is empty.
 
     Raises:
       UserError: the checkpoint is damaged.
@@ -458,8 +458,8 @@ def _read_files(path: Path | epath.Path) -> None:
 def _verdict(path: Path | epath.Path, error: Exception) -> UserError:
     """Returns the error for a checkpoint that is damaged, or only cannot be read now.
 
-    Orbax skips files without read permission and then reports them as missing, so the files are
-    read again here, as they are.
+    Orbax reports files without read permission as missing, so all files are read again here to find
+    the cause.
     """
     while error.__cause__:
         error = error.__cause__
@@ -485,7 +485,7 @@ def _verdict(path: Path | epath.Path, error: Exception) -> UserError:
 
 
 def _teach_orbax_s3() -> None:
-    """Patches Orbax to support `s3://` in the same way as `gs://`: by TensorStore, and atomically.
+    """Patches Orbax to support `s3://` like `gs://`: through TensorStore and atomically.
 
     Unpatched, it treats such a URL as a relative path (https://github.com/google/orbax/pull/2739).
 
@@ -512,7 +512,7 @@ def _teach_orbax_s3() -> None:
 
 
 def _s3_store(url: str) -> dict:
-    """Returns TensorStore's spec of a place in S3, at the endpoint of AWS's variables."""
+    """Returns TensorStore's spec of an S3 URL; AWS's environment variables set the endpoint."""
     bucket, _, path = url.removeprefix("s3://").partition("/")
     store = {"driver": "s3", "bucket": bucket, "path": path}
     if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
@@ -528,7 +528,7 @@ def _raise(error: OSError):
 
 
 def _not_of_orbax(record: LogRecord) -> bool:
-    """Returns False for Orbax's long log records on failures, which it also raises."""
+    """Returns False for Orbax's long log records about errors that it also raises."""
     return "/orbax/" not in record.pathname
 
 
@@ -540,9 +540,9 @@ def _score(figures: dict[str, float]) -> float:
     """
     loss = figures.get("loss", math.inf)
     score = -loss
-    if "knn" in figures:  # From a training without labels, whose losses are not comparable.
+    if "knn" in figures:  # Self-supervised; losses are not comparable.
         score = figures["knn"]
-    elif "accuracy" in figures:  # Its resolution is 1 / images; the loss breaks ties.
+    elif "accuracy" in figures:  # The loss breaks ties.
         score = figures["accuracy"] - min(loss, 100.0) / (
             1000 * max(1.0, figures.get("images", 1e9))
         )
@@ -550,10 +550,10 @@ def _score(figures: dict[str, float]) -> float:
 
 
 def _checksums(items: dict) -> dict[str, int]:
-    """Returns the sum of each item's bits modulo 2^32, which is exact in any order, on any devices.
+    """Returns a checksum of each item: the sum of its bits modulo 2^32, exact in any order.
 
-    Arrays are summed one at a time: one program for all of ViT-S/16's took ten times as long on the
-    CPU.
+    Arrays are summed one at a time: on the CPU one program for all arrays of ViT-S/16 took ten
+    times as long.
     """
     sums = {
         name: [_in_turn(_sum_of_bits(x)) for x in jax.tree.leaves(item)]
@@ -565,7 +565,7 @@ def _checksums(items: dict) -> dict[str, int]:
 def _in_turn(array: jax.Array) -> jax.Array:
     """Waits for a sharded array, so that programs run one after another on a CPU.
 
-    Two processes that run their collectives in different orders would wait forever.
+    Otherwise processes might run their collectives in different orders and deadlock.
     """
     return array if array.is_fully_addressable else array.block_until_ready()
 
@@ -577,7 +577,7 @@ def _sum_of_bits(array: jax.Array) -> jax.Array:
 
 
 def _arrays(tree: dict) -> dict[str, str]:
-    """Returns the dtype and shape of every array by path, in items or in Orbax's metadata."""
+    """Returns the dtype and shape of every array in items or in Orbax's metadata, by path."""
     return {
         path_name(path): f"{np.dtype(x.dtype)}{list(x.shape)}"
         for path, x in jax.tree.leaves_with_path(tree)

@@ -1,4 +1,4 @@
-"""Page that compares runs, made from the content of their workdirs alone."""
+"""Page that compares runs, created only from the content of their workdirs."""
 
 import itertools
 import math
@@ -26,7 +26,7 @@ from vit_jax.runs.run_page import (
     with_unit,
 )
 
-MOST_CLASSES = 30  # Classes whose accuracies differ most.
+MOST_CLASSES = 30  # Maximum number of classes in the table.
 
 
 def comparison_page(runs: Sequence[RunFiles], live: bool = False) -> str:
@@ -109,9 +109,9 @@ def _progress_and_cost(run: RunFiles) -> dict[str, str]:
 
 
 def _other_data(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
-    """Returns a warning for each run whose data differ from the first run's data.
+    """Returns a warning for each run with other data than the first run.
 
-    The metrics of such runs are not comparable.
+    Metrics of such runs are not comparable.
     """
     first = {key: value for key, value in runs[0].saved.manifest.items() if key in KEYS}
     lines = []
@@ -165,10 +165,10 @@ def _panels(runs: Sequence[RunFiles]) -> Sequence[tuple[str, str, float]]:
 
 
 def _paired(runs: Sequence[RunFiles], names: Sequence[str]) -> list[list[str]]:
-    """Returns rows with counts of images that only one of two runs predicts correctly.
+    """Returns a row for each pair of runs with predictions for the same images.
 
-    They end with the p-value of McNemar's test. All pairs of runs with predictions for the same
-    images are compared.
+    It contains the counts of images that only one of the runs predicts correctly, and the p-value
+    of McNemar's test.
     """
     rows = []
     for (one, first), (other, second) in itertools.combinations(zip(runs, names, strict=True), 2):
@@ -191,7 +191,7 @@ def _same_images(one: Predictions | None, other: Predictions | None) -> bool:
 
 
 def sign_test(one: int, other: int) -> float:
-    """Returns the probability that `one + other` fair coins are split at least as unevenly."""
+    """Returns the two-sided p-value of a sign test with these counts."""
     tosses = one + other
     tail = sum(math.comb(tosses, heads) for heads in range(min(one, other) + 1))
     return min(1.0, float(tail * 2 / 2**tosses)) if tosses < 1000 else _normal_tail(one, other)
@@ -203,7 +203,7 @@ def _normal_tail(one: int, other: int) -> float:
 
 
 def _classes(runs: Sequence[RunFiles], names: Sequence[str]) -> dict | None:
-    """Returns a table of the accuracies of the classes in which the runs differ most.
+    """Returns a table of class accuracies, for the classes in which the runs differ most.
 
     None: fewer than two runs have predictions, or their classes differ.
     """
@@ -236,7 +236,7 @@ def _classes(runs: Sequence[RunFiles], names: Sequence[str]) -> dict | None:
 
 
 def _most_different(accuracies: np.ndarray) -> np.ndarray:
-    """Returns the numbers of the classes whose accuracies differ most, if all runs test them.
+    """Returns the classes with the largest accuracy differences, if all runs test them.
 
     Args:
       accuracies: `[runs, classes]`, NaN for classes without images.

@@ -13,11 +13,11 @@ from vit_jax.runs.trackers.delivery import Delivery
 class Console:
     """Prints permanent lines and a status line at intervals; both are also logged to a file.
 
-    A terminal or a notebook overwrites the status line. Elsewhere, and in the log file, it is
-    written every second in the first minute and every ten seconds from then on.
+    In a terminal or a notebook the status line is overwritten. Elsewhere, and in the log file, a
+    new line is written every second in the first minute and every ten seconds afterwards.
 
     Args:
-      log: the file; None: nothing is printed, as another process prints.
+      log: the log file; None: nothing is printed, because another process prints.
     """
 
     def __init__(self, log: Path | None):
@@ -44,12 +44,12 @@ class Console:
         return self._log is not None and self._screen.due(LATE)
 
     def status(self, text: str, last: bool = False) -> None:
-        """Prints and logs the progress line if it is due; the last one always."""
+        """Prints and logs the progress line if it is due or the last one."""
         self._status = text
         self._show(text, "", last)
 
     def still(self, text: str) -> None:
-        """Adds a part, if it is not empty, to the last progress line if that line is too old."""
+        """Appends a non-empty part to the last progress line if that line is too old."""
         if text and self.late:
             self._show(self._status, f" | {text}" if self._status else text)
 
@@ -71,10 +71,10 @@ class Console:
 
 
 class MetricWriter:
-    """Writes metrics by step into `metrics.jsonl`, and passes them and pictures to trackers.
+    """Writes metrics by step into `metrics.jsonl`, and sends metrics and pictures to trackers.
 
     Attributes:
-      rows: rows of an earlier start, up to the step from which the run continues.
+      rows: rows of earlier starts, up to the step from which the run continues.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class MetricWriter:
         first_step: int,
         on_log: Callable[[int, dict[str, float]], None] | None = None,
     ):
-        """Removes rows after `first_step`, which a killed run left: the run writes them again.
+        """Removes rows after `first_step`: a killed run wrote them, and this run writes them again.
 
         Args:
           on_log: called with each step and its metrics, after they are written.
@@ -98,7 +98,7 @@ class MetricWriter:
         self._file = path.open("a", encoding="utf-8")
 
     def deliver_to(self, deliveries: Sequence[Delivery]) -> None:
-        """Passes the rows from now on to trackers, which close with the writer."""
+        """Sends all following rows to trackers; `close` closes them."""
         self._deliveries = deliveries
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
@@ -114,7 +114,7 @@ class MetricWriter:
             self._on_log(step, dict(scalars))
 
     def picture(self, step: int, name: str, png: bytes) -> None:
-        """Passes a picture to the trackers; other code writes it into the workdir."""
+        """Sends a picture to the trackers; other code writes it into the workdir."""
         for delivery in self._deliveries:
             delivery.picture(step, name, png)
 

@@ -1,4 +1,4 @@
-"""Identity of a run's data: classes, counts and files, which later starts compare."""
+"""Identity of a run's data: classes, counts and files, compared at later starts."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,8 +10,8 @@ from vit_jax.interop.checkpoint import all_names
 from vit_jax.runs.splits import SPOKEN, Splits
 
 KEYS = ("class_names", "images", "data")  # Keys of the manifest.
-SHOWN = 5  # Classes in a message.
-# Values of a fingerprint in words; an earlier one explains the later ones.
+SHOWN = 5  # Maximum number of classes in a message.
+# Descriptions of a fingerprint's values; a difference in one explains those in later ones.
 VALUES = {
     "files": "other names or sizes of files",
     "labels": "other labels",
@@ -22,7 +22,7 @@ VALUES = {
 
 
 def differences(saved: Mapping[str, Any], given: Mapping[str, Any], now: str = "now") -> list[str]:
-    """Returns the differences between the data of two manifests; entries of only one are ignored.
+    """Returns the differences between two manifests' data; entries of only one are ignored.
 
     Args:
       now: the name of the second manifest in the lines.
@@ -32,7 +32,7 @@ def differences(saved: Mapping[str, Any], given: Mapping[str, Any], now: str = "
     lines = [*other_classes]
     for name in dict.fromkeys((*saved.get("images", {}), *saved.get("data", {}))):
         difference = _count_difference(saved, given, name, now)
-        if not difference and not other_classes:  # Other classes change everything else, too.
+        if not difference and not other_classes:  # Other classes change everything else.
             difference = _content_difference(saved, given, name)
         if difference:
             lines.append(f"{SPOKEN.get(name, name)}: {difference}")

@@ -13,12 +13,12 @@ from vit_jax.parallel.mesh import to_devices
 
 
 class Feed:
-    """Iterator of device batches, placed by a separate thread while the devices compute.
+    """Iterator of device batches; a separate thread places them while the devices compute.
 
     Args:
       batches: this process's batches, endless.
-      check: function applied to each batch first; the iterator raises its errors.
-      ahead: largest number of batches that wait on the devices.
+      check: called with each batch before it is placed; the iterator raises its errors.
+      ahead: maximum number of batches that wait on the devices.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class Feed:
             target=self._fill, args=(check, mesh), name="feed", daemon=True
         )
         self._thread.start()
-        self.idle_seconds = 0.0  # Time for which the devices waited for a batch.
+        self.idle_seconds = 0.0  # Time that devices waited for batches.
 
     def take(self, running: jax.Array | None = None) -> dict[str, jax.Array]:
         """Returns the next batch.
 
         Args:
-          running: a result of the step that the devices compute; when it is ready, they are idle.
+          running: a result of the current step; once it is ready, the devices count as idle.
         """
         while True:
             since = time.perf_counter()

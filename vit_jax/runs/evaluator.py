@@ -23,7 +23,7 @@ from vit_jax.training.objectives import objective_of
 from vit_jax.training.program import Program
 from vit_jax.training.step import Evaluated, make_eval_step, make_pictures
 
-PICTURES = 6  # Images of one call of the objective's `pictures`.
+PICTURES = 6  # Number of images per call of the objective's `pictures`.
 
 
 class Evaluator:
@@ -32,8 +32,7 @@ class Evaluator:
     Args:
       splits: sources by name.
       log: callback for messages about unreadable images.
-      views: views of a test image, as `evaluation_views` returns them; empty: the test crop
-        alone.
+      views: result of `evaluation_views`; empty: only the test crop.
 
     Attributes:
       metrics: formats of the objective's metrics, by name.
@@ -75,15 +74,15 @@ class Evaluator:
     ) -> dict[str, float] | None:
         """Returns mean `loss`, mean metrics and the number of readable `images` of a split.
 
-        Where each image has one label, `class_figures` of the whole split are added.
+        If each image has one label, `class_figures` of the whole split are added.
 
         Args:
           split: name of the split.
-          go_on: called before each batch; if it returns False, the evaluation ends and returns
+          go_on: called before each batch; if it returns False, the evaluation stops and returns
             None.
         """
         total, said, source = None, [], self._splits[split]
-        # As large as the training batch, but no larger than the split needs.
+        # The training batch size, but not more than the split needs.
         batch_size = min(self._most, whole_batch(self._mesh, len(source)))
         arguments = self._arguments | self._views
         arguments |= dict(batch_size=batch_size, rows=local_rows(self._mesh, batch_size))
@@ -116,7 +115,7 @@ class Evaluator:
         )
 
     def predictions(self, split: str, step: int) -> Predictions | None:
-        """Returns the predictions of the last evaluation, with the images that a report shows.
+        """Returns the predictions of the last evaluation, with the images for a report.
 
         Args:
           split: name of the split that was evaluated last.
@@ -150,8 +149,8 @@ class Evaluator:
     def worst(self, split: str, step: int, evaluated: Evaluated) -> WorstImages | None:
         """Returns the images of the last evaluation with the worst predictions, for a report.
 
-        They are read and predicted again, so that the predictions of all images need not be kept.
-        All processes of a run call this.
+        They are read and predicted again, so that not all predictions must be stored. All processes
+        of a run call this.
 
         Args:
           split: name of the split that was evaluated last.
@@ -192,7 +191,7 @@ class Evaluator:
             return np.stack(
                 [[overlay(image, each, names) for each in pair] for image, pair in pairs]
             )
-        count, drawn = min(PICTURES, len(self._splits[split])), []  # Is compiled already.
+        count, drawn = min(PICTURES, len(self._splits[split])), []  # Already compiled.
         for start in range(0, len(numbers), count):
             part = numbers[start : start + count]
             pictures, _ = self._drawn(split, np.resize(part, count), evaluated)
@@ -216,7 +215,7 @@ class Evaluator:
     def _drawn(
         self, split: str, chosen: np.ndarray, evaluated: Evaluated
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns images of a split with the objective's pictures of them, and which are readable.
+        """Returns images of a split with the objective's pictures, and a mask of readable ones.
 
         Returns:
           uint8 `[3, images, height, width, 3]`, and bool `[images]`.
@@ -230,9 +229,9 @@ class Evaluator:
         return np.unique(np.linspace(0, len(self._splits[split]) - 1, most).astype(int))
 
     def _read(self, split: str, chosen: np.ndarray, of: int, **views) -> dict[str, np.ndarray]:
-        """Returns these images of a split in one batch, whose size is a multiple of `of`.
+        """Returns these images of a split in one batch, padded to a multiple of `of`.
 
-        The batch has the images' numbers in the split as `numbers`.
+        The batch contains the images' indices in the split as `numbers`.
 
         Args:
           **views: `views` and `seed` of `evaluation_batches`, instead of the test crop.
@@ -246,10 +245,7 @@ class Evaluator:
         return batch | {"numbers": np.resize(chosen, batch_size).astype(np.int32)}
 
     def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Places the views and indices of a batch on the devices.
-
-        Every process has read the whole batch.
-        """
+        """Places the views and indices of a batch, read by every process, on the devices."""
         rows = local_rows(self._mesh, len(batch["image"]))
         return to_devices({name: batch[name][rows] for name in self._entries}, self._mesh)
 

@@ -23,19 +23,19 @@ from vit_jax.runs.warm_start import fingerprint_of, matched_head, objective_shap
 from vit_jax.training.objectives import objective_of
 from vit_jax.training.objectives.frozen import RANDOM, TeacherSpec, WithHeads
 
-# Kernels of attention and MLP: nearly all parameters of a transformer. The head's are used in full
-# precision, and a BiT's are standardized first.
+# Kernels of attention and MLP: nearly all parameters of a Transformer. Heads are used in full
+# precision, and a BiT's kernels are standardized first.
 ROUNDED = re.compile(r"(^|/)(attention|mlp)/(?!bias_mlp/).*kernel$")
 
 
 class FrozenModel(NamedTuple):
-    """Frozen model whose parameters are not read yet.
+    """Frozen model before its parameters are read.
 
     Attributes:
-      model: an `ImageModel` or a `WithHeads`, with shapes instead of arrays, in the dtypes of
+      model: an `ImageModel` or a `WithHeads`, with shapes in place of arrays; dtypes are those of
         storage.
       sources: functions that read each parameter, by path.
-      found: description of the model, in lines.
+      found: lines that describe the model.
     """
 
     model: nnx.Module
@@ -59,14 +59,14 @@ class FrozenModel(NamedTuple):
 
 
 def open_frozen(config: RunOptions, class_names: Sequence[str] = ()) -> FrozenModel | None:
-    """Returns the frozen model that the config's objective requires; None if it requires none.
+    """Returns the frozen model of the config's objective; None if it needs none.
 
     Args:
       class_names: classes of the run's head, by index; empty if the run learns no classes.
 
     Raises:
-      UserError: the checkpoint does not exist, is damaged, does not fit, lacks the required heads,
-        or has other classes; or a teacher is named, but the objective uses none.
+      UserError: the checkpoint does not exist, is damaged, does not fit, lacks the required heads
+        or has other classes; or the config names a teacher, but the objective uses none.
     """
     wanted = objective_of(config.objective.name).teacher_spec(config)
     if wanted is None:
@@ -157,9 +157,9 @@ def frozen_shapes(config: RunOptions) -> nnx.Module | None:
 
 
 def _halved(model: nnx.Module) -> nnx.Module:
-    """Returns the abstract model with bfloat16 kernels where it rounds them at each use anyway.
+    """Returns the abstract model with bfloat16 kernels where they are rounded at each use anyway.
 
-    Its results do not change.
+    The model's outputs do not change.
     """
     graphdef, params = nnx.split(model)
 

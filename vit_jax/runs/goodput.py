@@ -1,10 +1,10 @@
-"""Goodput: the share of training in a run's time over all its starts, and the rest by kind."""
+"""Goodput: share of a run's time spent on training, over all starts, and the rest by kind."""
 
 import json
 import time
 from pathlib import Path
 
-# Kinds of time with their descriptions; the share of `train` is the goodput.
+# Kinds of time and their descriptions; the share of `train` is the goodput.
 KINDS = {
     "train": "training",
     "start": "starting and compiling",
@@ -20,7 +20,7 @@ class Ledger:
 
     Args:
       started: `time.time()` when the command began.
-      rows: rows of the `metrics.jsonl` of earlier starts. Their seconds are added; training after
+      rows: rows of `metrics.jsonl` from earlier starts. Their seconds are added; training after
         `first_step` counts as lost.
     """
 
@@ -68,12 +68,12 @@ class Ledger:
 
 
 def read_rows(path: Path) -> list[dict]:
-    """Returns the rows of a `metrics.jsonl`, without lines that a crash left unreadable."""
+    """Returns the rows of a `metrics.jsonl`, except lines damaged by a crash."""
     rows = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError):  # Bytes that are not UTF-8 raise a ValueError, too.
+        except (ValueError, RecursionError):  # Invalid UTF-8 also raises a ValueError.
             continue
         if isinstance(row, dict) and isinstance(row.get("step"), int):
             rows.append(row)

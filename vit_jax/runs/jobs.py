@@ -1,7 +1,7 @@
 """Runs training jobs one after another in separate processes, and records their failures.
 
-Finished jobs are not repeated. Several machines that share a folder share its jobs: a job that
-another machine runs is skipped.
+Finished jobs are not repeated. Several machines can share a folder and its jobs: a job running on
+another machine is skipped.
 """
 
 import json
@@ -18,14 +18,14 @@ from vit_jax.runs.workdir import METRICS, ends_run
 from vit_jax.runs.workdir_lock import in_use
 from vit_jax.shipped import CONFIGS
 
-POLL_SECONDS = 20.0  # Between two checks of the runs of other processes.
+POLL_SECONDS = 20.0  # Interval of checks for runs of other processes.
 
 
 class Job(NamedTuple):
     """One run of `vit_jax.main`."""
 
     workdir: Path
-    flags: tuple[str, ...]  # All but --workdir.
+    flags: tuple[str, ...]  # All except --workdir.
 
     @property
     def name(self) -> str:
@@ -34,7 +34,7 @@ class Job(NamedTuple):
 
     @property
     def failed(self) -> Path:
-        """The file next to the workdir that contains the reason of a failure, if the run failed."""
+        """The file, next to the workdir, with the reason of a failure; absent without a failure."""
         return self.workdir.with_name(f"{self.name}.failed")
 
 
@@ -42,10 +42,10 @@ class Outcome(NamedTuple):
     """The metrics of a run's last evaluation, or the reason of its failure.
 
     Attributes:
-      figures: metrics of the test images without a prefix, such as `accuracy`; metrics of suites as
-        `fewshot/pets/5`; and `seconds`, the time of all starts of the run.
+      figures: metrics on the test images without a prefix, such as `accuracy`; metrics of suites,
+        such as `fewshot/pets/5`; and `seconds`, the time of all starts of the run.
       failure: the reason of the failure; empty if the run did not fail.
-      history: the metrics of all evaluations so far, by the same names.
+      history: metrics of all evaluations so far, with the same names.
     """
 
     figures: dict[str, float] | None = None
@@ -62,7 +62,7 @@ def job_of(workdir: Path, config: str, values: Mapping[str, Any]) -> Job:
     """Returns a run of a config with some of its values changed.
 
     Args:
-      config: a file, or the name of one in configs/, with its argument: `finetune:cifar10`.
+      config: a file, or a name in configs/ with its argument, such as `finetune:cifar10`.
       values: values by their dotted keys.
     """
     name, colon, argument = config.partition(":")
@@ -78,7 +78,7 @@ def outcome(job: Job) -> Outcome:
         lines = (job.workdir / METRICS).read_text().splitlines(keepends=True)
     except OSError:
         return Outcome(failure=_failure(job))
-    # Another process may be writing the last line, which is then incomplete.
+    # The last line may be incomplete while another process writes it.
     rows = [json.loads(line) for line in lines if line.endswith("\n")]
     history: dict[str, list[float]] = {}
     seconds, last = 0.0, None
@@ -168,8 +168,8 @@ def _run(job: Job) -> str:
             last = line.strip() or last
         code = process.wait()
     except KeyboardInterrupt:
-        process.wait()  # It received the signal, too.
+        process.wait()  # The process also received the signal.
         raise
     if code == 0 and outcome(job).figures is None:
-        raise KeyboardInterrupt  # The signal went to the run alone, which saved and ended.
+        raise KeyboardInterrupt  # Only the run received the signal; it saved and ended.
     return (last.removeprefix("error: ") or f"exit code {code}") if code else ""

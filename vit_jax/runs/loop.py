@@ -1,9 +1,9 @@
 """Training loop of a run, from its config to its report.
 
-Each iteration runs these parts in this order: step, next batch, logging, evaluation, checkpoint. A
-run that was stopped anywhere and is started again on the same workdir continues from its newest
-checkpoint. Its result is bit-exact, as batches and random numbers depend on the seed and the step
-only.
+Each iteration consists of step, next batch, logging, evaluation and checkpoint, in this order. A
+run that was stopped anywhere can be started again on the same workdir and continues from its newest
+checkpoint. Its result is bit-exact, because batches and random numbers depend only on seed and
+step.
 """
 
 import contextlib
@@ -62,14 +62,15 @@ def train(
       workdir: new, empty, or of an earlier start with the same config, which is continued.
       peers: the run's processes, if there are several (`vit_jax.parallel.distributed.start`).
       started: `time.time()` when the command began, for the log.
-      overrides: the calling program's; None: the process is the run's own, and ends if it hangs.
+      overrides: api overrides of the calling program; None: the process belongs to the run and is
+        ended if it hangs.
 
     Returns:
       The last evaluation's metrics of the test images; empty if the run was stopped before its end.
 
     Raises:
-      UserError: the config does not fit the data, the devices or the workdir; another run is in the
-        workdir, or it is deleted; the loss is no longer finite; the disk or a device's memory is
+      UserError: the config does not fit the data, the devices or the workdir; another run uses the
+        workdir, or it was deleted; the loss is no longer finite; the disk or a device's memory is
         full; too many images are unreadable.
     """
     peers, started = peers or Peers(), started or time.time()
@@ -148,7 +149,7 @@ def _take_workdir(
 
 
 def _check_files(config: ConfigDict, workdir: Path) -> None:
-    """Raises UserError if a resumed run lacks files of its objective of which it has a copy."""
+    """Raises UserError if files of the objective are gone that the workdir has copies of."""
     objective, copies = objective_of(config.objective.name), workdir / OBJECTIVE_FILES
     if not objective.files_option or not copies.is_dir():
         return
@@ -168,7 +169,7 @@ def _copy_files(files: Sequence[Path], workdir: Path) -> None:
     folder.mkdir(exist_ok=True)
     for file in files:
         shutil.copyfile(file, folder / file.name)
-    for file in folder.iterdir():  # Of a tokenizer of another kind, before the data changed.
+    for file in folder.iterdir():  # Files of another tokenizer, before the data changed.
         if file.name not in {kept.name for kept in files}:
             file.unlink()
 
@@ -220,7 +221,7 @@ class Run:
         )
         self.started, self.watchdog, self.console, self.lock = started, watchdog, console, lock
         leader = jax.process_index() == 0
-        # Each process names the images that it cannot read.
+        # Each process logs its unreadable images.
         warn = console.log if leader else print
         self.upload = (
             held.enter_context(Upload(workdir, lock.check)) if lock and url_of(workdir) else None
@@ -268,7 +269,7 @@ class Run:
         held.enter_context(ticking(lambda: console.still(watchdog.in_words())))
 
     def turns(self) -> Figures | None:
-        """Trains to the last step and returns its evaluation; None if a signal stopped the run."""
+        """Trains to the last step and returns the last evaluation; None if a signal stopped it."""
         figures = self._first_figures()
         if figures and "kept" in figures:  # The run has ended, perhaps before its last step.
             return figures
@@ -355,7 +356,7 @@ class Run:
     def _first_figures(self) -> Figures | None:
         """Returns the evaluation of the step from which the run continues.
 
-        It is evaluated now if a signal interrupted that evaluation. The initial parameters are
+        If a signal interrupted this evaluation, it is repeated now. The initial parameters are
         evaluated if later ones are compared with them.
         """
         step, last = self.first_step, self.first_step >= self.steps
@@ -378,9 +379,9 @@ class Run:
         self.log.begin(step)
 
     def _log(self, step: int, logging: bool) -> None:
-        """Writes the metrics of an earlier step, while the devices work on this one.
+        """Writes the metrics of an earlier step while the devices compute this one.
 
-        The metrics of this step are then queued.
+        Then it queues the metrics of this step.
         """
         self.log.flush()
         if logging:
@@ -392,7 +393,7 @@ class Run:
             self.log.look(step, self.metrics)
 
     def _check(self, step: int, logging: bool, waiting: bool) -> None:
-        """Checks that the run owns the workdir; if it waits for the step, checks the loss, too."""
+        """Checks that the run owns the workdir and, if it waits for the step, checks the loss."""
         if self.lock and (waiting or logging):
             self.lock.check()
         if waiting:
@@ -400,10 +401,10 @@ class Run:
             self.log.check(step, self.metrics)
 
     def _evaluate(self, step: int, last: bool) -> Figures | None:
-        """Evaluates the newest parameters; returns None if a signal came before the end.
+        """Evaluates the newest parameters; returns None if a signal interrupted the evaluation.
 
-        With `checkpoint.final='best'`, a run that ends here restores the best parameters: `kept`
-        contains their step.
+        With `checkpoint.final='best'`, a run that ends here restores the best parameters; `kept` in
+        the result contains their step.
         """
         self.ledger.enter("evaluate")
         self.watchdog.set_phase("evaluating")
@@ -457,7 +458,7 @@ class Run:
     def _save(self, step: int, figures: Figures | None, overwrite: bool = False) -> None:
         self.ledger.enter("save")
         self.watchdog.set_phase("saving")
-        if self.lock:  # The workdir may have changed owner during an evaluation.
+        if self.lock:  # During an evaluation, another run may have taken the workdir.
             self.lock.check()
         # A run that continues from this checkpoint keeps the rows up to here.
         if self.upload:
@@ -475,7 +476,7 @@ class Run:
 
 @contextlib.contextmanager
 def _lost_workdir_in_words(lock: Lock | BucketLock | None):
-    """Raises the lock's UserError instead of another error if the workdir is lost."""
+    """Replaces other errors by the lock's UserError if the workdir is lost."""
     try:
         yield
     except UserError:

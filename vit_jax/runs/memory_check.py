@@ -22,19 +22,20 @@ from vit_jax.training.step import weights_of
 
 Changes = dict[str, Any]  # Values by key in the config.
 
-# Approximate share of activations and gradients that remains with each rematerialization policy.
+# Approximate memory of activations and gradients with each rematerialization policy, relative to
+# none.
 LEFT = {"none": 1.0, "dots": 0.6, "full": 0.2}
-# A step that needs more than this factor times the memory cannot fit, with any compiler.
+# A step that needs more than this factor times the memory cannot fit.
 CERTAIN = 2.0
-# Compiled over least memory of the activations, measured with a small model on a CPU.
+# Ratio of compiled to minimum memory of activations, measured with a small model on a CPU.
 TAKEN = 4
 PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
 class Needs(NamedTuple):
-    """Least bytes on each device; the compiler's overhead is not included."""
+    """Minimum bytes on each device, without the compiler's overhead."""
 
-    parameters: int  # Including their average, if the run keeps one, and a frozen model's.
+    parameters: int  # Includes averages and a frozen model's parameters.
     optimizer: int
     gradients: int
     batch: int
@@ -42,7 +43,7 @@ class Needs(NamedTuple):
 
     @property
     def certain(self) -> int:
-        """Bytes that no compiler can avoid."""
+        """Bytes that are needed with any compiler."""
         return self.parameters + self.optimizer + self.gradients + self.batch
 
     def __str__(self):
@@ -53,7 +54,7 @@ class Needs(NamedTuple):
 
 
 def needs_of(program: Program, config: RunOptions, max_labels: int) -> Needs:
-    """Estimates the memory of a step, which is traced and not compiled.
+    """Estimates the memory of a step by tracing it, without compilation.
 
     Args:
       max_labels: the largest number of labels of an image.
@@ -100,7 +101,7 @@ class MemoryCheck:
         self._needs = needs_of(program, run_options(config), max_labels)
 
     def check(self, log: Callable[[str], None]) -> None:
-        """Logs a note if the step will hardly fit.
+        """Logs a note if the step will probably not fit.
 
         Raises:
           UserError: it cannot fit.
@@ -131,7 +132,7 @@ class MemoryCheck:
         text += f", {limit / GIB:,.1f} GiB)" if limit else ")"
         if asked:
             text += f": {asked / GIB:,.1f} GiB were requested"
-        # The activations took the requested bytes, or all the remaining memory.
+        # The activations took the requested bytes, or all remaining memory.
         taken = max(asked, (limit or 0) - self._needs.certain, self._needs.activations)
         return f"{text}; {self._remedy(taken / max(1, self._needs.activations), limit or taken)}"
 
@@ -139,7 +140,7 @@ class MemoryCheck:
         """Returns a phrase that suggests changes with which the step should fit.
 
         Args:
-          taken: factor of the compiled over the least memory of the activations.
+          taken: ratio of compiled to minimum memory of the activations.
           limit: bytes of a device.
         """
 
@@ -147,7 +148,7 @@ class MemoryCheck:
             return needs.certain + taken * needs.activations
 
         limit, config, needs = 0.9 * limit, self._config, self._needs
-        remedies, tries = [], 6  # A large model takes seconds to trace.
+        remedies, tries = [], 6  # Few tries: a large model takes seconds to trace.
         temporaries = int(total(needs)) - needs.parameters - needs.optimizer
         sizes = needs.parameters, needs.optimizer, temporaries
         for changes in itertools.islice(
@@ -209,15 +210,15 @@ def likely_changes(
 
 
 def _micro_batches(config: ConfigDict, devices: int) -> list[int]:
-    """Returns factors of the number of micro-batches with which the objective and batch work."""
-    if config.objective.name == "contrastive":  # It compares all pairs of the batch.
+    """Returns factors for the number of micro-batches that objective and batch size support."""
+    if config.objective.name == "contrastive":  # The loss compares all pairs of the batch.
         return [1]
     divisor = devices // config.mesh.tensor * config.micro_batches
     return [micro for micro in (1, 2, 4, 8, 16) if config.batch_size % (divisor * micro) == 0]
 
 
 def _changes(config: ConfigDict, micro: int, remat: str, fsdp: int) -> Changes:
-    """Returns the changes of a config to `micro` times its micro-batches and other values."""
+    """Returns the changes for `micro` times the micro-batches, `remat` and `fsdp`."""
     changes: Changes = {}
     if micro > 1:
         changes["micro_batches"] = config.micro_batches * micro
@@ -230,7 +231,7 @@ def _changes(config: ConfigDict, micro: int, remat: str, fsdp: int) -> Changes:
 
 
 def groups_within(config: ConfigDict, micro_batches: int) -> Changes:
-    """Returns a group size of KoLeo that fits into one micro-batch; empty without KoLeo."""
+    """Returns a KoLeo group size that fits into one micro-batch; empty without KoLeo."""
     dino, size = config.dino, config.batch_size // micro_batches
     if (
         config.objective.name != "dino"
@@ -256,11 +257,12 @@ def held(tree) -> int:
 
 
 def most_alive(jaxpr: core.Jaxpr) -> int:
-    """Returns the peak bytes of live results in one run of a program, without its arguments.
+    """Returns the peak bytes of live results in a run of a program, excluding its arguments.
 
-    A result is counted only for products, sums and loops; any other result stands for its inputs.
+    Only results of products, sums and loops count; instead of any other result, its inputs stay
+    live.
     """
-    # The size of each result in memory, and the first and the last operation of its life.
+    # Size of each result in memory, and the first and last operation in which it is live.
     sizes: list[int] = []
     born: list[int] = []
     last: list[int] = []
@@ -310,14 +312,14 @@ def most_alive(jaxpr: core.Jaxpr) -> int:
 
 
 def program_memory(compiled: jax.stages.Compiled) -> int:
-    """Returns the bytes on a device: arguments, temporaries and results that reuse no argument."""
+    """Returns a program's bytes on a device: arguments, temporaries and non-aliased results."""
     sizes = compiled.memory_analysis()
     new = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     return sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + new
 
 
 def bytes_of(arrays: list) -> int:
-    """Returns the bytes of arrays, or of their shapes, on all devices together."""
+    """Returns the total bytes of arrays or shapes, over all devices."""
     return sum(
         math.prod(x.shape) * x.dtype.itemsize for x in arrays if hasattr(x.dtype, "itemsize")
     )

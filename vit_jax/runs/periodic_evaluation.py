@@ -1,4 +1,4 @@
-"""Evaluations of a run during training and at its end: metrics, lines, pictures and report."""
+"""Evaluations of a run during training and at its end: metrics, log lines, pictures, report."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -23,17 +23,17 @@ from vit_jax.training.objectives.objective import in_format
 from vit_jax.training.program import Evaluated
 from vit_jax.training.step import State
 
-# The metric for model selection in a training without labels: mean accuracy of all k-NN suites.
+# Metric for model selection in self-supervised training: mean accuracy of all k-NN suites.
 KNN = "knn"
 Figures = dict[str, dict[str, float]]  # The metrics of an evaluation, by split.
 
-# Least ratio of the largest class to the smallest one for which lines have more metrics.
+# Minimum ratio of the largest class to the smallest one for additional metrics in log lines.
 UNEQUAL = 1.5
-MOST_NEVER = 10  # Classes that a note names.
+MOST_NEVER = 10  # Maximum number of classes that a note names.
 
 
 class PeriodicEvaluation:
-    """Evaluations on the split for model selection, and at the end on the test images.
+    """Evaluates on the split for model selection, and at the end on the test images.
 
     Args:
       writer: writes the metrics as a row; None on the processes that do not write.
@@ -55,7 +55,7 @@ class PeriodicEvaluation:
             program, parts.splits.named, config, warn, evaluation_views(config)
         )
         places = program.evaluated_places()
-        # For balanced splits, balanced accuracy is nearly accuracy, and the lines stay short.
+        # On balanced splits, balanced accuracy is nearly equal to accuracy and is not logged.
         self._unequal = {
             name
             for name, source in parts.splits.named.items()
@@ -86,13 +86,13 @@ class PeriodicEvaluation:
         """Evaluates a training state, writes and logs its metrics, and returns them.
 
         Args:
-          step: number of steps that the state was trained for.
+          step: number of training steps of the state.
           go_on: called before each batch; if it returns False, nothing is written, and None is
             returned.
-          splits: splits to evaluate; empty: the one for model selection, and at the end the test
+          splits: splits to evaluate; empty: the split for model selection, and at the end the test
             images.
           last: this is the run's last evaluation; None: it depends on the step.
-          kept: the step of the parameters, if it is not this one.
+          kept: the step of the parameters, if it differs from `step`.
         """
         last = step == self._parts.steps if last is None else last
         evaluated = self._parts.program.evaluated(state)
@@ -195,7 +195,7 @@ class PeriodicEvaluation:
         return write
 
     def saved(self, figures: Figures) -> dict[str, float]:
-        """Returns an evaluation for a checkpoint: metrics for model selection without a prefix."""
+        """Returns metrics for a checkpoint: those for model selection without their prefix."""
         others = {split: values for split, values in figures.items() if split != self._chosen_by}
         return figures[self._chosen_by] | by_name(others, "/")
 
@@ -254,12 +254,11 @@ def in_words(figures: Figures, metrics: dict[str, str], unequal: Collection[str]
 
     Args:
       metrics: formats of the objective's metrics, by name.
-      unequal: splits with unequal classes; their lines include metrics that weight all classes
-        equally.
+      unequal: imbalanced splits; their lines include metrics that weight all classes equally.
     """
     lines = []
     for split, found in figures.items():
-        # Some metrics are of training only.
+        # Some metrics exist only in training.
         formats = {name: metrics[name] for name in sorted(metrics) if name in found}
         if split in unequal:
             formats |= {name: format for name, format in CLASS_FIGURES.items() if name in found}

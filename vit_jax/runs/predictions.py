@@ -1,4 +1,4 @@
-"""Predictions of a run's model for each evaluated image, kept in the workdir, and their metrics."""
+"""Predictions of a run's model for each evaluated image, stored in the workdir, and metrics."""
 
 import secrets
 import zipfile
@@ -25,11 +25,11 @@ class Predictions(NamedTuple):
 
     Attributes:
       numbers: indices of the images in the split, `[images]`.
-      labels: their classes, `[images, most]`, padded with -1.
+      labels: classes of each image, `[images, most]`, padded with -1.
       answer: the most probable class, `[images]`.
       probability: probability of that class, `[images]`.
-      shown, images: indices of the images that a report shows, and their pixels, uint8 `[shown,
-        height, width, channels]`.
+      shown, images: indices of the images in the report, and their pixels, uint8 `[shown, height,
+        width, channels]`.
     """
 
     split: str
@@ -48,13 +48,13 @@ class Predictions(NamedTuple):
 
     @property
     def mistakes(self) -> np.ndarray:
-        """Rows of the wrong predictions, the most probable first; labelled images only."""
+        """Rows of wrong predictions on labelled images, the most confident first."""
         wrong = np.flatnonzero(~self.right & (self.labels >= 0).any(axis=1))
         return wrong[np.argsort(-self.probability[wrong], kind="stable")]
 
     @property
     def one_class_each(self) -> bool:
-        """True if no image is of several classes."""
+        """True if no image has several classes."""
         return bool(((self.labels >= 0).sum(axis=1) <= 1).all())
 
 
@@ -78,7 +78,7 @@ class ClassCounts(NamedTuple):
 
     @property
     def precision(self) -> np.ndarray:
-        """Share of the predictions of a class that are right; 0 if it is never predicted."""
+        """Share of correct predictions of a class; 0 if it is never predicted."""
         return self.right / np.maximum(self.answers, 1)
 
     @property
@@ -118,7 +118,7 @@ def kept(workdir: Path) -> Predictions | None:
 
 
 def confused(predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:
-    """Returns pairs of an image's class and another predicted class, and their counts.
+    """Returns pairs of true class and wrongly predicted class, and their counts.
 
     Args:
       predictions: predictions for images of one class each.
@@ -147,7 +147,7 @@ def class_counts(labels: np.ndarray, answer: np.ndarray, classes: int = 0) -> Cl
 
     Args:
       labels, answer: as of `Predictions`.
-      classes: number of classes; 0: up to the largest one that occurs.
+      classes: number of classes; 0: the largest class plus 1.
     """
     if not len(labels) or ((labels >= 0).sum(axis=1) != 1).any():
         return None
@@ -160,8 +160,8 @@ def class_counts(labels: np.ndarray, answer: np.ndarray, classes: int = 0) -> Cl
 def class_figures(counts: ClassCounts) -> dict[str, float]:
     """Returns metrics that weight all classes equally, by the names of `CLASS_FIGURES`.
 
-    `balanced_accuracy` is the mean recall of the classes that have images; `macro_f1` is the mean
-    F1 score of the classes that have images or are predicted. Both are the same as scikit-learn's.
+    `balanced_accuracy` is the mean recall over classes with images; `macro_f1` is the mean F1 score
+    over classes that have images or are predicted. Both equal scikit-learn's.
     """
     return {
         "balanced_accuracy": float(counts.recall[counts.images > 0].mean()),
@@ -173,9 +173,9 @@ def calibration(predictions: Predictions) -> tuple[np.ndarray, float]:
     """Returns the reliability diagram of the predictions and their expected calibration error.
 
     Returns:
-      Bins of equal width `[BINS, 3]`: mean probability, share of right predictions, number of
-      images; and the expected calibration error (Guo et al., 2017): the mean distance between the
-      first two, over the images.
+      Bins of equal width `[BINS, 3]`: mean probability, accuracy and number of images. And the
+      expected calibration error (Guo et al., 2017): the difference between probability and
+      accuracy, averaged over images.
     """
     where = np.minimum((predictions.probability * BINS).astype(int), BINS - 1)
     counts = np.bincount(where, minlength=BINS)

@@ -3,25 +3,25 @@
 import signal
 import threading
 
-# JAX keeps its preemption service there.
+# Holds JAX's preemption service.
 from jax._src import distributed
 
 
 class StopSignal:
     """Context manager that records SIGTERM and the first SIGINT, so that a run can save and stop.
 
-    In runs of several processes JAX's preemption service handles SIGTERM. It stops all processes
-    after the same number of queries: one more than the largest number of any process. Orbax's
-    preemption policy would query the same service, but with the step's number, in every save and
-    sometimes for an earlier step. The count would jump and the stop would be missed, so the service
-    is hidden from Orbax.
+    In runs with several processes JAX's preemption service handles SIGTERM. All processes stop at
+    the same count of queries: one more than the largest count of any process. Orbax's preemption
+    policy would query the same service with step numbers, in every save and sometimes for an
+    earlier step. The count would jump and the stop would be missed, so the service is hidden from
+    Orbax.
     """
 
     def __enter__(self):
         self._stopping, self._interrupted, self._asked = False, False, 0
         handled = (signal.SIGTERM, signal.SIGINT)
         if threading.current_thread() is not threading.main_thread():
-            handled = ()  # Python sets signal handlers in the main thread only.
+            handled = ()  # Python sets signal handlers only in the main thread.
         self._previous = {number: signal.getsignal(number) for number in handled}
         self._service = distributed.global_state.preemption_sync_manager
         distributed.global_state.preemption_sync_manager = None

@@ -17,8 +17,8 @@ from vit_jax.runs.evaluator import test_crop
 def with_probe_head(parts: Parts, params: dict, log: Callable[[str], None]) -> dict:
     """Returns the initial parameters with the head replaced by a linear probe.
 
-    The probe is fitted on the training images. Their features are computed once per image, with the
-    evaluation transform.
+    The probe is fitted to the training images' features, computed once with the evaluation
+    transform.
 
     Args:
       params: parameters of the model, nested, on the host.

@@ -7,7 +7,7 @@ import jax
 
 
 class Trace:
-    """Context manager that traces a range of steps, if the run reaches the first of them.
+    """Context manager that traces a range of steps, if the run reaches its first step.
 
     Args:
       steps: the steps to trace; None: no trace.

@@ -1,8 +1,8 @@
 """Learning rate search of `python -m vit_jax.sweep`: its runs, its folder and its table.
 
-The protocol of the paper (appendix B.1.1): learning rates are compared on images that are excluded
-from training. The best learning rate is then trained on the whole training split, once per seed,
-and each of these runs is evaluated on the test images once, at its end.
+The protocol is the paper's (appendix B.1.1): learning rates are compared on images excluded from
+training. Runs with the best learning rate, one for each seed, are then trained on the whole
+training split and evaluated on the test images once, at their end.
 """
 
 import itertools
@@ -25,7 +25,7 @@ from vit_jax.runs.splits import MANY, open_splits
 from vit_jax.runs.warm_start import has_resnet
 from vit_jax.training.objectives import objective_of
 
-SWEEP = "sweep.json"  # The config, so that runs of different sweeps are not mixed.
+SWEEP = "sweep.json"  # Stores the config, so that runs of different sweeps are not mixed.
 
 
 def check_sweep(config: ConfigDict, file: ConfigDict | None = None) -> None:
@@ -41,7 +41,7 @@ def check_sweep(config: ConfigDict, file: ConfigDict | None = None) -> None:
 
 
 def rate_jobs(config: ConfigDict, folder: Path, given: tuple[str, ...]) -> dict[float, Job]:
-    """Returns the runs that are compared, by learning rate; none of them reads test images.
+    """Returns the runs to compare, by learning rate; none of them reads test images.
 
     Args:
       given: the flags of every run.
@@ -71,7 +71,7 @@ def seed_jobs(
 ) -> dict[int, Job]:
     """Returns the runs at the best learning rate, by seed.
 
-    They train on all training images and are evaluated on the test images at their end only.
+    They train on all training images and are evaluated on the test images only at their end.
     """
     values = {"optimizer.learning_rate": rate, "evaluate_every": 10**9}
     return {
@@ -105,7 +105,7 @@ def held_out_splits(config: ConfigDict) -> tuple[str, str]:
 
 
 def held_out_config(config: ConfigDict) -> ConfigDict:
-    """Returns the config with the splits on which learning rates are compared."""
+    """Returns the config with the splits for comparing learning rates."""
     held_out = from_json(to_json(config))
     train_split, dev_split = held_out_splits(config)
     held_out.data.update(dict(train_split=train_split, test_split=dev_split, dev_split=None))
@@ -150,7 +150,7 @@ def check_begun(jobs: Collection[Job]) -> None:
 
 
 def best_rate(found: dict[float, Outcome]) -> float:
-    """Returns and prints the learning rate of the highest accuracy.
+    """Prints and returns the learning rate with the highest accuracy.
 
     Raises:
       UserError: a run is not finished, or all have failed.
@@ -173,9 +173,9 @@ def best_rate(found: dict[float, Outcome]) -> float:
 
 
 def check_seeds(seeds: dict[int, Job], rate: float) -> None:
-    """Raises UserError if a seed's run was started at another learning rate.
+    """Raises UserError if a seed's run was started with another learning rate.
 
-    This happens when more learning rates are compared later, and the best one changes.
+    This happens if more learning rates are compared later and the best one changes.
     """
     for job in seeds.values():
         file = job.workdir / CONFIG
@@ -189,7 +189,7 @@ def check_seeds(seeds: dict[int, Job], rate: float) -> None:
 
 
 def changed(path: Path, given: tuple[str, ...], values: dict[str, Any]) -> Job:
-    """Returns the run of these flags with some of the config's values changed."""
+    """Returns a run with these flags and changed config values."""
     return Job(path, (*given, *(f"--config.{key}={value}" for key, value in values.items())))
 
 

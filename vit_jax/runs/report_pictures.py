@@ -18,13 +18,13 @@ from vit_jax.models.layers import placing
 from vit_jax.parallel.mesh import replicated
 
 MOST_IMAGES = 6
-MOST_BYTES = 2**30  # Largest memory of attention weights.
+MOST_BYTES = 2**30  # Maximum memory of attention weights.
 LEAST_SIDE = 64  # In pixels; smaller images are enlarged.
 SIDE, GAP = 160, 4  # Least side of an image in a sheet, and the gap between two images, in pixels.
 MOST_PICTURES = 6
 MOST_HEADS = 6
 
-# Captions of the attention pictures by file name, in the order of the page: the tallest first.
+# Captions of the attention pictures by file name, in their order on the page: the tallest first.
 SEEN = {
     "heads.png": "Attention of the last layer, a row for each head",
     "rollout.png": "Attention rollout over test images",
@@ -38,7 +38,7 @@ def attention_figures(
 ) -> dict[str, bytes]:
     """Returns the files of `SEEN` for some images: attention maps, patch colours and distances.
 
-    The maps show the attention rollout and the last layer's attention, of the class token or of the
+    The maps show attention rollout and the last layer's attention, from the class token or the
     patches. The colours are the principal components of the last layer's patches; the distances are
     the mean attention distances of the heads.
 
@@ -46,7 +46,7 @@ def attention_figures(
       Contents by file name; empty for a model without full attention, if the attention of one image
       exceeds 1 GiB, or if it is not finite. All processes of a run call this.
     """
-    # Imported late: Matplotlib would slow down the start of each run.
+    # Imported here: Matplotlib would slow down the start of each run.
     from vit_jax.inspection import figures
 
     model = nnx.merge(graphdef, params)

@@ -12,23 +12,23 @@ from vit_jax.inspection.page_images import SMALL, image_address
 from vit_jax.models.retrieval import Paired
 
 RETRIEVALS = "retrievals.npz"
-MOST_MISTAKES, MOST_SAMPLES = 12, 6  # Captions.
-MOST_FOUND = 5  # Images of a caption.
+MOST_MISTAKES, MOST_SAMPLES = 12, 6  # Maximum numbers of captions.
+MOST_FOUND = 5  # Maximum number of images shown for a caption.
 
 
 class Retrievals(NamedTuple):
-    """Some captions of a split, the mistakes with the highest rank first, then a sample.
+    """Some captions of a split: mistakes in order of decreasing rank, then a sample.
 
     Attributes:
       total, total_images: number of distinct captions, and of images.
-      wrong: number of captions whose most similar image is a wrong one.
+      wrong: number of captions with a wrong most similar image.
       mistakes: number of mistakes at the start of `captions`.
       captions: texts `[captions]`.
-      ranks: rank of the best right image, from 1, `[captions]`.
+      ranks: rank of each caption's best correct image, from 1, `[captions]`.
       right: index of that image in the split, `[captions]`.
       found: the most similar images, the most similar first, `[captions, most]`.
-      found_right: True where a found image is a right one, `[captions, most]`.
-      similarities: cosine similarity to the right image and to the found ones, `[captions, 1 +
+      found_right: True where a found image is correct, `[captions, most]`.
+      similarities: cosine similarity to the correct image and to the found ones, `[captions, 1 +
         most]`.
       shown, images: indices of the images, and their pixels, uint8 `[shown, height, width, 3]`.
     """
@@ -62,7 +62,7 @@ def retrievals_of(
     Args:
       paired: embeddings of the images and of the distinct captions of a split.
       numbers: index of each image in the split, `[images]`.
-      caption: returns a caption by its place in `paired.texts`.
+      caption: returns a caption by its index in `paired.texts`.
       read: returns the pixels of images by their indices, uint8 `[images, height, width, 3]`.
     """
     ranks = paired.ranks_of_texts()
@@ -125,7 +125,7 @@ class Thumbnail(NamedTuple):
 
 
 class Caption(NamedTuple):
-    """A caption with its right image and the most similar ones."""
+    """A caption with its correct image and the most similar ones."""
 
     text: str
     about: str

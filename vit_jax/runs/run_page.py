@@ -1,4 +1,4 @@
-"""Report of a run: one HTML file, made from the content of its workdir alone."""
+"""Report of a run: one HTML file, created only from the content of its workdir."""
 
 import functools
 import json
@@ -52,7 +52,7 @@ def _of_each_split(name: str) -> dict[str, str]:
 ENTROPIES = {"train/teacher_entropy": "teacher", "train/student_entropy": "student"}
 ENTROPIES |= {"train/kl": "student's divergence"}
 
-# Title, the rows' keys with their labels in the legend, and the factor to the displayed unit.
+# Title; keys of the rows with their labels in the legend; factor to the displayed unit.
 CURVES = (
     ("Loss", _of_each_split("loss"), 1),
     ("Accuracy, %", _of_each_split("accuracy"), 100),
@@ -71,12 +71,11 @@ class RunFiles(NamedTuple):
 
     Attributes:
       rows: rows of `metrics.jsonl`.
-      predictions: predictions of the last evaluation; None: it had no labels, or there was none
-        yet.
-      retrievals: captions of the last evaluation with their most similar images; None: the run has
-        no captions, or there was none yet.
-      worst: the worst images of the last evaluation, as values of `segments.html`; None: the
-        objective has no metric of an image, or there was no evaluation yet.
+      predictions: predictions of the last evaluation; None: no labels, or no evaluation yet.
+      retrievals: captions of the last evaluation with their most similar images; None: no captions,
+        or no evaluation yet.
+      worst: the worst images of the last evaluation, as values of `segments.html`; None: no metric
+        of single images, or no evaluation yet.
     """
 
     workdir: Path
@@ -99,12 +98,12 @@ class RunFiles(NamedTuple):
 
     @property
     def kept_step(self) -> int | None:
-        """The step of the final parameters, if the run selected them among its evaluations."""
+        """The step of the final parameters, if model selection chose them."""
         return next((row["kept/step"] for row in reversed(self.rows) if "kept/step" in row), None)
 
     @property
     def probe(self) -> dict[str, float]:
-        """Metrics of the linear probe with which the run started; empty if it did not."""
+        """Metrics of the linear probe at the start of the run; empty: there was none."""
         return next((row for row in self.rows if row["step"] == 0 and "test/loss" in row), {})
 
     @property
@@ -131,7 +130,7 @@ class RunFiles(NamedTuple):
 
     @property
     def labelled(self) -> bool:
-        """True if the objective has labels; without them, a model may have a head nevertheless."""
+        """True if the objective uses labels; even without labels a model may have a head."""
         kind = OBJECTIVES.get(self.saved.config.objective.name)
         return bool(self.saved.manifest["num_classes"]) and (kind is None or kind.labels)
 
@@ -168,7 +167,7 @@ def write_report(workdir: Path) -> Path:
 
 
 def title_of(saved: SavedRun) -> str:
-    """Returns the work of a run in words: `ViT-B/16 fine-tuned on pets`."""
+    """Returns the title of a run: `ViT-B/16 fine-tuned on pets`."""
     config = saved.config
     options = _options_of(saved.manifest)
     name = model_name(options) if options else config.model.name or "a model"
@@ -179,7 +178,7 @@ def title_of(saved: SavedRun) -> str:
 
 
 def data_name(config) -> str:
-    """Returns the name of a config's training data, without the folders that contain it."""
+    """Returns the name of a config's training data, without parent folders."""
     data = config.data
     if data.parts:
         return " + ".join(_named(*part.partition(":")[::2]) for part in data.parts)
@@ -258,7 +257,7 @@ def _figures_in_words(run: RunFiles) -> dict[str, str]:
 def figure(
     key: str, value: float | None, formats: Mapping[str, str], figures: Mapping[str, float]
 ) -> str:
-    """Returns a metric in words; an accuracy has its standard error over the images."""
+    """Formats a metric; an accuracy has its standard error over the images."""
     split, _, name = key.partition("/")
     if value is None:
         return "not finite"
@@ -282,12 +281,12 @@ def curves(rows: Sequence[dict]) -> list[str]:
 
 
 def points_of(rows: Sequence[dict], key: str, scale: float = 1) -> list[tuple[float, float]]:
-    """Returns the points of a scalar over the steps, where it was measured and finite."""
+    """Returns the (step, value) points of a scalar, where it was measured and finite."""
     return [(row["step"], scale * row[key]) for row in rows if row.get(key) is not None]
 
 
 def _curves_of_suites(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], int]]:
-    """Returns a panel for each evaluation suite of the run: `knn/pets/20` is its line `pets/20`."""
+    """Returns a panel for each evaluation suite; `knn/pets/20` is the line `pets/20` of k-NN's."""
     keys = dict.fromkeys(key for row in rows for key in row)
     return [
         (
@@ -300,7 +299,7 @@ def _curves_of_suites(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], i
 
 
 def _why_no_answers(run: RunFiles) -> str:
-    """Returns the reason that an evaluated run has no predictions; empty before the evaluation."""
+    """Returns the reason why an evaluated run has no predictions; empty before the evaluation."""
     if not run.figures or run.retrievals or run.worst:
         return ""
     return (
@@ -310,7 +309,7 @@ def _why_no_answers(run: RunFiles) -> str:
 
 def _seen(folder: Path) -> dict[str, str]:
     """Returns the data URLs of the run's attention pictures of test images, by caption."""
-    kinds = {".png": "png", ".svg": "svg+xml"}  # As images: a script in an SVG does not run then.
+    kinds = {".png": "png", ".svg": "svg+xml"}  # As an image, an SVG cannot run scripts.
     return {
         caption: inline(file.read_bytes(), kinds[file.suffix])
         for name, caption in SEEN.items()
@@ -319,7 +318,7 @@ def _seen(folder: Path) -> dict[str, str]:
 
 
 def numbers_of(run: RunFiles) -> dict[str, str]:
-    """Returns facts about the run: its time, speed, model size, data size and FLOPs."""
+    """Returns the run's time, speed, model size, data size and FLOPs."""
     saved, manifest = run.saved, run.saved.manifest
     lines = {}
     if seconds := run.seconds:

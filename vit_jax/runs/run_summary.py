@@ -65,6 +65,6 @@ def unused(splits: Splits) -> list[str]:
 
 
 def _decoders(config: RunOptions, images: int) -> str:
-    """Returns the number of processes and threads that decode training images, in words."""
+    """Describes the number of processes and threads that decode training images."""
     workers, threads = decoders(config.data.workers, config.data.threads, images)
     return f"{f'{workers} processes of' if workers else 'this process,'} {threads} thread(s)"

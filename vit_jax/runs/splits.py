@@ -13,7 +13,7 @@ from vit_jax.errors import UserError
 from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives import objective_of
 
-MANY = 10**9  # Assumed size of a split of unknown size, for slices in per cent.
+MANY = 10**9  # Assumed number of images if it is unknown, for slices in per cent.
 
 
 SPOKEN = {"train": "training", "dev": "dev", "test": "test"}
@@ -44,7 +44,7 @@ class Splits(NamedTuple):
 def open_splits(
     config: RunOptions, data: Mapping[str, Any] | None = None, groups: Sequence | None = None
 ) -> Splits:
-    """Opens the sources that a config names; classes have the indices of the training split.
+    """Opens a config's sources; all splits have the class indices of the training split.
 
     Args:
       data: api override of the config's data set, by split.
@@ -134,7 +134,7 @@ def notes(config: RunOptions, splits: Splits, groups: Sequence | None = None) ->
 
 
 def _note_on_sample(config: RunOptions, train: Source) -> list[str]:
-    """Returns a note if a slice of a calling program's data is a random sample of them."""
+    """Returns a note if a slice of a program's data is a random sample."""
     if config.data.source != "handed_in" or config.data.slices != "stratified":
         return []
     if not isinstance(train, Subset):

@@ -1,4 +1,4 @@
-"""Pages of pictures that evaluation suites write: `zero_shot_pets.html`, `retrieval_pairs.html`."""
+"""Pages of pictures by evaluation suites: `zero_shot_pets.html`, `retrieval_pairs.html`."""
 
 import re
 from pathlib import Path
@@ -102,7 +102,7 @@ def _objects(outputs: Detected) -> dict[str, Any]:
 def _depths(outputs: Ranged) -> dict[str, Any]:
     """Returns the values of `segments.html`: each image, its true and its predicted depth.
 
-    The range of an image's colours is that of its true depths; unknown pixels are black.
+    Each image's colour scale spans the range of its true depths; unknown pixels are black.
     """
     figures, (nearest, farthest) = [], outputs.range
     for index, rmse, predicted in outputs.shown:
@@ -122,7 +122,7 @@ def _depths(outputs: Ranged) -> dict[str, Any]:
 
 
 def suite_pages(folder: Path) -> dict[str, str]:
-    """Returns the names of the files of all pages in a folder, by data set and suite."""
+    """Returns the file names of all pages in a folder, by data set and suite."""
     return {
         file.stem.replace("_", " ", suite.count("_") + 1): file.name
         for suite in TITLES
@@ -131,7 +131,7 @@ def suite_pages(folder: Path) -> dict[str, str]:
 
 
 def _pixels(outputs: Classified | Matched, numbers: np.ndarray) -> np.ndarray:
-    """Returns images after the evaluation transform; black ones where a file is gone."""
+    """Returns images after the evaluation transform; black if a file is gone."""
     pixels = np.zeros((len(numbers), *sides(outputs.crop.size), 3), np.uint8)
     for row, number in zip(pixels, numbers.tolist(), strict=True):
         try:

@@ -12,19 +12,19 @@ from vit_jax.runs.goodput import Ledger
 from vit_jax.training.objectives.objective import in_format
 from vit_jax.training.program import Program
 
-MANY = 64  # The number of images that are not all classified correctly by chance.
+MANY = 64  # Number of images that are unlikely to be all correct by chance.
 
 
 class TrainLog:
-    """Converts sums of metrics into rows by step and a progress line by time.
+    """Converts sums of metrics into a row per log step and a progress line at intervals.
 
-    A row is fetched only after the next step has started.
+    A row is fetched from the devices only after the next step has started.
 
     Args:
       images: number of images in the training split.
       flops: training FLOPs per image.
       ledger: timer of training and other work.
-      skipped: number of updates that were skipped before.
+      skipped: number of updates that were already skipped.
       classes: number of classes in the training split; 0: the objective has no labels.
     """
 
@@ -54,7 +54,7 @@ class TrainLog:
         self._pending = None
         self._skipped = skipped
         self._begun = self._logged = None
-        # The head of a linear probe may have zero loss from the first step on.
+        # With a linear probe as the head, the loss may be zero from the first step on.
         self._suspicion = None if config.finetune.head == "probe" else Suspicion(classes)
 
     def begin(self, step: int) -> None:
@@ -62,14 +62,14 @@ class TrainLog:
         self._begun = self._logged = step, *self._clock()
 
     def take(self, step: int, metrics: dict) -> None:
-        """Queues the sums at a log step, which are still on the devices."""
+        """Queues the sums of a log step, which are still on the devices."""
         self._pending = step, metrics
 
     def check(self, step: int, metrics: dict) -> None:
-        """Logs the updates skipped since the last check, as their loss or gradient is not finite.
+        """Logs the updates skipped since the last check, because loss or gradient were not finite.
 
         Raises:
-          UserError: too many in a row.
+          UserError: too many consecutive updates were skipped.
         """
         skipped = {name: int(count) for name, count in metrics["skipped"].items()}
         first = step - skipped["in_a_row"] + 1
@@ -91,7 +91,7 @@ class TrainLog:
         """Writes the queued metrics, if any.
 
         Raises:
-          UserError: too many losses in a row were not finite.
+          UserError: too many consecutive losses were not finite.
         """
         if self._pending is None:
             return
@@ -159,7 +159,7 @@ class TrainLog:
         return line
 
     def account(self, step: int) -> None:
-        """Writes the times until now, for the start that continues from here."""
+        """Writes the times so far, for a later start that continues from here."""
         if self._writer:
             self._writer.write(step, self._ledger.row())
 
@@ -171,7 +171,7 @@ class TrainLog:
 
 
 class Suspicion:
-    """Detects implausible metrics in the first steps, which indicate wrong or missing labels.
+    """Detects implausible metrics in the first steps, a sign of wrong or missing labels.
 
     Args:
       classes: number of classes in the training split; 0: there are no labels.
@@ -179,7 +179,7 @@ class Suspicion:
 
     def __init__(self, classes: int):
         self._classes, self._over = classes, False
-        self._constant: float | None = None  # The accuracy of all rows so far.
+        self._constant: float | None = None  # Accuracy of all rows so far, if it is the same.
 
     def remark(self, means: dict[str, float], images: int) -> str | None:
         """Returns a remark, once, if the loss is 0 or the accuracy always 0 or always 1 so far.
@@ -193,7 +193,7 @@ class Suspicion:
         first, accuracy = self._constant is None, means.get("accuracy")
         self._over = not first and accuracy != self._constant or accuracy not in (0.0, 1.0)
         self._constant = accuracy
-        # The probability that none of these is right by chance is below 1 in 20,000.
+        # The probability that chance predicts none of these correctly is below 1 in 20,000.
         enough = images >= (10 * self._classes if accuracy == 0.0 else MANY)
         if first and abs(means["loss"]) < 0.00005:
             figure = "the loss is 0.0000"

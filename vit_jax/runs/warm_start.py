@@ -1,4 +1,4 @@
-"""Warm start: the model of a run and its first parameters, random or from a checkpoint."""
+"""Warm start: the model of a run and its initial parameters, random or from a checkpoint."""
 
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +31,7 @@ from vit_jax.parallel.sharding import path_name
 from vit_jax.training.objectives import OBJECTIVES, abstract_objective, objective_of
 from vit_jax.training.program import model_arguments
 
-HANDED_IN = "handed_in"  # The `finetune.checkpoint` of a run whose model a program passed.
+HANDED_IN = "handed_in"  # `finetune.checkpoint` of a run with a model passed by a program.
 _RANDOM_OBJECTIVE = "config.finetune.objective='new' starts at random ones"  # Advice in errors.
 
 
@@ -39,12 +39,12 @@ class Origin(NamedTuple):
     """The model of a run, and the initialization source of its parameters."""
 
     options: ImageOptions  # Options of the model.
-    # Functions that read the parameters, by path; empty: they are random.
+    # Functions that read the parameters, by path; empty: random parameters.
     sources: dict[str, Callable[[], np.ndarray]]
     found: list[str]  # Description of the checkpoint and its changes, in lines.
     interpolation: str  # Interpolation of images.
     beside: ObjectiveParams | None = None  # The checkpoint's parameters of an objective.
-    # Parameters of the run's objective, similar to `sources`.
+    # Functions that read the objective's parameters, by path.
     objective: dict[str, Callable[[], np.ndarray]] = {}
     objective_state: dict[str, Callable[[], np.ndarray]] = {}  # By path.
 
@@ -97,19 +97,19 @@ def find_origin(
 ) -> Origin:
     """Returns the model of a run and the initialization source of its parameters.
 
-    A checkpoint contains its model's arguments and the interpolation of images. A new head is
-    zeros, or drawn with the config's `model.head_std`, and lacks the hidden layer of pre-training;
-    position embeddings are resized to the images (paper, section 3.2). A kept head's classes are
+    A checkpoint contains its model's arguments and the interpolation of images. A new head has no
+    hidden layer and starts at zeros, or is drawn with the config's `model.head_std`. Position
+    embeddings are resized to the images (paper, section 3.2). The classes of a kept head are
     matched with the data's by name.
 
     Args:
       num_classes: number of the data's classes.
-      model: the model that a program handed in.
+      model: the model passed by a program.
       class_names: class names of the run's head, by index.
 
     Raises:
-      UserError: the checkpoint does not exist, is damaged, or is not of the model that the config
-        names; its head is kept and has other classes than the data.
+      UserError: the checkpoint does not exist, is damaged or is of another model than the config's;
+        or its head is kept and has other classes than the data.
     """
     if config.finetune.checkpoint == HANDED_IN:
         return _handed_in_origin(config, num_classes, model, class_names)
@@ -129,7 +129,7 @@ def _loose_arguments(
     """Returns the arguments of the named model that may differ from the checkpoint's.
 
     Raises:
-      UserError: the checkpoint is not of the model that the config names.
+      UserError: the checkpoint is of another model than the config's.
     """
     names = family_of(checkpoint.options).loose
     loose = {key: getattr(named, key) for key in names if hasattr(named, key)}
@@ -143,7 +143,7 @@ def _checkpoint_origin(
     arguments: dict[str, Any],
     class_names: Sequence[str],
 ) -> Origin:
-    """Returns the warm start from a checkpoint, whose model is adapted to the run.
+    """Returns the warm start from a checkpoint, with its model adapted to the run.
 
     Args:
       arguments: the model's arguments that the run sets.
@@ -177,7 +177,7 @@ def _checkpoint_origin(
 
 
 def _regularisation_note(options: ImageOptions, stored: dict[str, Any]) -> list[str]:
-    """Returns a line if the run regularizes its model differently from the checkpoint's run.
+    """Returns a note if the run regularizes the model differently than the checkpoint's run did.
 
     Args:
       stored: the checkpoint's arguments of the model.
@@ -256,7 +256,7 @@ def _changed_options(config: RunOptions, stored: ObjectiveParams) -> dict[str, A
     """Returns the checkpoint's options of the objective that differ from the config's.
 
     Raises:
-      UserError: one of them determines the shapes of the objective's parameters.
+      UserError: an option that determines the shapes of parameters differs.
     """
     kind = objective_of(config.objective.name)
     options = getattr(config, kind.section, None)
@@ -277,7 +277,7 @@ def _changed_options(config: RunOptions, stored: ObjectiveParams) -> dict[str, A
 def _differing_parts(
     config: RunOptions, stored: ObjectiveParams, params: dict
 ) -> tuple[list[str], list[str]]:
-    """Returns the optional parts that only the run has, and the parts that only the checkpoint has.
+    """Returns the optional parts that only the run has, and those that only the checkpoint has.
 
     Raises:
       UserError: the run cannot do without a part that only the checkpoint has.
@@ -343,8 +343,8 @@ def _check_name(
 ) -> None:
     """Raises UserError unless the checkpoint is of the model that the config names.
 
-    Only arguments that the model name implies are compared: of a BEiT, `ViT-B/16` implies size and
-    patch.
+    Only arguments implied by the model name are compared: for a BEiT checkpoint, `ViT-B/16` implies
+    only size and patch size.
 
     Args:
       named: the arguments of the model that the config names.
@@ -368,16 +368,16 @@ def matched_head(
     place: str,
     remedy: str,
 ) -> tuple[dict[str, Callable[[], np.ndarray]], list[str]]:
-    """Returns a checkpoint's parameters with a head in the order of the data's classes, and notes.
+    """Returns a checkpoint's parameters, its head reordered to the data's classes, and notes.
 
     Args:
       sources: functions that read the parameters, by path.
       class_names: classes of the run's head, by index.
       place: the checkpoint's name for messages.
-      remedy: the advice in the error if it has other classes.
+      remedy: the advice in the error for other classes.
 
     Raises:
-      UserError: some of its classes are the data's at other numbers, and others are not.
+      UserError: the head and the data have some classes in common, with other indices, but not all.
     """
     try:
         match = match_classes(checkpoint.class_names, class_names, place)
@@ -446,7 +446,7 @@ def _checkpoint_of(model: ImageModel) -> Checkpoint:
         "the calling program",
         model.options,
         {path: tuple(x.shape) for path, x in params.items()},
-        # A copy: the first step donates the buffers of its own arrays.
+        # A copy, because the first step donates the buffers of its arrays.
         lambda path: np.array(params[path]),
         preprocessing=model.about.preprocessing,
         class_names=model.about.class_names,
@@ -458,7 +458,7 @@ def fingerprint_of(params: Iterable[tuple[str, Any]]) -> str:
     """Returns a checksum of parameters and their paths, in this order."""
     total = 0
     for path, x in params:
-        values = np.ascontiguousarray(x).view(np.uint8)  # NumPy gives no buffer of bfloat16.
+        values = np.ascontiguousarray(x).view(np.uint8)  # NumPy has no buffers of bfloat16.
         total = zlib.crc32(values, zlib.crc32(path.encode(), total))
     return f"{total:08x}"
 

@@ -1,4 +1,4 @@
-"""Ends a process that hangs, as when a network file system, a pipe or a device does not respond."""
+"""Ends a process that hangs, for example on a network file system, a pipe or a device."""
 
 import faulthandler
 import multiprocessing
@@ -15,12 +15,12 @@ from vit_jax.progress import LATE, duration
 class Watchdog:
     """Context manager that writes the stacks of all threads when a process makes no progress.
 
-    After twice the time the process ends with exit code 1, so that its supervisor can restart it.
+    After twice the timeout it ends the process with exit code 1, so that a supervisor can restart
+    it.
 
     Args:
-      seconds: timeout; longer than anything that the run may wait for, and than any phase of its
-        start.
-      ends: the process may be ended; otherwise its stacks are written, and no more.
+      seconds: timeout; must be longer than any wait of the run and any phase of its start.
+      ends: end the process; False: only write its stacks.
     """
 
     def __init__(self, seconds: float, ends: bool = True):
@@ -39,7 +39,7 @@ class Watchdog:
         self._last = time.monotonic(), self._last[1], f": {phase}"
 
     def done(self, what: str) -> None:
-        """Records that something was finished, and restarts the timeout."""
+        """Records finished work, and restarts the timeout."""
         self._last = time.monotonic(), what, ""
 
     def in_words(self) -> str:
@@ -71,9 +71,9 @@ class Watchdog:
     def _watch(self):
         told = None
         while not self._closed.wait(self._seconds / 20):
-            # A thread that hangs with the interpreter's lock blocks this one too. Python's own
-            # watchdog needs no lock: it writes the stacks and exits, unless its timer is restarted
-            # here.
+            # A thread that hangs while it holds the GIL also blocks this thread. Python's own
+            # watchdog does not need the GIL: it writes the stacks and exits, unless its timer is
+            # restarted here.
             if self._ends:
                 faulthandler.dump_traceback_later(2 * self._seconds, exit=True, file=sys.__stderr__)
             since, done, phase = self._last
@@ -96,6 +96,6 @@ class Watchdog:
             with self._stacks.open("a") if self._stacks else open(os.dup(2), "w") as file:
                 print(f"{time.ctime()}: {what}", file=file, flush=True)
                 faulthandler.dump_traceback(file)
-        # The disk may be full or may hang itself. The process ends nevertheless.
+        # The disk may be full or may hang, too; the process ends nevertheless.
         except OSError as error:
             print(f"no stacks of {what}: {error}", file=sys.stderr, flush=True)

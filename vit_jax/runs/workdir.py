@@ -50,7 +50,7 @@ REPORT, SEEN_FOLDER = "report.html", "seen"
 LENGTH = {"steps", "epochs"}
 FORMAT = 7  # Version of a workdir's format; earlier ones were written before the first release.
 SHARED = ".shared"
-SEEN_SECONDS = 10  # The time after which a file of one host is visible to another, over NFS too.
+SEEN_SECONDS = 10  # Time until a file written on one host is visible on others, even over NFS.
 
 
 class SavedRun(NamedTuple):
@@ -72,8 +72,8 @@ def claim(
 ) -> Iterator[Lock | BucketLock]:
     """Creates or resumes a workdir and holds its lock while the context is open.
 
-    A run is made longer if the config is longer and nothing depends on the length. Changed data are
-    accepted if the config accepts them.
+    A run is extended if the config has more steps and nothing depends on the length. Changed data
+    are accepted if the config allows it.
 
     Raises:
       UserError: the workdir belongs to another config or other data, contains other files, is in
@@ -82,13 +82,13 @@ def claim(
     check_name(workdir)
     with contextlib.ExitStack() as held:
         try:
-            _belongs(workdir, config, manifest)  # Before anything is created.
+            _belongs(workdir, config, manifest)  # Checked before anything is created.
             workdir.mkdir(parents=True, exist_ok=True)
             url = url_of(workdir)
             lock = held.enter_context(BucketLock(Bucket(url), log) if url else Lock(workdir, log))
             if url:
                 fetched(url)
-            # Again: the previous owner may have changed it.
+            # Checked again, since the previous owner may have changed the workdir.
             saved = _belongs(workdir, config, manifest)
             if not saved:
                 _write(workdir, manifest, configs.to_json(config))
@@ -121,7 +121,7 @@ def _write(workdir: Path, manifest: dict, config: str) -> None:
 
 
 def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> SavedRun | None:
-    """Returns the run of this config in `workdir`, which may be longer now; None if it has none.
+    """Returns the run of this config in `workdir`, possibly to be extended; None: there is none.
 
     Raises:
       UserError: the run has another config or other data, or `workdir` contains other files.
@@ -131,7 +131,7 @@ def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> SavedRun | No
         _check_empty(workdir)
         return None
     if not steps_made(workdir):
-        return None  # A run without checkpoints may start again with other values.
+        return None  # Without checkpoints, the run may start again with other values.
     given = _as_saved(manifest)
     _check_config(workdir, saved, config, manifest["steps"])
     _check_data(workdir, saved, config, given)
@@ -141,7 +141,7 @@ def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> SavedRun | No
 
 def _check_empty(workdir: Path) -> None:
     """Raises UserError if a workdir without a run contains files that are not a run's."""
-    begun = (MANIFEST, CONFIG + ".tmp", PREFIX)  # From a start that was killed.
+    begun = (MANIFEST, CONFIG + ".tmp", PREFIX)  # Files of a killed start.
     url = url_of(workdir)
     names = Bucket(url).top() if url else os.listdir(workdir) if workdir.exists() else ()
     if any(not name.startswith(begun) for name in names):
@@ -198,7 +198,7 @@ def _check_data(workdir: Path, saved: SavedRun, config: ConfigDict, given: dict)
 
 def _sees_length(config: RunOptions) -> bool:
     """Returns True if the training depends on the length of the run."""
-    # The optimizer state is then the last step's, not the best step's.
+    # In this case the optimizer state is from the last step, not from the best one.
     ends_with_best = config.checkpoint.final == "best"
     return (
         ends_with_best
@@ -208,9 +208,9 @@ def _sees_length(config: RunOptions) -> bool:
 
 
 def _identity(manifest: dict) -> dict[str, dict]:
-    """Returns the values that identify the model, an api override of it and the frozen model.
+    """Returns the values that identify the model, its api override and the frozen model.
 
-    The data and values of the config are not included.
+    Data and config values are not included.
     """
     model = {
         key: x for key, x in manifest["model"].items() if f"model.{key}" not in configs.OPERATIONAL
@@ -222,12 +222,12 @@ def _identity(manifest: dict) -> dict[str, dict]:
 
 
 def _as_saved(manifest: dict) -> dict:
-    """Returns the manifest as it is read back: lists instead of tuples."""
+    """Returns the manifest as JSON would be read back, with lists in place of tuples."""
     return json.loads(json.dumps(manifest))
 
 
 def steps_of(workdir: Path, config: ConfigDict) -> int | None:
-    """Returns the number of steps of a saved run whose changed data are accepted.
+    """Returns the number of steps of a saved run that continues with changed data.
 
     Returns:
       None if the number follows from config and data.
@@ -250,7 +250,7 @@ def ends_run(row: dict[str, float], steps: int) -> bool:
 
 
 def _check_same(workdir: Path, saved: dict, given: dict) -> None:
-    """Raises UserError if other values are passed than those with which the run started."""
+    """Raises UserError if the passed values differ from those at the start of the run."""
     for name, known in saved.items():
         if differing := [
             key for key, value in known.items() if given.get(name, {}).get(key) != value
@@ -315,7 +315,7 @@ def _check_format(workdir: Path, manifest: dict) -> None:
 
 
 def check_shared(workdir: Path, peers: Peers) -> None:
-    """Raises UserError on a process whose `workdir` is not the leader's."""
+    """Raises UserError on processes that do not share the leader's `workdir`."""
     if peers.count == 1:
         return
     url = url_of(workdir)
@@ -338,7 +338,7 @@ def check_shared(workdir: Path, peers: Peers) -> None:
 
 
 class _SharedFile(NamedTuple):
-    """File in a workdir that all processes of a run read, to check that they share it."""
+    """File in a workdir, read by all processes of a run to check that they share the workdir."""
 
     path: Path
     bucket: Bucket | None  # The bucket of the workdir, if it is in one.
@@ -370,11 +370,11 @@ def make_manifest(
     metrics: dict[str, str],
     flops: float,
 ) -> dict:
-    """Returns the manifest: all values that a reader of the run needs in addition to its config.
+    """Returns the manifest: the values that readers of a run need in addition to its config.
 
     Args:
       options: the arguments of the model.
-      interpolation: interpolation of images, which may come from the checkpoint of a warm start.
+      interpolation: interpolation of images, possibly from a warm start's checkpoint.
       metrics: formats of the objective's metrics.
       flops: training FLOPs per image.
     """
@@ -399,7 +399,7 @@ def make_manifest(
 
 
 def versions_here() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that a run depends on."""
+    """Returns the versions of Python and of packages that influence a run."""
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
     return {"python": platform.python_version()} | {
         package: importlib.metadata.version(package) for package in packages
@@ -419,7 +419,7 @@ def commit_of_package() -> str:
         commit = subprocess.run(
             [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
         ).stdout
-        code = ("vit_jax", "configs", "experiments/*.py")  # Not the records.
+        code = ("vit_jax", "configs", "experiments/*.py")  # Without records.
         changes = [*git, "status", "--porcelain", "--untracked-files=no", "--", *code]
         changed = subprocess.run(changes, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):

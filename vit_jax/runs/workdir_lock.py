@@ -1,10 +1,11 @@
 """Lock that allows one run at a time on a workdir, also on a disk that many hosts share.
 
-The newest of the files `.lock-1`, `.lock-2`, ... in the workdir names the owner; an empty file has
-no owner. The next file is created by an atomic hard link: if several processes try, only one
-succeeds, and a number is never used twice. The owner holds a `flock` on its file, which the kernel
-releases when the process ends. It also updates the file's time every few seconds. This heartbeat is
-the only sign for other hosts if the file system does not share locks.
+The newest of the files `.lock-1`, `.lock-2`, ... in the workdir names the owner; an empty file
+means that there is no owner. The next file is created by an atomic hard link: if several processes
+try, only one succeeds, and a number is never used twice. The owner holds a `flock` on its file,
+which the kernel releases when the process ends. It also updates the file's modification time every
+few seconds. If the file system does not share locks, this heartbeat is the only sign of life for
+other hosts.
 """
 
 import contextlib
@@ -24,8 +25,8 @@ from typing import BinaryIO, NamedTuple
 from vit_jax.errors import UserError
 
 PREFIX = ".lock"  # Prefix of the names of a lock's files.
-BEAT_SECONDS = 5.0  # Between two heartbeats.
-STALE_SECONDS = 90.0  # A holder on another host without a heartbeat for this time counts as gone.
+BEAT_SECONDS = 5.0  # Interval of heartbeats.
+STALE_SECONDS = 90.0  # Time without a heartbeat after which another host's process counts as gone.
 
 
 class Holder(NamedTuple):
@@ -36,8 +37,8 @@ class Holder(NamedTuple):
     since: float  # `time.time()`
     boot: str  # Identifies the boot of its kernel.
     namespace: str  # The PID namespace.
-    born: str  # Start time of the process, in the kernel's units: PIDs are reused.
-    inode: int  # The lock file's inode: a file with another inode is a copy.
+    born: str  # Start time of the process in the kernel's units, since PIDs are reused.
+    inode: int  # The lock file's inode; a file with another inode is a copy.
 
     def __str__(self):
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
@@ -133,14 +134,14 @@ class Lock:
                     status, locked = os.fstat(file.fileno()), _locked(file.fileno())
                     holder = _read(file)
             except FileNotFoundError:
-                return None  # The process that removed it made the next one.
+                return None  # The process that removed it created the next one.
             if holder is None:
                 return None
             held = still_held(holder, status.st_ino, locked)
             if held is None:
                 if seen is None:
                     seen, silent = status.st_mtime_ns, self._silent_seconds(status.st_mtime_ns)
-                    # Never immediately: the clocks of two hosts may differ.
+                    # Wait first, since the clocks of two hosts may differ.
                     seconds = max(self._stale_seconds - max(silent, 0), 2 * self._beat_seconds)
                     until = time.monotonic() + seconds
                     self._log(
@@ -159,9 +160,9 @@ class Lock:
             return holder
 
     def _silent_seconds(self, last: int) -> float:
-        """Returns the seconds since a file's time, by the clock of its file system.
+        """Returns the seconds since a file's modification, by the clock of its file system.
 
-        That clock may be a server's.
+        This may be a server's clock.
         """
         file = self._workdir / f"{PREFIX}.{secrets.token_hex(8)}"
         try:
@@ -180,11 +181,11 @@ class Lock:
             try:
                 os.link(temporary, self._mine)
             except FileExistsError:
-                # Two links: NFS made the link, but its reply was lost.
+                # Two links: the link was created, but NFS lost the reply.
                 if os.stat(temporary).st_nlink == 1:
                     os.close(self._descriptor)
                     return False
-            # The file system has no hard links. An empty file has no owner until it is written.
+            # The file system has no hard links. The empty file has no owner until it is written.
             except OSError:
                 os.close(self._descriptor)
                 try:
@@ -217,7 +218,7 @@ class Lock:
 
 
 def in_use(workdir: Path) -> bool:
-    """Returns True if another run has the workdir, as far as this host can determine."""
+    """Returns True if another run uses the workdir, as far as this host can determine."""
     if not workdir.is_dir():
         return False
     lock = Lock(workdir)
@@ -253,7 +254,7 @@ def _read(file: BinaryIO) -> Holder | None:
 def _locked(descriptor: int) -> bool | None:
     """Returns True if a process holds the file's `flock`; None if this is not supported."""
     try:
-        # Shared: other processes may check at the same time.
+        # A shared lock, since other processes may check at the same time.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -285,11 +286,11 @@ def still_held(holder: Holder, inode: int, locked: bool | None) -> bool | None:
         return True
     if holder.namespace == _namespace():
         return _born(holder.pid) == holder.born
-    return locked  # The process runs in another container: only the kernel's lock is conclusive.
+    return locked  # In another container only the kernel's lock is conclusive.
 
 
 def _boot() -> str:
-    """Returns an identifier that differs between machines, and between two boots of one."""
+    """Returns an identifier of this boot of this machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -30,7 +30,7 @@ from vit_jax.training.objectives.classification import probabilities_of
 
 
 def open_workdir(source: str | Path) -> Checkpoint:
-    """Opens a checkpoint of a run, the newest by default; nothing but the workdir is read.
+    """Opens a checkpoint of a run, by default the newest; only the workdir is read.
 
     Args:
       source: a workdir, a folder or the URL of one in a bucket; `WORKDIR@STEP`, or `WORKDIR@best`
@@ -51,7 +51,7 @@ def open_workdir(source: str | Path) -> Checkpoint:
     options = _options_of(manifest, f"{shown(workdir)}/{MANIFEST}")
     shapes = parameter_shapes(sketch(options))
     params, step = _load_params(workdir, config, manifest, shapes, which)
-    # The calling program passed the objective, so it is not in the registry.
+    # The objective was passed by a program and is not in the registry.
     handed_in = "objective" in manifest
 
     return Checkpoint(
@@ -79,7 +79,7 @@ def _options_of(manifest: dict, place: str) -> ImageOptions:
 def _load_params(
     workdir: Path, config: RunOptions, manifest: dict, shapes: Shapes, which: str
 ) -> tuple[dict, int]:
-    """Returns the parameters with which a run's model is evaluated, nested, and their step."""
+    """Returns the evaluated parameters of a run's model, nested, and their step."""
     params, folder = _abstract(shapes), checkpoints_of(workdir)
     handed_in = manifest.get("objective")
     evaluated = (
@@ -113,10 +113,10 @@ def _at(params: dict, path: str) -> jax.Array:
 def _objective_params(
     workdir: Path, config: RunOptions, manifest: dict, step: int
 ) -> ObjectiveParams | None:
-    """Returns the parameters of a run's objective at a step, which are loaded on demand.
+    """Returns the parameters of a run's objective at a step; they are loaded on demand.
 
     Returns:
-      None if the objective has no parameters from which another run can start.
+      None if no run can start from the objective's parameters.
     """
     kind, name = objective_of(config.objective.name), config.objective.name
     if not kind.made_by:
@@ -124,7 +124,7 @@ def _objective_params(
     averaged = kind.own_eval_params(config)
     section = getattr(config, kind.section)
     declared = options_of(type(section))
-    # Operational values, such as a tokenizer's folder, are this machine's and not the model's.
+    # Operational values, such as a tokenizer's folder, belong to the machine, not to the model.
     values = {
         key: value
         for key, value in dataclasses.asdict(section).items()
@@ -153,7 +153,7 @@ def _objective_params(
         return {path: functools.partial(_at, params, path) for path in shapes}
 
     def state_of(item):
-        # The path within an item that is one array is empty.
+        # If an item is a single array, its path is empty.
         return {
             f"{item}/{path}".rstrip("/"): shape for path, shape in saved().get(item, {}).items()
         }

@@ -1,4 +1,4 @@
-"""Test images with the worst predictions, kept in the workdir for its report."""
+"""Test images with the worst predictions, stored in the workdir for the report."""
 
 import json
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ class WorstImages(NamedTuple):
       names: name of each image.
       values: the metric of each image, in words.
       pictures: pictures of each image, uint8 `[images, pictures, height, width, 3]`.
-      about: what the pictures are.
-      legend: the meaning of their colours, each with its colour for HTML.
+      about: description of the pictures.
+      legend: HTML colour of each meaning in the pictures.
     """
 
     split: str

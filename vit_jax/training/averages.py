@@ -1,7 +1,7 @@
-"""Moving averages of a run's weights: their EMA, and teachers that follow a student.
+"""Moving averages of a run's weights: EMA, and teachers that follow a student.
 
-They have no gradient. Each is updated after the optimizer's update, is part of the train state and
-is a separate item of each checkpoint.
+They have no gradient and are updated after the optimizer's update. Each is part of the train state
+and a separate item of checkpoints.
 """
 
 import math
@@ -18,7 +18,7 @@ class Momentum:
     """Exponential moving average (EMA): `mean += share(t) * (weights - mean)` after update t.
 
     Attributes:
-      share: weight of the newest weights, a function of the number of the update, counted from 1.
+      share: returns the weight of the newest weights after update 1, 2, ...
     """
 
     share: Callable[[jax.Array], jax.Array]
@@ -35,10 +35,10 @@ class Momentum:
 def polyak_share(factor: float, start: str) -> Callable[[jax.Array], jax.Array]:
     """Returns the weight of the newest parameters in Polyak's average after update t = 1, 2, ...
 
-    The average is the sum of factor^(t - i) times parameters i. With `start="zero"` it is divided
-    by the sum of its weights, so the initial parameters have no part in it. With `start="weights"`
-    it starts at the initial parameters and keeps factor^t of them (13.5 % after 20,000 steps at
-    0.9999).
+    The average weights the parameters of update i by factor^(t - i). With `start="zero"` it is
+    normalized by the sum of these weights and excludes the initial parameters. With
+    `start="weights"` it starts at the initial parameters, whose share after update t is still
+    factor^t (13.5 % after 20,000 steps at 0.9999).
     """
 
     def share(update: jax.Array) -> jax.Array:
@@ -50,7 +50,7 @@ def polyak_share(factor: float, start: str) -> Callable[[jax.Array], jax.Array]:
 
 
 def cosine_share(factor: float, steps: int, last: float = 1.0) -> Callable[[jax.Array], jax.Array]:
-    """Returns the share of a teacher with momentum from `factor` to `last` over `steps` updates.
+    """Returns `Momentum.share` for a momentum from `factor` to `last` over `steps` updates.
 
     The momentum follows half a cosine (BYOL, 2006.07733, section 3.2; DINO, 2104.14294, section
     3.2). The first update has momentum `factor`, as in the code of DINO, DINOv2 and DINOv3.
@@ -64,5 +64,5 @@ def cosine_share(factor: float, steps: int, last: float = 1.0) -> Callable[[jax.
 
 
 def with_weights(module: nnx.Module, weights: dict) -> nnx.Module:
-    """Returns a copy of `module` with other weights, such as a teacher made from its student."""
+    """Returns a copy of `module` with other weights, such as a teacher from its student."""
     return nnx.merge(nnx.graphdef(module), weights)

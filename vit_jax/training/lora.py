@@ -1,8 +1,8 @@
-"""Weights of a training run: which of them are trained, and the parameters of the forward pass.
+"""Weights of a training run: the trained ones, and the parameters of the forward pass.
 
-Weights are `{"params", "extra"}`. `params` has the model's parameters. `extra` has weights that
-only training uses: `lora`, low-rank changes of kernels (Hu et al., 2022), and `objective`, the
-objective's own parameters.
+Weights are `{"params", "extra"}`. `params` contains the model's parameters. `extra` contains
+weights that only training uses: `lora`, low-rank updates of kernels (Hu et al., 2022), and
+`objective`, the objective's own parameters.
 """
 
 import re
@@ -23,7 +23,7 @@ CHANGED_BY_LORA = r"(^|/)attention/(qkv|out)/kernel$"
 
 
 def init_extra(options: FinetuneOptions, seed: int, params: dict) -> dict:
-    """Returns the weights that only training uses; the initial `lora` leaves the model unchanged.
+    """Returns the weights that only training uses; initially `lora` does not change the model.
 
     Raises:
       UserError: the model has no attention kernels for LoRA.
@@ -52,7 +52,7 @@ def init_extra(options: FinetuneOptions, seed: int, params: dict) -> dict:
 def weight_axes(path: str, rank: int) -> Axes | None:
     """Returns the logical axes of one weight by its path, `params/...` or `extra/...`.
 
-    The two factors of a low-rank change have the kernel's input axes and `rank`, and `rank` and the
+    In a low-rank update, `down` has the kernel's input axes and `rank`, and `up` has `rank` and the
     kernel's output axes.
     """
     kernel, _, factor = path.removeprefix("extra/lora/").partition("/")
@@ -71,7 +71,7 @@ def objective_weights(weights: Weights) -> dict:
 
 
 def with_frozen(own: dict, frozen: dict) -> dict:
-    """Returns all parameters of an objective: its own and, if it has one, its frozen model's."""
+    """Returns all parameters of an objective: its own and those of its frozen model, if any."""
     return own | ({"frozen": frozen} if frozen else {})
 
 

@@ -35,18 +35,19 @@ def augment(
       batch: `image` uint8 `[batch, height, width, 3]` and `labels` int32 `[batch, max_labels]`.
       key: random key of the step.
       flip: whether images are flipped.
-      flips: for each view, the name by which its flips are drawn.
+      flips: for each view, the name that selects its random flips; views with the same name are
+        flipped together.
       spatial: for each field that follows the flips of `image`, its kind: `map` or `boxes`.
       erasing: probability for each image.
-      mean, std: the model's normalization of pixels in [0, 1]; the noise of erasing has the same.
+      mean, std: the model's normalization of pixels in [0, 1], used for the noise of erasing.
       mixup, cutmix: alpha of each; 0 is off.
-      cutmix_share: share of the batches with CutMix, if both are on.
-      repeats: number of successive rows that may be of one image, which is not mixed with itself.
+      cutmix_share: probability of CutMix for a batch, if both are on.
+      repeats: number of successive rows with the same image, which are not mixed with each other.
 
     Returns:
-      `image`, still uint8 if only flipped (a quarter of the memory), else float32 in [-1, 1];
-      `labels`; and for mixed images `partner_labels` and `share` float32 `[batch]`, the part of the
-      pixels that has `labels`, which is the larger one.
+      `image`: uint8 if only flipped (a quarter of the memory), else float32 in [-1, 1]. `labels`.
+      For mixed images also `partner_labels`, and `share` float32 `[batch]`: the share of the pixels
+      that belongs to `labels`, at least 0.5.
     """
     if flip:
         flipped = {
@@ -72,7 +73,7 @@ def random_flip(images: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def _mirrored(shape: tuple[int, ...], key: jax.Array) -> jax.Array:
-    """Returns which images of a shape `random_flip` mirrors, bool `[..., 1, 1, 1]`."""
+    """Returns True for the images that `random_flip` mirrors, bool `[..., 1, 1, 1]`."""
     return jax.random.bernoulli(key, shape=(*shape[:-3], 1, 1, 1))
 
 
@@ -100,12 +101,12 @@ def random_erasing(
     mean: Statistic = 0.5,
     std: Statistic = 0.5,
 ) -> jax.Array:
-    """Fills a rectangle of each image with noise, with a probability (1708.04896; timm's "pixel").
+    """Fills a random rectangle of some images with noise (1708.04896; timm's mode "pixel").
 
-    The rectangle has 2 % to a third of the area; its height over width is log-uniform in 0.3 to
-    1/0.3. Both are drawn again, up to ten times in all, until the rectangle is lower and narrower
-    than the image. The noise is drawn for each value and is standard normal after the model's
-    normalization.
+    The rectangle covers 2 % to a third of the area, and its aspect ratio (height over width) is
+    log-uniform from 0.3 to 1/0.3. Both are drawn up to ten times, until the rectangle is smaller
+    than the image along both axes. The noise is drawn for each value and is standard normal after
+    the model's normalization.
 
     Args:
       images: float32 `[batch, height, width, channels]`, in [-1, 1].
@@ -131,7 +132,7 @@ def random_erasing(
 
 
 def _interval(draw: jax.Array, length: jax.Array, side: int) -> jax.Array:
-    """Returns `[batch, side]` bool: `length` consecutive positions, placed by a draw in [0, 1)."""
+    """Returns `[batch, side]` bool: `length` consecutive positions at a random place."""
     start = jnp.floor(draw * (side - length + 1))[:, None]
     position = jnp.arange(side)
     return (position >= start) & (position < start + length[:, None])
@@ -159,10 +160,10 @@ def mixup_weights(key: jax.Array, size: tuple[int, int], alpha: float) -> jax.Ar
 def cutmix_weights(key: jax.Array, size: tuple[int, int], alpha: float) -> jax.Array:
     """Returns 0 in a rectangle around a random pixel and 1 outside of it (1905.04899).
 
-    Before it is cropped at the edge, the rectangle has the image's aspect ratio and 1 - a of its
-    area, a ~ Beta(alpha, alpha). Its sides are rounded down to even numbers, as in the paper's code
-    and in the versions of timm that the recipes name, 0.3.2 to 0.5.4; later versions round down to
-    whole pixels.
+    The rectangle has the image's aspect ratio and 1 - a of its area, a ~ Beta(alpha, alpha), and is
+    cropped at the image's edge. Its sides are rounded down to even numbers, as in the paper's code
+    and in timm 0.3.2 to 0.5.4, which the recipes use. Later versions of timm round down to whole
+    pixels.
     """
     keys = jax.random.split(key, 3)
     side = jnp.sqrt(1 - jax.random.beta(keys[0], alpha, alpha))
@@ -193,5 +194,5 @@ def mix(batch: dict[str, jax.Array], weights: jax.Array, repeats: int = 1) -> di
 
 
 def _fold(key: jax.Array, name: str) -> jax.Array:
-    """Returns a key for a name, independent of the other names that are drawn."""
+    """Returns a random key for a name, independent of those for other names."""
     return jax.random.fold_in(key, zlib.crc32(name.encode()))

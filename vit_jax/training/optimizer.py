@@ -36,24 +36,22 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Chains gradient clipping, the update rule, weight decay and learning rates by layer.
 
-    `update` takes `finite`, as in `unless_skipped`: only the schedules count a skipped update.
-
-    Weight decay is decoupled, added to the update (Loshchilov and Hutter, 2019), or coupled, added
-    to the clipped gradient before the update rule, as in PyTorch's SGD.
+    `update` has an argument `finite`, as in `unless_skipped`; only the schedules count a skipped
+    update. Weight decay is either decoupled, added to the update (Loshchilov and Hutter, 2019), or
+    coupled, added to the clipped gradient before the update rule, as in PyTorch's SGD.
 
     Args:
       config: the section `optimizer`.
       schedule: the learning rate of update t = 1, 2, ...
       weight_decay: a constant, or a function of update t.
-      trained: returns True for the weights that change; None: all. The others have no optimizer
-        state.
+      trained: returns True for the trained weights; None: all. The others have no optimizer state.
       layer: the model family's function for `layer_decay`.
       embedding: the model family's parameters for `embedding_rate`.
       frozen_prefixes: `Objective.frozen_prefixes`.
-      stem: path prefixes of the objective's own parameters that enter before the encoder.
-      frozen_steps: number of first updates in which only the heads and the objective's own
-        parameters are trained.
-      backbone_schedule: the learning rate of update t of all other parameters; None: `schedule`.
+      stem: as in `scale_by_layer`.
+      frozen_steps: number of initial updates that train only the heads and the objective's own
+        parameters.
+      backbone_schedule: the learning rate of update t for all other parameters; None: `schedule`.
 
     Raises:
       UserError: `clip_update` for another optimizer than Adafactor.
@@ -68,7 +66,8 @@ def make_optimizer(
     # Optax counts from 0; the first update is t = 1.
     changing = (lambda count: weight_decay(count + 1)) if callable(weight_decay) else weight_decay
     decay = optax.add_decayed_weights(changing, mask=DECAYED[config.decay])
-    # Disabled stages are skipped or have no state, so that states of earlier versions are restored.
+    # Disabled stages are skipped or have no state, so that checkpoints of earlier versions can be
+    # restored.
     slowed = [f"params/{start}" for start in embedding]
     stages = [
         clip_by_norm(config.clip_norm, config.clip) if config.clip_norm else optax.identity(),
@@ -116,10 +115,10 @@ def _frozen_stages(
 
 
 def _freeze(steps: int, mask: Callable[[dict], dict]) -> optax.GradientTransformation:
-    """Sets the first updates of some weights to 0.
+    """Sets the initial updates of some weights to 0.
 
     Args:
-      steps: number of updates that are 0.
+      steps: number of updates to set to 0.
       mask: returns True for these weights.
     """
     return optax.masked(optax.scale_by_schedule(lambda count: count >= steps), mask)
@@ -128,10 +127,10 @@ def _freeze(steps: int, mask: Callable[[dict], dict]) -> optax.GradientTransform
 def unless_skipped(
     update_rule: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """Keeps an update rule's whole state, with its count of updates, unchanged in a skipped update.
+    """Leaves an update rule's state, including its count, unchanged by skipped updates.
 
-    Its `update` takes `finite`, False for a skipped update. None stands for whether the gradient is
-    finite.
+    Its `update` has an argument `finite`, False for a skipped update; None: test whether the
+    gradient is finite.
     """
 
     def update(updates, state, params=None, *, finite=None):
@@ -146,7 +145,7 @@ def unless_skipped(
 def check_first(
     config: OptimizerOptions, changes: Callable[[dict], dict] | None, weights: dict
 ) -> None:
-    """Raises UserError if LAMB would update arrays of zeros: its updates scale with their norm.
+    """Raises UserError if LAMB would train arrays of zeros: its updates scale with their norm.
 
     Args:
       config: the section `optimizer`.
@@ -169,7 +168,7 @@ def check_first(
 
 
 def kernels(params: dict) -> dict:
-    """Returns True for the weights of dense and convolution layers: by name, for any rank."""
+    """Returns True for kernels of dense and convolution layers, by name."""
     return _named(params, lambda name: name == "kernel")
 
 
@@ -187,7 +186,7 @@ def tables(params: dict) -> dict:
 def matrices(params: dict) -> dict:
     """Returns True for all but biases, scales and the logits' scale, so also for tokens and tables.
 
-    In PyTorch these arrays have more than one axis.
+    These are the arrays with more than one axis in PyTorch.
     """
     return _named(params, lambda name: name not in UNDECAYED)
 
@@ -208,7 +207,7 @@ DECAYED = {"kernels": kernels, "tables": tables, "matrices": matrices, "all": No
 
 
 def below(starts: Sequence[str], weights: dict) -> dict:
-    """Returns True for the weights whose path is one of `starts` or lies below one of them."""
+    """Returns True for weights at or below one of the paths in `starts`."""
 
     def begins(path, _):
         return any(f"{path_name(path)}/".startswith(f"{start}/") for start in starts)
@@ -217,7 +216,7 @@ def below(starts: Sequence[str], weights: dict) -> dict:
 
 
 def _behind_heads(weights: dict) -> dict:
-    """Returns True for all weights except the heads and the objective's own."""
+    """Returns True for all weights except the heads and the objective's own parameters."""
     return jax.tree.map(operator.not_, below(HEADS, weights))
 
 
@@ -226,10 +225,9 @@ def clip_by_norm(norm: float, of: str) -> optax.GradientTransformation:
 
     Args:
       norm: the maximum.
-      of: the arrays that share a norm. `global`: all; `tensor`: each array; `module`: the model,
-        and each part of the objective by the first name below its own parameters. `tensor` and
-        `module` multiply by norm / (gradient norm + 1e-6) if that is below 1, as in PyTorch, DINO
-        and DINOv2.
+      of: the arrays that share a norm. `global`: all; `tensor`: each array by itself; `module`: the
+        model, and each top-level part of the objective's parameters. `tensor` and `module` multiply
+        by norm / (gradient norm + 1e-6) if that is below 1, as in PyTorch, DINO and DINOv2.
     """
     if of == "global":
         return optax.clip_by_global_norm(norm)
@@ -256,16 +254,16 @@ def scale_by_layer(
 ) -> optax.GradientTransformation:
     """Multiplies the updates of encoder layer 0, 1, ... by `decay ** (depth - layer)`.
 
-    Those of the last encoder layer are multiplied by `decay` once, those before the encoder `depth
-    + 1` times. Parameters before the encoder count as one layer, also a hybrid's ResNet. A row
-    layer and a column layer of axial attention are one layer. Parameters behind the encoder and an
-    objective's decoder keep their learning rate (BEiT, 2106.08254; MAE, 2111.06377, appendix A.2).
-    An objective's mask token belongs to the layer before the encoder (DINOv2's `param_groups.py`).
+    The factor is `decay` for the last encoder layer and `decay ** (depth + 1)` for everything
+    before the encoder, including a hybrid's ResNet. A row layer and a column layer of axial
+    attention count as one layer. Parameters after the encoder and an objective's decoder keep their
+    learning rate (BEiT, 2106.08254; MAE, 2111.06377, appendix A.2). An objective's mask token
+    counts as before the encoder (DINOv2's `param_groups.py`).
 
     Args:
       decay: factor per layer.
-      layer_number: `Family.layer` of the model: from a parameter's path in it to its layer.
-      stem: path prefixes of an objective's parameters that enter before the encoder.
+      layer_number: returns the layer of a path in the model, see `Family.layer`.
+      stem: path prefixes of the objective's parameters that count as before the encoder.
     """
 
     def scale(updates, params=None):
@@ -284,16 +282,16 @@ def scale_by_layer(
 
 
 def layer_of(layer_number: Callable[[str], float], path: str, stem: Sequence[str] = ()) -> float:
-    """Returns the encoder layer of a weight; -1 before the encoder, infinity behind it.
+    """Returns the encoder layer of a weight; -1 before the encoder, infinity after it.
 
     Args:
-      layer_number: `Family.layer` of the model: from a parameter's path in it to its layer.
+      layer_number: returns the layer of a path in the model, see `Family.layer`.
       path: a path in a run's weights, such as `params/blocks/00/norm1/scale`.
       stem: as in `scale_by_layer`.
     """
     if path.startswith("extra/objective/"):  # Also a decoder's layers.
         own = path.removeprefix("extra/objective/")
         return -1 if any(f"{own}/".startswith(f"{start}/") for start in stem) else math.inf
-    if path.startswith("extra/lora/"):  # Low-rank changes are named by the kernel that they change.
+    if path.startswith("extra/lora/"):  # Low-rank updates have the name of their kernel.
         return layer_number(path.removeprefix("extra/lora/").replace(".", "/"))
     return layer_number(path.removeprefix("params/"))

@@ -51,21 +51,21 @@ OBJECTIVE = 2**31  # Folded into the seed to draw the objective's parameters.
 class Program(NamedTuple):
     """Training step, and the shapes and shardings of its arguments; nothing is allocated yet."""
 
-    build: Callable[..., nnx.Module]  # Makes the model from `rngs=`.
-    init_extra: Callable[[dict], dict]  # Makes training's extra weights from the model's.
+    build: Callable[..., nnx.Module]  # Creates the model; its argument is `rngs=`.
+    init_extra: Callable[[dict], dict]  # Creates `extra` of the state from the model's.
     graphdef: nnx.GraphDef  # Of the model.
     objective: nnx.GraphDef  # With its frozen model.
-    # Key in the objective's state of the evaluated parameters; None: the trained ones.
+    # Key of the evaluated parameters in the objective's state; None: the trained ones.
     eval_params: str | None
     optimizer: optax.GradientTransformation
     # Raises UserError if the optimizer cannot start from these weights.
     check_first: Callable[[Weights], None]
     schedule: Callable[[jax.Array], jax.Array]
     mesh: Mesh
-    state: State  # `jax.ShapeDtypeStruct`s with shardings, as are the metrics.
+    state: State  # Like the metrics: `jax.ShapeDtypeStruct`s with shardings.
     metrics: Metrics
     train_step: Callable[[State, Metrics, dict], tuple[State, Metrics]]
-    one_image: dict[str, jax.ShapeDtypeStruct]  # A batch of one.
+    one_image: dict[str, jax.ShapeDtypeStruct]  # A batch of one image.
 
     def initial_state(
         self,
@@ -75,17 +75,17 @@ class Program(NamedTuple):
         objective: dict | None = None,
         objective_state: dict | None = None,
     ) -> State:
-        """Returns the state before the first step; each process makes the part on its devices.
+        """Returns the state before the first step; each process creates the part on its devices.
 
         Args:
-          seed: of the parameters that are drawn.
+          seed: random seed of the parameters that are drawn.
           params: the model's parameters, on the host; None draws them.
           frozen: the frozen model's parameters, on the host, if the objective has one.
           objective: parts of the objective's own parameters, on the host; the others are drawn.
-          objective_state: parts that replace those of the objective's first state, on the host.
+          objective_state: replacements for parts of the objective's initial state, on the host.
 
         Raises:
-          UserError: the optimizer cannot start from these.
+          UserError: the optimizer cannot start from these parameters.
         """
         weights = self._on_host(lambda: self._first_weights(seed, params, objective))
         self.check_first(weights)
@@ -152,8 +152,8 @@ class Program(NamedTuple):
         return {"params": params, "extra": extra | ({"objective": own} if own else {})}
 
     def _on_host(self, make: Callable[[], Weights]) -> Weights:
-        # Eagerly, which is faster than to compile it. On the host, which also has room for models
-        # that are larger than the memory of a device.
+        # Not compiled, which would take longer, and on the host, because a model may be larger than
+        # a device's memory.
         try:
             host = jax.local_devices(backend="cpu")[0]
         except RuntimeError:  # JAX_PLATFORMS excludes the CPU.
@@ -163,7 +163,7 @@ class Program(NamedTuple):
 
 
 def model_arguments(config: RunOptions) -> dict:
-    """Returns a config's arguments of `model_factory`; unset sizes follow from the model's name."""
+    """Returns the arguments of `model_factory` for a config; unset ones follow from the name."""
     values = {name: getattr(config.model, name) for name in options_of(ModelOptions)}
     chosen = {name: value for name, value in values.items() if value is not None}
     return chosen | {"image_size": config.data.image_size}
@@ -179,14 +179,14 @@ def make_program(
     frozen: nnx.Module | None = None,
     class_weights: tuple[float, ...] = (),
 ) -> Program:
-    """Returns the program of a run of `steps` steps for `mesh`, whose devices need not exist here.
+    """Returns the program of a run; the devices of `mesh` may be absent.
 
     Args:
-      config: of the run.
+      config: config of the run.
       num_classes: outputs of the model's head.
       steps: length of the run.
-      mesh: of the devices.
-      build: makes the model from `rngs=`; None: the config's model.
+      mesh: mesh of devices.
+      build: creates the model from `rngs=`; None: the config's model.
       frozen: the model that the objective requires by `teacher_spec`, with shapes in place of
         arrays.
       class_weights: weight of each class in the classification loss; empty: all are 1.
@@ -299,7 +299,7 @@ def _check_frozen_prefixes(config: RunOptions, objective: Objective, own: dict) 
 def abstract_batch(
     config: RunOptions, mesh: Mesh, max_labels: int = 1
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes and shardings of a training batch, which follow from the objective's views."""
+    """Returns shapes and shardings of a training batch, given the objective's views."""
     shapes = shapes_of_batch(config, config.batch_size, max_labels)
     return {name: _shape(x, split_batch(mesh)) for name, x in shapes.items()}
 
@@ -319,7 +319,7 @@ def shapes_of_batch(
 
 
 def _copy(x, sharding) -> jax.Array:
-    """Copies an array to its place, since the step donates its state's buffers."""
+    """Copies an array to its place; a copy because the step donates its state's buffers."""
     same = isinstance(x, jax.Array) and x.sharding == sharding
     return jnp.copy(x) if same else place(np.asarray(x), sharding)
 

@@ -13,13 +13,13 @@ from vit_jax.options.optimizer import OptimizerOptions
 def make_schedule(config: OptimizerOptions, steps: int) -> Callable[[jax.Array], jax.Array]:
     """Returns the learning rate of update t = 1 ... `steps`, as a function.
 
-    The warm-up is linear from `warmup_learning_rate`. Then `learning_rate` decays linearly, by half
-    a cosine or by a power of the remaining share down to `end_learning_rate`, or in stairs, by a
-    factor after each of `stairs` (shares of the run), or not at all.
+    The warm-up is linear from `warmup_learning_rate` to `learning_rate`. Then the learning rate is
+    constant; or decays to `end_learning_rate` linearly, by half a cosine, or by a power of the
+    remaining share; or is multiplied by a factor at each of `stairs` (shares of the run).
 
-    The first update is number `count_from` of the schedule. Counted from 1, its learning rate is
-    above zero and the last one has the end rate. Counted from 0, each update has the learning rate
-    that big_vision, vision_transformer and Optax use, one update later.
+    The first update is number `count_from` of the schedule. With 1, its learning rate is above
+    zero, and the last update has `end_learning_rate`. With 0, as in big_vision, vision_transformer
+    and Optax, each learning rate is used one update later.
 
     Raises:
       UserError: the warm-up is as long as the whole run.
@@ -55,8 +55,8 @@ def make_backbone_schedule(
 ) -> Callable[[jax.Array], jax.Array]:
     """Returns the learning rate of a backbone that starts later than its head, by update t.
 
-    It is 0 for `frozen_steps`; the rest of the run has the config's schedule with a warm-up of its
-    own from 0 (EoMT's `two_stage_warmup_poly_schedule.py`).
+    It is 0 for `frozen_steps`; then the config's schedule starts with its own warm-up from 0
+    (EoMT's `two_stage_warmup_poly_schedule.py`).
 
     Raises:
       UserError: the frozen steps and the warm-up are as long as the whole run.
@@ -76,9 +76,9 @@ def make_weight_decay(
 ) -> float | Callable[[jax.Array], jax.Array]:
     """Returns the weight decay, or a function of update t if it changes to `weight_decay_end`.
 
-    The schedule is half a cosine over the whole run, including the warm-up, and counts as the
-    learning rate does. Counted from 1, the last update has `weight_decay_end`; counted from 0, the
-    first one has `weight_decay`, as in DINO and DINOv2.
+    The schedule is half a cosine over the whole run, including the warm-up, and uses `count_from`
+    like the learning rate. With 1, the last update has `weight_decay_end`; with 0, the first update
+    has `weight_decay`, as in DINO and DINOv2.
     """
     base, end = config.weight_decay, config.weight_decay_end
     if end is None:

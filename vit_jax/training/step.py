@@ -2,8 +2,8 @@
 
 The train state is `{"params", "extra", "objective_state", "frozen", "optimizer", "step",
 "skipped"}`. Three items may be empty: `extra`, weights that only training uses; `objective_state`;
-and `frozen`, the parameters of the objective's frozen model, which no step changes. All random
-numbers of step t are drawn from a key folded from (seed, t), so the state has no random generator.
+and `frozen`, the constant parameters of the objective's frozen model. All random numbers of step t
+are drawn from a key folded from (seed, t), so the state contains no random generator.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,9 +32,9 @@ from vit_jax.training.objectives import objective_of
 from vit_jax.training.objectives.classification import probabilities_of
 from vit_jax.training.objectives.objective import Loss, StepContext
 
-# Folded into a step's key; dropout folds in small numbers.
+# Folded into a step's key; large, because dropout folds in small numbers.
 AUGMENT, PREPARE = 2**31, 2**31 + 1
-EVALUATE = 2**32 - 1  # In place of the step's number.
+EVALUATE = 2**32 - 1  # In place of the step number.
 
 State = dict
 Metrics = dict[str, jax.Array]
@@ -44,7 +44,7 @@ class Evaluated(NamedTuple):
     """Parameters that are evaluated, and exported at the end of a run.
 
     Attributes:
-      params: the model's parameters that the objective selects for evaluation.
+      params: the model's parameters for evaluation, selected by the objective.
       own: the objective's parameters, including its frozen model's.
       objective_state: the objective's state.
       update: number of the last update.
@@ -57,7 +57,7 @@ class Evaluated(NamedTuple):
 
 
 def init_metrics(names: Sequence[str]) -> Metrics:
-    """Returns zero sums over the finite steps since the last log line, and counts of skipped steps.
+    """Returns initial metrics: sums over finite steps since the last log line; skipped steps.
 
     Args:
       names: the objective's own metrics.
@@ -69,7 +69,7 @@ def init_metrics(names: Sequence[str]) -> Metrics:
 def init_state(weights: Weights, objective_state: dict, frozen: dict, optimizer_state) -> State:
     """Returns the state before the first step.
 
-    `skipped` counts the skipped updates: all of them, and those in a row up to now.
+    `skipped` counts the skipped updates: all, and the current consecutive ones.
     """
     counts = {"step": np.int32(0), "skipped": _no_skips()}
     return (
@@ -98,7 +98,7 @@ def make_gradients(
     `config.micro_batches` above 1 the batch is split, and each part has its own dropout key.
 
     Raises:
-      UserError: the mesh does not support the config's way to sum gradients.
+      UserError: the mesh does not support `config.optimizer.sum_gradients`.
     """
     once = config.optimizer.sum_gradients == "float32_once"
     if once and (mesh.shape["fsdp"] > 1 or mesh.shape["tensor"] > 1):
@@ -140,7 +140,7 @@ def make_gradients(
             return micro_gradient(batch, key)
 
         def cut(array):
-            # Part i takes every `parts`-th image, so that no image moves to another device.
+            # Part i consists of every `parts`-th image, so that no image moves to another device.
             array = array.reshape(-1, parts, *array.shape[1:]).swapaxes(0, 1)
             if once:
                 return array
@@ -165,8 +165,8 @@ def make_gradients(
         return jax.lax.pmean(means, BATCH), aux
 
     if once:
-        # Each device sums its own gradients. XLA would reduce each product over the devices at
-        # once, in the product's type.
+        # Each device sums its own gradients first. Otherwise XLA would all-reduce each product
+        # immediately, in the product's dtype.
         same, divided = PartitionSpec(), PartitionSpec(BATCH)
         places = (same, same, same, same, divided, same)
         return jax.shard_map(
@@ -185,10 +185,10 @@ def make_train_step(
 ) -> Callable[[State, Metrics, dict], tuple[State, Metrics]]:
     """Compiles `(state, metrics, batch) -> (state, metrics)`; the old state's buffers are donated.
 
-    The batch is augmented as a whole. With `config.micro_batches` above 1 it is then split, each
-    part has its own dropout key, and the gradients are averaged: the update is the same as from the
+    The whole batch is augmented first. With `config.micro_batches` above 1 it is then split, each
+    part has its own dropout key, and gradients are averaged, so that the update equals that of the
     whole batch. If the loss or the gradient is not finite, the update is skipped and counted, and
-    the schedule goes on.
+    the schedule continues.
     """
     values = config.augment
     _, mixup = resolve(values.level, values.randaugment, values.mixup)
@@ -289,10 +289,11 @@ def make_eval_step(
 ) -> Callable[[Evaluated, dict, jax.Array], tuple[Metrics, dict[str, jax.Array]]]:
     """Compiles `(evaluated, batch, first) -> ({loss, ..., images}, answers)`.
 
-    The first result has sums over the unmasked images. `answers` has for each image the most likely
-    class, `answer`, its `probability`, and the batch's `labels` and `mask`; for objectives without
-    labels it has `Loss.outputs` and, if there are any, `mask`. `first` is the number of the batch's
-    first image in its split, so that an image has the same random numbers in each evaluation.
+    The first result contains sums over the unmasked images. `answers` contains for each image the
+    most likely class (`answer`), its `probability`, and the batch's `labels` and `mask`. For
+    objectives without labels it contains `Loss.outputs` and, if any, `mask`. `first` is the index
+    of the batch's first image in its split, so that an image has the same random numbers in each
+    evaluation.
 
     Args:
       graphdef: graph definition of the model.
@@ -346,8 +347,8 @@ def make_pictures(
 ) -> Callable[[Evaluated, dict], tuple[jax.Array, jax.Array]]:
     """Compiles `(evaluated, batch) -> (visible, predicted)`, the objective's `pictures`, as uint8.
 
-    The batch has the images' `numbers` in their split, so that their random numbers are the same as
-    in the evaluation.
+    The batch contains the images' indices in their split (`numbers`), so that they have the same
+    random numbers as in the evaluation.
     """
     key = jax.random.fold_in(jax.random.key(config.seed), EVALUATE)
 
@@ -365,7 +366,7 @@ def make_pictures(
 
 
 def _prepare(objective, own, mesh, batch, key, numbers) -> dict[str, jax.Array]:
-    """Adds the objective's random draws for each image, from the key and the image's number."""
+    """Adds the objective's random draws for each image, from the key and the image's index."""
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
     drawn = nnx.merge(objective, own).prepare(batch, keys)
     return jax.lax.with_sharding_constraint(drawn, split_batch(mesh))

@@ -1,9 +1,9 @@
 """Heads for dense prediction: a value for each place of an image.
 
-A head is a module that runs the image model itself, since some heads change its last layers:
-`head(model, images, rngs, state)` returns what the head's loss needs, and `head.scores(outputs)`
-the score of each class at each place. The parameters are those of the training objective; `state`
-is a part of the objective's state, such as the running statistics of batch norms.
+A head is a module that runs the image model itself, since some heads change its last layers.
+`head(model, images, rngs, state)` returns the inputs of the loss; `head.scores(outputs)` converts
+them to the score of each class at each place. The head's parameters belong to the training
+objective. `state` is part of the objective's state, such as the running statistics of batch norms.
 """
 
 from functools import partial
@@ -28,10 +28,10 @@ def make_head(
     frozen: bool = False,
     rngs: nnx.Rngs,
 ) -> Head:
-    """Returns the segmentation head of a config for a model, which may be abstract.
+    """Returns a config's segmentation head for a model (possibly abstract).
 
     Args:
-      num_classes: number of classes of a pixel.
+      num_classes: number of pixel classes.
       frozen: the model is not trained, so it runs without dropout.
 
     Raises:

@@ -1,15 +1,15 @@
-"""Batch normalization (Ioffe and Szegedy, 2015) whose running statistics are not parameters.
+"""Batch normalization (Ioffe and Szegedy, 2015); running statistics are not parameters.
 
-A training step normalizes by the statistics of its batch, on all devices together, and returns the
-moments of each image, from which the training objective updates its running statistics. With
-gradient accumulation the statistics are those of each micro-batch, as in PyTorch.
+A training step normalizes by the statistics of the batch over all devices and returns each image's
+moments. The training objective updates its running statistics from them. With gradient accumulation
+each micro-batch has its own statistics, as in PyTorch.
 """
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-MOMENTUM = 0.1  # PyTorch's: the share of the batch in the new running statistics.
+MOMENTUM = 0.1  # Weight of the batch in the running statistics, as in PyTorch.
 EPSILON = 1e-5
 
 Moments = dict[str, dict[str, jax.Array]]  # Name of the norm -> `mean`, `variance` of each channel.
@@ -22,8 +22,8 @@ class Statistics:
       running: running mean and variance of each norm, by its name; None: normalize by the batch.
 
     Attributes:
-      moments: of a call without `running`, by norm: `mean` and `variance` of each image's places,
-        `[batch, channels]`, and the number of `places`, `[batch]`.
+      moments: set by a call without `running`; for each norm, `mean` and `variance` over each
+        image's places, `[batch, channels]`, and the number of `places`, `[batch]`.
     """
 
     def __init__(self, running: Moments | None = None):
@@ -70,7 +70,7 @@ def updated_statistics(running: Moments, moments: Moments) -> Moments:
     """Returns the running statistics after a batch, with PyTorch's unbiased variance.
 
     Args:
-      running: the running statistics before it.
+      running: the running statistics before the batch.
       moments: `Statistics.moments` of the batch.
     """
 

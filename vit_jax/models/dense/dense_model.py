@@ -1,4 +1,4 @@
-"""A model of images with a head for dense prediction."""
+"""An image model with a head for dense prediction."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -12,17 +12,17 @@ from vit_jax.models.image_model import ImageModel
 
 
 class DenseModel(nnx.Module):
-    """A model of images with a head that predicts a value for each place, or objects.
+    """An image model with a head that predicts a value for each place, or objects.
 
     Attributes:
-      loaded_by: name of the function that loads it from a run.
-      output: name of the output of its exported program, and the output in words.
-      model: the model of images.
+      loaded_by: name of the function that loads such a model from a run.
+      output: name of the exported program's output, and its description.
+      model: the image model.
       head: the head.
       class_names: names of the classes.
-      statistics: running mean and variance of the head's batch norms; empty: it has none.
-      predictor: preprocessing and prediction of images of any size; None: the model is not of a
-        checkpoint.
+      statistics: running mean and variance of the head's batch norms; empty without batch norms.
+      predictor: preprocessing and prediction for images of any size; None: the model was not loaded
+        from a checkpoint.
     """
 
     loaded_by: ClassVar[str]
@@ -63,14 +63,15 @@ class DenseModel(nnx.Module):
     def stream(
         self, source: Any, on_unreadable: Callable[[int, Any], None], **options: Any
     ) -> Iterator[tuple[int, Any]]:
-        """Yields the index and the prediction of each readable image, of its size.
+        """Yields the index and the prediction of each readable image, at the image's size.
 
-        Images are read as they are needed, so memory does not grow with their number.
+        Images are read one after another, so memory does not grow with their number.
 
         Args:
           source: a data source.
-          on_unreadable: callback for the index of an unreadable image, and the error.
-          **options: `whole` of a segmenter, `threshold` of a detector.
+          on_unreadable: called with the index of an unreadable image and the error.
+          **options: arguments of `predict`, such as a segmenter's `whole` or a detector's
+            `threshold`.
 
         Raises:
           UserError: the model was not loaded from a run.

@@ -1,7 +1,7 @@
 """Heads for monocular depth: distances in metres, as expectations over bins or predicted directly.
 
-The linear head is that of DINOv2's and DINOv3's probes, and DPT (Ranftl et al., 2103.13413) is the
-decoder of both (their `eval/depth/models`).
+DINOv2 and DINOv3 evaluate depth with the linear head and with DPT (Ranftl et al., 2103.13413; their
+`eval/depth/models`).
 """
 
 import math
@@ -22,7 +22,7 @@ from vit_jax.models.image_model import ImageModel, TokenModel
 from vit_jax.models.layers import GELUS
 from vit_jax.options.objective import DepthOptions
 
-LEAST_SCORE = 0.1  # Added to the score of each bin, as in AdaBins: all bins have gradients.
+LEAST_SCORE = 0.1  # Added to the score of each bin, as in AdaBins, so that all bins have gradients.
 CLASS_TOKEN = "cls"
 HIDDEN = 32  # Channels before DPT's classifier.
 
@@ -34,7 +34,7 @@ def expected_depth(scores: jax.Array, nearest: float, farthest: float) -> jax.Ar
 
     Args:
       scores: score of each bin, `[..., bins]`.
-      nearest, farthest: distances of the first and of the last bin; those in between are uniform.
+      nearest, farthest: distances of the first and the last bin; bins are uniform.
     """
     weights = nnx.relu(scores.astype(jnp.float32)) + LEAST_SCORE
     bins = jnp.linspace(nearest, farthest, scores.shape[-1])
@@ -47,26 +47,26 @@ def predicted_depth(scores: jax.Array, nearest: float, farthest: float, bounded:
     Negative scores count as the nearest distance, as in DINOv2's DPT.
 
     Args:
-      scores: metres beyond `nearest`, `[..., 1]`.
+      scores: depth in metres minus `nearest`, `[..., 1]`.
       nearest, farthest: range of distances.
-      bounded: clip depths to `farthest`, in evaluation.
+      bounded: clip depths to `farthest`, as in evaluation.
     """
     depth = nnx.relu(scores[..., 0].astype(jnp.float32)) + nearest
     return jnp.minimum(depth, farthest) if bounded else depth
 
 
 class Layer(NamedTuple):
-    """Tokens of a layer: patches `[batch, rows, columns, dim]`, and class tokens `[batch, dim]`."""
+    """Output of a layer: patches `[batch, rows, columns, dim]` and class tokens `[batch, dim]`."""
 
     patches: jax.Array
     class_token: jax.Array | None
 
 
 def even_layers(depth: int) -> tuple[int, ...]:
-    """Returns the four layers that the authors read, counted from 0: each quarter's last one.
+    """Returns the last layer of each quarter of the encoder, counted from 0, as the authors read.
 
-    Of 24 layers DINOv2 and DINOv3 read 4, 11, 17 and 23. Of fewer than four layers some are read
-    several times.
+    With 24 layers these are 4 (not 5), 11, 17 and 23, as in DINOv2 and DINOv3. With fewer than four
+    layers some are read several times.
     """
     if depth == 24:
         return 4, 11, 17, 23
@@ -74,16 +74,17 @@ def even_layers(depth: int) -> tuple[int, ...]:
 
 
 class DepthHead(nnx.Module):
-    """Base of the heads: the layers of the model that are read, and the range of depths.
+    """Base class of the heads: selects the layers to read and stores the range of depths.
 
     Args:
       options: the section `depth`.
       model: the image model.
-      num_layers: number of layers that are read: 1, the last one, or 4.
+      num_layers: number of layers to read: 1 (the last one) or 4.
       frozen: the model is not trained, so it runs without dropout.
 
     Raises:
-      UserError: four layers are read and the model is no ViT, or it has no class token to read.
+      UserError: four layers are requested and the model is no ViT, or the model lacks the class
+        token.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class DepthHead(nnx.Module):
         return {"depth": depth, "moments": statistics.moments}
 
     def decode(self, layers: Sequence[Layer]) -> jax.Array:
-        """Returns the score of each bin, `[batch, rows, columns, bins]`; 1 bin: of the depth."""
+        """Returns the score of each bin, `[batch, rows, columns, bins]`; 1 bin: the depth."""
         raise NotImplementedError
 
     def scores(self, outputs: dict[str, Any]) -> jax.Array:
@@ -174,16 +175,17 @@ class DepthHead(nnx.Module):
 class LinearDepth(DepthHead):
     """A linear layer on the tokens of the last layer, or of four layers.
 
-    With a class token, each patch is concatenated with it. The scores of the bins are upsampled
-    before they are normalized.
+    If the class token is used, it is concatenated to each patch. The scores of the bins are
+    upsampled before they are normalized.
 
     Args:
       options: the section `depth`.
-      model: the image model; of a pyramid the last stage is read.
+      model: the image model; the head reads the last stage of a pyramid.
       frozen: the model is not trained, so it runs without dropout.
 
     Raises:
-      UserError: four layers are read and the model is no ViT, or it has no class token to read.
+      UserError: four layers are requested and the model is no ViT, or the model lacks the class
+        token.
     """
 
     def __init__(
@@ -213,8 +215,8 @@ class LinearDepth(DepthHead):
 class DPT(DepthHead):
     """Four layers of a ViT, reassembled as a pyramid and fused from coarse to fine.
 
-    The strides of the pyramid are a quarter, a half, one and two of the patches', and that of the
-    scores of the bins is a 16th. With a class token, it is mixed into each patch ("project").
+    The pyramid's strides are 1/4, 1/2, 1 and 2 times the patch size, and the output's stride is
+    1/16 of it. If the class token is used, it is mixed into each patch ("project").
 
     Args:
       options: the section `depth`.
@@ -222,7 +224,7 @@ class DPT(DepthHead):
       frozen: the model is not trained, so it runs without dropout.
 
     Raises:
-      UserError: the model is no ViT, or has no class token to read.
+      UserError: the model is no ViT, or it lacks the class token.
     """
 
     def __init__(
@@ -274,7 +276,7 @@ class DPT(DepthHead):
         return self.classifier(nnx.relu(self.hidden(x)).astype(jnp.float32))
 
     def _reassembled(self, layers: Sequence[Layer]) -> list[jax.Array]:
-        """Returns the pyramid, the finest level first, before its convolutions to one width."""
+        """Returns the pyramid, the finest level first, before convolutions to a common width."""
         levels = []
         for level, (x, token) in enumerate(layers):
             if token is not None:
@@ -289,7 +291,7 @@ class DPT(DepthHead):
 def conv(
     inputs: int, outputs: int, *, stride: int = 1, bias: bool = True, dtype: Any, rngs: nnx.Rngs
 ) -> nnx.Conv:
-    """Returns a convolution of 3x3, padded by a pixel, with mmcv's Kaiming initializer."""
+    """Returns a 3x3 convolution with padding 1 and mmcv's Kaiming initializer."""
     return nnx.Conv(
         inputs,
         outputs,
@@ -304,7 +306,7 @@ def conv(
 
 
 class Residual(nnx.Module):
-    """Two convolutions, each after a ReLU, and a skip connection."""
+    """Two convolutions, each preceded by a ReLU, and a skip connection."""
 
     def __init__(self, dim: int, *, dtype: Any, rngs: nnx.Rngs):
         self.first = conv(dim, dim, bias=False, dtype=dtype, rngs=rngs)
@@ -355,7 +357,7 @@ _KINDS = {"linear": LinearDepth, "dpt": DPT}
 def depth_head(
     options: DepthOptions, model: ImageModel, *, frozen: bool = False, rngs: nnx.Rngs
 ) -> DepthHead:
-    """Returns the depth head of a config for a model, which may be abstract.
+    """Returns a config's depth head for a model (possibly abstract).
 
     Args:
       options: the section `depth`.

@@ -1,4 +1,4 @@
-"""A model of images with a head for monocular depth."""
+"""An image model with a head for monocular depth."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from vit_jax.models.dense.dense_model import DenseModel
 
 
 class DepthModel(DenseModel):
-    """A model of images with a head that predicts the distance of each place."""
+    """An image model with a head that predicts the distance of each place."""
 
     loaded_by = "load_depth"
     output = "depth", "metres at each place, to be resized bilinearly to the input"
@@ -28,15 +28,15 @@ class DepthModel(DenseModel):
     def predict(self, images: Any, whole: bool = False) -> list[np.ndarray]:
         """Returns the depth of each pixel of images of any size.
 
-        By default an image's short side is resized to the model's size, windows slide along the
-        long side; depths are blended where windows overlap.
+        By default an image's short side is resized to the model's size, and windows slide along the
+        long side. Depths are blended where windows overlap.
 
         Args:
           images: as in `ImageModel.predict`: paths, PIL images or arrays of any size.
           whole: squeeze the whole image to the model's size instead.
 
         Returns:
-          Metres, float32 `[height, width]`, for each image, of its size.
+          For each image, metres at its own size, float32 `[height, width]`.
 
         Raises:
           UserError: an image cannot be read, or the model was not loaded from a run.

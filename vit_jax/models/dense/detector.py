@@ -1,4 +1,4 @@
-"""A model of images with a head that finds objects."""
+"""An image model with a head for object detection."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from flax import nnx
 from vit_jax.errors import UserError
 from vit_jax.models.dense.dense_model import DenseModel
 
-LEAST_SCORE = 0.3  # Of an object, by default.
+LEAST_SCORE = 0.3  # Default minimum score of an object.
 
 
 class Detections(NamedTuple):
@@ -29,16 +29,16 @@ class Detections(NamedTuple):
     masks: np.ndarray | None = None
 
     def above(self, threshold: float) -> "Detections":
-        """Returns the objects whose score is at least the threshold."""
+        """Returns the objects with a score of at least the threshold."""
         kept = self.scores >= threshold
         return Detections(*(None if x is None else x[kept] for x in self))
 
 
 def least_score(threshold: float | None) -> float:
-    """Returns the value of `--threshold`: the lowest score of the objects shown; None: 0.3.
+    """Returns the minimum score from the value of `--threshold` (None: 0.3).
 
     Raises:
-      UserError: it is not a score.
+      UserError: the value is not a score.
     """
     if threshold is not None and not 0 < threshold <= 1:
         raise UserError(f"--threshold is {threshold:g}, and must be above 0, and at most 1")
@@ -62,7 +62,7 @@ class Best(NamedTuple):
 
 
 class Detector(DenseModel):
-    """A model of images with a head that predicts a set of objects."""
+    """An image model with a head that predicts a set of objects."""
 
     loaded_by = "load_detector"
     output = "objects", "left, top, right and bottom in [0, 1] of the input, score, class"
@@ -86,7 +86,7 @@ class Detector(DenseModel):
 
         Args:
           images: as in `ImageModel.predict`: paths, PIL images or arrays of any size.
-          threshold: least score of an object.
+          threshold: minimum score of an object.
 
         Raises:
           UserError: an image cannot be read, or the detector was not loaded from a run.
@@ -95,7 +95,7 @@ class Detector(DenseModel):
 
 
 def corners_of(boxes: jax.Array) -> jax.Array:
-    """Returns left, top, right and bottom of centre x, centre y, width and height, `[..., 4]`."""
+    """Converts centre x, centre y, width, height `[..., 4]` to left, top, right, bottom."""
     centres, half = boxes[..., :2], boxes[..., 2:] / 2
     return jnp.concatenate([centres - half, centres + half], axis=-1)
 
@@ -105,7 +105,7 @@ def best_of(predicted: dict[str, Any], most: int) -> Best:
 
     Args:
       predicted: outputs of a `DetectionHead`.
-      most: number of predictions; at most that of queries times classes.
+      most: number of predictions, at most queries times classes.
     """
     logits, boxes = predicted["classes"][-1], corners_of(predicted["boxes"][-1]).clip(0, 1)
     batch, queries, classes = logits.shape

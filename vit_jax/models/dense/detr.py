@@ -1,9 +1,8 @@
 """A head that predicts a set of objects: proposals at each place, refined by a decoder.
 
 It is a DETR (Carion et al., 2005.12872) in the two-stage form of Deformable DETR (Zhu et al.,
-2010.04159), with plain attention: there are no anchors and no suppression of overlapping boxes.
-The queries are the places with the highest class scores, and each layer of the decoder refines
-their boxes.
+2010.04159), with plain attention, no anchors and no non-maximum suppression. The queries are the
+places with the highest class scores, and each layer of the decoder refines their boxes.
 """
 
 from typing import Any
@@ -21,7 +20,7 @@ from vit_jax.options.objective import DetectionOptions
 
 HEAD_DIM = 32  # Channels of an attention head.
 PRIOR = 0.01  # Initial probability of a class at a place.
-SMALLEST = 0.05  # Initial side of a box at the finest level, as a share of the image's.
+SMALLEST = 0.05  # Initial side of a box at the finest level, relative to the image.
 TEMPERATURE = 10000.0  # Of the sine embeddings.
 
 
@@ -118,7 +117,7 @@ def detection_head(
     frozen: bool = False,
     rngs: nnx.Rngs,
 ) -> DetectionHead:
-    """Returns the detection head of a config for a model, which may be abstract."""
+    """Returns a config's detection head for a model (possibly abstract)."""
     sizes: dict[str, Any] = dict(dim=options.dim, queries=options.queries, depth=options.depth)
     sizes["masks"] = options.masks
     return DetectionHead(model, num_classes, **sizes, frozen=frozen, rngs=rngs)
@@ -149,7 +148,7 @@ class Predictor(nnx.Module):
 
 
 class DecoderLayer(nnx.Module):
-    """Pre-norm self-attention, cross-attention to the places and MLP, and its predictions."""
+    """A decoder layer (pre-norm self-attention, cross-attention, MLP) with its predictions."""
 
     def __init__(self, dim: int, num_classes: int, *, rngs: nnx.Rngs):
         self.position = nnx.List([nnx.Linear(dim, dim, rngs=rngs) for _ in range(2)])
@@ -168,7 +167,7 @@ class DecoderLayer(nnx.Module):
 
         Args:
           x: queries, `[batch, queries, dim]`.
-          boxes: their boxes so far, `[batch, queries, 4]`.
+          boxes: the queries' boxes before this layer, `[batch, queries, 4]`.
           memory: features of all places, `[batch, places, dim]`.
           positions: embeddings of the places, `[places, dim]`.
         """
@@ -182,9 +181,10 @@ class DecoderLayer(nnx.Module):
 
 
 class MaskBranch(nnx.Module):
-    """Embeddings whose products are the logits of masks, as in Mask DINO (Li et al., 2206.02777).
+    """Embeddings of pixels and queries; their products are mask logits.
 
-    They are divided by the root of their width, so that initial probabilities are close to a half.
+    This is Mask DINO's mask branch (Li et al., 2206.02777). The embeddings are divided by
+    sqrt(dim), so that the initial probabilities are close to 0.5.
     """
 
     def __init__(self, dim: int, *, rngs: nnx.Rngs):
@@ -206,7 +206,7 @@ class MaskBranch(nnx.Module):
 
 
 class PlacedAttention(nnx.Module):
-    """Multi-head attention whose queries and keys contain positions, and its values do not."""
+    """Multi-head attention with positions in queries and keys, but not in values."""
 
     def __init__(self, dim: int, *, rngs: nnx.Rngs):
         heads = max(1, dim // HEAD_DIM), min(HEAD_DIM, dim)
@@ -217,7 +217,7 @@ class PlacedAttention(nnx.Module):
         self.out = nnx.LinearGeneral(heads, dim, axis=(-2, -1), **values)
 
     def __call__(self, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        """Maps `[batch, queries, dim]`, and keys and values `[batch, keys, dim]`, to queries'."""
+        """Returns `[batch, queries, dim]`; keys and values are `[batch, keys, dim]`."""
         return self.out(attend(self.query(query), self.key(key), self.value(value)))
 
 
@@ -231,6 +231,6 @@ def embedded(boxes: jax.Array, dim: int) -> jax.Array:
 
 
 def logit(shares: jax.Array) -> jax.Array:
-    """Inverts the sigmoid, for shares clipped to [1e-5, 1 - 1e-5]."""
+    """Inverts the sigmoid; inputs are clipped to [1e-5, 1 - 1e-5]."""
     shares = shares.clip(1e-5, 1 - 1e-5)
     return jnp.log(shares) - jnp.log1p(-shares)

@@ -1,4 +1,4 @@
-"""EoMT: a plain ViT that segments by queries in its last layers (Kerssies et al., 2503.19108)."""
+"""EoMT: segmentation by queries in the last layers of a plain ViT (Kerssies et al., 2503.19108)."""
 
 import math
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from vit_jax.models.layers import GELUS
 
 
 class Masking(NamedTuple):
-    """Masked attention of a call: which queries attend to their own predicted masks only.
+    """Random choice of the queries that attend only within their own predicted masks.
 
     Attributes:
-      probabilities: probability of each of the last layers, `[layers]`.
+      probabilities: probability of masking in each of the last layers, `[layers]`.
       draws: uniform in [0, 1), `[batch, layers, queries]`; a query is masked if its draw is below
         the probability.
     """
@@ -49,14 +49,15 @@ class Upscale(nnx.Module):
 
 
 class EoMT(nnx.Module):
-    """Queries that join the last layers of a ViT, each predicting a class and a mask.
+    """Queries in the last layers of a ViT; each predicts a class and a mask.
 
-    In training every query attends within its own predicted mask, with a probability that falls to
-    0, layer by layer. A trained model needs no masks. The queries have no positions.
+    During training the attention of a query is restricted to its own predicted mask. The
+    probability of this restriction falls to 0, layer by layer, so a trained model needs no masks.
+    The queries have no positions.
 
     Args:
       model: a ViT.
-      num_classes: number of classes; each query may also predict that it has no object.
+      num_classes: number of classes, without "no object", which a query may also predict.
       queries: number of queries.
       layers: number of last layers with queries.
       frozen: the model is not trained, so it runs without dropout.
@@ -113,8 +114,8 @@ class EoMT(nnx.Module):
 
         Returns:
           `masks` `[predictions, batch, queries, rows, columns]` and `classes` `[predictions, batch,
-          queries, classes + 1]`, of which the last one is no object. With `masking` there is a
-          prediction before each of the last layers, and one behind them; without it only the last.
+          queries, classes + 1]`; the last class is "no object". With `masking` there is a
+          prediction before each of the last layers and one after them; without it only the latter.
         """
         own, predictions = None if self.frozen else rngs, []
 
@@ -160,7 +161,7 @@ class EoMT(nnx.Module):
     def scores(self, outputs: dict[str, Any]) -> jax.Array:
         """Returns the score of each class, float32 `[batch, rows, columns, classes]`.
 
-        It is the sum over the queries of the mask's probability times the class's.
+        It is the sum over queries of mask probability times class probability.
         """
         masks, classes = outputs["masks"][-1], outputs["classes"][-1]
         shares = jax.nn.softmax(classes)[..., :-1]
@@ -188,14 +189,14 @@ def mask_probabilities(
 ) -> jax.Array:
     """Returns the probability of masked attention in each layer, `[layers]`.
 
-    It falls from 1 to 0 by a polynomial of degree 0.9, as in the authors' code.
+    It falls from 1 to 0 polynomially, with power 0.9, as in the authors' code.
 
     Args:
       update: number of the update, counted from 1.
-      starts, ends: shares of the run at which it begins and ends to fall.
+      starts, ends: for each layer, the shares of the run at which the fall begins and ends.
       steps: length of the run.
     """
     start, end = (jnp.round(jnp.asarray(x, jnp.float32) * steps) for x in (starts, ends))
     progress = (update - 1 - start) / jnp.maximum(end - start, 1)
-    # The gradient of the power is not needed; at 0 it would be infinite.
+    # The gradient of the power is infinite at 0; it is not needed.
     return (1 - jnp.clip(progress, 0, 1)) ** 0.9

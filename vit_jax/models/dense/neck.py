@@ -1,4 +1,4 @@
-"""Necks: features of one width at several strides, for heads that find objects of any size."""
+"""Necks: features of one width at several strides, for detection of objects of any size."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,7 +33,7 @@ class NormedConv(nnx.Module):
 
 
 class Upsampling(nnx.Module):
-    """A transposed convolution whose kernel is as large as its stride: no two outputs overlap.
+    """A transposed convolution with kernel size equal to the stride, so outputs do not overlap.
 
     Args:
       channels, dim: number of inputs and outputs.
@@ -63,7 +63,7 @@ class Upsampling(nnx.Module):
 class SimplePyramid(nnx.Module):
     """ViTDet's simple feature pyramid: four strides from a ViT's last patches (Li et al., 2022).
 
-    The strides are a quarter, a half, one and two of the patches' (2203.16527, detectron2's
+    The strides are 1/4, 1/2, 1 and 2 times the patch size (2203.16527, detectron2's
     `SimpleFeaturePyramid`).
 
     Args:
@@ -124,7 +124,7 @@ class FeaturePyramid(nnx.Module):
 
 
 def make_neck(channels: Sequence[int], dim: int, *, rngs: nnx.Rngs) -> nnx.Module:
-    """Returns the neck for the stages of a model: of a ViT, which has one, or of a pyramid."""
+    """Returns a simple pyramid for one stage (a ViT), else a feature pyramid network."""
     if len(channels) == 1:
         return SimplePyramid(channels[0], dim, rngs=rngs)
     return FeaturePyramid(channels, dim, rngs=rngs)

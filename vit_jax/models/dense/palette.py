@@ -10,7 +10,7 @@ import numpy as np
 from vit_jax.errors import as_text
 
 COLOURS = 256
-OPACITY = 0.6  # Of the classes' colours on an image.
+OPACITY = 0.6  # Opacity of class colours on an image.
 
 
 def voc_palette() -> np.ndarray:
@@ -36,7 +36,8 @@ def class_legend(
     Args:
       labels: the classes.
       class_names: names of all classes.
-      background: class 0 is the background, which is black; False: it has the colour of class 1.
+      background: class 0 is the background and black. False: labels are classes of objects, see
+        `object_colour`.
     """
     return {
         as_text(str(class_names[label])): "#"
@@ -46,12 +47,12 @@ def class_legend(
 
 
 def object_colour(label: int) -> np.ndarray:
-    """Returns the colour of a class of objects, uint8 `[3]`; no class has the background's."""
+    """Returns the colour of a class of objects, uint8 `[3]`; none is the background's black."""
     return voc_palette()[1 + label % 255]
 
 
 def coloured(image: Any, mask: Any, palette: Any) -> Any:
-    """Returns an image under the colours of its classes; class 0 is black and not coloured.
+    """Blends an image with the colours of its classes; class 0 (black) stays uncoloured.
 
     Args:
       image: pixels from 0 to 255, `[..., height, width, 3]`, of NumPy or JAX.
@@ -75,17 +76,17 @@ def depth_palette() -> np.ndarray:
 
 
 def depth_legend() -> dict[str, str]:
-    """Returns the colours of the ends of a range of depths, for HTML."""
+    """Returns the colours of the nearest and the farthest depth, for HTML."""
     far, near = ("#" + depth_palette()[level].tobytes().hex() for level in (0, -1))
     return {"nearest place of the image": near, "farthest": far}
 
 
 def coloured_depth(depth: Any, nearest: Any, farthest: Any) -> Any:
-    """Returns depths in colours that are uniform in the inverse depth, the nearest one lightest.
+    """Converts depths to colours on a scale of inverse depth; the nearest is the lightest.
 
     Args:
       depth: metres, `[..., height, width]`.
-      nearest, farthest: the range of the colours, which broadcast to `depth`.
+      nearest, farthest: depths at the ends of the colour scale; broadcast to `depth`.
 
     Returns:
       Floats from 0 to 255, `[..., height, width, 3]`.

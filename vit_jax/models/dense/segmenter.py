@@ -1,4 +1,4 @@
-"""A model of images with a head for semantic segmentation."""
+"""An image model with a head for semantic segmentation."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from vit_jax.models.dense.dense_model import DenseModel
 
 
 class Segmenter(DenseModel):
-    """A model of images with a head that classifies each place."""
+    """An image model with a head that classifies each place."""
 
     loaded_by = "load_segmenter"
     output = "scores", "score of each class at each place, to be resized bilinearly to the input"
@@ -21,7 +21,7 @@ class Segmenter(DenseModel):
           images: of the model's size, as in `ImageModel.__call__`.
 
         Returns:
-          float32 `[batch, rows, columns, classes]`; the class with the highest one is predicted.
+          float32 `[batch, rows, columns, classes]`; the class with the highest score is predicted.
         """
         return self.head.scores(self.outputs(images))
 
@@ -36,8 +36,8 @@ class Segmenter(DenseModel):
           whole: squeeze the whole image to the model's size instead.
 
         Returns:
-          A class map `[height, width]` for each image, of its size: uint8, or uint16 for more than
-          255 classes; indices of `class_names`.
+          For each image, a class map at its own size, `[height, width]`: indices of `class_names`,
+          uint8, or uint16 for more than 255 classes.
 
         Raises:
           UserError: an image cannot be read, or the segmenter was not loaded from a run.

@@ -28,7 +28,7 @@ class ConvNorm(nnx.Module):
     """
 
     def __init__(self, name: str, inputs: int, outputs: int, side: int, *, dtype, rngs: nnx.Rngs):
-        # Kaiming's initializer of mmcv's ConvModule, by the outputs.
+        # Kaiming initialization by fan-out, as in mmcv's ConvModule.
         std = math.sqrt(2 / (outputs * side**2))
         self.conv = nnx.Conv(
             inputs,
@@ -53,8 +53,8 @@ class UPerNet(nnx.Module):
     prediction. The scores have the stride of the first stage.
 
     Args:
-      model: a model with stages, such as Swin or ConvNeXt; the auxiliary head reads the one before
-        the last.
+      model: a model with stages, such as Swin or ConvNeXt; the auxiliary head reads the
+        second-to-last stage.
       num_classes: number of classes.
       dim: channels of the head.
       auxiliary_dim: channels of the auxiliary head.

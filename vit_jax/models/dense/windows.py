@@ -1,9 +1,9 @@
 """Sliding windows: class maps of images of any size from scores of windows of one size.
 
-The result is that of mmsegmentation's slide inference: scores of each window are resized to its
-pixels, averaged where windows overlap, and resized to the original image, all bilinearly. All of
-these are linear along each side of the image. So each side has one matrix, from the places of all
-windows to the pixels of the original image, and the scores of all pixels are never in memory.
+The result equals mmsegmentation's slide inference: scores of each window are bilinearly resized to
+its pixels, averaged where windows overlap, and bilinearly resized to the original image. These
+steps are linear and separable. One matrix for each side of the image therefore maps the places of
+all windows to the pixels of the original image, and the scores of all pixels are never in memory.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-LONGEST = 16  # Most windows' lengths in a side; a longer image is squeezed.
+LONGEST = 16  # Maximum side in window lengths; a longer image is squeezed.
 TILE = 128  # Side of the squares of pixels whose scores are computed at once.
 
 
@@ -41,12 +41,12 @@ class Axis(NamedTuple):
     starts: tuple[int, ...]
 
     def weights(self, places: int, blended: bool = False) -> np.ndarray:
-        """Returns the weight of each place of each window in each pixel of the original image.
+        """Returns the matrix that maps the places of all windows to pixels of the original image.
 
         Args:
           places: number of scores of a window along this side.
-          blended: windows count less towards their ends, so that no edge is seen between them;
-            else all windows of a pixel count the same.
+          blended: weight windows less towards their ends, which hides the edges between them.
+            False: equal weights.
 
         Returns:
           float32 `[original, windows * places]`.
@@ -125,12 +125,12 @@ class Windows(NamedTuple):
         finish: Callable[[np.ndarray], np.ndarray],
         blended: bool = False,
     ) -> np.ndarray:
-        """Returns a map of the original image.
+        """Returns a map at the size of the original image.
 
         Args:
           scores: as in `class_map`.
           dtype: dtype of the map.
-          finish: returns the values of pixels from their scores, `[..., classes]`.
+          finish: computes the values of pixels from their scores, `[..., classes]`.
           blended: as in `Axis.weights`.
         """
         _, rows, columns, classes = scores.shape
@@ -151,17 +151,18 @@ class Windows(NamedTuple):
 
 
 def _used(weights: np.ndarray) -> tuple[np.ndarray, slice]:
-    """Returns the columns from the first to the last that are not all 0, and their slice."""
+    """Returns the columns from the first to the last nonzero one, and their slice."""
     columns = np.flatnonzero(weights.any(axis=0))
     used = slice(columns[0], columns[-1] + 1)
     return weights[:, used], used
 
 
 def sliding(sides: tuple[int, int], window: tuple[int, int]) -> Windows:
-    """Returns windows that cover an image, each two thirds of a window from the one before.
+    """Returns overlapping windows that cover an image, with a stride of two thirds of a window.
 
-    The image is resized, so that it just covers one window: for square windows, its short side is a
-    window's. The stride is DINOv3's, 341 of 512 pixels; the last window ends with the image.
+    The image is resized so that it just covers one window: for square windows, its short side
+    becomes the window's side. The stride is DINOv3's (341 of 512 pixels); the last window ends with
+    the image.
 
     Args:
       sides: height and width of the original image in pixels.
@@ -178,7 +179,7 @@ def sliding(sides: tuple[int, int], window: tuple[int, int]) -> Windows:
 
 
 def whole(sides: tuple[int, int], window: tuple[int, int]) -> Windows:
-    """Returns one window, to which the whole image is squeezed; arguments as in `sliding`."""
+    """Returns one window that contains the whole, squeezed image; arguments as in `sliding`."""
     rows, columns = (
         Axis(side, length, length, (0,)) for side, length in zip(sides, window, strict=True)
     )

@@ -1,7 +1,7 @@
 """Automatic settings: values that a config leaves open, chosen by data, checkpoint and device.
 
 They are printed with their reasons. Each job is a file of this folder with a function
-`choose(config, given)`; `config.auto` selects the file, by `JOBS`.
+`choose(config, given)`; `JOBS` maps `config.auto` to the file.
 """
 
 import itertools
@@ -27,7 +27,7 @@ JOBS = {"finetune": "finetuning", "pretrain": "pretraining"}
 def settle(
     config: ConfigDict, given: Collection[str], workdir: Path, log: Callable[[str], None] = print
 ) -> ConfigDict:
-    """Returns the config with the automatic settings of `auto`; a started run keeps its own.
+    """Returns the config with the automatic settings of `auto`; a resumed run keeps its values.
 
     Args:
       config: checked.
@@ -36,7 +36,7 @@ def settle(
       log: callback that receives a line for each choice.
 
     Raises:
-      UserError: nothing can be chosen: no data, no checkpoint, too few images.
+      UserError: the values cannot be chosen: there are no data, no checkpoint or too few images.
     """
     if config.auto == "none":
         return config

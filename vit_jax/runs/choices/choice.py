@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 
 class Choice(NamedTuple):
-    """Automatic setting of a value of the config.
+    """Automatic setting of one config value.
 
     Attributes:
       key: dotted key in the config.

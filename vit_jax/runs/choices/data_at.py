@@ -16,15 +16,15 @@ from vit_jax.errors import UserError, as_text
 from vit_jax.paths import is_workdir
 
 DEV = ("dev", "val", "valid", "validation")  # Names of a dev split, the most likely first.
-# Suffixes of file names for images of the same object, and prefixes for images of the same origin,
-# such as a patient.
+# Patterns in file names: suffixes of images of the same object, and prefixes of images with the
+# same origin, such as a patient.
 VIEW = r"(?:view|frame|crop|aug|augmented|copy|rot|rotated|flip|slice|patch|tile|shot|scan|page)"
 ORIGIN = r"(?:patient|subject|participant|person|video|clip|session|case)"
 GROUPS = (
     (rf"^(.*?)(?:[-_ ]{VIEW}[-_ ]?\d*)?\.\w+$", rf"[-_ ]{VIEW}[-_ ]?\d*\.\w+$"),
     (rf"({ORIGIN}[-_ ]?\d+)", rf"{ORIGIN}[-_ ]?\d+"),
 )
-GROUPED = 0.9  # The least share of names that contain a group.
+GROUPED = 0.9  # Minimum share of names that contain a group.
 MOST_NAMES = 100_000
 SHOWN = 3  # Names of missing files in an error.
 
@@ -46,7 +46,7 @@ class DataAt(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """True if there are no splits; slices of the whole are then used."""
+        """True if there are no splits; slices of the whole data set are then used."""
         return self.splits == ("all",)
 
 
@@ -54,7 +54,7 @@ def data_at(path: str) -> DataAt:
     """Recognizes the data set at a path: a folder, a CSV, a TFDS data set or `KIND:PATH`.
 
     Raises:
-      UserError: the path does not exist, its format is unknown, or two readings are possible.
+      UserError: the path does not exist, its format is unknown, or the layout is ambiguous.
     """
     kind, _, rest = path.partition(":")
     if kind in SOURCES and not os.path.exists(path) and not path.startswith(f"{kind}://"):
@@ -88,7 +88,7 @@ def _folders_of_images(path: str) -> list[str]:
 
 
 def check_no_run(path: str) -> None:
-    """Raises UserError if a path is the workdir of a run, which has a model and no images."""
+    """Raises UserError if a path is the workdir of a run instead of a data set."""
     if is_workdir(path):
         raise UserError(
             f"{path} is the workdir of a run: give the images in its place, and --from={path} to "
@@ -97,10 +97,10 @@ def check_no_run(path: str) -> None:
 
 
 def of_kind(kind: str, path: str) -> DataAt:
-    """Returns the data set at a path whose kind is known.
+    """Returns the data set of a known kind at a path.
 
     Raises:
-      UserError: there is none, or two readings are possible.
+      UserError: there is none, or the layout is ambiguous.
     """
     if kind == "tfds":
         splits = tuple(tfds_builder(path).info.splits)
@@ -129,7 +129,7 @@ def _with_lists(path: str, folders: Sequence[str]) -> DataAt | None:
 
 
 def _of_folders(path: str, folders: Sequence[str]) -> DataAt:
-    """Returns the data set with these folders: classes, splits, or one folder with all others."""
+    """Returns the data set with these folders: classes, splits, or a single nested folder."""
     images = sum(not why_left_out(name) for name in os.listdir(path))
     if not folders:
         raise UserError(_no_folders(path, images))
@@ -164,7 +164,7 @@ def _of_splits(path: str, folders: Sequence[str]) -> DataAt:
     """Returns the data set of a folder that contains splits, and perhaps other folders.
 
     Raises:
-      UserError: the only split could as well be a class.
+      UserError: the only split could also be a class.
     """
     named = [name for name in folders if split_name(name)]
     others = [name for name in folders if not split_name(name)]
@@ -188,12 +188,12 @@ def _one_of(path: str, names: Sequence[str]) -> str:
 
 
 def check_files(splits: Mapping[str, Source]) -> None:
-    """Raises UserError if a list contains files that do not exist; the files of a folder always do.
+    """Raises UserError if a list contains files that do not exist.
 
     Args:
       splits: sources by the names of their splits, which may overlap.
     """
-    listed: dict[str, tuple[int, str]] = {}  # Size and split, by the file's name.
+    listed: dict[str, tuple[int, str]] = {}  # Size and split by file name.
     for split, source in splits.items():
         for name, size in source.stored_files() or ():
             listed.setdefault(name, (size, split))

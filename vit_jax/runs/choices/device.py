@@ -1,4 +1,4 @@
-"""Speed of a job's device, from which the job's length is chosen."""
+"""Speed of a job's device, which determines the job's length."""
 
 import functools
 import time
@@ -8,14 +8,14 @@ import jax.numpy as jnp
 
 from vit_jax.parallel.chips import peak_flops
 
-# The share of a chip's peak, and of a large product's speed, that a small model reaches.
+# Speed of a small model relative to a chip's peak, and to a large matrix product.
 ACHIEVED = 0.4
-WIDTH = 1024  # Of the matrices whose product is timed.
+WIDTH = 1024  # Width of the matrices in the timed product.
 
 
 @functools.cache
 def flops_per_second() -> float:
-    """Returns the FLOP/s that a small model may reach on all devices together."""
+    """Estimates the FLOP/s of a small model on all devices together."""
     device = jax.devices()[0]
     if peak := peak_flops(device.device_kind):
         return ACHIEVED * peak * jax.device_count()

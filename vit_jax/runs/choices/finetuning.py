@@ -1,8 +1,8 @@
 """Automatic settings for fine-tuning on a custom data set, each with its reason.
 
-The recipe is LP-FT (Kumar et al., 2022): the head starts as a linear probe, and all layers are then
+The recipe is LP-FT (Kumar et al., 2022): the head starts as a linear probe; then all layers are
 trained with AdamW at a low learning rate with layer-wise decay. The parameters with the best dev
-accuracy are kept, possibly the probe's.
+accuracy are kept; these may be the probe's.
 """
 
 import math
@@ -33,19 +33,19 @@ from vit_jax.runs.splits import share
 DEFAULT_CHECKPOINT = "hf://facebook/dinov2-small"
 LARGE_CHECKPOINT = "hf://facebook/dinov2-base"  # For accelerators.
 MINUTES = 10.0  # Default duration of a run on CPUs.
-FEATURES = 0.3  # The share of that time for one forward pass over all images.
+FEATURES = 0.3  # Share of this time for one forward pass over all images.
 BACKWARD = 3.2  # Duration of a training step in forward passes.
 EVALUATIONS, FEWEST_EVALUATIONS = 8, 3
-EVALUATED = 0.25  # Largest share of the training time that evaluations on the dev split may take.
-STARTS = 30.0  # Seconds for start, compilation and end of a run.
-FEWEST = 6  # Least number of images of all classes together.
+EVALUATED = 0.25  # Maximum duration of dev evaluations relative to training.
+STARTS = 30.0  # Time for start, compilation and end of a run, in seconds.
+FEWEST = 6  # Minimum number of images in total.
 LEAST_STEPS = 8
-# By the number of images to train on: batch size, and epochs.
+# Batch size and epochs by the number of training images.
 BATCHES = ((64, 8), (400, 16), (5000, 32), (50_000, 64), (math.inf, 256))
 EPOCHS = ((200, 30), (1000, 20), (10_000, 12), (math.inf, 6))
-# By the number of images per class: smallest area of a training crop.
+# Smallest area of a training crop by the number of images per class.
 SMALLEST_AREAS = ((200, 0.5), (1000, 0.25), (math.inf, 0.08))
-# The least share of class names with one letter or digit for which images are not mirrored.
+# If at least this share of class names is a single letter or digit, images are not mirrored.
 LETTERS = 0.8
 
 T = TypeVar("T")
@@ -67,12 +67,12 @@ def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
       given: keys of the user's values.
 
     Raises:
-      UserError: there is no data set or checkpoint; too few images for all splits; not even one
-        image fits into memory.
+      UserError: there is no data set or checkpoint, there are too few images for all splits, or not
+        even one image fits into memory.
     """
     config = config.copy_and_resolve_references().unlock()
     choices: list[Choice] = []
-    given = {*given} - {"data.path"}  # A more exact path may replace it.
+    given = {*given} - {"data.path"}  # It may be replaced by a more specific path.
 
     def take(more: list[Choice]) -> None:
         choices.extend(more)
@@ -93,7 +93,7 @@ def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
 
 
 def _data(config: ConfigDict, given: Collection[str]) -> tuple[DataAt, list[Choice]]:
-    """Returns the data set of the user's source, or the one that is recognized at the path."""
+    """Returns the data set of the user's source, or the data set recognized at the path."""
     data = config.data
     if not data.path:
         raise UserError("name the images: vit-jax finetune PHOTOS, or --config.data.path=PHOTOS")
@@ -247,7 +247,7 @@ def _whole(source: Source) -> list[Choice]:
 
 
 def _parts(names: Collection[str], first: str) -> list[Choice]:
-    """Returns splits of a data set that has some of train, dev and test.
+    """Returns splits of a data set with some of the splits train, dev and test.
 
     Args:
       first: the name of the split to train on.
@@ -363,7 +363,7 @@ def _image_size(config: ConfigDict, images: Images, checkpoint: Checkpoint) -> t
 def _size_in_time(
     config: ConfigDict, images: Images, checkpoint: Checkpoint, patch: int, largest: int
 ) -> tuple[int, str]:
-    """Returns the largest size at which a pass over all images takes `FEATURES` of the time."""
+    """Returns the largest size at which a pass over all images takes at most `FEATURES`."""
     seconds = _seconds(config)
     step = patch if patch >= 14 else 2 * patch
     sizes = [size for size in range(largest, 0, -step) if size >= 6 * patch] or [largest]
@@ -391,7 +391,7 @@ def _forward_seconds(checkpoint: Checkpoint, size: int) -> float:
 
 
 def _labels(train: Source) -> list[Choice]:
-    """Returns the loss, the head's initialization and mirroring, which depend on the classes."""
+    """Returns settings that depend on the classes: loss, head initialization and mirroring."""
     names = train.class_names
     if train.max_labels > 1:
         choices = [
@@ -424,7 +424,7 @@ def _length(
     seconds, evaluations, stopping = _seconds(config), EVALUATIONS, []
     if seconds is not None and not (config.steps or config.epochs):
         forward = _forward_seconds(checkpoint, config.data.image_size)
-        # Remaining time, in forward passes of one image.
+        # Remaining time in units of one image's forward pass.
         left = (0.85 * seconds - STARTS) / forward - count - images.dev - 2 * images.test
         if left < BACKWARD * steps * batch + evaluations * images.dev:
             affordable = int(EVALUATED * left / max(1, images.dev))
@@ -459,5 +459,5 @@ def _length(
 
 
 def _first(table: Sequence[tuple[float, T]], count: float) -> T:
-    """Returns the value of the first row whose limit is above `count`, a number of images."""
+    """Returns the value of the first row with a limit above `count`, a number of images."""
     return next(value for most, value in table if count < most)

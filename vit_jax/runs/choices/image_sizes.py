@@ -22,7 +22,7 @@ def short_sides(source: Source) -> str:
             with Image.open(io.BytesIO(image)) as opened:
                 sides.append(min(opened.size))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-            continue  # It is reported when it is read for training.
+            continue  # Training reports the unreadable image.
     if not sides:
         return "unknown"
     low, high = min(sides), max(sides)

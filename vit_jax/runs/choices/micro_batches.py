@@ -25,12 +25,12 @@ from vit_jax.runs.memory_check import (
 )
 from vit_jax.training.program import Program, abstract_batch
 
-FREE = 0.8  # The share of the free memory that a step may use.
-TAKEN = 4  # Factor on the least memory of activations that no compiler exceeds.
+FREE = 0.8  # Share of the free memory that a step may use.
+TAKEN = 4  # Upper bound of compiled over minimum memory of activations.
 
 
 def choose_micro_batches(config: ConfigDict, given: Collection[str], least: int) -> list[Choice]:
-    """Chooses micro-batches and rematerialization, so that the batch and the result stay the same.
+    """Chooses micro-batches and rematerialization; batch size and result stay the same.
 
     If the estimate is close to the limit, the step is compiled to measure its memory.
 
@@ -75,7 +75,7 @@ def choose_micro_batches(config: ConfigDict, given: Collection[str], least: int)
 def _candidates(
     config: ConfigDict, given: Collection[str], least: int, remats: Sequence[str]
 ) -> Iterator[Changes]:
-    """Yields changes of the config that need less and less memory; the first one may be empty.
+    """Yields changes of the config with decreasing memory; the first one may be empty.
 
     Args:
       given: keys of the user's values, which are not changed.
@@ -95,7 +95,7 @@ def _candidates(
 
 
 def _bytes_needed(parts: Parts, config: ConfigDict, available: float) -> float:
-    """Returns the bytes that a step needs: an estimate, or the compiled step's if it is close.
+    """Returns the bytes of a step, estimated; compiled if the estimate is close to the limit.
 
     Args:
       available: bytes that a step may use.

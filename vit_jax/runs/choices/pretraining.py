@@ -1,7 +1,7 @@
 """Automatic settings for self-supervised training on custom images, each with its reason.
 
-The losses are DINOv2's (2304.07193), for a ViT that starts from trained parameters at a low
-learning rate. A model without patch tokens is trained with DINO's loss alone.
+A ViT starts from trained parameters and is trained with DINOv2's losses (2304.07193) at a low
+learning rate. A model without patch tokens is trained only with DINO's loss.
 """
 
 import math
@@ -37,15 +37,15 @@ from vit_jax.runs.choices.micro_batches import choose_micro_batches
 from vit_jax.training.program import model_arguments
 
 MINUTES = 10.0  # Default duration of a run on CPUs.
-FEWEST = 4  # Least number of images, so that two are for training and two for evaluation.
+FEWEST = 4  # Minimum number of images: two for training and two for evaluation.
 SCRATCH = "scratch"  # The name for random parameters instead of a checkpoint.
-# The share of the time for steps; the rest is for compilation, evaluation and checkpoints.
+# Share of the time for steps; the rest is for compilation, evaluation and checkpoints.
 TRAINED = 0.5
 MOST_STEPS, LEAST_STEPS, PASSES = 1000, 10, 50
-LARGE_SIDE, SMALLEST_SIDE = 224, 8  # Side of a large crop in pixels, and its least side in patches.
+LARGE_SIDE, SMALLEST_SIDE = 224, 8  # Side of a large crop in pixels; its minimum in patches.
 LOCAL_SIDE = 98 / 224  # Ratio of a local crop's side to a large crop's.
 EVALUATIONS = 4
-MOST_COMPARED = 500  # Query images of k-NN, and as many reference images.
+MOST_COMPARED = 500  # Maximum number of k-NN's query images, and of its reference images.
 NEIGHBOURS = 10
 
 
@@ -83,7 +83,7 @@ def start_from(config: ConfigDict, name: str | None) -> None:
 
 
 def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
-    """Chooses the values of a training without labels that the user has not set.
+    """Chooses the values of a self-supervised training that the user has not set.
 
     Args:
       config: config with `data.path`, optionally `finetune.checkpoint`, `model.name` and `minutes`.
@@ -268,7 +268,7 @@ def _method(config: ConfigDict, start: Start, count: int) -> list[Choice]:
 
 
 def _crops(config: ConfigDict, start: Start, train: Source) -> list[Choice]:
-    """Returns the sizes and the number of crops, by the available time."""
+    """Returns the sizes and the number of crops for the available time."""
     patch = getattr(start.options, "patch_size", 32)
     seconds, count = _seconds(config), len(train)
     native = max(height_and_width(start.options.image_size))
@@ -298,7 +298,7 @@ def _crops(config: ConfigDict, start: Start, train: Source) -> list[Choice]:
 
 
 def _step_seconds(start: Start, size: int, local: int, crops: int) -> float:
-    """Returns the training time per image: large crops in teacher and student, and local crops."""
+    """Returns the training time per image: teacher and student on large crops, local crops."""
     large, small = start.multiply_adds(size), start.multiply_adds(local)
     return 2 * (2 * 4 * large + 3 * crops * small) / flops_per_second()
 

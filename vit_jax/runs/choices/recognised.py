@@ -15,7 +15,7 @@ from vit_jax.runs.choices.data_at import DEV, DataAt, data_at
 from vit_jax.runs.splits import MANY
 from vit_jax.training.objectives import objective_of
 
-KINDS = ("digits", "folder", "csv", "tfds")  # Sources that a recognized one may replace.
+KINDS = ("digits", "folder", "csv", "tfds")  # Sources that recognition may replace.
 WITH_LAYOUTS = tuple(name for name, kind in SOURCES.items() if kind.layout_at)
 
 
@@ -24,9 +24,8 @@ def recognise(
 ) -> None:
     """Sets `data.source` and the splits by the data at `data.path`, if the user sets no source.
 
-    The splits of a source with several layouts are set even if the user names the source.
-
-    A path that is not recognized is left unchanged, and opening its source raises the error.
+    For a source with several layouts, the splits are set even if the user names the source. An
+    unrecognized path stays unchanged; opening the source later raises the error.
 
     Args:
       log: callback that receives a line for each value.
@@ -37,7 +36,7 @@ def recognise(
     chosen = WITH_LAYOUTS if "data.source" in given else (*KINDS, *WITH_LAYOUTS)
     if "data.path" not in given or config.data.source not in chosen:
         return
-    if config.auto != "none":  # The automatic settings then recognize it.
+    if config.auto != "none":  # The automatic settings recognize the data.
         return
     data_set = _data_set(config)
     if data_set is None:
@@ -74,7 +73,7 @@ def _choices(config: ConfigDict, data_set: DataAt) -> list[Choice]:
 
 
 def _check_apart(config: ConfigDict, chosen: Collection[str]) -> None:
-    """Raises UserError if one split is the user's and shares images with the other, automatic one.
+    """Raises UserError if a split of the user shares images with an automatic one.
 
     Args:
       chosen: keys of the automatic values.
@@ -89,7 +88,7 @@ def _check_apart(config: ConfigDict, chosen: Collection[str]) -> None:
 
 
 def _splits(config: ConfigDict, data_set: DataAt) -> list[Choice]:
-    """Returns splits that replace those that the data set does not have."""
+    """Returns replacements for splits that the data set does not have."""
     named = {config.data[key].partition("[")[0] for key in ("train_split", "test_split")}
     if named <= {*data_set.splits}:
         return []
@@ -106,7 +105,10 @@ def _splits(config: ConfigDict, data_set: DataAt) -> list[Choice]:
 
 
 def _unlabelled(path: str) -> DataAt:
-    """Returns a folder of images nested in any way, or its splits; another data set unchanged."""
+    """Recognizes a folder of unlabelled images, nested in any way, or its splits.
+
+    Other paths are recognized as in `data_at`.
+    """
     if not os.path.isdir(path) or os.path.isfile(os.path.join(path, "dataset_info.json")):
         return data_at(path)
     folders = [name for name in map(os.path.basename, folders_in(path)) if not is_ignored(name)]

@@ -1,8 +1,7 @@
 """Experiment trackers, in addition to the files of a workdir.
 
 Each is a file of this folder with a class `Tracker` (the interface is in `tracker.py`) and an entry
-in `TRACKERS` (`options/run.py`). The libraries' own settings apply: their environment variables
-name server, project and user.
+in `TRACKERS` (`options/run.py`). The libraries' environment variables set server, project and user.
 """
 
 import json
@@ -28,8 +27,8 @@ def deliveries(
       rows: rows that the run has written.
 
     Raises:
-      UserError: a library is missing or fails, and the run was never sent to it before. Otherwise
-        the run continues, and the tracker is tried again.
+      UserError: a library is missing or fails at the run's first connection. Later failures are
+        retried while the run continues.
     """
     saved = saved_run(workdir)
     values = {key: as_text(x) if isinstance(x, str) else x for key, x in leaves(saved.config)}

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from vit_jax.errors import UserError
 from vit_jax.runs.trackers.tracker import BaseTracker, RunFacts
 
-FOLDER = "trackers"  # In the workdir: a record of the sent rows for each tracker.
-CLOSE_SECONDS = 60  # A run waits this long for its trackers at its end.
+FOLDER = "trackers"  # Folder in the workdir with each tracker's record of sent rows.
+CLOSE_SECONDS = 60  # Maximum time that a run waits for trackers at its end.
 RETRY_SECONDS = 30
 
 Say = Callable[[str], None]
@@ -36,16 +36,16 @@ class Delivery:
     """Thread that sends a run's rows and pictures in their order.
 
     `trackers/NAME.json` in the workdir contains the run's identity and a record of the sent rows.
-    After a crash a run computes some rows again: those that were sent are skipped. The next start
-    sends the missing ones from `metrics.jsonl`. It also sends rows that a library may have lost
-    with the process, possibly twice. Failures are retried until the run closes.
+    After a crash the run computes some rows again; rows already sent are skipped. The next start
+    sends missing rows from `metrics.jsonl`. It also resends rows that the library may have lost
+    with the process, so some may arrive twice. Failures are retried until the run closes.
 
     Args:
       rows: rows that the run has written so far.
 
     Raises:
-      UserError: the first connection fails. For a run that was sent before, the thread connects and
-        retries.
+      UserError: the first connection of a new run fails. Later connections are retried by the
+        thread.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Delivery:
         self._tracker: BaseTracker | None = None if self._sent["identity"] else self._open()
         for row in rows:
             self.row(row["step"], {key: value for key, value in row.items() if key != "step"})
-        # The library is imported here, not in the thread: CPython 3.11 may fail to parse code in
-        # two threads at once (python/cpython#106905). A missing library is reported by `_open`.
+        # Imported here and not in the thread, because CPython 3.11 may fail to parse code in two
+        # threads at once (python/cpython#106905). `_open` reports a missing library.
         with contextlib.suppress(Exception):
             import_module(kind.library)
         self._thread = threading.Thread(target=self._deliver, name=f"tracker {name}", daemon=True)
@@ -85,7 +85,7 @@ class Delivery:
         self._waiting.put(_Picture(step, name, png))
 
     def close(self) -> None:
-        """Waits at most a minute for queued items, and logs a warning if some are not sent."""
+        """Waits up to a minute for queued items, and logs a warning if some are not sent."""
         self._waiting.put(None)
         self._closing.set()
         self._thread.join(CLOSE_SECONDS)
@@ -112,7 +112,7 @@ class Delivery:
             self._keep(self._sent)
 
     def _tried(self, act: Callable[[], None]) -> bool:
-        """Calls a function; returns False if the tracker fails."""
+        """Calls a function; returns False if it raises an error."""
         try:
             act()
         except Exception as error:  # The library may raise any exception; training continues.
@@ -142,7 +142,7 @@ class Delivery:
                 return
             tracker.row(item.step, new)
             sent["step"], sent["figures"] = item.step, [*known, *new]
-        # A shallow copy suffices: nested values are replaced, never changed in place.
+        # A shallow copy suffices: nested values are replaced, not modified.
         self._settling.append((time.monotonic() + tracker.settles_after, dict(sent)))
         settled = None
         while self._settling and self._settling[0][0] <= time.monotonic():
@@ -151,7 +151,7 @@ class Delivery:
             self._keep(settled)
 
     def _keep(self, sent: dict) -> None:
-        """Writes the record of sent rows; does nothing if the workdir was deleted.
+        """Writes the record of sent rows, unless the workdir was deleted.
 
         The run's lock reports that error.
         """

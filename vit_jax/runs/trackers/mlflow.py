@@ -47,7 +47,7 @@ class Tracker(BaseTracker):
 
     def row(self, step: int, scalars: Mapping[str, float]) -> None:
         if self._reopened:
-            # The process may have been killed after sending this row and before recording that.
+            # The process may have been killed after sending this row but before recording it.
             scalars = {name: value for name, value in scalars.items() if not self._has(step, name)}
             self._reopened = False
         now = int(1000 * time.time())

@@ -1,7 +1,7 @@
 """TensorBoard tracker: event files in the workdir.
 
-They are written in TensorBoard's own record format: CLU's writers would import TensorFlow into the
-training process (see the architecture page).
+This module writes TensorBoard's record format itself, because CLU's writers would import TensorFlow
+into the training process (see the architecture page).
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Interface of trackers, and the facts about a run that they show."""
+"""Interface of trackers, and the information about a run that they show."""
 
 import abc
 from collections.abc import Mapping
@@ -7,14 +7,14 @@ from typing import Any, ClassVar, NamedTuple
 
 
 class RunFacts(NamedTuple):
-    """Facts about a run for trackers.
+    """Information about a run for trackers.
 
     Attributes:
       workdir: the folder with its files; a local copy if the workdir is in a bucket.
-      place: the workdir, as its user named it.
-      title: its work in words: `ViT-B/16 fine-tuned on pets`.
-      config: its values by their dotted keys.
-      nested: its values as nested dicts.
+      place: the workdir's path or URL as given by the user.
+      title: title of the run: `ViT-B/16 fine-tuned on pets`.
+      config: values of the config by dotted key.
+      nested: the same values as nested dicts.
     """
 
     workdir: Path
@@ -25,17 +25,17 @@ class RunFacts(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The last part of its place."""
+        """The last component of `place`."""
         return self.place.rstrip("/").rpartition("/")[2]
 
 
 class BaseTracker(abc.ABC):
-    """Sender of a run's metrics to one library, called from one thread in the order of the steps.
+    """Sends a run's metrics to one library; called from one thread in the order of the steps.
 
     Attributes:
       library: name of the package that it imports.
-      identity: the library's identifier of the run; a continued run passes it again.
-      settles_after: seconds after which sent rows are safe, even if the process is killed.
+      identity: the library's identifier of the run, which a resumed run passes again.
+      settles_after: seconds after which sent rows are safe even if the process is killed.
     """
 
     library: ClassVar[str]

@@ -16,9 +16,9 @@ STEP = "step"
 
 
 class Tracker(BaseTracker):
-    """Tracker that logs rows over their own `step`.
+    """Tracker that logs rows with their own `step`.
 
-    A continued run then need not match W&B's count of calls.
+    So a resumed run need not match W&B's internal step counter.
     """
 
     library = "wandb"

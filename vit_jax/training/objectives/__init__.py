@@ -22,10 +22,10 @@ OBJECTIVES: dict[str, type[Objective]] = {
     name: import_module(f"{__name__}.{name}").OBJECTIVE for name in OBJECTIVE_NAMES
 }
 
-# Steps for calls that only need an objective's sizes, so that no schedule is too long.
+# Number of steps for calls that only need an objective's sizes: long enough for all schedules.
 ENDLESS = 2**31 - 1
 
-# A program's own objective, only visible to its call of `vit_jax.train`, not to other threads.
+# Objective passed to `vit_jax.train`; only visible to that call, not to other threads.
 _HANDED_IN: ContextVar[type[Objective] | None] = ContextVar(
     "the objective that was passed", default=None
 )
@@ -33,10 +33,10 @@ _HANDED_IN: ContextVar[type[Objective] | None] = ContextVar(
 
 @contextlib.contextmanager
 def handing_in(objective: type[Objective] | None) -> Iterator[None]:
-    """Lets configs name an objective that is not in `OBJECTIVES` while the context is open.
+    """Registers an objective that is not in `OBJECTIVES` while the context is open.
 
     Raises:
-      UserError: it is not a subclass of `Objective`, or has the name of one in the table.
+      UserError: it is not a subclass of `Objective`, or has the name of one in `OBJECTIVES`.
     """
     if objective is not None:
         if not (isinstance(objective, type) and issubclass(objective, Objective)):
@@ -56,15 +56,15 @@ def handing_in(objective: type[Objective] | None) -> Iterator[None]:
 
 
 def is_handed_in(name: str) -> bool:
-    """Returns True if the config's objective is not in the table.
+    """Returns True if the config's objective was passed by a program and is not in `OBJECTIVES`.
 
-    Later processes cannot find such an objective by its name.
+    Other processes cannot find such an objective by its name.
     """
     return name not in OBJECTIVES
 
 
 def objective_of(name: str) -> type[Objective]:
-    """Returns the class of the config's objective, which needs no model."""
+    """Returns the objective class with this name."""
     handed_in = _HANDED_IN.get()
     return handed_in if handed_in and is_handed_in(name) else OBJECTIVES[name]
 
@@ -77,7 +77,7 @@ def make_objective(
     steps: int = ENDLESS,
     frozen: nnx.Module | None = None,
 ) -> Objective:
-    """Makes the config's objective for a model, which may be abstract, without its frozen model.
+    """Creates the config's objective for a model (possibly abstract), without its frozen model.
 
     Args:
       config: config of the run.

@@ -43,9 +43,9 @@ class BEiT(BlockMasked):
 
     @staticmethod
     def views(config: RunOptions) -> tuple[View, ...]:
-        """Returns the image, and `taught` if the tokenizer has another size.
+        """Returns the image, and the view `taught` if the tokenizer has another image size.
 
-        `taught` is resized by Lanczos' filter.
+        `taught` is resized with a Lanczos filter.
         """
         image, *taught = BlockMasked.views(config)
         return (image, *(view._replace(crop={"interpolation": "lanczos"}) for view in taught))
@@ -72,7 +72,7 @@ class BEiT(BlockMasked):
     @classmethod
     def random_teacher(cls, config: RunOptions, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
         size = config.objective.teacher_size or config.data.image_size
-        stages = teacher_patch(config, size).bit_length()  # Each but the first halves the sides.
+        stages = teacher_patch(config, size).bit_length()  # All but the first halve the sides.
         small = dict(blocks=(1,) * stages, widths=tuple(8 * 2**stage for stage in range(stages)))
         build = model_factory("DVAE", num_classes=RANDOM_CODES, image_size=size, **small)
         return build(rngs=rngs)
@@ -82,7 +82,7 @@ class BEiT(BlockMasked):
         """Returns the number of the tokenizer's codes.
 
         Raises:
-          UserError: the frozen model has no codes, or not one for each of the model's patches.
+          UserError: the frozen model has no codes, or their grid differs from the model's patches.
         """
         if not isinstance(frozen, CodeModel) or frozen.head is None:
             raise UserError(
@@ -95,7 +95,7 @@ class BEiT(BlockMasked):
         return frozen.num_classes
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Returns each image's loss, and the share of its masked patches with a correct top code.
+        """Returns each image's loss, and the accuracy of the codes of its masked patches.
 
         Args:
           model: the ViT.
@@ -137,15 +137,15 @@ class BEiT(BlockMasked):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the images with masked patches in grey, and with predicted patches, in [0, 255].
 
-        A masked patch is replaced by an unmasked patch of the batch: the one whose code has the
-        highest logit.
+        A masked patch is replaced by an unmasked patch of the batch: the one with the most likely
+        code.
         """
         return self.filled(batch, self.predict(model, batch)[..., self.tokens(batch).reshape(-1)])
 
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the student's multiply-adds, and the tokenizer's, which has no backward pass."""
+        """Counts multiply-adds of the student and of the tokenizer, which has no backward pass."""
         graphdef, weights = nnx.split(self)
 
         def tokens(weights, batch):

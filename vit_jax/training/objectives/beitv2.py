@@ -24,19 +24,19 @@ RANDOM_CODE_DIM = 32  # Width of the codes of an untrained tokenizer, for smoke 
 
 
 class BEiTv2(BEiT):
-    """Prediction of masked patches' codes twice: by the last layer, and through the class token.
+    """Two predictions of masked patches' codes: by the last layer, and through the class token.
 
-    The tokenizer is the result of a `vqkd` run. In patch aggregation a few more layers read the
-    last layer's class token together with an earlier layer's patches. These patches contain too
-    little information about the codes, so that the class token must contain the rest. The layers
-    have the same norm and head; the loss is the sum of both cross-entropies. Fine-tuning does not
-    use these layers.
+    The tokenizer is the result of a `vqkd` run. For patch aggregation, additional layers read the
+    last layer's class token and an earlier layer's patches. Since the earlier patches alone contain
+    too little information about the codes, the class token must provide the rest. Both predictions
+    share norm and head, and the loss is the sum of both cross-entropies. Fine-tuning does not use
+    the additional layers.
 
     Args:
       model: the ViT to train.
       codes: number of the tokenizer's codes.
       ratio: share of masked patches, rounded to whole patches.
-      early: number of layers before the aggregated patches.
+      early: number of the layer whose patches are aggregated, counted from 1.
       layers: number of aggregation layers; 0: none.
       scheme: initialization of these layers; None: the model's.
       rngs: the key for initialization.
@@ -66,7 +66,7 @@ class BEiTv2(BEiT):
 
     @staticmethod
     def views(config: RunOptions) -> tuple[View, ...]:
-        """Returns the image, and `taught` if the tokenizer has another size."""
+        """Returns the image, and the view `taught` if the tokenizer has another image size."""
         return BlockMasked.views(config)
 
     @property
@@ -117,7 +117,7 @@ class BEiTv2(BEiT):
         return tokeniser.count
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Returns each image's loss, and the share of its masked patches with a correct top code.
+        """Returns each image's loss, and the accuracy of the codes of its masked patches.
 
         Args:
           model: the ViT.
@@ -162,7 +162,7 @@ class BEiTv2(BEiT):
 
         Args:
           model: the ViT.
-          last, early: all tokens, `[batch, tokens, dim]`, as the result is.
+          last, early: all tokens, `[batch, tokens, dim]`, also the result's shape.
           rngs: RNGs for dropout.
         """
         positions: dict[str, Any] = model.layer_positions(rngs)

@@ -1,4 +1,4 @@
-"""Base of objectives that mask blocks of patches and have a frozen teacher of the whole image."""
+"""Base of objectives with block masks and a frozen teacher that reads the whole image."""
 
 import math
 from typing import Any, ClassVar
@@ -26,7 +26,8 @@ class BlockMasked(Objective):
     """Prediction of a frozen teacher's output for masked patches.
 
     The teacher has the whole image as its input. One learned embedding replaces the masked patches'
-    embeddings. Masks are made of blocks, with exact counts. Subclasses implement `predict`.
+    embeddings. Masks consist of blocks; their number of patches is exact. Subclasses implement
+    `predict`.
 
     Args:
       model: the ViT to train.
@@ -58,7 +59,7 @@ class BlockMasked(Objective):
 
     @staticmethod
     def views(config: RunOptions) -> tuple[View, ...]:
-        """Returns the image, and the same rectangle as `taught` if the teacher has another size."""
+        """Returns the image, and its crop in the teacher's size as `taught` if that differs."""
         size = config.objective.teacher_size
         if size in (None, config.data.image_size):
             return (View(),)
@@ -151,7 +152,7 @@ def check_same_places(
     size: tuple[int, int],
     side: int,
 ) -> None:
-    """Raises UserError if a teacher's outputs are not one for each of the model's patches.
+    """Raises UserError unless a teacher has one output for each of the model's patches.
 
     Args:
       config: config of the run.
@@ -159,7 +160,7 @@ def check_same_places(
       what: name of the outputs, such as `patches`.
       grid: their rows and columns.
       size: size of the teacher's images, in pixels.
-      side: side of the square of one output, in pixels; 0: unknown.
+      side: side in pixels of the square that one output covers; 0: unknown.
     """
     if grid == model.grid:
         return

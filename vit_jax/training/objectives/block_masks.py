@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 SMALLEST = 4  # Minimum patches of a block, as in DINOv2; in BEiT 16.
 ASPECTS = 0.3, 1 / 0.3  # Height over width of a block.
-ATTEMPTS = 10  # Draws for a block, before the rest is drawn one by one.
+ATTEMPTS = 10  # Draws per block before the remaining patches are drawn one by one.
 
 
 def block_masks(
@@ -16,15 +16,15 @@ def block_masks(
 ) -> jax.Array:
     """Draws masks, bool `[images, patches]`, with exact counts of patches.
 
-    Blocks are drawn until no more fit. Their areas are uniform between the smallest block's and the
-    number of patches left to mask, their aspect ratios log-uniform and their places uniform. The
-    remaining patches are drawn one by one, as in DINOv3.
+    Blocks are drawn until no more fit. Their areas are uniform between `smallest` and the number of
+    patches left to mask, their aspect ratios log-uniform and their positions uniform. The remaining
+    patches are drawn one by one, as in DINOv3.
 
     Args:
-      keys: one for each image.
+      keys: a random key for each image.
       counts: patches to mask, int32 `[images]`.
       grid: rows and columns of patches.
-      smallest: minimum patches of a block, as long as more than that are left to mask.
+      smallest: minimum number of patches of a block; fewer if fewer are left to mask.
     """
     return jax.vmap(functools.partial(_mask, grid=grid, smallest=smallest))(keys, counts)
 

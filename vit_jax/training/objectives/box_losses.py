@@ -1,17 +1,17 @@
 """Losses between predicted and true boxes: L1, generalized IoU and the focal loss.
 
-Boxes are centre x, centre y, width and height, as shares of the image's sides.
+Boxes are centre x, centre y, width and height, relative to the image's sides.
 """
 
 import jax
 import jax.numpy as jnp
 import optax
 
-ALPHA, GAMMA = 0.25, 2.0  # Of the focal loss (Lin et al., 1708.02002).
+ALPHA, GAMMA = 0.25, 2.0  # Parameters of the focal loss (Lin et al., 1708.02002).
 
 
 def centred(corners: jax.Array) -> jax.Array:
-    """Returns centre x, centre y, width and height of `[..., 4]` left, top, right and bottom."""
+    """Converts left, top, right, bottom `[..., 4]` to centre x, centre y, width, height."""
     start, end = corners[..., :2], corners[..., 2:]
     return jnp.concatenate([(start + end) / 2, end - start], axis=-1)
 
@@ -20,7 +20,7 @@ def generalized_iou(one: jax.Array, other: jax.Array) -> jax.Array:
     """Returns the generalized IoU of boxes, `[...]` in [-1, 1] (Rezatofighi et al., 1902.09630).
 
     Args:
-      one, other: left, top, right and bottom, `[..., 4]`, which are broadcast.
+      one, other: left, top, right and bottom, `[..., 4]`; broadcast against each other.
     """
 
     def area(start, end):

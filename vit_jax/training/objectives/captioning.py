@@ -1,8 +1,8 @@
 """Captioning: a decoder predicts the tokens of an image's caption from the patches of the image.
 
-The decoder is CapPa's (Tschannen et al., 2023; 2306.07915), which LocCa (2403.19596) and SigLIP 2
-(2502.14786) train with the image tower: either each token from the earlier ones, or all tokens in
-parallel, from mask tokens.
+The decoder is CapPa's (Tschannen et al., 2023; 2306.07915); LocCa (2403.19596) and SigLIP 2
+(2502.14786) train it with the image tower. It predicts each token from the earlier ones, or all
+tokens in parallel from mask tokens.
 """
 
 import jax
@@ -13,11 +13,11 @@ from vit_jax.models.attention import attend
 from vit_jax.models.transformer import Attention, Mlp, Stack
 from vit_jax.options.text import TextOptions
 
-CHUNK = 8  # Tokens of a text whose logits are held at once.
+CHUNK = 8  # Number of positions whose logits are in memory at once.
 
 
 class DecoderBlock(nnx.Module):
-    """Pre-norm self-attention, cross-attention to the image and MLP, without biases."""
+    """A decoder layer: pre-norm self-attention, cross-attention to the image and MLP, no biases."""
 
     def __init__(self, stack: Stack, image_dim: int, *, rngs: nnx.Rngs):
         def norm():
@@ -53,10 +53,10 @@ class CaptionDecoder(nnx.Module):
     """Transformer decoder of captions.
 
     Args:
-      text: arguments of the text tower, whose shapes the decoder has.
+      text: arguments of the text tower; the decoder has the same shapes.
       depth: number of layers.
       image_dim: width of the image's patches.
-      end: token that ends a text; the tokens behind the first one are padding.
+      end: token that ends a text; tokens after the first end token are padding.
       rngs: random keys for initialization.
     """
 
@@ -70,7 +70,7 @@ class CaptionDecoder(nnx.Module):
             dtype=jnp.dtype(text.dtype),
         )
         normal = nnx.initializers.normal
-        # The last token replaces those that are predicted in parallel.
+        # The last embedding is the mask token of parallel prediction.
         self.token_embedding = nnx.Embed(
             text.vocabulary + 1, text.dim, embedding_init=normal(1.0), dtype=stack.dtype, rngs=rngs
         )
@@ -91,13 +91,13 @@ class CaptionDecoder(nnx.Module):
         self.mask, self.end = text.vocabulary, end
 
     def __call__(self, image: jax.Array, tokens: jax.Array, parallel: jax.Array) -> jax.Array:
-        """Returns outputs from which `head` predicts each token, `[batch, length, dim]`.
+        """Returns the inputs of `head` for each token, `[batch, length, dim]`.
 
         Args:
           image: encoded patches, `[batch, patches, image_dim]`.
           tokens: int32 `[batch, length]`.
-          parallel: `[batch]` bool: the tokens are predicted in parallel; else each from the tokens
-            before it.
+          parallel: bool `[batch]`; True: all tokens are predicted in parallel. False: each is
+            predicted from the tokens before it.
         """
         length = tokens.shape[1]
         shifted = jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1]
@@ -122,7 +122,7 @@ class CaptionDecoder(nnx.Module):
 
         @jax.checkpoint
         def crossed(part):
-            # A vocabulary of 256,000 tokens is too large for the logits of whole texts.
+            # With 256,000 tokens the logits of whole texts would not fit in memory.
             x, tokens = part
             logits = x.astype(jnp.float32) @ kernel + bias
             own = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]

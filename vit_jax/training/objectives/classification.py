@@ -32,10 +32,10 @@ def probabilities_of(config: RunOptions) -> str:
 class Classification(Objective):
     """Supervised classification of whole images, without parameters of its own.
 
-    With `average` its state has an average of the parameters (EMA), which evaluation uses.
+    With `average`, evaluation uses an average of the parameters (EMA) in the objective's state.
 
     Attributes:
-      class_weights: weight of each class's images in the training loss, set afterwards; empty: all
+      class_weights: weight of each class in the training loss, set after construction; empty: all
         are 1.
 
     Args:
@@ -57,7 +57,7 @@ class Classification(Objective):
 
     @classmethod
     def needs_a_label(cls, config: RunOptions) -> bool:
-        # For the other losses an image without a label belongs to no class.
+        # For the other losses an image without a label is a negative for all classes.
         return config.loss.name == "softmax"
 
     @classmethod
@@ -106,7 +106,7 @@ class Classification(Objective):
 
 
 def values_of(config: RunOptions) -> dict[str, Any]:
-    """Returns the config's arguments of a `Classification`."""
+    """Returns the arguments of `Classification` for a config."""
     smoothing = config.loss.label_smoothing
     return dict(loss=config.loss.name, smoothing=smoothing, average=average_of(config))
 
@@ -131,10 +131,10 @@ def class_targets(labels: jax.Array, num_classes: int, name: str) -> jax.Array:
 
 
 def batch_targets(batch: dict[str, jax.Array], num_classes: int, name: str) -> jax.Array:
-    """Returns `class_targets` of a batch, mixed with the partners' targets if the images are mixed.
+    """Returns `class_targets` of a batch; for mixed images, mixed with the partners' targets.
 
-    For the loss `binary` the target is 1 for each class of either image, for any share (Wightman et
-    al., 2021).
+    For the loss `binary` the target is 1 for the classes of both images, regardless of the share
+    (Wightman et al., 2021).
     """
     targets = class_targets(batch["labels"], num_classes, name)
     if "share" not in batch:

@@ -1,7 +1,7 @@
 """Codebook of unit vectors: nearest codes, and updates of the codes.
 
-All is computed on the global batch, for a part of the codes at a time, since the similarities of
-all patches with all codes would take gigabytes.
+The functions work on the global batch and on a part of the codes at a time, since the similarities
+of all patches with all codes would take gigabytes.
 """
 
 import jax
@@ -14,7 +14,7 @@ AT_ONCE = 1024  # Codes per product.
 
 
 def nearest(x: jax.Array, codes: jax.Array) -> jax.Array:
-    """Returns the index of the nearest code for each vector, int32 `[...]`; the first of equals.
+    """Returns the index of each vector's nearest code, int32 `[...]`; the first one in a tie.
 
     Args:
       x: vectors of length 1, `[..., dim]`.
@@ -31,13 +31,13 @@ def nearest(x: jax.Array, codes: jax.Array) -> jax.Array:
 def sums_by_code(x: jax.Array, given: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """Returns the sum of each code's vectors, `[codes, dim]`, and their number, `[codes]`.
 
-    It is a matrix product, whose sums have the same order in every run. A scatter's sums do not on
-    a GPU.
+    It uses a matrix product because a scatter on a GPU is not deterministic: it adds in varying
+    order.
 
     Args:
       x: `[vectors, dim]`.
       given: the code of each vector, `[vectors]`.
-      count: number of the codes.
+      count: number of codes.
     """
     sums, hits = [], []
     for first in range(0, count, AT_ONCE):

@@ -5,16 +5,16 @@ import math
 import jax
 import jax.numpy as jnp
 
-RECENT = 0.99  # Decay of the mean frequencies of the codes, per update.
-RARE = 0.01  # Minimum frequency of a code in use, relative to a uniform distribution.
-FEWEST = 0.05  # Minimum share of codes in use; below it most codes have died.
-EARLY = 500  # Default `early` of `dead_codes`, in updates.
+RECENT = 0.99  # Decay per update of the codes' mean frequencies.
+RARE = 0.01  # Minimum frequency of a used code, relative to the uniform distribution.
+FEWEST = 0.05  # Minimum share of used codes; below it the codebook has collapsed.
+EARLY = 500  # Default of `early` in `dead_codes`, in updates.
 
 METRICS = {"perplexity": "number", "codes_used": "share"}
 
 
 def frequencies(codes: jax.Array, count: int) -> jax.Array:
-    """Returns the frequency of each code in each image, as shares of 1, float32 `[batch, count]`.
+    """Returns the relative frequency of each code in each image, float32 `[batch, count]`.
 
     Args:
       codes: int32 `[batch, places]`.
@@ -27,12 +27,12 @@ def frequencies(codes: jax.Array, count: int) -> jax.Array:
 def usage_after(usage: jax.Array, seen: jax.Array, update: jax.Array) -> jax.Array:
     """Returns the recent frequency of each code after an update, float32 `[count]`; they sum to 1.
 
-    It is a mean over the updates with weights that decay by `RECENT`, with bias correction.
+    It is a moving average over updates with decay `RECENT` and bias correction.
 
     Args:
-      usage: before the update; zeros before the first.
+      usage: frequencies before the update; zeros before the first update.
       seen: frequencies in the update's images, `[batch, count]`, from `frequencies`.
-      update: its number, from 1.
+      update: number of the update, from 1.
     """
     share = (1 - RECENT) / -jnp.expm1(update * math.log(RECENT))
     return usage + share * (seen.mean(axis=0) - usage)
@@ -66,7 +66,7 @@ def dead_codes(means: dict[str, float], update: int, remedy: str, early: int = E
       means: metrics, averaged since the last line.
       update: number of the last of these updates.
       remedy: advice on settings to change.
-      early: updates before which a tokenizer may still be finding its codes.
+      early: number of first updates without a warning, since few codes may be in use at first.
     """
     if update < early or means["codes_used"] >= FEWEST:
         return None

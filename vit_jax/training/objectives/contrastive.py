@@ -3,9 +3,9 @@
 The model of the run is the image tower. The text tower and the scale of the similarities are the
 objective's parameters.
 
-SigLIP 2 (2502.14786) adds a decoder that captions the image, and in the last fifth of the run
-self-distillation and masked prediction on augmented views, whose teacher is an EMA of the image
-tower.
+SigLIP 2 (2502.14786) adds a decoder that captions the image. In the last fifth of the run it also
+adds self-distillation and masked prediction on augmented views; their teacher is an EMA of the
+image tower.
 """
 
 import math
@@ -42,11 +42,11 @@ from vit_jax.training.objectives.objective import (
 from vit_jax.training.objectives.pair_losses import Pairs, sigmoid_losses, softmax_losses
 
 GLOBAL = "global"  # Views for self-distillation.
-GLOBAL_AREA = 0.4, 1.0  # Of a global crop, as in DINO.
+GLOBAL_AREA = 0.4, 1.0  # Area of a global crop relative to the image, as in DINO.
 
 
 class Mirrored(NamedTuple):
-    """An augmentation after a horizontal flip of half of the crops."""
+    """An augmentation preceded by a horizontal flip with probability 1/2."""
 
     augment: Augmentation
 
@@ -56,10 +56,10 @@ class Mirrored(NamedTuple):
 
 
 class Contrastive(Objective):
-    """Matching of images and captions within a batch, by a sigmoid of each pair or by a softmax.
+    """Matching of images and captions within a batch, with a sigmoid or a softmax loss.
 
-    Parameters are the text tower's, the logarithm of the scale and the bias of the logits, and
-    those of the caption decoder and of self-distillation, if there are any.
+    Parameters are the text tower's, the logarithm of the logits' scale and their bias, and those of
+    the caption decoder and of self-distillation, if any.
 
     Args:
       text: arguments of the text tower.
@@ -70,7 +70,7 @@ class Contrastive(Objective):
       rngs: random keys for initialization.
 
     Attributes:
-      log_every: steps whose metrics are averaged.
+      log_every: number of steps over which metrics are averaged.
     """
 
     log_every = 1
@@ -109,7 +109,7 @@ class Contrastive(Objective):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """The matches in a batch, the scale, and those of the other losses."""
+        """Metrics: accuracy of the matches in a batch, the scale, and those of the other losses."""
         found = {"image_to_text": "share", "scale": "number"}
         if self.decoder is not None:
             found["caption_loss"] = "number"
@@ -193,12 +193,12 @@ class Contrastive(Objective):
         return frozen | ({"distillation": self.distilled_from} if self.distilled_from else {})
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """Adds random draws of each image: kept patches, kinds of captioning and masks.
+        """Adds random draws for each image: kept patches, kinds of captioning and masks.
 
         Returns:
-          The batch with `keep`, a key of each image's kept patches, and `parallel` bool `[batch]`,
-          and the entries of `DINO.prepare`. In evaluation, all patches are kept and captions are
-          predicted token by token.
+          The batch with `keep` (a random key for each image's kept patches), `parallel` bool
+          `[batch]` and the entries of `DINO.prepare`. In evaluation all patches are kept, and
+          captions are predicted token by token.
         """
         if "valid" in batch:
             return batch
@@ -227,8 +227,8 @@ class Contrastive(Objective):
         - Plus `captioning` times the mean cross-entropy of the caption's tokens.
         - Plus `self_distillation` times DINO's loss, after `self_distillation_from` of the run.
 
-        Metrics are whether the image's own caption is the most similar one of the batch, the scale
-        of the similarities, and the other losses.
+        The metrics are the accuracy (whether the image's own caption is the batch's most similar
+        one), the scale of the similarities, and the other losses.
         """
         embeddings, patches = self._embed(model, batch, context.rngs)
         images, texts = unit(embeddings.astype(jnp.float32)), unit(self.text(batch[TEXT]))
@@ -256,7 +256,7 @@ class Contrastive(Objective):
     def _embed(
         self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns embeddings `[batch, dim]`, and the patches that the decoder reads, if any."""
+        """Returns embeddings `[batch, dim]`, and the patches for the decoder, if there is one."""
         images = batch["image"]
         if self.decoder is None and "keep" not in batch:
             return model(images, rngs), None
@@ -295,7 +295,7 @@ class Contrastive(Objective):
         return {} if self.distillation is None else self.distillation.initial_state(params)
 
     def update_state(self, state: dict, params: dict, aux: dict, update: jax.Array) -> dict:
-        """Returns the state of self-distillation, whose teacher starts as the student."""
+        """Returns the state of self-distillation; its teacher starts as a copy of the student."""
         if self.distillation is None:
             return state
         first = self.distillation.initial_state(params)
@@ -305,7 +305,7 @@ class Contrastive(Objective):
         )
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
-        # Means that include earlier steps, without self-distillation, are too small.
+        # Means over steps before the start of self-distillation are too small.
         if self.distillation is None or update - self.log_every < self.distilled_from:
             return None
         return self.distillation.warning(means, update - self.distilled_from)
@@ -322,9 +322,9 @@ class Contrastive(Objective):
         return super().multiply_adds(model, alone) + share * self.distillation.multiply_adds(model)
 
     def over_split(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
-        """Returns recall at 1, 5 and 10 of the captions of all images, and of the images.
+        """Returns recall at 1, 5 and 10 over the split, from images to captions and vice versa.
 
-        The retrieved caption is right if its tokens are those of the image's first caption.
+        A retrieved caption is correct if it has the same tokens as the image's first caption.
         """
         return recalls(self.paired(outputs)[0])
 
@@ -345,7 +345,7 @@ def _check_tokens(model: nnx.Module) -> None:
 
 
 def _check_keeps_any(model: nnx.Module) -> None:
-    """Raises UserError unless patches of the model can be left out."""
+    """Raises UserError unless patches of the model can be skipped."""
     if not isinstance(model, TokenModel) or not model.keeps_any or model.options.registers:
         raise UserError(
             "config.contrastive.patch_dropout leaves patches out: it needs a ViT with full "

@@ -29,16 +29,16 @@ from vit_jax.training.objectives.objective import (
 
 STATISTICS = "statistics"  # State: running mean and variance of the head's batch norms.
 EPSILON = 1e-3  # Metres added before a logarithm.
-MEAN_WEIGHT = 0.15  # Of the squared mean error of the logarithm.
-STRIDES = (1, 2, 4, 6)  # Between the pixels whose gradients are compared.
+MEAN_WEIGHT = 0.15  # Weight of the squared mean log error.
+STRIDES = (1, 2, 4, 6)  # Strides of the pixels in the gradient loss.
 
 
 class Depth(Objective):
     """Depth by a head on the model's tokens, as in DINOv2's and DINOv3's evaluation.
 
     The loss is the scale-invariant error of the logarithm of depth (`scale_invariant_losses`), and
-    optionally that of its gradients. Each image has its own: the authors' is that of the two images
-    on each of their GPUs. So the loss does not depend on the devices and micro-batches.
+    optionally a loss of its gradients. It is computed for each image, so it does not depend on
+    devices and micro-batches. The authors compute it over the two images of a GPU together.
 
     Pixels of unknown depth and those beyond `options.max_depth` do not count.
 
@@ -111,7 +111,7 @@ class Depth(Objective):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the true and the predicted depth in colours, black where it is unknown.
 
-        Each is `[batch, height, width, 3]` in [0, 255]. The range of colours is that of each
+        Each is `[batch, height, width, 3]` in [0, 255]. The colour scale spans the range of the
         image's true depth.
         """
         true = batch[DEPTH]
@@ -173,12 +173,12 @@ def scale_invariant_losses(
 ) -> jax.Array:
     """Returns the scale-invariant loss of each image, `[batch]` (DINOv2's SigLoss, AdaBins).
 
-    It is the root of the variance of the errors and 0.15 times their squared mean.
+    It is sqrt(variance of the errors + 0.15 * (mean error)^2).
 
     Args:
       errors: differences of the logarithms of predicted and true depth, `[batch, height, width]`.
       known: pixels that count, bool of the same shape.
-      scale_only: the variance does not count.
+      scale_only: omit the variance.
     """
     mean, count = _means(errors, known), known.sum((1, 2))
     squares = jnp.where(known, (errors - mean[:, None, None]) ** 2, 0).sum((1, 2))
@@ -189,8 +189,8 @@ def scale_invariant_losses(
 def gradient_losses(errors: jax.Array, known: jax.Array) -> jax.Array:
     """Returns the gradient loss of each image, `[batch]` (DINOv3's GradientLogLoss, MegaDepth).
 
-    It is the sum of the absolute differences of errors two pixels apart, divided by the number of
-    known pixels, summed over four resolutions.
+    At each of four resolutions, absolute differences of errors two pixels apart are summed and
+    divided by the number of known pixels; the loss is the sum over the resolutions.
 
     Args:
       errors, known: as in `scale_invariant_losses`; errors of unknown pixels are 0.
@@ -207,7 +207,7 @@ def gradient_losses(errors: jax.Array, known: jax.Array) -> jax.Array:
 def depth_errors(predicted: jax.Array, true: jax.Array, known: jax.Array) -> dict[str, jax.Array]:
     """Returns `rmse`, `abs_rel`, `delta1` and the share of `known_pixels` of each image, `[batch]`.
 
-    They are those of `vit_jax.evaluation.dense_metrics.DepthMetrics`; 0 without known pixels.
+    Defined as in `vit_jax.evaluation.dense_metrics.DepthMetrics`; 0 without known pixels.
     """
     true = jnp.where(known, true, 1)
     ratio = jnp.maximum(predicted / true, true / predicted)

@@ -1,7 +1,7 @@
 """Object detection: a set of boxes with classes, matched one to one with the true objects.
 
-Costs and weights are those of Deformable DETR (Zhu et al., 2010.04159), and those of masks Mask
-DINO's (Li et al., 2206.02777).
+Costs and weights are from Deformable DETR (Zhu et al., 2010.04159), for masks from Mask DINO (Li et
+al., 2206.02777).
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ from vit_jax.training.objectives.objective import (
 )
 
 COUNT = "objects_per_image"  # Entry of a prepared batch.
-DETECTIONS = 100  # Of an image, in COCO's metrics.
+DETECTIONS = 100  # Maximum number of an image's detections in COCO's metrics.
 # Weights of a term in the matching cost and in the loss.
 CLASS_WEIGHT, BOX_WEIGHT, GIOU_WEIGHT = 2.0, 5.0, 2.0
 MASK_WEIGHT, DICE_WEIGHT = 5.0, 5.0
@@ -61,7 +61,7 @@ WEIGHTS = {
 
 
 class SampledMasks(NamedTuple):
-    """Embeddings of pixels and true masks at the points of an image's loss.
+    """Pixel embeddings and true masks, sampled at the points of an image's mask loss.
 
     Attributes:
       pixels: `Points` of `[points, dim]`.
@@ -75,11 +75,11 @@ class SampledMasks(NamedTuple):
 class Detection(Objective):
     """Detection by a set of predictions; each true object is matched with one of them.
 
-    For the proposals and for each layer of the decoder, the loss is the focal loss of all
-    predictions, and the L1 distance and the generalized IoU loss of the matched ones, weighted 2, 5
-    and 2. With masks, the cross-entropy and the dice loss of the matched masks at points (as in
-    `mask_losses.py`) are added, both weighted 5. The sum is divided by the batch's mean number of
-    objects in an image; in evaluation, by the image's own, at least 1.
+    The loss is computed for the proposals and for each decoder layer. It is 2 times the focal loss
+    of all predictions, plus 5 times the L1 distance and 2 times the generalized IoU loss of the
+    matched ones. With masks, 5 times the cross-entropy and 5 times the dice loss of the matched
+    masks at points are added (`mask_losses.py`). In training the sum is divided by the batch's mean
+    number of objects per image; in evaluation by the image's own number, at least 1.
 
     Args:
       head: the head.
@@ -133,9 +133,9 @@ class Detection(Objective):
         return kind(head, classes, options.points)
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """Adds `objects_per_image` float32 `[batch]`: the mean number, the same for all images.
+        """Adds `objects_per_image` float32 `[batch]`, the mean of the batch for all images.
 
-        With masks also `key`, data of a random key of each image, `[batch, ...]`.
+        With masks it also adds `key`, the data of a random key for each image, `[batch, ...]`.
         """
         count = (batch[BOXES][..., 4] >= 0).sum(-1).mean()
         more = {COUNT: jnp.full(len(keys), jnp.maximum(count, 1 / len(keys)))}
@@ -146,8 +146,8 @@ class Detection(Objective):
     def __call__(self, model: Any, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss of each image and its terms.
 
-        In evaluation `Loss.outputs` has the best predictions and the true boxes, in pixels. With
-        masks it also has `overlaps`, as from `mask_overlaps`.
+        In evaluation `Loss.outputs` contains the best predictions and the true boxes, in pixels,
+        and with masks also `overlaps`, the result of `mask_overlaps`.
 
         Args:
           batch: `image`, and `boxes` float32 `[batch, most, 5]`: left, top, right and bottom in
@@ -198,7 +198,7 @@ class Detection(Objective):
         return jax.vmap(of_image)(predicted["pixels"], batch[INSTANCES], keys)
 
     def over_split(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
-        """Returns COCO's AP and AP50 of the crops, of boxes and masks; NaN: there is no object.
+        """Returns COCO's AP and AP50 of boxes and masks on the crops; NaN: there is no object.
 
         Args:
           outputs: `scores`, `classes`, `boxes`, `true` and `overlaps`, as in a call.
@@ -223,7 +223,7 @@ class Detection(Objective):
         return [boxes_of(rows) for rows in outputs["true"]], [Detections(*each) for each in found]
 
     def image_scores(self, outputs: dict[str, np.ndarray]) -> ImageScores:
-        """Returns the F1 of each image, of the predictions with a score of `LEAST_SCORE`."""
+        """Returns the F1 score of each image for predictions with at least `LEAST_SCORE`."""
         objects, found = self.objects(outputs)
         certain = [each.above(LEAST_SCORE) for each in found]
         matches = image_matches(certain, objects, self.num_classes)
@@ -258,8 +258,8 @@ def set_losses(
       boxes: `[queries, 4]`.
       targets: true boxes, `[objects, 4]`.
       labels: their classes, int32 `[objects]`; -1: padding.
-      embeddings: those of the predicted masks, `[queries, dim]`; None: boxes only.
-      masks: the image at points.
+      embeddings: mask embeddings of the queries, `[queries, dim]`; None: boxes only.
+      masks: samples of the image's pixels and true masks.
     """
     present = labels >= 0
     label = jnp.where(present, labels, 0)
@@ -293,8 +293,8 @@ def matched_mask_losses(embeddings: jax.Array, masks: SampledMasks) -> tuple[jax
     They are computed at the most uncertain candidates and at the other points.
 
     Args:
-      embeddings: that of the prediction of each object, `[objects, dim]`.
-      masks: the image at points.
+      embeddings: mask embedding of each object's matched query, `[objects, dim]`.
+      masks: samples of the image's pixels and true masks.
     """
     pixels, true = masks
     candidates = embeddings @ pixels.candidates.T
@@ -313,7 +313,7 @@ def mask_overlaps(logits: jax.Array, instances: jax.Array, labels: jax.Array) ->
     For a crowd it is the intersection divided by the predicted area, as in COCO's metrics.
 
     Args:
-      logits: those of the predicted masks, `[detections, rows, columns]`.
+      logits: logits of the predicted masks, `[detections, rows, columns]`.
       instances: the object of each pixel, uint8 `[height, width]`.
       labels: class of each object, `[objects]`, as in the field `boxes`.
     """

@@ -1,13 +1,13 @@
 """Self-distillation without labels: DINO (2104.14294), iBOT (2111.07832), DINOv2 (2304.07193).
 
 A student predicts the teacher's output for another view of an image. The teacher is an EMA of the
-student. Its input is only the large views, without masks. The student's input is also local crops,
-smaller parts of the image, and large views with masked patches. For masked patches it predicts the
-teacher's output for the same patches.
+student and reads only unmasked large views. The student also reads local crops (smaller parts of
+the image) and large views with masked patches. For masked patches it predicts the teacher's output
+for the same patches.
 
-With `objective.teacher` the teacher is a frozen model with its heads, which may be larger (DINOv2,
-section 5; DINOv3, section 5.2). The losses are the same, without masks. The result is the student's
-EMA.
+With `objective.teacher` the teacher is a frozen model with its heads, and may be larger than the
+student (DINOv2, section 5; DINOv3, section 5.2). The losses are the same, but nothing is masked.
+The result is the student's EMA.
 """
 
 import math
@@ -49,8 +49,8 @@ from vit_jax.training.objectives.prototypes import (
 )
 
 STUDENT_TEMPERATURE = 0.1
-NEWEST = 0.1  # Share of the newest batch in the centres and the other running means.
-# Thresholds for the warning of a collapse, from a twentieth of the run on.
+NEWEST = 0.1  # Weight of the newest batch in the centres and the other running means.
+# Thresholds of the warning about collapse, which is possible after 1/20 of the run.
 SMALLEST_SPREAD, FEWEST_USED, NEAR_EVEN = 0.01, 4.0, 0.995
 
 
@@ -63,7 +63,7 @@ class TeacherHeads(nnx.Module):
       rngs: the key for initialization.
 
     Raises:
-      UserError: there is no head of dino's.
+      UserError: the shapes contain no head of `dino`.
     """
 
     def __init__(
@@ -95,15 +95,15 @@ class TeacherHeads(nnx.Module):
 class DINO(Objective):
     """Prediction of the teacher's distribution over prototypes for one view from the other views.
 
-    The teacher is a moving average of the student, and is evaluated. With a frozen teacher the
-    moving average is still evaluated, but is not the teacher. Two methods prevent that the
-    teacher's output becomes the same for all images: its running mean is subtracted from the
-    logits, or Sinkhorn-Knopp balances the outputs over the batch. A low temperature sharpens them.
-    Parameters are the heads behind the features, and the mask token.
+    The teacher is a moving average of the student, which is also the evaluated model. With a frozen
+    teacher the moving average is only evaluated. Two methods prevent collapse, the same teacher
+    output for all images: the running mean is subtracted from the logits, or Sinkhorn-Knopp
+    balances the outputs over the batch. A low temperature sharpens the outputs. Parameters are the
+    heads on the features, and the mask token.
 
     Args:
       options: the section `dino` of the config.
-      model: abstract or not, for its sizes.
+      model: the model, only for its sizes; may be abstract.
       steps: number of steps of the run, for the schedule of the teacher's momentum.
       rngs: the key for initialization.
     """
@@ -187,7 +187,7 @@ class DINO(Objective):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """Metrics that show a collapse, and the parts of the loss."""
+        """Metrics: indicators of collapse, and the terms of the loss."""
         names = ("spread", "teacher_entropy", "student_entropy", "kl", "prototypes_used")
         parts = {
             "patch_loss": self.patch_weight,
@@ -241,14 +241,14 @@ class DINO(Objective):
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
         """Adds random masks to the batch, if patches are masked.
 
-        One random large view of each image is masked. The shares of masked patches are uniform over
-        the batch between the bounds, in the order of the images, which is random. In evaluation an
-        image's share is drawn from its key, so that it does not depend on the batch.
+        One random large view of each image is masked. The shares of masked patches are drawn
+        uniformly between the bounds, stratified over the images of the batch, whose order is
+        random. In evaluation an image's share is drawn independently of the batch.
 
         Returns:
           The batch with `masked` bool `[batch, views, patches]`, and for the masked view:
           `masked_view` int32 `[batch]`, `positions` int32 `[batch, most]`, and `chosen` bool
-          `[batch, most]`, which is True for the positions that are masked.
+          `[batch, most]`: True for masked positions, False for padding.
         """
         if not self.patch_weight:
             return batch
@@ -275,21 +275,21 @@ class DINO(Objective):
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss of each image.
 
-        - Cross-entropy of the student's distributions under the teacher's, the mean over all pairs
-          of a large view for the teacher and another view for the student. With one large view the
-          other views are the local crops.
-        - Plus `patch_weight` times half the mean cross-entropy over masked patches (DINOv2's scale:
-          the unmasked half of the large views counts as 0). With a frozen teacher nothing is
-          masked, and the loss is on the same patches.
-        - Plus `gram` times the squared differences of similarities, from `gram_from` on.
+        - Cross-entropy between the teacher's and the student's distributions, averaged over all
+          pairs of a large view (teacher) and another view (student). With one large view the other
+          views are the local crops.
+        - Plus `patch_weight` times half the mean cross-entropy over masked patches (as in DINOv2,
+          where the unmasked half of the large views counts as 0). With a frozen teacher nothing is
+          masked, and the mean is over corresponding patches.
+        - Plus `gram` times the Gram loss (`of_similarities`), from `gram_from` on.
         - Plus `koleo` times the sum of KoLeo over the student's large views.
 
-        Metrics of a collapse: `spread` is the variance of the teacher's features of length 1 (the
-        student's, if the teacher is frozen) around their running mean; it goes to 0 if all images
-        have the same features. `teacher_entropy` and `student_entropy` are mean entropies, and `kl`
-        is the divergence of the student from the teacher. `prototypes_used` is the perplexity of
-        the teacher's mean distribution; it goes to 1 if all images have the same prototype.
-        `views_matched` rises as the model improves.
+        Metrics that indicate collapse: `spread` is the variance of the teacher's normalized
+        features (with a frozen teacher, the student's) around their running mean; it goes to 0 if
+        all images have the same features. `teacher_entropy` and `student_entropy` are mean
+        entropies, and `kl` is the KL divergence of the student from the teacher. `prototypes_used`
+        is the perplexity of the teacher's mean distribution; it goes to 1 if all images have the
+        same prototype. `views_matched` rises as the model improves.
 
         Args:
           model: the student.
@@ -310,7 +310,7 @@ class DINO(Objective):
         log_probs = jax.nn.log_softmax(self.head(features) / STUDENT_TEMPERATURE)
         of_pairs = -(targets * log_probs[:, ::-1]).sum(-1).mean(axis=1)
         losses, of_pairs = self.with_local(model, targets, of_pairs, batch, context.rngs)
-        # A frozen teacher does not collapse, so the metrics are the student's.
+        # A frozen teacher cannot collapse, so the metrics are the student's.
         embedded = unit(teacher_features if self.frozen is None else features)
         teacher_entropy = entropy(targets).mean(axis=1)
         used = context.state["used"]
@@ -361,7 +361,7 @@ class DINO(Objective):
           model: student or teacher.
           images: `[batch, views, height, width, channels]`.
           rngs: RNGs for dropout.
-          patches: whether patches are returned; else they are None.
+          patches: return patches; otherwise they are None.
           masked: bool `[batch, views, patches]`; the mask token replaces these patches.
 
         Returns:
@@ -388,13 +388,13 @@ class DINO(Objective):
         batch: Batch,
         rngs: nnx.Rngs | None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the cross-entropy over all pairs of views, and over those for the metrics.
+        """Returns the cross-entropy over all pairs of views, and over the pairs for the metrics.
 
         Args:
           model: the student.
           targets: the teacher's distributions for large views, `[batch, views, prototypes]`.
-          of_pairs: mean cross-entropy over pairs of large views, `[batch]`; with one large view it
-            is replaced by that of the local crops.
+          of_pairs: mean cross-entropy over pairs of large views, `[batch]`; with one large view
+            that of the local crops replaces it.
           batch: batch of images.
           rngs: RNGs for dropout.
         """
@@ -416,7 +416,7 @@ class DINO(Objective):
         Args:
           logits: the teacher's, `[..., prototypes]`.
           context: per-step context.
-          centre: key of their running mean in the state, for `mean`.
+          centre: key of the logits' running mean in the state, for `mean`.
           weights: 1 for valid entries, 0 for padding, `[...]`, for `sinkhorn`.
         """
         if self.centring != "sinkhorn":
@@ -433,7 +433,7 @@ class DINO(Objective):
         batch: Batch,
         context: StepContext,
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the loss of each image's masked patches, and the mean of the teacher's logits.
+        """Returns the loss of each image's masked patches, and mean logits of the teacher.
 
         Args:
           heads: the teacher's.
@@ -443,7 +443,7 @@ class DINO(Objective):
 
         Returns:
           The mean over an image's masked patches, `[batch]`, and logits `[batch, prototypes]`,
-          whose mean over the batch is the mean over all masked patches.
+          scaled so that their mean over the batch is the mean over all masked patches.
         """
         view, chosen = batch["masked_view"][:, None, None, None], batch["chosen"]
 
@@ -467,7 +467,7 @@ class DINO(Objective):
         """Returns the Gram loss of each image, `[batch]` (DINOv3, 2508.10104, section 4.1).
 
         It is the mean squared difference between the cosine similarities of the student's patches
-        and the cosine similarities of the Gram teacher's patches.
+        and those of the Gram teacher's patches.
 
         Args:
           model: the student.
@@ -503,7 +503,7 @@ class DINO(Objective):
         return first + (last - first) * jnp.clip((update - 1) / max(warmup - 1, 1), 0, 1)
 
     def _weights(self, batch: Batch, count: int) -> jax.Array:
-        """Returns weights of `count` parts of each image, `[batch, count]`; 0 for padding."""
+        """Returns the weights of `count` entries per image, `[batch, count]`; 0 for padding."""
         real = batch.get("valid", jnp.ones(len(batch["image"]), bool))
         return jnp.broadcast_to(real[:, None], (len(real), count)).astype(jnp.float32)
 
@@ -535,11 +535,11 @@ class DINO(Objective):
         return new
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
-        """Returns a warning if the run has collapsed, with advice on settings; else None.
+        """Returns a warning with advice on settings if the run has collapsed, else None.
 
         Args:
           means: metrics, averaged since the last line.
-          update: number of the update, of `steps`.
+          update: number of the update, at most `steps`.
         """
         if update < self.steps / 20:
             return None
@@ -604,7 +604,7 @@ def _head(
 
 
 def _check_schedules(options: DINOOptions, steps: int) -> None:
-    """Raises UserError if a schedule of the section `dino` is not shorter than the run."""
+    """Raises UserError if a schedule of the section `dino` is as long as the run or longer."""
     keys = ["teacher_temperature_steps", "frozen_prototype_steps"] + ["gram_from"] * bool(
         options.gram
     )
@@ -618,7 +618,7 @@ def _check_schedules(options: DINOOptions, steps: int) -> None:
 
 
 def _check_patches(options: DINOOptions, model: nnx.Module) -> None:
-    """Raises UserError unless patches of the model can be masked and enter the heads.
+    """Raises UserError unless the model's patches can be masked and read by the heads.
 
     Args:
       options: the section `dino` of the config.
@@ -665,7 +665,7 @@ def _check_teacher(config: RunOptions, model: nnx.Module, frozen: WithHeads) -> 
 
 
 def _check_grid(start: str, model: nnx.Module, teacher: nnx.Module) -> None:
-    """Raises UserError unless teacher and student have the same patches of pixels.
+    """Raises UserError unless teacher and student have patches of the same pixels.
 
     Args:
       start: start of the message.

@@ -19,22 +19,21 @@ from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, StepC
 class Distillation(Classification):
     """Classification with labels and a frozen teacher's logits of the same pixels.
 
-    With the teacher's share s the loss is (1 - s) times the loss of the classification, plus s
-    times
+    The loss is (1 - s) times the classification loss, plus s (`share`) times
 
     - `soft`: t^2 KL(teacher || student), both distributions at the temperature t (1503.02531,
       section 2);
     - `hard`: the cross-entropy with the teacher's top class (DeiT, 2012.12877, equation 3).
 
-    A ViT with a second head on its distillation token (`model.distillation='heads'`, DeiT) has the
-    labels as the target of its class token's head alone, and the teacher as the target of the other
-    head alone. It is evaluated by the mean of both heads' logits, as in DeiT's code; the paper adds
-    their probabilities.
+    In a ViT with a second head on its distillation token (`model.distillation='heads'`, DeiT), the
+    labels are the target of the class token's head, and the teacher is the target of the other
+    head. Evaluation uses the mean of both heads' logits, as in DeiT's code; the paper adds their
+    probabilities.
 
     The soft loss is summed over the classes, as in both papers. DeiT's code takes the mean over the
-    classes, which is a thousandth on ImageNet.
+    classes, which divides it by 1,000 on ImageNet.
 
-    In evaluation the loss is the loss of the classification alone.
+    In evaluation the loss is only the classification loss.
 
     Args:
       kind: `soft` or `hard`.
@@ -125,7 +124,7 @@ class Distillation(Classification):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the student's multiply-adds, and the teacher's, which has no backward pass."""
+        """Counts multiply-adds of the student and of the teacher, which has no backward pass."""
         return super().multiply_adds(model, batch) + count_multiply_adds(self.frozen) / 3
 
 

@@ -34,7 +34,7 @@ from vit_jax.training.objectives.objective import (
     check_self_supervised,
 )
 
-# Keys in the state of the averages of the encoder's and the decoder's parameters.
+# Keys in the state for the averages of the encoder's and of the decoder's parameters.
 AVERAGE, OWN_AVERAGE = (
     "average",
     "own_average",
@@ -45,14 +45,14 @@ EDGE = 0.1  # Pixels u in [0, 1] become 0.8 u + 0.1, so that their logits are fi
 class DVAE(Objective):
     """Discrete autoencoder: an encoder from images to codes, and a decoder from codes to pixels.
 
-    In training each position's code is drawn at random from its scores and relaxed
-    (Gumbel-softmax): the decoder's input is a mean of the codes' vectors, at a temperature that
-    falls. The loss of an image is
+    In training each place's code is drawn at random from its logits and relaxed (Gumbel-softmax):
+    the decoder's input is a weighted mean of the codes' vectors, at a falling temperature. The loss
+    of an image is
 
     - the mean over pixels and channels of -log p(pixel). p is a logit-Laplace distribution; the
       decoder returns its centre and log scale (appendix A.3).
-    - plus the mean over positions of the KL divergence of the code's distribution from the uniform
-      distribution. Its weight is divided by the number of pixels of a position times the channels.
+    - plus the mean over places of the KL divergence of the code's distribution from the uniform
+      distribution. Its weight is divided by the number of pixels of a place times the channels.
 
     The loss is the negative evidence lower bound, divided by the number of pixels and channels. In
     evaluation the most likely codes are used. With `config.optimizer.average`, averages of encoder
@@ -130,7 +130,7 @@ class DVAE(Objective):
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss of each image, and metrics of the recent code usage.
 
-        `error` is the mean absolute difference between decoded and original pixels, of 255;
+        `error` is the mean absolute difference between decoded and original pixels in [0, 255];
         `divergence` is in nats.
 
         Args:
@@ -251,7 +251,7 @@ class Decoder(nnx.Module):
 
 
 def logit_laplace(prediction: jax.Array, pixels: jax.Array) -> jax.Array:
-    """Returns the negative log density of pixels, of the same shape (2102.12092, appendix A.3).
+    """Returns the negative log density of each pixel (2102.12092, appendix A.3).
 
     A pixel's logit has a Laplace distribution.
 
@@ -272,7 +272,7 @@ def decoded(prediction: jax.Array) -> jax.Array:
 
 
 def _risen(update: jax.Array | int, steps: int) -> jax.Array:
-    """Returns half a cosine from 0 before the first update to 1 after `steps`; 1 for 0 steps."""
+    """Returns a half cosine from 0 (before the first update) to 1 (after `steps`, also if 0)."""
     if not steps:
         return jnp.float32(1)
     return (1 - jnp.cos(jnp.pi * jnp.clip(jnp.asarray(update) / steps, 0, 1))) / 2

@@ -19,14 +19,14 @@ class EVA(BlockMasked):
     """Prediction of a frozen teacher's features for masked patches.
 
     The teacher has the whole image as its input. One learned embedding replaces the masked patches'
-    embeddings. A linear head predicts the teacher's features from their final representations. The
-    loss is 1 minus the cosine similarity. Masks are made of blocks, as in BEiT.
+    embeddings. A linear head predicts the teacher's features from the masked patches' final
+    representations. The loss is 1 minus the cosine similarity. Masks consist of blocks, as in BEiT.
 
     Args:
       model: the ViT to train.
       features: number of the teacher's features for each patch.
       ratio: share of masked patches, rounded to whole patches.
-      of_head: whether the features are outputs of the teacher's head.
+      of_head: the features are outputs of the teacher's head.
       gradient: share of the gradient that reaches the patch embedding.
       head_init: initializer of the head's kernel.
       rngs: the key for initialization.
@@ -97,10 +97,7 @@ class EVA(BlockMasked):
         return said_of_patches(self.frozen, batch, self.of_head)
 
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Predicts the teacher's features of masked patches, float32 `[batch, masked, dim]`.
-
-        `dim` is the number of the teacher's features.
-        """
+        """Predicts features of masked patches, float32 `[batch, masked, features]`."""
         x = model.encode(self.embed(model, batch, rngs), rngs)
         return self.head(self.read_masked(model, x, batch))
 
@@ -109,7 +106,7 @@ class EVA(BlockMasked):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the images with masked patches in grey, and with predicted patches, in [0, 255].
 
-        A masked patch is replaced by the unmasked patch of the batch whose teacher features are
+        A masked patch is replaced by an unmasked patch of the batch: the one with teacher features
         nearest to the prediction.
         """
         predicted = self.predict(model, batch)
@@ -119,7 +116,7 @@ class EVA(BlockMasked):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the student's multiply-adds, and the teacher's, which has no backward pass."""
+        """Counts multiply-adds of the student and of the teacher, which has no backward pass."""
         return super().multiply_adds(model, batch) + count_multiply_adds(self.frozen) / 3
 
 

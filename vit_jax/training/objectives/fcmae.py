@@ -19,10 +19,10 @@ from vit_jax.training.objectives.objective import Batch, check_self_supervised
 class FCMAE(HiddenPixels):
     """Prediction of the pixels of hidden patches by a ConvNeXt.
 
-    A patch is a position of the ConvNeXt's last stage. The encoder computes the same as sparse
-    convolutions: hidden patches are excluded, and GRN is over the visible positions alone.
-    Parameters are the decoder's: a dense layer, a mask token for hidden patches, ConvNeXt V2 blocks
-    over the map of all patches, and a dense layer. All kernels have the model's initialization.
+    A patch is a position of the ConvNeXt's last stage. The encoder is equivalent to sparse
+    convolutions: it excludes hidden patches, also from GRN. Parameters are the decoder's: a dense
+    layer, a mask token for hidden patches, ConvNeXt V2 blocks over the map of all patches, and a
+    dense layer. All kernels have the model's initialization.
 
     Args:
       model: the ConvNeXt to train.

@@ -1,7 +1,7 @@
 """Frozen models of objectives, such as teachers, and the specs that request them.
 
-A frozen model is not trained, averaged or saved; a resumed run reads it again. The caller opens it,
-so that this module is independent of file formats.
+A frozen model is not trained, averaged or saved; a resumed run reads it again. The calling code
+opens it, so this module is independent of file formats.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,12 +22,12 @@ class TeacherSpec(NamedTuple):
 
     Attributes:
       source: source of the checkpoint, as in `load_model`.
-      changes: arguments of the model to change, as in `load_model`, such as `dict(image_size=448)`.
-      objective: name of the objective whose parameters the checkpoint must contain, too.
-      beside: makes the frozen model's heads, which may be abstract, from the checkpoint's values of
-        `config.objective` and the shapes, by path, of the objective's parameters and state. A
-        parameter with the name of a state is read from that state. The frozen model is a
-        `WithHeads` then.
+      changes: model arguments to change, as in `load_model`, such as `dict(image_size=448)`.
+      objective: name of an objective; the checkpoint must also contain its parameters.
+      beside: creates the frozen model's heads (possibly abstract); the frozen model is then a
+        `WithHeads`. Its arguments are the checkpoint's options of the objective, and the shapes of
+        the objective's parameters and state by path. A parameter with the name of a state is read
+        from that state.
     """
 
     source: str
@@ -37,14 +37,14 @@ class TeacherSpec(NamedTuple):
 
 
 class WithHeads(nnx.Module):
-    """A frozen model and the heads of its training."""
+    """A frozen model and the heads it was trained with."""
 
     def __init__(self, model: ImageModel, heads: nnx.Module):
         self.model, self.heads = model, heads
 
 
 def teacher_of(config: RunOptions, **changes: Any) -> TeacherSpec:
-    """Returns the spec of the config's teacher, with some arguments of the model changed.
+    """Returns the spec of the config's teacher, with changes to the model's arguments.
 
     Raises:
       UserError: the config has no teacher.
@@ -61,7 +61,7 @@ def teacher_of(config: RunOptions, **changes: Any) -> TeacherSpec:
 
 
 def teacher_patch(config: RunOptions, image_size: int) -> int:
-    """Returns the patch size for images of `image_size` pixels with the run's number of patches."""
+    """Returns the patch size that divides images of `image_size` pixels into the run's grid."""
     patch = config.model.patch_size or parse_name(config.model.name)[1].get("patch_size")
     return image_size if patch is None else patch * image_size // config.data.image_size
 
@@ -69,7 +69,7 @@ def teacher_patch(config: RunOptions, image_size: int) -> int:
 def random_vit(
     config: RunOptions, image_size: int, num_classes: int, *, rngs: nnx.Rngs
 ) -> ImageModel:
-    """Returns a small untrained ViT with as many patches as the run's model has.
+    """Returns a small untrained ViT with as many patches as the run's model.
 
     Args:
       config: config of the run.

@@ -1,4 +1,4 @@
-"""Base of masked autoencoders: prediction of the pixels of hidden patches from the visible ones."""
+"""Base of masked autoencoders: prediction of hidden patches' pixels from visible patches."""
 
 import math
 
@@ -17,7 +17,7 @@ class HiddenPixels(Objective):
     Args:
       grid: rows and columns of patches.
       patch: side of a patch in pixels.
-      ratio: share of the patches that is hidden; the number of visible ones is rounded down.
+      ratio: share of hidden patches; the number of visible patches is rounded down.
       normalize_targets: standardize each patch's pixels by their own mean and std; otherwise
         targets are pixels with the model's normalization.
 
@@ -60,7 +60,7 @@ class HiddenPixels(Objective):
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
         """Predicts normalized pixels of the hidden patches, float32 `[batch, hidden, pixels]`.
 
-        The patches are in the sequence of `order`.
+        The patches have the order of `batch["order"]`.
         """
         raise NotImplementedError
 
@@ -69,7 +69,8 @@ class HiddenPixels(Objective):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the images with hidden patches in grey, and with predicted pixels, in [0, 255].
 
-        With normalized targets a patch has its true mean and std, which are not predicted.
+        With normalized targets the mean and std of each patch are the true ones, since they are not
+        predicted.
         """
         hidden = batch["order"][:, self.visible :]
         images = model.normalize(batch["image"])
@@ -85,6 +86,6 @@ class HiddenPixels(Objective):
 
 
 def moments(patches: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns mean and std (n - 1) of each patch's pixels, `[batch, patches, 1]`."""
+    """Returns mean and unbiased std of each patch's pixels, `[batch, patches, 1]`."""
     mean = patches.mean(axis=-1, keepdims=True)
     return mean, jnp.sqrt(patches.var(axis=-1, keepdims=True, ddof=1) + 1e-6)

@@ -20,8 +20,8 @@ from vit_jax.training.objectives.objective import Batch
 class MAE(HiddenPixels):
     """Prediction of the pixels of hidden patches from the encoder's output for the visible ones.
 
-    Parameters are the decoder's. It is a smaller ViT's encoder over all patches, with a mask token
-    for each hidden patch and fixed positions. Its norms have the model's epsilon.
+    Parameters are the decoder's: a smaller Transformer encoder over all patches, with a mask token
+    for each hidden patch, and fixed positions. Its norms have the model's epsilon.
 
     Args:
       model: the ViT to train; its positions are added at the stem.

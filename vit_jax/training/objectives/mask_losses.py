@@ -1,7 +1,7 @@
 """Losses of sets of masks: classes, and masks at sampled points (Mask2Former, 2112.01527).
 
-A segmentation is a set of masks, one for each class that occurs. Each is matched with a query. A
-mask's loss is computed at some points, most of which are where the prediction is uncertain.
+A segmentation is a set of masks, one for each class in the image. Each mask is matched with a
+query. A mask's loss is computed at sampled points, mostly where the prediction is uncertain.
 """
 
 from typing import NamedTuple
@@ -14,17 +14,17 @@ from vit_jax.data.fields import IGNORED
 from vit_jax.training.objectives.matching import match
 
 OVERSAMPLED = 3  # Candidates for each point of the loss.
-UNCERTAIN = 0.75  # Share of the points that are taken from the candidates.
+UNCERTAIN = 0.75  # Share of the points that are the most uncertain candidates.
 
 
 class Weights(NamedTuple):
-    """Weights of the losses, which are also those of the matching's costs.
+    """Weights of the losses and of the matching costs.
 
     Attributes:
       mask: weight of the binary cross-entropy of a mask's points.
       dice: weight of the dice loss.
       classes: weight of the cross-entropy of the class.
-      no_object: weight of queries without a target within the class loss.
+      no_object: weight within the class loss of queries without a target.
     """
 
     mask: float = 5.0
@@ -36,11 +36,11 @@ class Weights(NamedTuple):
 class Points(NamedTuple):
     """Places in an image, x and y in [0, 1], each `[..., points, 2]`.
 
-    The masks of an image share them: Mask2Former draws candidates for each of its masks.
+    All masks of an image share the points; in Mask2Former each mask has its own candidates.
 
     Attributes:
-      matched: points of the matching's costs.
-      candidates: points of which the most uncertain ones of each mask are used.
+      matched: points for the matching costs.
+      candidates: points from which the most uncertain ones are chosen for each mask.
       others: points that are used for every mask.
     """
 
@@ -50,7 +50,7 @@ class Points(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """Masks of an image, one for each class that occurs.
+    """Masks of an image, one for each class in it.
 
     Attributes:
       labels: class of each mask, int32 `[..., targets]`.
@@ -72,7 +72,7 @@ def draw_points(key: jax.Array, points: int) -> Points:
 
 
 def targets_of(mask: jax.Array, classes: int, most: int) -> Targets:
-    """Returns the masks of one image, of at most `most` classes, those with the largest areas.
+    """Returns the masks of one image, for at most `most` classes: those with the largest areas.
 
     Args:
       mask: class of each pixel, `[height, width]`; `IGNORED` belongs to no mask.
@@ -84,7 +84,7 @@ def targets_of(mask: jax.Array, classes: int, most: int) -> Targets:
 
 
 def sample(maps: jax.Array, points: jax.Array) -> jax.Array:
-    """Interpolates maps at points bilinearly, with zeros around them; PyTorch's `grid_sample`.
+    """Interpolates maps bilinearly at points, with zero padding, as PyTorch's `grid_sample` does.
 
     Args:
       maps: `[maps, height, width]`.
@@ -165,7 +165,7 @@ def point_losses(predicted: jax.Array, true: jax.Array) -> tuple[jax.Array, jax.
 
 
 def most_uncertain(logits: jax.Array, count: int) -> jax.Array:
-    """Returns the indices of the points of each mask whose logits are closest to 0.
+    """Returns the indices of each mask's points with logits closest to 0.
 
     Args:
       logits: `[masks, points]`.
@@ -175,7 +175,7 @@ def most_uncertain(logits: jax.Array, count: int) -> jax.Array:
 
 
 class Sums(NamedTuple):
-    """Sums of the losses of an image, without weights, over its masks and over its queries."""
+    """Unweighted sums of an image's losses: of masks over masks, of classes over queries."""
 
     mask: jax.Array
     dice: jax.Array
@@ -222,10 +222,10 @@ def set_losses(
     count: jax.Array,
     weights: Weights,
 ) -> jax.Array:
-    """Returns the weighted loss of each image, float32 `[batch]`; all arguments are of a batch.
+    """Returns the weighted loss of each image, float32 `[batch]`; all arguments have a batch axis.
 
-    The mean over a batch is Mask2Former's: losses of masks are divided by the number of masks in
-    the batch, that of classes by the sum of its weights.
+    The mean over the batch equals Mask2Former's loss: mask losses are divided by the number of
+    masks in the batch, and the class loss by the sum of its weights.
 
     Args:
       masks: logits `[batch, queries, rows, columns]`.
@@ -241,5 +241,5 @@ def set_losses(
     )
     of_queries = count + weights.no_object * (classes.shape[1] - count)
     of_masks = weights.mask * sums.mask + weights.dice * sums.dice
-    # Without any mask the numerator is 0, too.
+    # Without any mask the numerator is also 0.
     return of_masks / jnp.maximum(count, 1e-6) + weights.classes * sums.classes / of_queries

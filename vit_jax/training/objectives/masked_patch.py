@@ -1,4 +1,4 @@
-"""Masked patch prediction: the paper's self-supervision (section 4.6, appendix B.1.2)."""
+"""Masked patch prediction: the paper's self-supervised objective (section 4.6, appendix B.1.2)."""
 
 import math
 from typing import ClassVar
@@ -24,9 +24,9 @@ from vit_jax.training.objectives.masking import (
 )
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Objective, StepContext
 
-LEVELS = 8  # For each channel: 3 bits.
+LEVELS = 8  # Levels of each channel: 3 bits.
 COLORS = LEVELS**3
-# Of the corrupted patches 80 % are masked, the next 10 % are replaced, the others are kept.
+# Of the corrupted patches the first 80 % are masked and the next 10 % replaced; the rest is kept.
 MASKED, REPLACED = (
     0.8,
     0.9,
@@ -36,15 +36,15 @@ MASKED, REPLACED = (
 class MaskedPatch(Objective):
     """Prediction of the original content of corrupted patches from their final representations.
 
-    Of the corrupted patch embeddings 80 % become one learned embedding, 10 % the embedding of
-    another random patch of the image, and 10 % stay. Parameters are the learned embedding and a
-    linear head.
+    Of the corrupted patches, 80 % get a learned embedding, 10 % the embedding of another random
+    patch of the image, and 10 % keep theirs. Parameters are the learned embedding and a linear
+    head.
 
     Args:
       model: the ViT to train.
       ratio: share of corrupted patches, rounded to whole patches.
-      target: `color`, the patch's mean colour with 3 bits a channel, one of 512 classes; `cells`,
-        such a class for each of 4 x 4 cells; `pixels`, all pixels, with the squared error.
+      target: `color`, the patch's mean colour with 3 bits per channel (512 classes); `cells`, the
+        same for each of 4 x 4 cells; `pixels`, all pixels, with the squared error.
       rngs: the key for initialization.
 
     Raises:
@@ -101,8 +101,9 @@ class MaskedPatch(Objective):
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
         """Adds random draws for each image from its key, all int32.
 
-        `corrupted` `[batch, corrupted]` has positions of patches. `source` `[batch, patches]` has
-        for each position the patch whose embedding is used, or -1 for the mask.
+        `corrupted` `[batch, corrupted]` contains the positions of corrupted patches. `source`
+        `[batch, patches]` contains for each position the index of the patch embedding to use, or -1
+        for the learned embedding.
         """
         order_keys, kind_keys, other_keys = jax.vmap(
             lambda key: jax.random.split(key, 3), out_axes=1
@@ -122,9 +123,9 @@ class MaskedPatch(Objective):
         }
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Returns the loss of each image, the mean over its corrupted patches, and the accuracy.
+        """Returns the loss of each image, the mean over its corrupted patches.
 
-        There is an accuracy only for targets with classes.
+        For targets with classes it also returns the accuracy.
 
         Args:
           model: the ViT.
@@ -156,8 +157,8 @@ class MaskedPatch(Objective):
     def targets(self, images: jax.Array) -> jax.Array:
         """Returns targets of all patches: int32 `[batch, patches, cells]`, or pixels in [-1, 1].
 
-        A class is 64 red + 8 green + blue. Each level is the whole part of 8 times the mean of the
-        cell's pixels in [0, 1], at most 7. Integer arithmetic makes it exact.
+        A class is 64 red + 8 green + blue. Each level is floor(8 mean), at most 7, where mean is
+        that of the cell's pixels in [0, 1]. It is computed exactly, with integers.
         """
         if self.target == "pixels":
             return patchify(to_floats(images), self.patch)

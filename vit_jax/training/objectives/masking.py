@@ -1,4 +1,4 @@
-"""Helpers of masking objectives: patches as rows of pixels, random orders, reading by position."""
+"""Helpers of masking objectives: patches as rows of pixels, random orders, gather and scatter."""
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +11,12 @@ from vit_jax.training.objectives.objective import check_self_supervised
 
 
 def check_hides_patches(config: RunOptions, model: nnx.Module, does: str = "hides") -> None:
-    """Raises UserError if the model's patches cannot be hidden, or config values do not fit.
+    """Raises UserError if the model's patches cannot be hidden, or the config forbids it.
 
     Args:
       config: config of the run.
       model: model to train.
-      does: verb of the message, if the objective does something else with patches of pixels.
+      does: verb for the error message.
     """
     check_self_supervised(config)
     name = config.objective.name
@@ -65,5 +65,5 @@ def pick(x: jax.Array, positions: jax.Array) -> jax.Array:
 
 def put(x: jax.Array, positions: jax.Array, rows: jax.Array) -> jax.Array:
     """Replaces the rows of `x` at these positions of each image; the inverse of `pick`."""
-    # By `vmap` over images: with indices into the batch, XLA would copy rows between devices.
+    # `vmap` over images, since XLA would copy rows between devices for indices into the batch.
     return jax.vmap(lambda x, at, rows: x.at[at].set(rows))(x, positions, rows.astype(x.dtype))

@@ -4,19 +4,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
-WORST = 1e6  # In place of costs that are not finite, with which the algorithm would not end.
+WORST = 1e6  # Bound of the costs: with infinite ones the algorithm would not end.
 EXCLUDED = 1e8  # Cost of a pair that must not be matched.
 
 
 def match(costs: jax.Array, valid: jax.Array) -> jax.Array:
-    """Returns the prediction of each target that minimizes the sum of the costs, without gradient.
+    """Matches each target with a different prediction at minimum total cost, without gradients.
 
     Args:
-      costs: `[batch, targets, predictions]`, at most as many targets as predictions.
-      valid: bool `[batch, targets]`; the others are padding. They get predictions that are left.
+      costs: `[batch, targets, predictions]`, not more targets than predictions.
+      valid: bool `[batch, targets]`; False for padding, which gets the remaining predictions.
 
     Returns:
-      int32 `[batch, targets]`, different indices of predictions.
+      Index of each target's prediction, int32 `[batch, targets]`.
     """
     costs = jnp.nan_to_num(costs.astype(jnp.float32), nan=WORST, posinf=WORST, neginf=-WORST)
     costs = jnp.clip(costs, -WORST, WORST)
@@ -25,8 +25,8 @@ def match(costs: jax.Array, valid: jax.Array) -> jax.Array:
 
 def _match_image(costs: jax.Array, valid: jax.Array) -> jax.Array:
     targets, predictions = costs.shape
-    # Each padded target gets its own column. If it competed for the predictions, its search
-    # would pass all those of the padded targets before it: some 30 times the time for 100 targets.
+    # Each padded target gets its own column. If padded targets competed for the predictions, the
+    # algorithm would take about 30 times as long with 100 targets.
     own = jnp.where(jnp.eye(targets, dtype=bool) & ~valid[:, None], 0, EXCLUDED)
     costs = jnp.where(valid[:, None], costs, EXCLUDED)
     rows, columns = optax.assignment.hungarian_algorithm(jnp.concatenate([costs, own], axis=1))

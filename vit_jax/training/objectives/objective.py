@@ -28,8 +28,8 @@ class StepContext(NamedTuple):
     Attributes:
       rngs: RNGs for dropout; None in evaluation.
       state: the objective's state after the last update, by name.
-      update: number of this update, counted from 1; in evaluation, of the last one.
-      mesh: devices over which the batch is split; None: this is one device's part.
+      update: number of this update, counted from 1; in evaluation, of the last update.
+      mesh: devices over which the batch is split; None: the batch is one device's part.
     """
 
     rngs: nnx.Rngs | None = None
@@ -48,8 +48,8 @@ class Loss(NamedTuple):
       each: loss of each image, `[batch]`.
       metrics: metrics of each image, `[batch]`, by the names of `Objective.metrics`.
       aux: auxiliary outputs of each image for `Objective.update_state`, `[batch, ...]`.
-      logits: logits of each image, `[batch, classes]`, for the report's mistakes; None: evaluation
-        computes them, if the objective needs labels.
+      logits: logits of each image, `[batch, classes]`, for the report's list of mistakes. None:
+        evaluation computes them if the objective needs labels.
       outputs: values of each image for `Objective.over_split`, `[batch, ...]`, in evaluation.
     """
 
@@ -61,13 +61,13 @@ class Loss(NamedTuple):
 
 
 class ImageScores(NamedTuple):
-    """A metric of each image, by which a report shows the worst images first.
+    """A metric of each image, which ranks the worst images in a report.
 
     Attributes:
       name: name of the metric.
       values: float `[images]`; NaN where an image has no value.
       form: format string of a value, such as `{:.1%}`.
-      highest: the highest values are the worst ones, as of errors; False: the lowest.
+      highest: the highest values are the worst ones, as for errors. False: the lowest.
     """
 
     name: str
@@ -82,35 +82,35 @@ class ImageScores(NamedTuple):
 
 
 def in_format(value: float, format: str, digits: int = 2) -> str:
-    """Formats a metric: a `share` of 1 in percent with `digits` decimals, or a `number`."""
+    """Formats a metric: a `share` in percent with `digits` decimals, or a `number`."""
     return f"{value:.{digits}%}" if format == "share" else f"{value:.4g}"
 
 
 class Objective(nnx.Module):
     """A training objective; this base class has one view, no labels and no state.
 
-    The parameters of an objective are those that training needs in addition to the model's, such
-    as a decoder. They are trained and saved with the model's, and models that are loaded from the
-    run do not contain them.
+    An objective's parameters are those that training needs in addition to the model's, such as a
+    decoder's. They are trained and saved with the model's, but models loaded from the run do not
+    contain them.
 
-    A new objective is a file of this folder that defines `OBJECTIVE`, its subclass. Its name is the
-    file's, and is listed in `OBJECTIVE_NAMES` (`options/objective.py`). Options of its own are a
+    To add an objective, add a file to this folder that defines `OBJECTIVE`, a subclass of this
+    class, and list the file's name in `OBJECTIVE_NAMES` (`options/objective.py`). Its options are a
     class in `options/objective.py` and a section of `RunOptions` (`options/run.py`).
 
     Attributes:
       section: name of the config's section with its options; empty: no options.
       labels: True if the objective needs labels and a model with a head.
-      own_classes: True if a head of the objective's own predicts the data's classes, as for each
-        pixel; `config.data.num_classes` is their number in `make`.
+      own_classes: True if the objective's own head predicts the data's classes, for example of each
+        pixel. `make` then reads their number from `config.data.num_classes`.
       metrics: format of each metric besides the loss: `share` (of 1) or `number`.
       split_metrics: format of each metric of `over_split`.
       made_by: options that determine the shapes of the objective's parameters. A run starts from a
-        checkpoint's parameters only if these options are the same; empty: never.
-      optional: prefixes of paths of parameters that either the run or its checkpoint may lack.
+        checkpoint's parameters of the objective only if these options are equal; empty: never.
+      optional: path prefixes of parameters that either the run or its checkpoint may lack.
       files_option: the option that contains the folder of `files`.
-      carried: names of states that are read from a checkpoint with the parameters.
-      stem: prefixes of paths of parameters before the encoder, such as the mask token: layer-wise
-        decay treats them as the patch embedding.
+      carried: names of states that are read from a checkpoint together with the parameters.
+      stem: path prefixes of parameters before the encoder, such as the mask token. Layer-wise decay
+        treats them like the patch embedding.
       frozen: the model requested by `teacher_spec`, which is not trained.
       pictures: None, or `(model, batch, context) -> (visible, predicted)`: images of the visible
         part and of the prediction, each `[batch, height, width, channels]` in [0, 255].
@@ -118,9 +118,11 @@ class Objective(nnx.Module):
       image_scores: None, or `outputs -> ImageScores`: a metric of each image in `Loss.outputs`, for
         the report's worst images.
       objects: None, or `outputs -> (true, predicted)`: the `Boxes` and the `Detections` of each
-        image in `Loss.outputs`, for overlays of the worst images, which else are `pictures`.
+        image in `Loss.outputs`. The report draws them over the worst images, in place of
+        `pictures`.
       paired: None, or `outputs -> (paired, first)`: the embeddings of images and texts in
-        `Loss.outputs`, and the image with each distinct text, for the report's retrieved images.
+        `Loss.outputs`, and the index of each distinct text's first image. The report shows
+        retrieved images.
     """
 
     section: ClassVar[str] = ""
@@ -142,10 +144,10 @@ class Objective(nnx.Module):
 
     @classmethod
     def make(cls, config: RunOptions, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "Objective":
-        """Returns the objective of a config for a model, which may be abstract.
+        """Creates the config's objective for a model, which may be abstract.
 
-        Objectives with a `teacher_spec` also get `frozen=`, the abstract frozen model; the caller
-        sets `self.frozen` afterwards.
+        Objectives with a `teacher_spec` also receive `frozen=`, the abstract frozen model. The
+        calling code sets `self.frozen` afterwards.
 
         Args:
           steps: length of the run, for schedules.
@@ -162,7 +164,7 @@ class Objective(nnx.Module):
 
     @staticmethod
     def fields(config: RunOptions) -> tuple[Field, ...]:
-        """Returns the entries of a batch besides the views and labels, such as captions."""
+        """Returns the entries of a batch in addition to views and labels, such as captions."""
         return ()
 
     @staticmethod
@@ -177,7 +179,7 @@ class Objective(nnx.Module):
 
     @classmethod
     def random_teacher(cls, config: RunOptions, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
-        """Returns a small untrained model as `teacher_spec` describes, for smoke tests.
+        """Returns a small untrained model in place of `teacher_spec`'s, for smoke tests.
 
         Args:
           num_classes: number of the data's classes.
@@ -197,12 +199,12 @@ class Objective(nnx.Module):
 
     @classmethod
     def needs_a_label(cls, config: RunOptions) -> bool:
-        """Returns True if every image must have a label; else unlabelled images have no class."""
+        """Returns True if every image must have a label; False: an image may have none."""
         return cls.labels
 
     @staticmethod
     def eval_params(config: RunOptions) -> str | None:
-        """Returns the name of the state with the parameters that are evaluated and loaded.
+        """Returns the key in the state of the model parameters that are evaluated and loaded.
 
         None: the trained parameters.
         """
@@ -218,22 +220,23 @@ class Objective(nnx.Module):
 
     @staticmethod
     def sees_length(config: RunOptions) -> bool:
-        """Returns True if the objective depends on the run's length, as by a schedule.
+        """Returns True if the objective depends on the run's length, as a schedule does.
 
-        Otherwise a run with a constant learning rate may be extended.
+        If False, a run with a constant learning rate may be extended.
         """
         return True
 
     def frozen_prefixes(self) -> Mapping[str, int]:
-        """Returns by path prefix the number of first updates in which parameters are frozen.
+        """Returns the number of initial updates in which parameters are frozen, by path prefix.
 
         The prefixes are of the objective's own parameters, such as `head/prototypes`. Skipped
-        updates count. The optimizer's moments are updated, weight decay is not applied.
+        updates count. Meanwhile the optimizer's moments are updated, but weight decay is not
+        applied.
         """
         return {}
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """Returns the batch with random values of each image, drawn from its key, such as masks."""
+        """Adds random values of each image, such as masks, drawn from the image's key."""
         return batch
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
@@ -248,7 +251,7 @@ class Objective(nnx.Module):
         return {}
 
     def legend(self, outputs: dict[str, np.ndarray], class_names: Sequence[str]) -> dict[str, str]:
-        """Returns the meaning of the colours of pictures, each with its colour for HTML.
+        """Returns the legend of `pictures`: meaning and HTML colour.
 
         Args:
           outputs: `Loss.outputs` of the images.
@@ -279,14 +282,14 @@ class Objective(nnx.Module):
 
     @staticmethod
     def summary(config: RunOptions) -> str:
-        """Returns properties of the objective that a run prints at its start; empty: none."""
+        """Returns a description of the objective that a run logs at its start; empty: none."""
         return ""
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
         """Returns a warning if the metrics show that training has failed, else None.
 
         Args:
-          means: means of the metrics since the last row of the log.
+          means: metrics, averaged since the last row of the log.
           update: number of the last of these updates.
         """
         return None
@@ -302,7 +305,7 @@ class Objective(nnx.Module):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Returns the multiply-adds of the loss of an image.
+        """Returns the multiply-adds of one image's loss.
 
         Parts without a backward pass count a third. Model and objective may be abstract.
 

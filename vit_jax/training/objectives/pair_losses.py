@@ -1,4 +1,4 @@
-"""Losses of image-text pairs over a global batch: a sigmoid of each pair, and a softmax."""
+"""Sigmoid and softmax losses of image-text pairs over a global batch."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +17,7 @@ class Pairs(NamedTuple):
     Attributes:
       images, texts: embeddings of length 1, float32 `[batch, dim]`; row i of each is one pair.
       scale: factor of the similarities.
-      keep: False for padding, which is no other image's negative, `[batch]` bool.
+      keep: bool `[batch]`; False for padding, which is not a negative of other pairs.
     """
 
     images: jax.Array
@@ -27,9 +27,9 @@ class Pairs(NamedTuple):
 
 
 def softmax_losses(pairs: Pairs) -> tuple[jax.Array, jax.Array]:
-    """Returns CLIP's loss of each image, and whether its text is the most similar one.
+    """Returns CLIP's loss of each image, and whether its own text is the most similar one.
 
-    The loss is the mean of the cross-entropies over the texts and over the images (Radford et al.,
+    The loss is the mean of two cross-entropies, over the texts and over the images (Radford et al.,
     2021, figure 3).
     """
     logits = pairs.scale * _similarities(pairs.images, pairs.texts)
@@ -43,11 +43,11 @@ def softmax_losses(pairs: Pairs) -> tuple[jax.Array, jax.Array]:
 def sigmoid_losses(
     pairs: Pairs, bias: jax.Array, mesh: Mesh | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns SigLIP's loss of each image, and whether its text is the most similar one.
+    """Returns SigLIP's loss of each image, and whether its own text is the most similar one.
 
-    The loss is the sum over all texts of the batch of the binary cross-entropy (Zhai et al., 2023,
-    equation 1). Blocks of texts move around the devices, so that a device has the logits of its
-    images and of one block of texts at a time (section 3.3).
+    The loss is the binary cross-entropy, summed over all texts of the batch (Zhai et al., 2023,
+    equation 1). Blocks of texts are passed around the devices, so that each device computes the
+    logits of its images and one block of texts at a time (section 3.3).
 
     Args:
       bias: offset of the logits.
@@ -55,7 +55,7 @@ def sigmoid_losses(
     """
     negatives, most = _all_as_negatives(mesh, *pairs, bias)
     own = pairs.scale * _own_similarities(pairs) + bias
-    # softplus(-x) = softplus(x) - x: the own text is a positive.
+    # softplus(-x) = softplus(x) - x corrects the image's own text, the positive.
     most = jax.lax.stop_gradient(most)
     return negatives - own, own >= most - 1e-5 * jnp.abs(most)
 
@@ -70,9 +70,9 @@ def _own_similarities(pairs: Pairs) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _all_as_negatives(mesh, images, texts, scale, keep, bias):
-    """Returns for each image the sum over all texts of softplus(logit), and the largest logit.
+    """Returns each image's sum of softplus(logit) over all texts, and its largest logit.
 
-    Its backward pass computes the logits again, since storing them would take the whole matrix.
+    The backward pass recomputes the logits, because the whole matrix would not fit in memory.
     """
 
     def on_device(images, texts, scale, keep, bias):
@@ -141,10 +141,10 @@ def _split(mesh: Mesh | None, call: Callable, inputs: tuple, outputs: tuple) -> 
 
 
 def _around(mesh: Mesh | None, block: Callable, totals, moving):
-    """Applies `block` to `moving` on every device in turn; it ends where it began.
+    """Passes `moving` around all devices and applies `block` on each, until it is back.
 
     Returns:
-      The totals of this device, and the parts of `moving` that started here.
+      The totals of this device, and this device's part of `moving`.
     """
     if mesh is None:
         return block(totals, moving)

@@ -15,11 +15,11 @@ from vit_jax.training.objectives.prototypes import unit
 
 
 def features_of_teacher(config: RunOptions, model: TokenModel, teacher: nnx.Module) -> int:
-    """Returns the number of a teacher's features for each patch; the teacher may be abstract.
+    """Returns a teacher's number of features for each patch; the teacher may be abstract.
 
     Raises:
-      UserError: the teacher has no features of patches, or has other patches than the model, or has
-        no head for the features of a patch.
+      UserError: the teacher has no patch features, its patches differ from the model's, or its head
+        does not apply to patches.
     """
     values = config.objective
     named = f"config.objective.teacher={values.teacher!r}"
@@ -40,12 +40,12 @@ def features_of_teacher(config: RunOptions, model: TokenModel, teacher: nnx.Modu
 
 
 def said_of_patches(teacher: ImageModel, batch: Batch, of_head: bool) -> jax.Array:
-    """Returns the teacher's patch features of a batch, float32 `[batch, patches, features]`.
+    """Returns the teacher's patch features for a batch, float32 `[batch, patches, features]`.
 
     Args:
       teacher: the frozen model.
       batch: batch of images.
-      of_head: use its head's outputs, in place of its last tokens.
+      of_head: return the head's outputs in place of the last tokens.
     """
     x = teacher.features(batch.get("taught", batch["image"]), dense=True)
     x = teacher.head(x) if of_head else x

@@ -16,7 +16,7 @@ ITERATIONS = 3  # Sinkhorn-Knopp iterations, as in the code of all these papers.
 
 
 class PrototypeHead(nnx.Module):
-    """MLP of three layers, whose normalized outputs are compared with prototypes.
+    """Three-layer MLP; its normalized outputs are compared with prototypes.
 
     Args:
       features: width of the input.
@@ -24,7 +24,7 @@ class PrototypeHead(nnx.Module):
       bottleneck: width of the MLP's output and the prototypes.
       prototypes: number of prototypes.
       lengths: lengths of the prototypes: `one`; `learned`, a parameter for each, initially 1; or
-        `free`, the length of the parameters.
+        `free`, not normalized.
       rngs: the key for initialization.
     """
 
@@ -47,8 +47,8 @@ class PrototypeHead(nnx.Module):
                 for number, (before, after) in enumerate(zip(widths, widths[1:], strict=False))
             }
         )
-        # DINO and DINOv2 have PyTorch's default initialization under weight normalization; DINOv3
-        # has the initialization of the layers.
+        # DINO and DINOv2 use weight normalization and PyTorch's default initialization; DINOv3
+        # initializes prototypes like other layers.
         drawn = normal if lengths == "free" else initializers.torch_convolution()
         self.prototypes = nnx.Param(drawn(rngs.params(), (bottleneck, prototypes)))
         self.gains = nnx.Param(jnp.ones(prototypes)) if lengths == "learned" else None
@@ -57,7 +57,7 @@ class PrototypeHead(nnx.Module):
     def of_shapes(
         cls, shapes: Mapping[str, tuple[int, ...]], lengths: str, *, rngs: nnx.Rngs
     ) -> "PrototypeHead":
-        """Returns the head whose parameters have these shapes, by path."""
+        """Returns a head with parameters of these shapes, by path."""
         (features, hidden), (bottleneck, count) = shapes["layers/0/kernel"], shapes["prototypes"]
         return cls(features, hidden, bottleneck, count, lengths, rngs=rngs)
 
@@ -92,13 +92,13 @@ def unit(x: jax.Array, axis: int = -1) -> jax.Array:
 def sinkhorn(logits: jax.Array, weights: jax.Array, iterations: int = ITERATIONS) -> jax.Array:
     """Returns distributions `[samples, prototypes]` that use all prototypes equally.
 
-    Sinkhorn-Knopp iterations scale exp(logits) so that all prototypes have the same sum, then so
-    that each sample has the sum 1 (SwAV, 2006.09882, section 3.1). Samples are of the whole batch,
-    on all devices.
+    Each Sinkhorn-Knopp iteration scales exp(logits), first to equal sums for all prototypes, then
+    to the sum 1 for each sample (SwAV, 2006.09882, section 3.1). Samples are those of the global
+    batch, on all devices.
 
     Args:
       logits: divided by the temperature, `[samples, prototypes]`.
-      weights: 1 for a sample, 0 for padding, which is ignored and whose distribution is zero.
+      weights: 1 for a sample, 0 for padding; padding is ignored, and its distribution is zero.
       iterations: number of iterations.
     """
     real = weights > 0
@@ -111,16 +111,15 @@ def sinkhorn(logits: jax.Array, weights: jax.Array, iterations: int = ITERATIONS
 
 
 def koleo(x: jax.Array, group: int | None = None, real: jax.Array | None = None) -> jax.Array:
-    """Returns the KoLeo loss of each image, `[batch]`: minus the log distance to its neighbour.
+    """Returns the KoLeo loss of each image, `[batch]`: minus the log distance to the nearest other.
 
-    The neighbour is the nearest other image. The loss is Kozachenko and Leonenko's estimator of
-    entropy (1806.03198, section 3.1).
+    It is Kozachenko and Leonenko's entropy estimator, negated (1806.03198, section 3.1).
 
     Args:
       x: features `[batch, features]`.
       group: number of successive images that are compared with each other; None: all.
-      real: bool `[batch]`, False for images that cannot be a neighbour; None: all can. The loss of
-        an image without neighbours is 0.
+      real: bool `[batch]`, False for images that do not count as neighbours; None: all count. The
+        loss of an image without neighbours is 0.
     """
     x = unit(x.astype(jnp.float32)).reshape(-1, group or len(x), x.shape[-1])
     near = jnp.einsum("gid,gjd->gij", x, x, precision="highest")
@@ -133,14 +132,14 @@ def koleo(x: jax.Array, group: int | None = None, real: jax.Array | None = None)
 
 
 def views_matched(x: jax.Array, real: jax.Array | None = None) -> jax.Array:
-    """Returns 1 for an image whose first view is nearest to its own second view, else 0.
+    """Returns 1 for an image if its own second view is nearest to its first view, else 0.
 
-    The candidates are the second views of the batch, or of the micro-batch, so chance is 1 over
-    their number. It is similar to k-NN accuracy, but needs no labels.
+    The candidates are the second views of the batch or micro-batch; chance is 1 / candidates. It
+    resembles k-NN accuracy, but needs no labels.
 
     Args:
       x: features of length 1 of two views, `[batch, 2, features]`.
-      real: bool `[batch]`, images whose second views are candidates; None: all.
+      real: bool `[batch]`, False for images that are no candidates; None: all are.
     """
     near = jnp.einsum("id,jd->ij", x[:, 0], x[:, 1], precision="highest")
     near = near if real is None else jnp.where(real, near, -2)

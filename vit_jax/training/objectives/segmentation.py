@@ -43,10 +43,10 @@ class Segmentation(Objective):
     """Semantic segmentation by a head on the model's dense features.
 
     The loss of a linear head and of UPerNet is the cross-entropy of the resized scores, summed over
-    an image's pixels without ignored ones and divided by the number of all pixels, as in
-    mmsegmentation and DINOv3. In training UPerNet's includes that of its auxiliary head. EoMT's is
-    that of sets of masks (`mask_losses.py`), summed over the predictions before and after its last
-    layers.
+    an image's pixels except ignored ones and divided by the number of all pixels, as in
+    mmsegmentation and DINOv3. In training, UPerNet adds the loss of its auxiliary head. EoMT's loss
+    is a loss of sets of masks (`mask_losses.py`), summed over the predictions before and after its
+    last layers.
 
     Args:
       options: the section `segmentation`.
@@ -99,7 +99,7 @@ class Segmentation(Objective):
         return {name: updated_statistics(old, aux) for name, old in state.items()}
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
-        """Adds EoMT's values: a random key of each image, and the mean number of its masks.
+        """Adds values for EoMT: a random key for each image, and the batch's mean number of masks.
 
         Returns:
           The batch with `key`, data of a key `[batch, ...]`, and `masks_per_image` float32
@@ -113,7 +113,7 @@ class Segmentation(Objective):
     def __call__(self, model: Any, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss and the pixel accuracy of each image.
 
-        In evaluation `Loss.outputs` has `areas`, as `class_areas` returns them.
+        In evaluation `Loss.outputs` contains `areas`, the result of `class_areas`.
 
         Args:
           batch: `image`, and `mask` uint8 `[batch, height, width]`.
@@ -142,7 +142,7 @@ class Segmentation(Objective):
     def pictures(
         self, model: Any, batch: Batch, context: StepContext = EVALUATION
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the images under the colours of their true and of their predicted classes.
+        """Returns the images, overlaid with the colours of true and of predicted classes.
 
         Ignored pixels have the colour of `IGNORED` in both. Each is `[batch, height, width,
         channels]` in [0, 255].
@@ -155,7 +155,7 @@ class Segmentation(Objective):
         return coloured(images, mask, palette), coloured(images, predicted, palette)
 
     def over_split(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
-        """Returns the mean IoU over the classes that masks or predictions have, and the accuracy.
+        """Returns the pixel accuracy, and the mean IoU over classes in the masks or predictions.
 
         Args:
           outputs: `areas` int32 `[images, classes, 3]`.
@@ -169,7 +169,7 @@ class Segmentation(Objective):
         }
 
     def image_scores(self, outputs: dict[str, np.ndarray]) -> ImageScores:
-        """Returns the mean IoU of each image over the classes that it or its prediction has."""
+        """Returns the mean IoU of each image over the classes in its mask or prediction."""
         shared, predicted, true = np.moveaxis(outputs["areas"], -1, 0)
         union = predicted + true - shared
         with np.errstate(invalid="ignore"):  # An image without known pixels.
@@ -186,7 +186,7 @@ class Segmentation(Objective):
         return jax.vmap(lambda mask: targets_of(mask, self.classes, most))(batch[MASK])
 
     def _masking(self, batch: Batch, update: jax.Array | int) -> Masking:
-        """Returns which queries of each image attend to their own masks only in this update."""
+        """Returns the queries of each image with masked attention in this update."""
         shape = self.head.layers, self.head.queries.shape[0]
         draws = jax.vmap(lambda key: jax.random.uniform(key, shape))(_keys(batch, 0))
         return Masking(mask_probabilities(update, *self.masked, self.steps), draws)
@@ -195,7 +195,7 @@ class Segmentation(Objective):
         """Returns the loss of each image, `[batch]`, summed over the predictions.
 
         Args:
-          training: the losses are divided by the numbers of the batch; else by those of the image.
+          training: divide the losses by the batch's mean number of masks; otherwise by the image's.
         """
         targets = self._targets(batch)
         count = batch["masks_per_image"] if training else targets.valid.sum(-1)
@@ -238,9 +238,9 @@ def pixel_losses(scores: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def class_areas(predicted: jax.Array, mask: jax.Array, classes: int) -> jax.Array:
-    """Returns for each image and class the pixels that agree, are predicted, and are true.
+    """Counts the correct, predicted and true pixels of each class in each image.
 
-    Ignored pixels do not count. Sums over images give the split's IoU and accuracy.
+    Ignored pixels do not count. The split's IoU and accuracy follow from sums over images.
 
     Args:
       predicted: class of each pixel, `[batch, height, width]`.

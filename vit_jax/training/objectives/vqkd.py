@@ -40,7 +40,7 @@ REMEDY = (
 
 
 class TanhMlp(nnx.Module):
-    """Two dense layers with tanh between, in float32, the first as wide as its inputs."""
+    """Two float32 dense layers with tanh between; the first keeps the width."""
 
     def __init__(self, inputs: int, outputs: int, *, rngs: nnx.Rngs):
         values = dict(kernel_init=initializers.normal(0.02), rngs=rngs)
@@ -59,8 +59,8 @@ class Decoder(nnx.Module):
       code_dim: width of a code.
       features: number of output features for each patch.
       grid: rows and columns of patches.
-      dim, depth, heads: its width, layers and heads; its MLP is 4 dim wide.
-      model: the ViT before it; the decoder has the same type, `remat` and `scan`.
+      dim, depth, heads: width, number of layers and of heads; the MLP is 4 dim wide.
+      model: the encoder; the decoder has the same dtype, `remat` and `scan`.
       rngs: the key for initialization.
     """
 
@@ -115,7 +115,7 @@ class Tokeniser(nnx.Module):
 
     Args:
       values: options of the section `vqkd` that determine them.
-      shapes: shapes of the run's parameters and state besides its model, by path.
+      shapes: shapes of the objective's parameters and state, by path.
       rngs: the key for initialization.
 
     Raises:
@@ -161,15 +161,15 @@ class VQKD(Objective):
     codes. The loss is 1 minus the cosine similarity of prediction and teacher, plus the distance of
     patches from their codes.
 
-    Codes are state, not parameters: each follows the mean of its patches, over the global batch.
-    K-means on the first batch initializes them, and the first update already moves them. The loss
-    of the first update is with random codes.
+    Codes are state, not parameters: each follows the mean of its patches in the global batch. The
+    first update computes its loss with random codes; then k-means on its batch initializes the
+    codes, and they already move towards their patches.
 
     Args:
       options: the section `vqkd` of the config.
       model: the ViT to train, the encoder.
       features: number of the teacher's features for each patch.
-      of_head: whether these are outputs of the teacher's head.
+      of_head: these features are outputs of the teacher's head.
       seed: random seed of k-means and of revived codes.
       rngs: the key for initialization.
 
@@ -276,7 +276,7 @@ class VQKD(Objective):
             dead = usage * self.codes < self.revive_below
             drawn = jax.random.permutation(jax.random.fold_in(key, 1), len(x))[: self.codes]
             codes = jnp.where(dead[:, None], x[drawn], codes)
-            # A uniform frequency, so that a revived code is not dead at the next update.
+            # Set to the uniform frequency, so that a revived code is not dead at the next update.
             usage = jnp.where(dead, 1 / self.codes, usage)
         return {"codebook": codes, "usage": usage}
 
@@ -331,8 +331,8 @@ class VQKD(Objective):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the images, and reconstructions from patches of the batch, in [0, 255].
 
-        A patch is replaced by the patch of the batch whose teacher features are nearest to the
-        features that are decoded from its code.
+        Each patch is replaced by a patch of the batch: the one with teacher features nearest to the
+        features decoded from its code.
         """
         images = batch["image"].astype(jnp.float32)
         _, codes = self.quantise(self.project(model, batch["image"]), context.state["codebook"])
@@ -346,9 +346,9 @@ class VQKD(Objective):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts multiply-adds; the teacher and the search for codes have no backward pass.
+        """Counts multiply-adds of encoder, decoder, teacher and the search for codes.
 
-        The encoder and the decoder are included, too.
+        The last two have no backward pass.
         """
         graphdef, weights = nnx.split((model, self))
 

@@ -1,6 +1,6 @@
 """Update rules of the optimizers, without weight decay and learning rate.
 
-Each is a file of this folder with a function `update_rule(config)`, and its name in `OPTIMIZERS`
+Each is a file of this folder that defines `update_rule(config)`; its name is listed in `OPTIMIZERS`
 (`options/optimizer.py`).
 """
 

@@ -12,12 +12,12 @@ from vit_jax.training.lora import weight_axes
 def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
     """Returns Adafactor's update of "Scaling Vision Transformers" (Zhai et al., 2022, section 3.5).
 
-    As in big_vision, it stores sums over rows and columns in place of the second moment, with a
-    decay up to beta2. It has momentum, and does not scale by the parameters. `clip_update` bounds
-    the RMS of the updates; in the original it is 1 (Shazeer and Stern, 2018).
+    As in big_vision, the second moment is factored into sums over rows and columns, with a decay of
+    at most beta2. There is momentum, but no scaling by the parameters' RMS. `clip_update` bounds
+    the RMS of the updates; in the original the bound is 1 (Shazeer and Stern, 2018).
     """
     return optax.chain(
-        # Factors the two largest axes of at least 32, which never include the axis of q, k and v.
+        # The two largest axes of at least 32 are factored; the axis of q, k and v is smaller.
         optax.scale_by_factored_rms(
             min_dim_size_to_factor=32,
             decay_rate_fn=lambda step, power: jnp.minimum(config.beta2, 1 - (step + 1.0) ** -power),
@@ -31,9 +31,9 @@ def clip_by_rms(limit: float, of: str) -> optax.GradientTransformation:
     """Scales updates down to a root mean square of at most `limit`.
 
     Args:
-      limit: maximum; 0: none.
-      of: `array`, of each array, or `projection`: also of each part of an array that published code
-        stores as several arrays, such as q, k and v. So the result does not depend on the storage.
+      limit: maximum; 0: no limit.
+      of: `array`: RMS of each array. `projection`: separate RMS of parts that published code stores
+        as separate arrays, such as q, k and v, so that the result does not depend on the storage.
     """
 
     def clip(path, x):

@@ -9,7 +9,7 @@ from vit_jax.training.update_rules import adam
 
 
 def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
-    """Returns Adam's update; `to_length` follows after weight decay."""
+    """Returns Adam's update; `to_length` is applied after weight decay."""
     return adam.update_rule(config)
 
 

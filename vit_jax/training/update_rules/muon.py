@@ -9,18 +9,18 @@ from vit_jax.options.optimizer import OptimizerOptions
 from vit_jax.parallel.sharding import path_name
 from vit_jax.training.lora import weight_axes
 
-# RMS of a kernel's update. It is similar to Adam's, so that both have the same learning rate and
-# weight decay (Liu et al., "Muon is Scalable for LLM Training", 2025, section 2.2).
+# RMS of a kernel's update, similar to Adam's, so that both can share learning rate and weight decay
+# (Liu et al., "Muon is Scalable for LLM Training", 2025, section 2.2).
 RMS = 0.2
 
 
 def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
     """Returns Optax's Muon update (Jordan et al., 2024, kellerjordan.github.io/posts/muon).
 
-    A kernel is a matrix of its inputs by its outputs, or one matrix for each part, such as q, k and
-    v. Five Newton-Schulz steps bring the singular values of its Nesterov momentum (`beta1`, 0.95 in
-    the original) near to 1. Kernels that read pixels or return classes, and all other arrays, have
-    Adam's update with Nesterov momentum.
+    A kernel is treated as an inputs x outputs matrix, or as one matrix for each part, such as q, k
+    and v. Five Newton-Schulz iterations bring the singular values of its Nesterov momentum
+    (`beta1`, 0.95 in the original) close to 1. Kernels that read pixels or compute classes, and all
+    arrays that are no kernels, have Adam's update with Nesterov momentum.
     """
     return optax.contrib.muon(
         learning_rate=-1.0,  # The sign and the learning rate are applied after weight decay.
