@@ -101,6 +101,17 @@ def test_bad_captions_are_one_line(tmp_path, rows, words):
 
 
 @pytest.mark.parametrize(
+    ("row", "words"),
+    [('b.png,"two dogs', "unexpected end of data, in row 3"), ('b.png,"A" is', "row 3; close")],
+)
+def test_a_quote_in_a_caption_does_not_swallow_rows(tmp_path, row, words):
+    write_pairs(tmp_path, ROWS)
+    (tmp_path / "train.csv").write_text(f"file,caption\na.png,a cat\n{row}\nc.png,a bird\n")
+    with pytest.raises(UserError, match=f"train.csv cannot be read as CSV: .*{words}"):
+        open_pairs(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("name", "path", "splits"),
     [
         ("train.csv", "", ("train", "test")),

@@ -261,10 +261,17 @@ def _read(path: str) -> list[list[str]]:
     text = content.decode("utf-8-sig", "surrogateescape")  # Names of files may be any bytes.
     first = text.partition("\n")[0]
     delimiter = next((mark for mark in ",;\t" if mark in first), ",")
+    rows: list[list[str]] = []
     try:
-        return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+        # Not strict, a cell whose quote is not closed would contain all rows behind it.
+        for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True):
+            rows.append(row)
     except csv.Error as error:
-        raise UserError(f"{path} cannot be read as CSV: {error}") from error
+        raise UserError(
+            f"{path} cannot be read as CSV: {error}, in row {len(rows) + 1}; close each quote, and "
+            'write a quote within a cell as two: "a 5"" pipe"'
+        ) from error
+    return rows
 
 
 def _read_json_lines(path: str, content: bytes) -> list[list[str]]:
