@@ -246,6 +246,16 @@ def small_config(loss: str):
     return config
 
 
+@pytest.mark.parametrize("start", [100.0, 101.0])
+def test_a_scale_at_its_maximum_falls_where_the_loss_falls_with_it(start, tmp_path):
+    config = small_config("softmax")
+    config.contrastive.initial_scale = start
+    config.model.dtype, config.steps = "float32", 10
+    vit_jax.train(config, tmp_path / "run", train=pairs(16, 0), test=pairs(16, 1))
+    scale = np.exp(vit_jax.load_image_text(tmp_path / "run").logit_scale[...])
+    assert 90 < scale < 99.9
+
+
 @pytest.mark.parametrize("loss", ["sigmoid", "softmax"])
 def test_a_run_learns_pairs_and_classifies_by_names(loss, tmp_path, capsys):
     config = small_config(loss)
