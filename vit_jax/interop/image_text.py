@@ -223,6 +223,7 @@ def contrastive_values(form: TextFormat) -> dict[str, Any]:
     return dict(
         loss="sigmoid" if form.probabilities == "sigmoid" else "softmax",
         text_tower="clip" if options.causal else "siglip",
+        text_cleaning="big_vision" if form.cleaning == "big_vision" else None,
         text_length=options.length,
         text_dim=options.dim,
         text_depth=options.depth,
