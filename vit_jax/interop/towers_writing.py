@@ -130,7 +130,7 @@ def _text_arrays(kind: str, part: TextPart) -> Arrays:
 
 
 def _copy_tokenizer(folder: Path, kind: str, part: TextPart) -> None:
-    """Copies the tokenizer's files, and adds its configuration if there is none."""
+    """Copies the tokenizer's files, and writes its configuration with the tower's length."""
     for file in part.tokenizer.files:
         if file.name in TOKENIZER_FILES:
             shutil.copyfile(file, folder / file.name)
@@ -138,11 +138,11 @@ def _copy_tokenizer(folder: Path, kind: str, part: TextPart) -> None:
     if described.is_file():
         config = json.loads(described.read_text(encoding="utf-8"))
     else:
-        config = dict(
-            tokenizer_class=f"{_CLASSES[kind]}Tokenizer", model_max_length=part.tokenizer.length
-        )
+        config = dict(tokenizer_class=f"{_CLASSES[kind]}Tokenizer")
         if kind == "clip":
             config |= dict(pad_token="<|endoftext|>")
+    # Texts are padded to this length, and SigLIP's text tower reads the last token.
+    config |= dict(model_max_length=part.tokenizer.length)
     if kind == "siglip":  # Its text tower attends to the padding, as in training: without a mask.
         config |= dict(model_input_names=["input_ids"])
     described.write_text(json.dumps(config, indent=2) + "\n")
