@@ -112,6 +112,10 @@ def test_a_request_can_have_more_names_than_the_server(model, top, listed):
         (["cat", " "], "class names are empty"),
         (["cat"], "'cat' is the only class name"),
         (["cat", "cat "], "class names 'cat' and 'cat' have the same tokens"),
+        (
+            ["photographed animal: a", "photographed animal: b"],
+            "have the same tokens in 'a {}', of which the text tower reads 24: give one, or a sho",
+        ),
         (["cat", "x" * 101], "a name may have 100 characters, and 'xx.* has 101"),
         (["cat", "a\nb"], "a character that cannot be printed"),
         ([f"name {number}" for number in range(101)], "may have 100 names, and this one has 101"),

@@ -147,7 +147,7 @@ def open_labelled(described: DataSet, options: Options, subject: Subject) -> Ope
     names, note = class_names_of(source, options["names"], described.name)
     # CLIP's names for ImageNet have two pairs of equal ones.
     if note != CLIP_NAMES:
-        names = checked_names(names, texts.tokenizer, texts.probabilities)
+        names = checked_names(names, texts.tokenizer, texts.probabilities, options["templates"])
     return Opened(source, tuple(names), note)
 
 
