@@ -144,6 +144,15 @@ def test_a_line_that_is_not_json_is_named(tmp_path):
         open_pairs(tmp_path)
 
 
+@pytest.mark.parametrize("value", [{"en": "a cat"}, [{"text": "a cat"}], True])
+def test_values_of_json_that_are_no_texts_are_no_captions(value, tmp_path):
+    write_pairs(tmp_path, ROWS, name="other")
+    lines = [dict(file_name="a.png", text="x"), dict(file_name="b.png", text=value, boxes=[[1]])]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(UserError, match="train.jsonl, line 2: 'text' is .*, not a text or a list"):
+        open_pairs(tmp_path)
+
+
 IMAGES = np.zeros((3, 8, 8, 3), np.uint8)
 
 
