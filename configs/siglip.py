@@ -10,8 +10,9 @@ PAIRS is a folder with `train.csv` and `test.csv`, whose columns are `file` and 
 command trains from scratch with the batch size and the optimizer of the authors' WebLI runs. The
 second continues a SigLIP, SigLIP 2 or CLIP of Transformers, open_clip or big_vision on your pairs,
 by its name, hf://owner/name, file or folder, with its loss and its tokenizer; `tune=image` keeps
-its text tower. The third is locked-image tuning (2111.07991): the image tower of any checkpoint is
-frozen, and a text tower is trained for it with the values of big_vision's `siglip_lit_coco.py`.
+its text tower, and `tune=text` its image tower. The third is locked-image tuning (2111.07991): the
+image tower of any checkpoint is frozen, and a text tower is trained for it with the values of
+big_vision's `siglip_lit_coco.py`.
 """
 
 from vit_jax.config import choose, named_values
@@ -36,7 +37,7 @@ def get_config(argument=None):
     elif values["from"]:
         _continue(config, values["from"])
     if values["tune"] == "text":
-        config.finetune.train = "head"
+        config.finetune.train = "objective" if values["from"] else "head"
     config.contrastive.text_frozen = values["tune"] == "image"
     config.steps = int(values["steps"]) if values["steps"] else config.steps
     return choose(config, argument)

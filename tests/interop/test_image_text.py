@@ -12,6 +12,7 @@ from helpers import randomise
 from PIL import Image
 
 import vit_jax
+from configs.siglip import get_config
 from vit_jax.classifier import open_classifier
 from vit_jax.data.sources import data_set
 from vit_jax.errors import UserError
@@ -369,6 +370,20 @@ def test_a_run_starts_from_both_towers_and_keeps_its_tokenizer(kind, models, tmp
     np.testing.assert_allclose(run.encode_image(images), first.encode_image(images), atol=1e-5)
     embeddings = run.encode_image(images), run.encode_text(NAMES)
     np.testing.assert_allclose(run.logits(*embeddings), first.logits(*embeddings), rtol=1e-5)
+
+
+def test_a_text_tower_is_tuned_without_the_projection_of_images(models, tmp_path):
+    config = get_config(f"from={models['clip'][0]},tune=text")
+    config.data.source, config.batch_size, config.steps, config.epochs = "handed_in", 4, 2, None
+    config.optimizer.update(dict(learning_rate=1e-2, warmup_steps=0))
+    images = np.random.default_rng(0).integers(256, size=(4, 32, 32, 3)).astype(np.uint8)
+    pairs = images, ["a cat", "two dogs", "it's naïve", "猫"]
+    vit_jax.train(config, tmp_path / "run", train=pairs, test=pairs)
+    first, run = (
+        vit_jax.load_image_text(at, log=str) for at in (models["clip"][0], tmp_path / "run")
+    )
+    np.testing.assert_array_equal(run.encode_image(images), first.encode_image(images))
+    assert np.abs(run.encode_text(NAMES) - first.encode_text(NAMES)).max() > 0.01
 
 
 def config_from(kind: str, folder):
