@@ -374,6 +374,7 @@ def test_a_run_starts_from_both_towers_and_keeps_its_tokenizer(kind, models, tmp
 
 def test_a_text_tower_is_tuned_without_the_projection_of_images(models, tmp_path):
     config = get_config(f"from={models['clip'][0]},tune=text")
+    assert config.contrastive.max_scale == 100.0
     config.data.source, config.batch_size, config.steps, config.epochs = "handed_in", 4, 2, None
     config.optimizer.update(dict(learning_rate=1e-2, warmup_steps=0))
     images = np.random.default_rng(0).integers(256, size=(4, 32, 32, 3)).astype(np.uint8)

@@ -248,6 +248,8 @@ def values_of_towers(source: str | Path) -> dict[str, Any]:
     values = contrastive_values(form) | dict(tokenizer=str(_tokenizer_folder(path)))
     if form.probabilities == "softmax":
         values["embedding_dim"] = form.options.output_dim
+        if form.options.causal:
+            values["max_scale"] = 100.0  # As in CLIP's training, also for its fine-tuning.
     return values
 
 
