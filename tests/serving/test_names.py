@@ -129,6 +129,12 @@ def test_bad_names_are_one_line(names, words, asked):
         raise ValueError(json.loads(text)["error"])
 
 
+def test_names_in_an_address_are_one_parameter(asked):
+    status, _, text = asked("/predict", drawn(), query=b"names=owl&names=fox,dog")
+    assert status == 400
+    assert json.loads(text)["error"].startswith("'names' is there twice: give it once")
+
+
 def test_a_server_without_a_text_tower_has_no_names():
     status, _, text = ask("/predict", body(OWN), kind=JSON)
     assert status == 400
