@@ -372,6 +372,21 @@ def test_a_run_starts_from_both_towers_and_keeps_its_tokenizer(kind, models, tmp
     np.testing.assert_allclose(run.logits(*embeddings), first.logits(*embeddings), rtol=1e-5)
 
 
+@pytest.mark.parametrize(("kind", "crop"), [("clip", "short_side"), ("siglip", "square")])
+def test_images_of_a_continued_model_are_as_the_checkpoint_sees_them(kind, crop, models, tmp_path):
+    folder = shutil.copytree(models[kind][0], tmp_path / "folder")
+    data = get_config(f"from={folder}").data
+    assert (data.test_crop, data.test_resize, data.image_size) == (crop, 32, 32)
+    processor = json.loads((folder / "preprocessor_config.json").read_text())
+    processor |= dict(do_center_crop=False, size=dict(height=32, width=32))
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    data = get_config(f"from={folder}").data
+    assert (data.crop, data.test_crop, data.test_resize) == ("none", "square", 32)
+    (folder / "preprocessor_config.json").unlink()
+    data = get_config(f"from={folder}").data
+    assert (data.test_crop, data.test_resize, data.image_size) == (crop, 32, 32)
+
+
 def test_a_text_tower_is_tuned_without_the_projection_of_images(models, tmp_path):
     config = get_config(f"from={models['clip'][0]},tune=text")
     assert config.contrastive.max_scale == 100.0
