@@ -252,6 +252,10 @@ def test_vocabulary_and_merges_of_clip_are_read(models, tmp_path):
     (tmp_path / "old/merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
     ours = vit_jax.load_image_text(tmp_path / "old", log=str).tokenizer(TEXTS)
     np.testing.assert_array_equal(ours, their_tokens(tokenizer, TEXTS))
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        (tmp_path / "old" / name).unlink(missing_ok=True)
+    ours = vit_jax.load_image_text(tmp_path / "old", log=str).tokenizer(TEXTS)
+    np.testing.assert_array_equal(ours, their_tokens(tokenizer, TEXTS))
 
 
 def test_the_command_prints_the_same_probabilities(models, photograph, tmp_path):
