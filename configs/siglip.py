@@ -9,10 +9,10 @@ r"""SigLIP: images and captions, by a sigmoid of each pair (2303.15343).
 PAIRS is a folder with `train.csv` and `test.csv` (columns `file` and `caption`). The first command
 trains from scratch with the batch size and the optimizer of the authors' WebLI runs. The second
 trains a SigLIP, SigLIP 2 or CLIP of Transformers, open_clip or big_vision further on your pairs,
-with its loss and its tokenizer; `from` is its name, hf://owner/name, a file or a folder, and
-`tune=image` freezes its text tower. The third is locked-image tuning (2111.07991): the image tower
-of any checkpoint is frozen, and a text tower is trained for it with the values of big_vision's
-`siglip_lit_coco.py`.
+with its loss and its tokenizer; `from` is its name, hf://owner/name, a file or a folder.
+`tune=image` freezes its text tower, and `tune=text` its image tower. The third is locked-image
+tuning (2111.07991): the image tower of any checkpoint is frozen, and a text tower is trained for it
+with the values of big_vision's `siglip_lit_coco.py`.
 """
 
 from vit_jax.config import choose, named_values
@@ -37,7 +37,7 @@ def get_config(argument=None):
     elif values["from"]:
         _continue(config, values["from"])
     if values["tune"] == "text":
-        config.finetune.train = "head"
+        config.finetune.train = "objective" if values["from"] else "head"
     config.contrastive.text_frozen = values["tune"] == "image"
     config.steps = int(values["steps"]) if values["steps"] else config.steps
     return choose(config, argument)
@@ -51,7 +51,7 @@ def _lock_image(config, checkpoint):
     config.model.update(dict(name="", pooling=None, dtype="float32"))
     config.finetune.checkpoint, config.finetune.objective = checkpoint, "new"
     config.contrastive.update(dict(text_length=16, initial_bias=-2.71))
-    _show_as(config, checkpoint)
+    config.data.update(_shown_as(checkpoint))
     config.data.flip, config.augment.randaugment = True, (2, 10.0)
     config.batch_size, config.steps = 512, 5000
     config.optimizer.update(dict(name="adam", beta2=0.999))
@@ -59,38 +59,35 @@ def _lock_image(config, checkpoint):
     config.evaluate_every = 1000
 
 
-def _show_as(config, checkpoint):
-    """Sets the size of a checkpoint's images, and its evaluation transform if it is known."""
+def _shown_as(checkpoint, kind="square"):
+    """Returns the size of a checkpoint's images and its evaluation transform, by default `kind`."""
     from vit_jax.interop.open import open_checkpoint  # It imports JAX.
 
     try:
         opened = open_checkpoint(checkpoint)
     except UserError:  # Raised again, with its context, when the run starts.
-        return
+        return {}
     size, seen = min(opened.options.image_size), opened.preprocessing
-    config.data.update(dict(image_size=size, test_resize=size))
-    if seen is not None and seen.kind == "short_side":
-        resize = round(seen.resize(opened.options.image_size))
-        config.data.update(dict(crop="short_side", crop_resize=resize))
-        config.data.update(dict(test_crop="short_side", test_resize=resize))
+    if (seen.kind if seen else kind) != "short_side":
+        return dict(image_size=size, test_resize=size)
+    resize = round(seen.resize(opened.options.image_size)) if seen else size
+    values = dict(image_size=size, crop="short_side", crop_resize=resize)
+    return values | dict(test_crop="short_side", test_resize=resize)
 
 
 def _continue(config, source):
     """Sets values for a few epochs on a user's pairs, starting from both towers of a checkpoint."""
     from vit_jax.image_text import towers_place  # They import JAX.
     from vit_jax.interop.image_text import values_of_towers
-    from vit_jax.interop.open import open_checkpoint
     from vit_jax.published.towers import towers_of
 
     folder = str(towers_place(towers_of(source)))
-    size = open_checkpoint(folder).options.image_size[0]
     config.model.update(dict(name="", pooling=None, dtype="float32"))
-    config.data.update(dict(image_size=size, test_resize=size))
     config.finetune.checkpoint = folder
     config.contrastive.update(values_of_towers(folder))
-    if config.contrastive.loss == "softmax":  # CLIP keeps the aspect ratio and has a projection.
-        config.data.update(dict(crop="short_side", crop_resize=size, test_crop="short_side"))
-        config.finetune.head = "kept"
+    clip = config.contrastive.loss == "softmax"  # CLIP has a projection.
+    config.finetune.head = "kept" if clip else config.finetune.head
+    config.data.update(_shown_as(folder, "short_side" if clip else "square"))
     config.batch_size, config.steps, config.epochs = 64, None, 10.0
     config.optimizer.update(dict(name="adam", learning_rate=1e-5, weight_decay=1e-4 / 1e-3))
     config.optimizer.update(dict(warmup_steps=100))

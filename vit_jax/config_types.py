@@ -281,6 +281,7 @@ class ContrastiveConfig(Section):
     loss: str
     tokenizer: str
     text_tower: str
+    text_cleaning: str | None
     text_length: int
     text_dim: int
     text_depth: int

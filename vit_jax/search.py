@@ -107,6 +107,8 @@ def embed_images(
 ) -> tuple[list[str], np.ndarray]:
     """Returns the paths and embeddings of all readable images, from the cache if possible.
 
+    An image that is found twice, as in a folder and by its own name, is returned once.
+
     Args:
       model: model of images and texts.
       images: the images.
@@ -117,15 +119,16 @@ def embed_images(
       UserError: none of the images can be read.
     """
     file = (cache or cache_folder()) / f"{identity(model.image, crop)}.npz"
-    paths = [images.path(index) for index in range(len(images))]
-    keys = [image_key(path) for path in paths]
+    paths: dict[str, str] = {}
+    for path in map(images.path, range(len(images))):
+        paths.setdefault(image_key(path), path)
     known = read_cache(file)
-    new = {key: path for key, path in zip(keys, paths, strict=True) if key not in known}
+    new = {key: path for key, path in paths.items() if key not in known}
     print(f"{len(paths) - len(new):,} of {len(paths):,} images are in the cache {file.parent}")
     if new:
         known |= compute_embeddings(model.image, new, crop)
         write_cache(file, known)
-    readable = [(path, known[key]) for path, key in zip(paths, keys, strict=True) if key in known]
+    readable = [(path, known[key]) for key, path in paths.items() if key in known]
     if not readable:
         raise UserError(f"none of the {len(paths)} files is an image that can be read")
     return [path for path, _ in readable], np.stack([embedding for _, embedding in readable])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vit_jax.data.class_names import match_classes
+from vit_jax.data.class_names import match_classes, parse_names
 from vit_jax.errors import UserError
 
 
@@ -40,3 +40,8 @@ def test_classes_that_moved_among_others_are_refused():
         UserError, match="its class 0 is 'apple', that of the data 'berry', its class 1"
     ):
         match_classes(("apple", "berry", "cherry"), ("berry", "cherry", "zapple"), "a model")
+
+
+def test_names_longer_than_a_path_are_names():
+    names = [f"class number {number}" for number in range(400)]
+    assert parse_names(",".join(names)) == names

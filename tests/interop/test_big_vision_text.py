@@ -10,6 +10,9 @@ from PIL import Image
 import vit_jax
 from vit_jax.classifier import open_classifier
 from vit_jax.errors import UserError
+from vit_jax.interop.image_text import values_of_towers
+from vit_jax.models.text import tokenizer_of
+from vit_jax.options.objective import ContrastiveOptions
 
 GOLDEN = Path(__file__).parent / "golden"
 FILE = GOLDEN / "big_vision_siglip/model.npz"
@@ -101,6 +104,15 @@ def test_texts_are_lower_cased_and_end_as_big_visions(tokenizer, tmp_path):
     for row, (text, cleaned) in zip(ours, texts.items(), strict=True):
         tokens = processor.encode(text if cleaned is None else cleaned)[:5]
         np.testing.assert_array_equal(row, tokens + [1] * (6 - len(tokens)))
+
+
+def test_a_run_that_continues_a_file_has_its_tokens(tokenizer, tmp_path):
+    file = checkpoint(tmp_path, tokenizer)
+    texts = ["A Cat! it's", "CAFÉ"]
+    run = tokenizer_of(ContrastiveOptions(**values_of_towers(file)))
+    np.testing.assert_array_equal(
+        run(texts), vit_jax.load_image_text(file, log=str).tokenizer(texts)
+    )
 
 
 def test_the_whole_image_is_classified_by_names(tokenizer, tmp_path):

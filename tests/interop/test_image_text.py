@@ -12,6 +12,7 @@ from helpers import randomise
 from PIL import Image
 
 import vit_jax
+from configs.siglip import get_config
 from vit_jax.classifier import open_classifier
 from vit_jax.data.sources import data_set
 from vit_jax.errors import UserError
@@ -193,14 +194,14 @@ def test_zero_shot_probabilities_from_a_file_are_those_of_the_library(
     kind, torch, models, photograph
 ):
     folder, theirs, tokenizer, processor = models[kind]
-    texts = [f"a photo of a {name}." for name in NAMES]
+    texts = [f"a {name}" for name in NAMES]  # Of less than 20 tokens.
     pixels = processor(Image.open(photograph), return_tensors="pt")["pixel_values"].double()
     with torch.no_grad():
         tokens = torch.from_numpy(their_tokens(tokenizer, texts))
         logits = theirs(input_ids=tokens, pixel_values=pixels).logits_per_image[0]
     expected = (logits.softmax(-1) if kind[-4:] == "clip" else logits.sigmoid()).numpy()
     model = vit_jax.load_image_text(folder, log=str)
-    (found,) = vit_jax.zero_shot(model, photograph, NAMES)
+    (found,) = vit_jax.zero_shot(model, photograph, NAMES, ["a {}"])
     order = np.argsort(-expected)
     assert found.classes == tuple(NAMES[i] for i in order)
     # The pixels differ: Pillow rounds, and the library's torchvision does so elsewhere.
@@ -249,6 +250,10 @@ def test_vocabulary_and_merges_of_clip_are_read(models, tmp_path):
     (tmp_path / "old/vocab.json").write_text(json.dumps(content["vocab"]))
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in content["merges"]]
     (tmp_path / "old/merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
+    ours = vit_jax.load_image_text(tmp_path / "old", log=str).tokenizer(TEXTS)
+    np.testing.assert_array_equal(ours, their_tokens(tokenizer, TEXTS))
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        (tmp_path / "old" / name).unlink(missing_ok=True)
     ours = vit_jax.load_image_text(tmp_path / "old", log=str).tokenizer(TEXTS)
     np.testing.assert_array_equal(ours, their_tokens(tokenizer, TEXTS))
 
@@ -369,6 +374,36 @@ def test_a_run_starts_from_both_towers_and_keeps_its_tokenizer(kind, models, tmp
     np.testing.assert_allclose(run.encode_image(images), first.encode_image(images), atol=1e-5)
     embeddings = run.encode_image(images), run.encode_text(NAMES)
     np.testing.assert_allclose(run.logits(*embeddings), first.logits(*embeddings), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "crop"), [("clip", "short_side"), ("siglip", "square")])
+def test_images_of_a_continued_model_are_as_the_checkpoint_sees_them(kind, crop, models, tmp_path):
+    folder = shutil.copytree(models[kind][0], tmp_path / "folder")
+    data = get_config(f"from={folder}").data
+    assert (data.test_crop, data.test_resize, data.image_size) == (crop, 32, 32)
+    processor = json.loads((folder / "preprocessor_config.json").read_text())
+    processor |= dict(do_center_crop=False, size=dict(height=32, width=32))
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    data = get_config(f"from={folder}").data
+    assert (data.crop, data.test_crop, data.test_resize) == ("none", "square", 32)
+    (folder / "preprocessor_config.json").unlink()
+    data = get_config(f"from={folder}").data
+    assert (data.test_crop, data.test_resize, data.image_size) == (crop, 32, 32)
+
+
+def test_a_text_tower_is_tuned_without_the_projection_of_images(models, tmp_path):
+    config = get_config(f"from={models['clip'][0]},tune=text")
+    assert config.contrastive.max_scale == 100.0
+    config.data.source, config.batch_size, config.steps, config.epochs = "handed_in", 4, 2, None
+    config.optimizer.update(dict(learning_rate=1e-2, warmup_steps=0))
+    images = np.random.default_rng(0).integers(256, size=(4, 32, 32, 3)).astype(np.uint8)
+    pairs = images, ["a cat", "two dogs", "it's naïve", "猫"]
+    vit_jax.train(config, tmp_path / "run", train=pairs, test=pairs)
+    first, run = (
+        vit_jax.load_image_text(at, log=str) for at in (models["clip"][0], tmp_path / "run")
+    )
+    np.testing.assert_array_equal(run.encode_image(images), first.encode_image(images))
+    assert np.abs(run.encode_text(NAMES) - first.encode_text(NAMES)).max() > 0.01
 
 
 def config_from(kind: str, folder):

@@ -5,17 +5,22 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import test_image_text
+from flax import nnx
 from PIL import Image
 from safetensors.numpy import load_file
 from test_image_text import KINDS, TEXTS, config_from, their_tokens
 
 import vit_jax
 from vit_jax.errors import UserError
+from vit_jax.models.image_text import ImageTextModel
+from vit_jax.models.text import TextTower
+from vit_jax.models.text_tokens import open_tokenizer
 
 ROOT = Path(__file__).parents[2]
 models, photograph = test_image_text.models, test_image_text.photograph
@@ -100,6 +105,25 @@ def test_the_command_writes_a_run_with_its_tokenizer(torch, transformers, models
         out = read(input_ids=torch.from_numpy(tokens), pixel_values=pixels)
     np.testing.assert_allclose(trained.encode_text(TEXTS), out.text_embeds, atol=1e-5)
     np.testing.assert_allclose(trained.encode_image(images), out.image_embeds, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [12, 32])
+def test_a_text_tower_of_another_length_than_its_tokenizer_gets_its_texts(
+    length, torch, transformers, models, tmp_path
+):
+    """The tokenizer's files have the length 20."""
+    folder, loaded = models["siglip"][0], vit_jax.load_image_text(models["siglip"][0], log=str)
+    options = replace(loaded.text.options, length=length)
+    model = ImageTextModel(
+        loaded.image,
+        TextTower(options, rngs=nnx.Rngs(0)),
+        *(1.0, -1.5, "sigmoid"),
+        open_tokenizer(folder, length, "siglip"),
+    )
+    vit_jax.save_model(model, tmp_path / "written", log=str)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "written")
+    found = tokenizer(list(TEXTS), padding="max_length", truncation=True, return_tensors="np")
+    np.testing.assert_array_equal(found["input_ids"], model.tokenizer(TEXTS))
 
 
 # Lets processes import Transformers' image processors here: see

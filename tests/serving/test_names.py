@@ -112,6 +112,10 @@ def test_a_request_can_have_more_names_than_the_server(model, top, listed):
         (["cat", " "], "class names are empty"),
         (["cat"], "'cat' is the only class name"),
         (["cat", "cat "], "class names 'cat' and 'cat' have the same tokens"),
+        (
+            ["photographed animal: a", "photographed animal: b"],
+            "have the same tokens in 'a {}', of which the text tower reads 24: give one, or a sho",
+        ),
         (["cat", "x" * 101], "a name may have 100 characters, and 'xx.* has 101"),
         (["cat", "a\nb"], "a character that cannot be printed"),
         ([f"name {number}" for number in range(101)], "may have 100 names, and this one has 101"),
@@ -123,6 +127,12 @@ def test_bad_names_are_one_line(names, words, asked):
     assert "\n" not in text
     with pytest.raises(ValueError, match=words):
         raise ValueError(json.loads(text)["error"])
+
+
+def test_names_in_an_address_are_one_parameter(asked):
+    status, _, text = asked("/predict", drawn(), query=b"names=owl&names=fox,dog")
+    assert status == 400
+    assert json.loads(text)["error"].startswith("'names' is there twice: give it once")
 
 
 def test_a_server_without_a_text_tower_has_no_names():

@@ -1,5 +1,6 @@
 """Matches the classes of a model and a data set, or of two data sets, by name."""
 
+import os
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ def parse_names(text: str) -> list[str]:
     Raises:
       UserError: there is no such file, or it cannot be read.
     """
-    if Path(text).is_file():
+    if os.path.isfile(text):  # False also for a text that is too long for a path.
         return [line.strip() for line in read_lines(text, "names") if line.strip()]
     names = text.split(",")
     if len(names) == 1 and Path(text).suffix in (".txt", ".csv"):

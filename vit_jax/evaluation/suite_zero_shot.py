@@ -147,7 +147,7 @@ def open_labelled(described: DataSet, options: Options, subject: Subject) -> Ope
     names, note = class_names_of(source, options["names"], described.name)
     # Two pairs of CLIP's ImageNet names are equal, so duplicates are not an error.
     if note != CLIP_NAMES:
-        names = checked_names(names, texts.tokenizer, texts.probabilities)
+        names = checked_names(names, texts.tokenizer, texts.probabilities, options["templates"])
     return Opened(source, tuple(names), note)
 
 

@@ -223,6 +223,7 @@ def contrastive_values(form: TextFormat) -> dict[str, Any]:
     return dict(
         loss="sigmoid" if form.probabilities == "sigmoid" else "softmax",
         text_tower="clip" if options.causal else "siglip",
+        text_cleaning="big_vision" if form.cleaning == "big_vision" else None,
         text_length=options.length,
         text_dim=options.dim,
         text_depth=options.depth,
@@ -247,6 +248,8 @@ def values_of_towers(source: str | Path) -> dict[str, Any]:
     values = contrastive_values(form) | dict(tokenizer=str(_tokenizer_folder(path)))
     if form.probabilities == "softmax":
         values["embedding_dim"] = form.options.output_dim
+        if form.options.causal:
+            values["max_scale"] = 100.0  # As in CLIP's training, also for its fine-tuning.
     return values
 
 

@@ -120,8 +120,9 @@ class ImageTextModel(nnx.Module):
           UserError: there are no names or templates; a name is empty; two names are equal or have
             the same tokens; there is only one name for a softmax; or a template has no `{}`.
         """
-        names = checked_names(names, self.tokenizer, self.probabilities)
-        embeddings = class_embeddings(self.encode_text, names, checked_templates(templates))
+        templates = checked_templates(templates)
+        names = checked_names(names, self.tokenizer, self.probabilities, templates)
+        embeddings = class_embeddings(self.encode_text, names, templates)
         return ZeroShotClassifier(self, jnp.asarray(embeddings), names)
 
 
@@ -148,13 +149,14 @@ def class_embeddings(
 
 
 def checked_names(
-    names: Sequence[str], tokenizer: Tokenizer, probabilities: str
+    names: Sequence[str], tokenizer: Tokenizer, probabilities: str, templates: Sequence[str]
 ) -> tuple[str, ...]:
     """Returns class names without surrounding spaces.
 
     Raises:
-      UserError: there is no name; a name is empty; two names are equal or have the same tokens; or
-        there is only one name for a softmax.
+      UserError: there is no name; a name is empty; two names are equal, or have the same tokens in
+        the template with the fewest characters before the name; or there is only one name for a
+        softmax.
     """
     names = tuple(name.strip() for name in ([names] if isinstance(names, str) else names))
     if not names or not all(names):
@@ -164,14 +166,20 @@ def checked_names(
             f"{names[0]!r} is the only class name, and this model's probabilities sum to 1: "
             "give two or more, such as 'cat', 'something else'"
         )
-    nothing, *texts = (tuple(row) for row in tokenizer(["", *names]).tolist())
+    template = min(templates, key=lambda template: template.index("{}"))
+    filled = [template.replace("{}", name) for name in ("", *names)]
+    nothing, *texts = (tuple(row) for row in tokenizer(filled).tolist())
     known: dict[tuple[int, ...], str] = {}
     for name, text in zip(names, texts, strict=True):
         if text == nothing:
-            raise UserError(f"class name {name!r} has no tokens: give one with letters")
+            raise UserError(
+                f"class name {name!r} has no tokens in {template!r}, of which the text tower reads "
+                f"{tokenizer.length} tokens: give one with letters, or a shorter template"
+            )
         if text in known:
             raise UserError(
-                f"class names {known[text]!r} and {name!r} have the same tokens: give one"
+                f"class names {known[text]!r} and {name!r} have the same tokens in {template!r}, "
+                f"of which the text tower reads {tokenizer.length}: give one, or a shorter template"
             )
         known[text] = name
     return names

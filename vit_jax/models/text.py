@@ -84,7 +84,7 @@ def tokenizer_of(options: ContrastiveOptions) -> Tokenizer:
     return _opened(
         options.tokenizer,
         options.text_length,
-        options.text_tower,
+        options.text_cleaning or options.text_tower,
         options.vocabulary,
         tokenizer_identity(Path(options.tokenizer)),
     )

@@ -225,7 +225,8 @@ def _of_tokenizers(folder: Path, length: int, clean: Clean, vocabulary: int | No
     file = folder / ("tokenizer.json" if with_json else "vocab.json")
     made = _opened(file, _from_json if with_json else _clip_tokenizer)
     special = _special_tokens(folder)
-    padding = special.get("pad_token") or special.get("eos_token") or ""
+    default = "" if with_json else _END  # As in Transformers' CLIPTokenizer.
+    padding = special.get("pad_token") or special.get("eos_token") or default
     if (pad := made.token_to_id(padding)) is None:
         raise UserError(
             f"the padding token {padding!r} of {folder} is not in its vocabulary: add pad_token to "

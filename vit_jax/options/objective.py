@@ -510,6 +510,13 @@ class ContrastiveOptions:
         "Text tower: SigLIP's, without a mask, which reads the last token, or CLIP's, which is "
         "causal and reads the end of the text.",
     )
+    text_cleaning: str | None = option(
+        None,
+        one_of("clip", "siglip", "big_vision"),
+        "Changes of texts before the tokenizer: none (clip), lower case and with spiece.model no "
+        "punctuation (siglip), or ASCII letters in lower case (big_vision); None: as text_tower. A "
+        "folder with open_clip_config.json describes its own.",
+    )
     text_length: int = option(64, whole(1, 2**16), "Tokens of a text; longer texts are truncated.")
     text_dim: int = option(768, whole(1, 2**20), "Width of the text tower.", smoke=32)
     text_depth: int = option(12, whole(1, 10000), "Layers of the text tower.", smoke=1)

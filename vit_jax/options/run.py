@@ -125,8 +125,13 @@ class FinetuneOptions:
     )
     train: str = option(
         "all",
-        one_of("all", "head", "lora"),
-        "Trained parameters: all, the head, or the head and low-rank updates (LoRA).",
+        one_of("all", "head", "lora", "objective"),
+        "Trained parameters: all, the head, the head and low-rank updates (LoRA), or the text "
+        "tower and the similarity alone (objective), without the projection of a CLIP's images.",
+        validate=lambda value, config: unless(
+            value != "objective" or config.objective.name == "contrastive",
+            f"'head' with objective.name={config.objective.name!r}; 'objective' is for contrastive",
+        ),
     )
     lora_rank: int = option(
         8,

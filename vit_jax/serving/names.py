@@ -58,7 +58,8 @@ class Names:
                 )
             if not name.isprintable():
                 raise UserError(f"the name {name!r} has a character that cannot be printed")
-        return checked_names(names, self._model.tokenizer, self._model.probabilities)
+        model = self._model
+        return checked_names(names, model.tokenizer, model.probabilities, self._templates)
 
     def embeddings(self, names: Sequence[str]) -> np.ndarray:
         """Returns the embeddings of valid names, float32 `[names, dim]`; they are cached.

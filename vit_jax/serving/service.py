@@ -217,11 +217,7 @@ class Service:
         if kind == "multipart/form-data":
             raise Refused(415, "send the image itself, not a form: curl --data-binary @photo.jpg")
         if kind != "application/json":
-            query: dict[str, Any] = {
-                key: value.split(",") if key == "names" else _number(value)
-                for key, value in request.query_params.items()
-            }
-            return self._checked(query, [body]), True
+            return self._checked(_query(request), [body]), True
         try:
             # Parsing millions of small values takes seconds.
             if len(body.translate(None, WORDS)) > MOST_SYNTAX:
@@ -381,6 +377,20 @@ def _check_parameter(key: str, value: object, supported: Sequence[str]) -> None:
     most = MOST_NEIGHBOURS if key == "neighbours" else 1
     if not 0 <= value <= most:
         raise Refused(400, f"{key} must be 0 to {most}")
+
+
+def _query(request: Request) -> dict[str, Any]:
+    """Returns the parameters in a request's address.
+
+    Raises:
+      Refused: one is there twice.
+    """
+    query: dict[str, Any] = {}
+    for key, value in request.query_params.multi_items():
+        if key in query:
+            raise Refused(400, f"{key!r} is there twice: give it once, several names as cat,dog")
+        query[key] = value.split(",") if key == "names" else _number(value)
+    return query
 
 
 def _where(number: int, images: list[bytes]) -> str:

@@ -90,12 +90,10 @@ def effective(weights: Weights) -> dict:
 
 def trained(options: FinetuneOptions, weights: Weights) -> Weights:
     """Returns True for each weight that training updates, else False."""
-    everything = options.train == "all"
+    patterns = {"all": "", "objective": r"extra/objective/"}
+    pattern = patterns.get(options.train, r"extra/|params/(head|distillation_head)/")
 
     def is_trained(path, _):
-        return (
-            everything
-            or re.match(r"extra/|params/(head|distillation_head)/", path_name(path)) is not None
-        )
+        return re.match(pattern, path_name(path)) is not None
 
     return jax.tree.map_with_path(is_trained, weights)

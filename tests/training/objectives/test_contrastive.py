@@ -101,6 +101,17 @@ def test_bad_captions_are_one_line(tmp_path, rows, words):
 
 
 @pytest.mark.parametrize(
+    ("row", "words"),
+    [('b.png,"two dogs', "unexpected end of data, in row 3"), ('b.png,"A" is', "row 3; close")],
+)
+def test_a_quote_in_a_caption_does_not_swallow_rows(tmp_path, row, words):
+    write_pairs(tmp_path, ROWS)
+    (tmp_path / "train.csv").write_text(f"file,caption\na.png,a cat\n{row}\nc.png,a bird\n")
+    with pytest.raises(UserError, match=f"train.csv cannot be read as CSV: .*{words}"):
+        open_pairs(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("name", "path", "splits"),
     [
         ("train.csv", "", ("train", "test")),
@@ -130,6 +141,15 @@ def test_locked_image_tuning_starts_a_new_text_tower():
 def test_a_line_that_is_not_json_is_named(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"file_name": "a.png", "text": "x"}\n[1]\n')
     with pytest.raises(UserError, match="line 2 is not a JSON object"):
+        open_pairs(tmp_path)
+
+
+@pytest.mark.parametrize("value", [{"en": "a cat"}, [{"text": "a cat"}], True])
+def test_values_of_json_that_are_no_texts_are_no_captions(value, tmp_path):
+    write_pairs(tmp_path, ROWS, name="other")
+    lines = [dict(file_name="a.png", text="x"), dict(file_name="b.png", text=value, boxes=[[1]])]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(UserError, match="train.jsonl, line 2: 'text' is .*, not a text or a list"):
         open_pairs(tmp_path)
 
 
@@ -233,6 +253,16 @@ def small_config(loss: str):
     config.batch_size, config.steps, config.evaluate_every = 16, 60, 60
     config.optimizer.update(dict(learning_rate=3e-3, warmup_steps=5))
     return config
+
+
+@pytest.mark.parametrize("start", [100.0, 101.0])
+def test_a_scale_at_its_maximum_falls_where_the_loss_falls_with_it(start, tmp_path):
+    config = small_config("softmax")
+    config.contrastive.initial_scale = start
+    config.model.dtype, config.steps = "float32", 10
+    vit_jax.train(config, tmp_path / "run", train=pairs(16, 0), test=pairs(16, 1))
+    scale = np.exp(vit_jax.load_image_text(tmp_path / "run").logit_scale[...])
+    assert 90 < scale < 99.9
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "softmax"])

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,7 +127,7 @@ def open_csv(split: str, options: SourceOptions) -> CsvList:
         lacks the required columns.
     """
     path, whole = _file_of(options.path, split)
-    rows = _read(path)
+    rows = _read(path, caption_keys(options.caption_key) if TEXT in options.fields else ())
     columns = _columns(path, rows, options.label_key if options.labels else None)
     columns = columns._replace(caption=_caption_column(path, rows, columns, options))
     _check_cells(path, rows, columns)
@@ -248,8 +248,12 @@ def _refuse_archives(folder: str) -> None:
         )
 
 
-def _read(path: str) -> list[list[str]]:
-    """Returns the rows of a CSV; cells are separated by commas, semicolons or tabs."""
+def _read(path: str, texts: Sequence[str] = ()) -> list[list[str]]:
+    """Returns the rows of a CSV; cells are separated by commas, semicolons or tabs.
+
+    Args:
+      texts: keys of JSON lines whose values must be texts or lists of texts.
+    """
     try:
         content = read_file(path)
     except OSError as error:
@@ -257,25 +261,32 @@ def _read(path: str) -> list[list[str]]:
     if b"\0" in content:
         raise UserError(f"{path} is no text in UTF-8: save it as CSV in UTF-8")
     if path.lower().endswith(".jsonl"):
-        return _read_json_lines(path, content)
+        return _read_json_lines(path, content, texts)
     text = content.decode("utf-8-sig", "surrogateescape")  # File names may be invalid UTF-8.
     first = text.partition("\n")[0]
     delimiter = next((mark for mark in ",;\t" if mark in first), ",")
+    rows: list[list[str]] = []
     try:
-        return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+        # Not strict, a cell whose quote is not closed would contain all rows behind it.
+        for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True):
+            rows.append(row)
     except csv.Error as error:
-        raise UserError(f"{path} cannot be read as CSV: {error}") from error
+        raise UserError(
+            f"{path} cannot be read as CSV: {error}, in row {len(rows) + 1}; close each quote, and "
+            'write a quote within a cell as two: "a 5"" pipe"'
+        ) from error
+    return rows
 
 
-def _read_json_lines(path: str, content: bytes) -> list[list[str]]:
+def _read_json_lines(path: str, content: bytes, texts: Sequence[str]) -> list[list[str]]:
     """Converts JSON lines to a header and rows of text cells; lists become several rows.
 
     Raises:
-      UserError: a line is not a JSON object.
+      UserError: a line is not a JSON object, or has other values of `texts`.
     """
     lines = content.decode("utf-8-sig", "surrogateescape").split("\n")
     examples = [
-        _json_object(line, f"{path}, line {number}")
+        _json_object(line, f"{path}, line {number}", texts)
         for number, line in enumerate(lines, 1)
         if line.strip()
     ]
@@ -295,11 +306,11 @@ def _as_cells(value: Any) -> list[str]:
     return ["" if one is None else str(one) for one in values] or [""]
 
 
-def _json_object(line: str, place: str) -> dict[str, Any]:
+def _json_object(line: str, place: str, texts: Sequence[str]) -> dict[str, Any]:
     """Parses a line as a JSON object.
 
     Raises:
-      UserError: the line is not a JSON object.
+      UserError: the line is not a JSON object, or has other values of `texts`.
     """
     try:
         content = json.loads(line)
@@ -307,6 +318,10 @@ def _json_object(line: str, place: str) -> dict[str, Any]:
         raise UserError(f"{place} is not JSON: {error}") from error
     if not isinstance(content, dict) or not content:
         raise UserError(f"{place} is not a JSON object such as {{...}}")
+    for key, value in content.items():
+        values = value if isinstance(value, list) else [value]
+        if key.strip().lower() in texts and any(isinstance(x, dict | list | bool) for x in values):
+            raise UserError(f"{place}: {key!r} is {value!r:.60}, not a text or a list of texts")
     return content
 
 

@@ -9,6 +9,7 @@ image tower.
 """
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -217,8 +218,10 @@ class Contrastive(Objective):
     @property
     def scale(self) -> jax.Array:
         """Factor of the cosine similarities."""
-        scale = jnp.exp(self.logit_scale[...])
-        return scale if self.max_scale is None else jnp.minimum(scale, self.max_scale)
+        logarithm = self.logit_scale[...]
+        if self.max_scale is not None:
+            logarithm = _at_most(logarithm, math.log(self.max_scale))
+        return jnp.exp(logarithm)
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
         """Returns the loss of each image with the captions of the batch.
@@ -333,6 +336,23 @@ class Contrastive(Objective):
         first, texts = distinct(outputs["tokens"])
         pairs = np.stack([np.arange(len(outputs["images"])), texts], axis=1)
         return Paired(outputs["images"], outputs["texts"][first], pairs), first
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _at_most(x: jax.Array, limit: float) -> jax.Array:
+    """Returns the minimum of a number and a limit, for a parameter.
+
+    From the limit on, only gradients that lower the parameter are passed. CLIP's code clips the
+    parameter itself after each update, so that it can leave the limit again.
+    """
+    return jnp.minimum(x, limit)
+
+
+def _at_most_backward(limit: float, x: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+    return (jnp.where((x < limit) | (gradient > 0), gradient, 0),)
+
+
+_at_most.defvjp(lambda x, limit: (_at_most(x, limit), x), _at_most_backward)
 
 
 def _check_tokens(model: nnx.Module) -> None:
