@@ -19,7 +19,8 @@ train: wall-clock time of training steps of --models, compared with others' code
   checkouts in the folder --checkouts.
 objectives: wall-clock time and compiled FLOPs of training steps of --models: supervised, masked
   patch prediction, masked autoencoder.
-depth: the same for stochastic depth, which skips each image by chance or computes a random subset.
+depth: the same for two kinds of stochastic depth: each branch drops images independently, or is
+  computed for a random subset of fixed size.
 crops: the TPU compiler's estimates for --models: DINO's step compared with the supervised one, and
   a pass for crops of each size compared with one packed pass.
 gpu: benchmarks of a GPU, the most important first, within --minutes: training steps compared with

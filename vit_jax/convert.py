@@ -225,9 +225,10 @@ def with_depth_head(checkpoint: Checkpoint, file: str, max_depth: float | None) 
 
 
 def _mapping(read: list[Entry], written: list[Entry]) -> list[str]:
-    """Returns a line for each kind of parameter; layers are combined.
+    """Returns a line for each kind of parameter; the layers of a model share a line.
 
-    A line contains our name, the name in the source if it differs, and the written name.
+    A line contains the number of tensors, our name, the name in the source if it has the parameter,
+    and the name in the output.
     """
 
     def kind(*names):

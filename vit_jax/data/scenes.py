@@ -266,7 +266,7 @@ def _items(
 
 
 def _cuts(start: np.ndarray, across: np.ndarray) -> np.ndarray:
-    """Returns the half of each drawing that a fragment keeps, `[items, 4]` as in `Item.cut`."""
+    """Returns `Item.cut` of each item, `[items, 4]`: half of its drawing. Only fragments use it."""
     whole, half = np.array([[0, 256]]), np.stack([start, start + 128], axis=1)
     across = across[:, None].astype(bool)
     return np.concatenate([np.where(across, half, whole), np.where(across, whole, half)], axis=1)

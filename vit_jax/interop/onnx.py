@@ -445,7 +445,8 @@ class _Graph:
     def _reduce_sum(self, inputs, out, axes, **_) -> _Value:
         """Sums over one axis at a time, because ONNX Runtime is less accurate for several axes.
 
-        With several axes, a BiT's logits would differ by 1e-4 from float64 sums, instead of 7e-6.
+        With several axes, a BiT's logits would differ by 1e-4 from those with float64 sums,
+        instead of 7e-6.
         """
         name = self.whole(inputs[0])
         for axis in sorted(axes, reverse=True):

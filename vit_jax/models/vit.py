@@ -597,7 +597,10 @@ def _resnet(options: ViTOptions, rngs: nnx.Rngs) -> ResNet | None:
 
 
 def _stack(options: ViTOptions, offsets: int, biases: int) -> Stack:
-    """Returns a ViT's `Stack`: options with the names of its fields, and derived settings."""
+    """Returns a ViT's `Stack`.
+
+    Fields with the name of an option have its value; the others are derived.
+    """
     names = {field.name for field in dataclasses.fields(Stack)} & options_of(ViTOptions).keys()
     values = {name: getattr(options, name) for name in names} | dict(
         offsets=offsets,

@@ -39,7 +39,7 @@ def parse_profile(profile: str) -> range | None:
 
 
 def _every(help: str) -> Any:
-    """Returns the field for the number of steps between evaluations by suites."""
+    """Returns the field for how often a suite evaluates, in steps."""
     return option(
         0,
         whole(0),

@@ -290,7 +290,7 @@ class Service:
 
     @property
     def _classifier_engine(self) -> ClassifierEngine:
-        """The engine, for parameters that only classifiers support."""
+        """The engine as a classifier, which some parameters of requests need."""
         assert isinstance(self._engine, ClassifierEngine)
         return self._engine
 

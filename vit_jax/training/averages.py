@@ -64,5 +64,8 @@ def cosine_share(factor: float, steps: int, last: float = 1.0) -> Callable[[jax.
 
 
 def with_weights(module: nnx.Module, weights: dict) -> nnx.Module:
-    """Returns a copy of `module` with other weights, such as a teacher from its student."""
+    """Returns a copy of `module` with the given weights.
+
+    For example, the student's module with the teacher's weights is the teacher.
+    """
     return nnx.merge(nnx.graphdef(module), weights)

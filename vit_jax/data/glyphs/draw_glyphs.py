@@ -114,7 +114,11 @@ def drawings(character: str, fonts: list, maps: list[set[int]]) -> list[np.ndarr
 
 
 def compared_ink(drawn: list[np.ndarray | None]) -> np.ndarray | None:
-    """Returns the drawings used to compare characters, in one row; None if one is missing."""
+    """Returns a character's drawings in the fonts `COMPARED`, in one vector of values from 0 to 1.
+
+    Returns:
+      None if the character is missing in one of these fonts.
+    """
     compared = [drawn[number] for number in COMPARED]
     if any(one is None for one in compared):
         return None

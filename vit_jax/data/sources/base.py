@@ -30,7 +30,8 @@ class Source:
       left_out: number of skipped files by reason; `folder_rules.in_words` formats it.
       fields: names of additional values of each example, such as `text` (captions); see
         `vit_jax.data.fields`.
-      recognized: description of the file layout; empty if the kind has only one.
+      recognized: description of the recognized file layout; empty if this kind of source has
+        only one layout.
     """
 
     class_names: tuple[str, ...]

@@ -49,7 +49,7 @@ _THEIRS = "transformer.resblocks.{0}."
 
 
 def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
-    """Returns the text tower for an `open_clip_config.json` and its tensors.
+    """Reads the text tower from the content of an `open_clip_config.json` and the tensors.
 
     Raises:
       UserError: the model has no text tower, or an unsupported one.

@@ -140,7 +140,7 @@ class Tokeniser(nnx.Module):
 
     @property
     def features(self) -> int:
-        """Width of an input patch."""
+        """Number of features of each token of the encoder that the tokenizer reads."""
         return self.projection.hidden.in_features
 
     @property

@@ -14,9 +14,10 @@ def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
 
 
 def to_length(decays: Callable[[dict], dict] | None) -> optax.GradientTransformation:
-    """Scales the updates of decayed arrays to each array's norm; arrays of zeros keep their update.
+    """Scales the update of each array with weight decay to the array's norm.
 
-    Arrays without weight decay keep Adam's update, as in Apex's FusedLAMB and timm's Lamb.
+    An array of zeros keeps its update. Arrays without weight decay keep Adam's update, as in Apex's
+    FusedLAMB and timm's Lamb.
 
     Args:
       decays: returns True for the parameters with weight decay; None: all.
