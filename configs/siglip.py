@@ -9,7 +9,7 @@ r"""SigLIP: images and captions, by a sigmoid of each pair (2303.15343).
 PAIRS is a folder with `train.csv` and `test.csv` (columns `file` and `caption`). The first command
 trains from scratch with the batch size and the optimizer of the authors' WebLI runs. The second
 trains a SigLIP, SigLIP 2 or CLIP of Transformers, open_clip or big_vision further on your pairs,
-with its loss and its tokenizer; `from` is its name, hf://owner/name, a file or a folder.
+with its loss and its tokenizer; `from` is its name, hf://owner/name, a file, a folder or a workdir.
 `tune=image` freezes its text tower, and `tune=text` its image tower. The third is locked-image
 tuning (2111.07991): the image tower of any checkpoint is frozen, and a text tower is trained for it
 with the values of big_vision's `siglip_lit_coco.py`.
@@ -85,9 +85,9 @@ def _continue(config, source):
     config.model.update(dict(name="", pooling=None, dtype="float32"))
     config.finetune.checkpoint = folder
     config.contrastive.update(values_of_towers(folder))
-    clip = config.contrastive.loss == "softmax"  # CLIP has a projection.
-    config.finetune.head = "kept" if clip else config.finetune.head
-    config.data.update(_shown_as(folder, "short_side" if clip else "square"))
+    projected = config.contrastive.embedding_dim is not None  # As in CLIP.
+    config.finetune.head = "kept" if projected else config.finetune.head
+    config.data.update(_shown_as(folder, "short_side" if projected else "square"))
     config.batch_size, config.steps, config.epochs = 64, None, 10.0
     config.optimizer.update(dict(name="adam", learning_rate=1e-5, weight_decay=1e-4 / 1e-3))
     config.optimizer.update(dict(warmup_steps=100))

@@ -406,6 +406,24 @@ def test_a_text_tower_is_tuned_without_the_projection_of_images(models, tmp_path
     assert np.abs(run.encode_text(NAMES) - first.encode_text(NAMES)).max() > 0.01
 
 
+def test_a_run_is_continued_by_the_config(models, tmp_path):
+    images = np.random.default_rng(0).integers(256, size=(4, 32, 32, 3)).astype(np.uint8)
+    pairs = images, ["a cat", "two dogs", "it's naïve", "猫"]
+    config = config_from("clip", models["clip"][0])
+    config.optimizer.learning_rate = 1e-2
+    vit_jax.train(config, tmp_path / "first", train=pairs, test=pairs)
+    config = get_config(f"from={tmp_path / 'first'}")
+    config.data.source, config.batch_size, config.steps, config.epochs = "handed_in", 4, 1, None
+    config.optimizer.update(dict(learning_rate=0.0, warmup_steps=0))
+    vit_jax.train(config, tmp_path / "second", train=pairs, test=pairs)
+    first, second = (
+        vit_jax.load_image_text(tmp_path / name, log=str) for name in ("first", "second")
+    )
+    np.testing.assert_allclose(second.encode_image(images), first.encode_image(images), atol=1e-6)
+    np.testing.assert_allclose(second.encode_text(TEXTS), first.encode_text(TEXTS), atol=1e-6)
+    assert float(second.logit_scale[...]) == float(first.logit_scale[...])
+
+
 def config_from(kind: str, folder):
     """A run of one step with the learning rate 0 that continues a folder."""
     from vit_jax.config import base_config

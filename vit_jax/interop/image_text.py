@@ -35,11 +35,16 @@ from vit_jax.models.text_tokens import (
 )
 from vit_jax.options.objective import ContrastiveOptions
 from vit_jax.options.text import TextOptions
-from vit_jax.paths import OBJECTIVE_FILES, is_workdir
+from vit_jax.paths import OBJECTIVE_FILES, is_workdir, split_checkpoint
 
 OPEN_CLIP_MODEL = "open_clip_model.safetensors"
 # Prefixes of text tower tensors in Transformers, open_clip and big_vision.
 _TEXT_TENSORS = r"text_model\.|(text\.)?token_embedding\.|(params/|opt/target/)?txt/"
+
+
+# Options of `contrastive` that describe towers, loss and similarity.
+_OF_TOWERS = ("loss", "text_tower", "text_cleaning", "text_length", "text_dim", "text_depth")
+_OF_TOWERS += ("text_heads", "text_mlp_dim", "text_gelu", "embedding_dim", "max_scale")
 
 
 class TextPart(NamedTuple):
@@ -235,14 +240,18 @@ def contrastive_values(form: TextFormat) -> dict[str, Any]:
 
 
 def values_of_towers(source: str | Path) -> dict[str, Any]:
-    """Returns the values of `config.contrastive` to continue training another library's model.
+    """Returns the values of `config.contrastive` to continue training a model.
 
     Args:
-      source: folder or file of the model; the tokenizer's files are in the same folder.
+      source: the workdir of a contrastive run, or folder or file of another library's model; the
+        tokenizer's files are in the same folder.
 
     Raises:
       UserError: there is no text tower, or the files are damaged.
     """
+    workdir = Path(split_checkpoint(str(source))[0])
+    if is_workdir(workdir):
+        return _values_of_run(str(source), workdir)
     path = towers_at(Path(source))
     form, _ = _read_form(path)
     values = contrastive_values(form) | dict(tokenizer=str(_tokenizer_folder(path)))
@@ -251,6 +260,20 @@ def values_of_towers(source: str | Path) -> dict[str, Any]:
         if form.options.causal:
             values["max_scale"] = 100.0  # As in CLIP's training, also for its fine-tuning.
     return values
+
+
+def _values_of_run(source: str, workdir: Path) -> dict[str, Any]:
+    """Returns the values of a contrastive run that describe its towers, loss and tokenizer."""
+    from vit_jax.interop.open import open_checkpoint
+
+    checkpoint = open_checkpoint(source)
+    part = open_trained_text(checkpoint, workdir)
+    assert checkpoint.objective is not None  # `open_trained_text` checks this.
+    options, files = ContrastiveOptions(**checkpoint.objective.values), workdir / OBJECTIVE_FILES
+    return {name: getattr(options, name) for name in _OF_TOWERS} | dict(
+        tokenizer=str(files) if files.is_dir() else options.tokenizer,
+        vocabulary=part.tower.options.vocabulary,
+    )
 
 
 def _text_shapes(form: TextFormat) -> Shapes:
