@@ -120,13 +120,13 @@ def test_the_whole_image_is_classified_by_names(tokenizer, tmp_path):
     pixels = np.random.default_rng(0).integers(256, size=(32, 32, 3)).astype(np.uint8)
     Image.fromarray(pixels).save(tmp_path / "image.png")
     model = vit_jax.load_image_text(file, log=str)
-    names = ("cat", "dog")
-    (found,) = vit_jax.zero_shot(model, tmp_path / "image.png", names)
+    names, templates = ("cat", "dog"), ("{}",)  # The tower has six tokens.
+    (found,) = vit_jax.zero_shot(model, tmp_path / "image.png", names, templates=templates)
     images = model.encode_image(pixels[None])
-    texts = model.encode_text([f"a photo of a {name}." for name in names])
+    texts = model.encode_text(names)
     expected = 1 / (1 + np.exp(-np.asarray(model.logits(images, texts))[0]))
     np.testing.assert_allclose(sorted(found.probabilities), sorted(expected), atol=1e-6)
-    classifier = open_classifier(str(file), names="cat,dog", log=str)
+    classifier = open_classifier(str(file), names="cat,dog", templates=templates, log=str)
     assert (classifier.crop.kind, classifier.crop.resize) == ("square", 32)
     assert classifier.probabilities == "sigmoid"
 
