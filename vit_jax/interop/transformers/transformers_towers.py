@@ -24,7 +24,8 @@ _PROCESSORS = {("clip", "Bit"): "CLIP", ("siglip", "ViT"): "Siglip"}
 # Text cleaning that Transformers does not apply.
 _CLEANINGS = {
     "open_clip": "open_clip's cleaning of texts (encodings, HTML entities, spaces)",
-    "big_vision": "big_vision's lower-casing of texts",
+    "big_vision": "big_vision's cleaning of texts, which keeps the punctuation that a "
+    "SiglipTokenizer removes",
 }
 
 
