@@ -118,10 +118,9 @@ def _timm_tower(towers: Towers) -> tuple[dict[str, Any], Arrays]:
 def _architectures(part: TextPart) -> list[str]:
     """Returns the names of timm's image towers; first that of the open_clip that was read."""
     described = _read_config(part).get("vision_cfg", {}).get("timm_model_name")
-    names = [weights.repository.removeprefix("timm/").split(".")[0] for weights in all_weights()]
-    return [described] * bool(described) + sorted(
-        {name for name in names if "clip" in name or "siglip" in name}
-    )
+    names = {weights.repository.removeprefix("timm/").split(".")[0] for weights in all_weights()}
+    known = sorted(name for name in names if "clip" in name or "siglip" in name)
+    return [described, *known] if described else known
 
 
 def _is_architecture(name: str, pooling: str, form: Format, arrays: Arrays, values: Values) -> bool:
