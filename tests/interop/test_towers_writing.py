@@ -166,7 +166,7 @@ def test_both_towers_are_published_with_lines_that_were_run(
 
 
 def test_a_clip_of_transformers_is_written_for_open_clip(torch, open_clip, models, tmp_path):
-    """With a vocabulary of its own, which open_clip reads by Transformers."""
+    """It has its own vocabulary, which open_clip reads with Transformers' tokenizers."""
     folder, out = models["clip"][0], tmp_path / "out"
     command = [sys.executable, "-m", "vit_jax.convert", folder, out, "--to=open_clip"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -102,8 +102,8 @@ def _timm_tower(towers: Towers) -> tuple[dict[str, Any], Arrays]:
     )
     if architecture is None:
         raise UserError(
-            "open_clip builds image towers by the names of timm's architectures, and no name of a "
-            "CLIP or SigLIP stands for this one; --to=transformers writes it for Transformers"
+            "Unsupported: an image tower that is none of timm's CLIP or SigLIP architectures, from "
+            "whose names open_clip builds it; write it for Transformers instead"
         )
     vision = dict(
         image_size=_size(options),
