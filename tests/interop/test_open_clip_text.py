@@ -228,7 +228,9 @@ def test_both_towers_are_written_as_they_were_and_read_by_the_library(
 def test_an_image_tower_without_a_name_in_timm_is_not_written(models, tmp_path):
     """`test_vit3` has a register, of which timm's other names know nothing."""
     model = vit_jax.load_image_text(models["siglip"][0], log=str)
-    with pytest.raises(UserError, match="none of timm's CLIP or SigLIP architectures, from whose names open_clip"):
+    with pytest.raises(
+        UserError, match="none of timm's CLIP or SigLIP architectures, from whose names open_clip"
+    ):
         vit_jax.save_model(model, tmp_path / "x", library="open_clip", log=str)
     assert not list(tmp_path.iterdir())
 
