@@ -125,6 +125,26 @@ def test_own_text_is_compared_with_all_kept_texts(kind):
     check_found(kind)
 
 
+def check_ties(kind: str, mesh=None) -> None:
+    """Of n equally similar texts, each is right with probability 1/n, as if one were drawn."""
+    images, texts = (jnp.asarray(x, jnp.float32) for x in embeddings(2))
+    texts = texts.at[:6].set(images[:6])
+    texts = texts.at[5].set(images[0])  # Two images have the same caption.
+    losses = {"sigmoid": lambda pairs: sigmoid_losses(pairs, jnp.float32(-1), mesh)}.get(
+        kind, softmax_losses
+    )
+    _, found = losses(Pairs(images, texts, jnp.float32(5), jnp.asarray(KEEP)))
+    np.testing.assert_allclose(found[:6], [0.5, 1, 1, 1, 1, 0])
+    constant = jnp.broadcast_to(images[:1], images.shape)
+    _, found = losses(Pairs(constant, constant, jnp.float32(5), jnp.asarray(KEEP)))
+    np.testing.assert_allclose(found, 1 / KEEP.sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["sigmoid", "softmax"])
+def test_of_equally_similar_texts_each_is_right_by_chance(kind):
+    check_ties(kind)
+
+
 def check_memory() -> None:
     """A device has the logits of its images and one block of texts, also for the gradient."""
     mesh, batch, dim = mesh_of(8, 1), 1024, 16
@@ -148,6 +168,7 @@ from tests.training.objectives import test_pair_losses as own
 for shape in (4, 2), (8, 1), (2, 4):
     own.check_sigmoid(own.mesh_of(*shape))
 own.check_found("sigmoid", own.mesh_of(8, 1))
+own.check_ties("sigmoid", own.mesh_of(8, 1))
 own.check_memory()
 """
 

@@ -230,8 +230,9 @@ class Contrastive(Objective):
         - Plus `captioning` times the mean cross-entropy of the caption's tokens.
         - Plus `self_distillation` times DINO's loss, after `self_distillation_from` of the run.
 
-        The metrics are the accuracy (whether the image's own caption is the batch's most similar
-        one), the scale of the similarities, and the other losses.
+        The metrics are the accuracy (1 if the image's own caption is the most similar one of the
+        batch, 1/n if n captions are equally similar), the scale of the similarities, and the other
+        losses.
         """
         embeddings, patches = self._embed(model, batch, context.rngs)
         images, texts = unit(embeddings.astype(jnp.float32)), unit(self.text(batch[TEXT]))

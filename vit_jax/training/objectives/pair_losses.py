@@ -27,7 +27,7 @@ class Pairs(NamedTuple):
 
 
 def softmax_losses(pairs: Pairs) -> tuple[jax.Array, jax.Array]:
-    """Returns CLIP's loss of each image, and whether its own text is the most similar one.
+    """Returns CLIP's loss of each image, and its `_matched`.
 
     The loss is the mean of two cross-entropies, over the texts and over the images (Radford et al.,
     2021, figure 3).
@@ -37,13 +37,13 @@ def softmax_losses(pairs: Pairs) -> tuple[jax.Array, jax.Array]:
     of_images = jnp.where(pairs.keep[:, None], logits, -jnp.inf)
     own = jnp.diagonal(logits)
     normalizers = (jax.nn.logsumexp(of_texts, axis=1), jax.nn.logsumexp(of_images, axis=0))
-    return sum(normalizers) / 2 - own, own >= of_texts.max(axis=1)
+    return sum(normalizers) / 2 - own, _matched(own, *_most_similar(of_texts))
 
 
 def sigmoid_losses(
     pairs: Pairs, bias: jax.Array, mesh: Mesh | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns SigLIP's loss of each image, and whether its own text is the most similar one.
+    """Returns SigLIP's loss of each image, and its `_matched`.
 
     The loss is the binary cross-entropy, summed over all texts of the batch (Zhai et al., 2023,
     equation 1). Blocks of texts are passed around the devices, so that each device computes the
@@ -53,11 +53,35 @@ def sigmoid_losses(
       bias: offset of the logits.
       mesh: devices over which the batch is split; None: the batch is not split.
     """
-    negatives, most = _all_as_negatives(mesh, *pairs, bias)
+    negatives, most, equal = _all_as_negatives(mesh, *pairs, bias)
     own = pairs.scale * _own_similarities(pairs) + bias
     # softplus(-x) = softplus(x) - x corrects the image's own text, the positive.
-    most = jax.lax.stop_gradient(most)
-    return negatives - own, own >= most - 1e-5 * jnp.abs(most)
+    return negatives - own, _matched(own, most, equal)
+
+
+def _matched(own: jax.Array, most: jax.Array, equal: jax.Array) -> jax.Array:
+    """Returns the probability that an image's own text is chosen among the most similar ones.
+
+    It is 1 or 0 without ties. With n texts of the largest logit, such as equal captions, it is 1/n.
+
+    Args:
+      own: logit of each image and its own text, float32 `[batch]`.
+      most: largest logit of each image, float32 `[batch]`.
+      equal: number of texts with that logit, float32 `[batch]`.
+    """
+    own, most, equal = jax.lax.stop_gradient((own, most, equal))
+    return jnp.where(own >= _about(most), 1 / equal, 0)
+
+
+def _most_similar(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns each image's largest logit, and the number of texts with it; each `[images]`."""
+    most = logits.max(axis=1)
+    return most, (logits >= _about(most)[:, None]).sum(axis=1, dtype=jnp.float32)
+
+
+def _about(most: jax.Array) -> jax.Array:
+    """Returns the smallest logit that counts as equal to the largest, but for rounding."""
+    return most - 1e-5 * jnp.abs(most)
 
 
 def _similarities(images: jax.Array, texts: jax.Array) -> jax.Array:
@@ -70,7 +94,7 @@ def _own_similarities(pairs: Pairs) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _all_as_negatives(mesh, images, texts, scale, keep, bias):
-    """Returns each image's sum of softplus(logit) over all texts, and its largest logit.
+    """Returns each image's sum of softplus(logit) over all texts, and its `_most_similar`.
 
     The backward pass recomputes the logits, because the whole matrix would not fit in memory.
     """
@@ -80,13 +104,17 @@ def _all_as_negatives(mesh, images, texts, scale, keep, bias):
             texts, keep = moving
             logits = scale * _similarities(images, texts) + bias
             losses = jnp.where(keep, jax.nn.softplus(logits), 0).sum(axis=1)
-            most = jnp.where(keep, logits, -jnp.inf).max(axis=1)
-            return (totals[0] + losses, jnp.maximum(totals[1], most)), moving
+            here = _most_similar(jnp.where(keep, logits, -jnp.inf))
+            most = jnp.maximum(totals[1], here[0])
+            found = (totals[1:], here)
+            equal = sum(jnp.where(x >= _about(most), count, 0) for x, count in found)
+            return (totals[0] + losses, most, equal), moving
 
-        first = jnp.zeros(len(images)), jnp.full(len(images), -jnp.inf)
+        zeros = jnp.zeros(len(images))
+        first = zeros, jnp.full(len(images), -jnp.inf), zeros
         return _around(mesh, block, first, (texts, keep))[0]
 
-    return _split(mesh, on_device, (1, 1, 0, 1, 0), (1, 1))(images, texts, scale, keep, bias)
+    return _split(mesh, on_device, (1, 1, 0, 1, 0), (1, 1, 1))(images, texts, scale, keep, bias)
 
 
 def _forward(mesh, *inputs):
