@@ -424,6 +424,23 @@ def test_a_run_is_continued_by_the_config(models, tmp_path):
     assert float(second.logit_scale[...]) == float(first.logit_scale[...])
 
 
+@pytest.mark.parametrize("from_run", [False, True])
+def test_a_tokenizer_of_the_same_size_with_other_tokens_is_rejected(from_run, models, tmp_path):
+    config = config_from("clip", models["clip"][0])
+    pairs = np.zeros((4, 32, 32, 3), np.uint8), ["a", "b", "c", "d"]
+    if from_run:
+        vit_jax.train(config, tmp_path / "first", train=pairs, test=pairs)
+        config.finetune.checkpoint = str(tmp_path / "first")
+    file = shutil.copytree(models["clip"][0], tmp_path / "other") / "tokenizer.json"
+    content = json.loads(file.read_text())
+    words = content["model"]["vocab"]
+    words["a</w>"], words["d</w>"] = words["d</w>"], words["a</w>"]
+    file.write_text(json.dumps(content))
+    config.contrastive.tokenizer = str(tmp_path / "other")
+    with pytest.raises(UserError, match="another tokenizer .* tokens of 'a cat' are .* set config"):
+        vit_jax.train(config, tmp_path / "run", train=pairs, test=pairs)
+
+
 def config_from(kind: str, folder):
     """A run of one step with the learning rate 0 that continues a folder."""
     from vit_jax.config import base_config

@@ -26,12 +26,14 @@ from vit_jax.interop.transformers import transformers_text
 from vit_jax.models.model_card import abstract
 from vit_jax.models.text import TextTower, text_options, tokenizer_of
 from vit_jax.models.text_tokens import (
+    BYTES,
     OPEN_CLIP,
     TOKENIZER_FILES,
     Tokenizer,
     is_of_transformers,
     open_clip_config,
     open_tokenizer,
+    tokenizer_files,
 )
 from vit_jax.options.objective import ContrastiveOptions
 from vit_jax.options.text import TextOptions
@@ -45,6 +47,7 @@ _TEXT_TENSORS = r"text_model\.|(text\.)?token_embedding\.|(params/|opt/target/)?
 # Options of `contrastive` that describe towers, loss and similarity.
 _OF_TOWERS = ("loss", "text_tower", "text_cleaning", "text_length", "text_dim", "text_depth")
 _OF_TOWERS += ("text_heads", "text_mlp_dim", "text_gelu", "embedding_dim", "max_scale")
+_PROBES = ("a cat", "red dogs", "three")  # Texts that no cleaning changes.
 
 
 class TextPart(NamedTuple):
@@ -205,6 +208,44 @@ def text_params(place: Path) -> ObjectiveParams | None:
 
     own: Shapes = _text_shapes(form) | dict.fromkeys(numbers, ())
     return ObjectiveParams("contrastive", contrastive_values(form), sources, lambda: own)
+
+
+def check_tokenizer(place: str, found: ObjectiveParams, options: ContrastiveOptions) -> None:
+    """Checks that a run's tokenizer is that of the text tower from which it starts.
+
+    Tokens of a few words and the padding are compared: two tokenizers of equal size would otherwise
+    train without an error.
+
+    Args:
+      place: file, folder or workdir of the checkpoint.
+      found: the checkpoint's parameters of the objective.
+      options: the run's.
+
+    Raises:
+      UserError: the tokenizers differ.
+    """
+    workdir, path = Path(split_checkpoint(place)[0]), Path(place)
+    of_run = workdir / OBJECTIVE_FILES
+    if is_workdir(workdir):
+        folder = str(of_run) if of_run.is_dir() else BYTES
+    elif path.exists() and tokenizer_files(_tokenizer_folder(towers_at(path))):
+        folder = str(_tokenizer_folder(towers_at(path)))
+    else:  # The checkpoint has no tokenizer to compare with.
+        return
+    stored = tokenizer_of(dataclasses.replace(ContrastiveOptions(**found.values), tokenizer=folder))
+    ours = tokenizer_of(options)
+    for text in _PROBES:
+        if (theirs := stored.tokens_of(text)) != (tokens := ours.tokens_of(text)):
+            difference = f"tokens of {text!r} are {theirs} there and {tokens} here"
+            break
+    else:
+        if stored.padding == ours.padding or options.text_tower == "clip":
+            return  # CLIP's text tower does not see the padding.
+        difference = f"the padding is {stored.padding} there and {ours.padding} here"
+    raise UserError(
+        f"{place} has another tokenizer than config.contrastive.tokenizer={options.tokenizer!r}: "
+        f"{difference}; set config.contrastive.tokenizer={folder}"
+    )
 
 
 def contrastive_values(form: TextFormat) -> dict[str, Any]:

@@ -70,8 +70,13 @@ class Tokenizer:
     @property
     def end(self) -> int:
         """The token that ends each text."""
-        ((tokens, _),) = self._encode([""])
+        tokens = self.tokens_of("")
         return tokens[-1] if tokens else self.padding
+
+    def tokens_of(self, text: str) -> list[int]:
+        """Returns a text's tokens without padding."""
+        ((tokens, _),) = self._encode([text])
+        return list(tokens)
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """Returns tokens, int32 `[texts, length]`.

@@ -17,7 +17,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop.adapting import fit
 from vit_jax.interop.beside import ObjectiveParams, Shapes
 from vit_jax.interop.checkpoint import Checkpoint, model_name, params_of, sketch
-from vit_jax.interop.image_text import text_params
+from vit_jax.interop.image_text import check_tokenizer, text_params
 from vit_jax.interop.library import REGULARISATION
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.tensor_files import Tensor
@@ -229,6 +229,8 @@ def _with_kept_objective(
       params, state: as of `with_objective`.
     """
     name, changed_options = stored.name, _changed_options(config, stored)
+    if name == "contrastive":
+        check_tokenizer(str(config.finetune.checkpoint), stored, config.contrastive)
     new, dropped = _differing_parts(config, stored, params)
     shapes = {path: shape for path, shape in _shapes(params).items() if _top(path) not in new}
     carried = objective_of(config.objective.name).carried

@@ -160,6 +160,7 @@ IMAGES = np.zeros((3, 8, 8, 3), np.uint8)
     "data",
     [
         (IMAGES, ["one", ["two", "zwei"], "three"]),
+        (IMAGES, ("one", ("two", "zwei"), "three")),
         list(zip(IMAGES, ["one", ["two", "zwei"], "three"], strict=True)),
         [
             dict(image=image, caption=texts)

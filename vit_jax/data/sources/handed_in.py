@@ -298,8 +298,10 @@ def _whole_numbers(values: np.ndarray) -> list[int]:
 
 
 def is_pair_of_columns(data: Any) -> bool:
-    """Returns True for a pair of images and labels."""
-    return isinstance(data, tuple) and len(data) == 2 and all(map(_is_column, data))
+    """Returns True for a pair of images and labels or captions, which may be in a tuple."""
+    if not isinstance(data, tuple) or len(data) != 2 or not _is_column(data[0]):
+        return False
+    return _is_column(data[1]) or isinstance(data[1], tuple)
 
 
 @dataclasses.dataclass(frozen=True)
