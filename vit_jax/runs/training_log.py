@@ -44,7 +44,8 @@ class TrainLog:
         classes: int = 0,
     ):
         self._steps, self._batch_size, self._images = steps, config.batch_size, images
-        self._schedule, self._objective = program.schedule, program.abstract_objective()
+        self._schedule = jax.jit(program.schedule)  # One program instead of one per operation.
+        self._objective = program.abstract_objective()
         self._metrics, self._warned = self._objective.metrics, False
         self._checkpoints, self._console, self._writer = checkpoints, console, writer
         # Images per second at the devices' peak FLOPs; None: unknown.
