@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "vit_jax"
 ALLOWED = {
     "models": {"options", "published"},
     "data": {"options"},
-    "parallel": {"models", "options"},
+    "parallel": {"huge_pages", "models", "options"},
     "options": set(),
     "config": {"config_types", "options", "models"},
     "recipes": {"config", "data", "models", "published"},

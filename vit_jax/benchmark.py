@@ -39,6 +39,7 @@ from absl import flags
 from vit_jax import command
 from vit_jax.config import check
 from vit_jax.errors import UserError, nearest
+from vit_jax.huge_pages import restart_with_huge_pages
 
 CONFIG = command.define_config("For `overhead`: the job, if not configs/quickstart.py.")
 MODELS = flags.DEFINE_list("models", ["ViT-B/16"], "Models that are measured.")
@@ -203,4 +204,5 @@ def _image_sizes() -> list[int]:
 
 
 if __name__ == "__main__":
+    restart_with_huge_pages()
     command.run(main)

@@ -13,6 +13,11 @@ import time
 
 STARTED = time.time()
 
+from vit_jax.huge_pages import restart_with_huge_pages  # noqa: E402
+
+if __name__ == "__main__":
+    restart_with_huge_pages()
+
 from absl import flags  # noqa: E402
 
 from vit_jax import command  # noqa: E402

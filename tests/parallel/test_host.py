@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +49,45 @@ def test_memory_is_no_more_than_what_this_process_may_have():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert out.stdout == "True\n", out.stderr
+
+
+# A block of 64 MB, and the share of it that is in huge pages; a child process does not get them.
+HUGE = """
+import ctypes, os, re, subprocess, sys
+from vit_jax.huge_pages import restart_with_huge_pages
+CALL
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.memset.argtypes = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+libc.memset(libc.malloc(2**26), 1, 2**26)
+rollup = open("/proc/self/smaps_rollup").read()
+print(re.search(r"AnonHugePages: *([0-9]+)", rollup)[1], os.environ.get("GLIBC_TUNABLES"), *sys.argv)
+"""
+
+
+def huge_kilobytes(call: str, **environment: str) -> tuple[int, str, str]:
+    """Kilobytes of huge pages, the variable for child processes, and the arguments."""
+    result = subprocess.run(
+        [sys.executable, "-c", HUGE.replace("CALL", call), "an argument"],
+        env={key: x for key, x in os.environ.items() if key != "GLIBC_TUNABLES"} | environment,
+        capture_output=True,
+        text=True,
+    )
+    pages, tunables, *arguments = result.stdout.split(maxsplit=2)
+    return int(pages), tunables, *arguments
+
+
+def gives_huge_pages_on_request() -> bool:
+    mode = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return mode.exists() and "[madvise]" in mode.read_text()
+
+
+@pytest.mark.skipif(not gives_huge_pages_on_request(), reason="the system gives none on request")
+def test_a_restarted_process_has_huge_pages_and_its_arguments_and_its_children_have_neither():
+    call = "restart_with_huge_pages()"
+    others = "glibc.malloc.perturb=0"
+    assert huge_kilobytes("", JAX_PLATFORMS="cpu")[0] < 2**12
+    assert huge_kilobytes(call, JAX_PLATFORMS="cuda")[0] < 2**12
+    pages, tunables, arguments = huge_kilobytes(call, JAX_PLATFORMS="cpu", GLIBC_TUNABLES=others)
+    assert pages > 2**14
+    assert (tunables, arguments) == (others, "-c an argument\n")

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import jax
 
+from vit_jax.huge_pages import has_accelerator
+
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
-ACCELERATORS = "nvidia[0-9]*", "kfd", "accel[0-9]*", "vfio/[0-9]*"  # Device files in /dev.
 
 
 def keep_freed_memory() -> None:
@@ -25,8 +26,7 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None:
         return
-    accelerated = any(path for pattern in ACCELERATORS for path in Path("/dev").glob(pattern))
-    if (jax.config.jax_platforms or ("" if accelerated else "cpu")) == "cpu":
+    if (jax.config.jax_platforms or ("" if has_accelerator() else "cpu")) == "cpu":
         # A thread keeps its first heap, so this precedes the start of JAX's threads.
         mallopt(M_ARENA_MAX, 1)
     if jax.default_backend() == "cpu":

@@ -216,6 +216,8 @@ def with_objective(origin: Origin, config: RunOptions, params: dict, state: dict
     if not kept or stored is None or stored.name != name:
         why = ", as the checkpoint gives none" if kept else ""
         return origin._replace(found=[*origin.found, f"new: {name}'s own parameters, random{why}"])
+    if name == "contrastive":
+        check_tokenizer(str(config.finetune.checkpoint), stored, config.contrastive)
     return _with_kept_objective(origin, config, stored, params, state)
 
 
@@ -229,8 +231,6 @@ def _with_kept_objective(
       params, state: as of `with_objective`.
     """
     name, changed_options = stored.name, _changed_options(config, stored)
-    if name == "contrastive":
-        check_tokenizer(str(config.finetune.checkpoint), stored, config.contrastive)
     new, dropped = _differing_parts(config, stored, params)
     shapes = {path: shape for path, shape in _shapes(params).items() if _top(path) not in new}
     carried = objective_of(config.objective.name).carried

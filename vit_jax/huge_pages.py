@@ -1,0 +1,48 @@
+"""Huge pages (2 MB) for the memory of training on a CPU.
+
+A training step allocates and frees gigabytes. With pages of 4 kB the system maps and clears
+hundreds of thousands of them in each step of ConvNeXt-T (docs/measurements.md). glibc requests huge
+pages only if an environment variable is set before the process starts, so the process starts again.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+_VARIABLE, _SETTING = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
+_MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_ACCELERATORS = "nvidia[0-9]*", "kfd", "accel[0-9]*", "vfio/[0-9]*"  # Device files in /dev.
+
+
+def has_accelerator() -> bool:
+    """Returns True if the machine has a GPU or a TPU."""
+    return any(path for pattern in _ACCELERATORS for path in Path("/dev").glob(pattern))
+
+
+def restart_with_huge_pages() -> None:
+    """Replaces this process by one with the same arguments whose `malloc` requests huge pages.
+
+    Returns without effect if JAX will compute on an accelerator, if the system gives huge pages to
+    all programs or to none, if glibc is older than 2.35, or after the restart; also in a process
+    that another one forked, because its arguments are unknown. Child processes do not inherit the
+    setting. Call it before other imports, which would be repeated.
+    """
+    tunables = os.environ.get(_VARIABLE, "")
+    if tunables.endswith(_SETTING):
+        os.environ[_VARIABLE] = tunables.removesuffix(_SETTING).removesuffix(":")
+        return
+    platforms = os.environ.get("JAX_PLATFORMS") or ("" if has_accelerator() else "cpu")
+    forked = sys.orig_argv[-1:] != sys.argv[-1:]
+    if platforms == "cpu" and not forked and _on_request():
+        os.environ[_VARIABLE] = f"{tunables}:{_SETTING}".removeprefix(":")
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _on_request() -> bool:
+    """Returns True if huge pages are for programs that request them, and glibc can."""
+    try:
+        library, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
+        major, minor = map(int, version.split(".")[:2])
+        return library == "glibc" and (major, minor) >= (2, 35) and "[madvise]" in _MODE.read_text()
+    except (OSError, ValueError):
+        return False  # Not Linux with glibc.
