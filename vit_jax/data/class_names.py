@@ -36,7 +36,7 @@ class Match(NamedTuple):
 
     Attributes:
       order: for each class index of the data set, the class index of the model, int `[classes]`.
-      note: a note for the user about the match; empty if both have the same names.
+      note: a note for the user about the match; empty if model and data set have the same names.
     """
 
     order: np.ndarray

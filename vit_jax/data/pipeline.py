@@ -98,11 +98,11 @@ def training_batches(
       rows: indices of the rows of the global batch that this process reads, in order; None: all.
 
     Yields:
-      Dictionaries with `image`, uint8 `[local batch, size, size, 3]`; `labels`, int32 `[local
-      batch,
-        max_labels]`, padded with -1; and an entry for each other view and each field. An unreadable
-        image is replaced by its next readable neighbour. `unreadable`, int64 `[local batch]`,
-        contains the index of the replaced image, or -1 if the image was readable.
+      Dictionaries with `image`, uint8 `[local batch, size, size, 3]`; with `labels`, int32 `[local
+        batch, max_labels]`, padded with -1; and with an entry for each other view and each field.
+        An unreadable image is replaced by its next readable neighbour. The entry `unreadable`,
+        int64 `[local batch]`, contains the index of the unreadable image, or -1 for readable
+        images.
 
     Raises:
       UserError: too many consecutive images are unreadable, or classes are to be balanced and an

@@ -49,13 +49,16 @@ def host_augmentation(
     color_jitter: tuple[float, float, float] = (0.0, 0.0, 0.0),
     policy: Augmentation | None = None,
 ) -> Augmentation | None:
-    """Combines augmentations to one picklable function `(pixels, rng) -> pixels`; None: no effect.
+    """Combines augmentations to one function `(pixels, rng) -> pixels`, which can be pickled.
 
     Args:
       randaugment: number of operations and magnitude of AugReg's RandAugment.
       color_jitter: strengths of brightness, contrast and saturation.
       policy: an augmentation that is applied before RandAugment and colour jitter: timm's
         RandAugment, 3-Augment or a photometric distortion. None: no such augmentation.
+
+    Returns:
+      The function; None if no augmentation is enabled.
     """
     if not randaugment[0] and not any(color_jitter):
         return policy

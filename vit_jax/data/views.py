@@ -76,7 +76,7 @@ class ViewSpec(NamedTuple):
 def view_specs(
     views: Sequence[View], crop: Callable[..., Any], size: int, augment: Augmentation | None
 ) -> tuple[ViewSpec, ...]:
-    """Resolves views.
+    """Converts requested views to `ViewSpec`s; the config's values are their defaults.
 
     Args:
       views: the requested views.

@@ -71,7 +71,8 @@ def fit(
       values; and a report.
 
     Raises:
-      UserError: the model has no such argument, or the checkpoint lacks a parameter.
+      UserError: a name in `changes` is not an argument of the model, or the checkpoint lacks a
+        parameter.
     """
     adapter = _Adapter(checkpoint, changes, new_head, seed)
     shapes = parameter_shapes(adapter.after)

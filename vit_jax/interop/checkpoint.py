@@ -153,7 +153,7 @@ def params_of(model: nnx.Module) -> dict[str, jax.Array]:
 
 
 def check_finite(values: np.ndarray, name: str) -> np.ndarray:
-    """Returns the values; raises UserError if one is NaN or infinite.
+    """Returns the values; raises UserError if any value is NaN or infinite.
 
     Args:
       values: a NumPy or JAX array.

@@ -26,7 +26,13 @@ class Layout(NamedTuple):
 
 
 def _layout(there: Callable, view: Callable) -> Layout:
-    """Returns a layout; `view(tensor, shape)` returns their tensor with the shape of our array."""
+    """Returns a layout from a function in each direction.
+
+    Args:
+      there: converts vit_jax's array to the library's tensor.
+      view: called with the library's tensor and the shape of vit_jax's array; returns a view of the
+        tensor with this shape.
+    """
 
     def back(theirs, ours):
         ours[...] = view(theirs, ours.shape)
@@ -72,11 +78,11 @@ class Rule(NamedTuple):
     """The library's name and layout of one kind of parameter.
 
     Attributes:
-      path: regular expression for our path. Its groups are inserted in the names: `{0}` is the
-        first group, and `{m[0]}` is the first group as a number minus one.
-      names: the name of their tensor; or several names, if the library stores our array as several
-        tensors, split along `axis`.
-      layout: layout of their tensor, or of each of their tensors.
+      path: regular expression for vit_jax's path. Its groups are inserted in the names: `{0}` is
+        the first group, and `{m[0]}` is the first group as a number minus one.
+      names: name of the library's tensor; or several names, if the library stores vit_jax's array
+        as several tensors, split along `axis`.
+      layout: layout of the library's tensor, or of each of several tensors.
     """
 
     path: str
@@ -91,8 +97,8 @@ def torch_dense(
     """Returns the rules for kernel and bias of a PyTorch layer.
 
     Args:
-      ours: our path of the layer, a regular expression.
-      theirs: their name of the layer.
+      ours: vit_jax's path of the layer, a regular expression.
+      theirs: the library's name of the layer.
       kernel, bias: layouts of kernel and bias.
     """
     return Rule(f"{ours}/kernel", f"{theirs}.weight", kernel), Rule(
@@ -167,7 +173,7 @@ class Entry(NamedTuple):
     axis: int | None
 
     def split(self, array: np.ndarray) -> dict[str, np.ndarray]:
-        """Converts our array to their tensors, by name."""
+        """Converts vit_jax's array to the library's tensors, by name."""
         if self.axis is None:
             return {self.names[0]: self.layout.there(array)}
         parts = np.split(array, len(self.names), self.axis)
@@ -177,7 +183,7 @@ class Entry(NamedTuple):
         }
 
     def join(self, arrays: list[np.ndarray]) -> np.ndarray:
-        """Converts their tensors to our array."""
+        """Converts the library's tensors to vit_jax's array."""
         if self.layout is SAME and self.axis is None and arrays[0].flags.writeable:
             return arrays[0]  # No copy is needed, because the array is writable.
         joined = aligned_empty(self.shape, np.float32)
@@ -189,7 +195,7 @@ class Entry(NamedTuple):
         return joined
 
     def their_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes of their tensors, by name, without the parameter's values."""
+        """Returns the shapes of the library's tensors, by name, from the shape alone."""
         return {
             name: x.shape
             for name, x in self.split(np.broadcast_to(np.float32(0), self.shape)).items()
@@ -201,7 +207,7 @@ def entries(rules: Iterable[Rule], shapes: dict[str, tuple[int, ...]], library: 
 
     Args:
       rules: the rules of the format; the first rule that matches a path is used.
-      shapes: shapes of the parameters by our paths.
+      shapes: shapes of the parameters by vit_jax's paths.
       library: name of the library, for errors.
 
     Raises:

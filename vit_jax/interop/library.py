@@ -71,8 +71,8 @@ class ObjectiveFormat(NamedTuple):
         names in `rules`. Raises UserError if the objective computes something else than vit_jax's.
       rules: called with the model's arguments; returns the rules for the objective's parameters.
       describe: called with the model's arguments and the values of `config.objective`; returns the
-        entries of `config.json` that describe the objective. Raises UserError if the library has no
-        such model. None: the format is read, but not written.
+        entries of `config.json` that describe the objective. Raises UserError if the library does
+        not support it. None: the format is read, but not written.
       finish: called with the arguments of `describe`; returns additional tensors to write.
       prefix: prefix of the model's own tensor names in files that contain an objective.
       shapes: called with the model's arguments; returns the shapes of the objective's parameters by
@@ -103,7 +103,7 @@ class Format(NamedTuple):
         loaded (or None). Returns the model's arguments, and a text with the assumptions made.
       rules: called with the model's arguments; returns the rules for the model's parameters.
       describe: called with the model's arguments; returns the content of `config.json`. Raises
-        UserError if the library has no such model.
+        UserError if the library has no model with these arguments.
       rename: called with `tensors` and `config`; returns the tensors with the names and shapes that
         `rules` expect, for all versions of the files.
       number: called with the entries of all parameters and the model's arguments; returns the
@@ -111,8 +111,8 @@ class Format(NamedTuple):
       finish: called with the arrays to write and the model's arguments; returns changed arrays.
       holds: called with the model's arguments; returns True if the model is written in this format.
         It selects a format if the library has several formats for the family.
-      objective: format of a training objective's parameters in such files; None: the files contain
-        no such parameters.
+      objective: format of a training objective's parameters in these files. None: the files do not
+        contain parameters of objectives.
     """
 
     model: type[ImageModel]
@@ -180,7 +180,7 @@ class Library(NamedTuple):
         """Returns the format in which a model with this class and these arguments is written.
 
         Raises:
-          UserError: the library has no format for such models.
+          UserError: the library has no format for this class of models.
         """
         for known in self.formats:
             if known.model is model and known.holds(values):
@@ -222,7 +222,7 @@ def refuse_unsaid(
     """Raises UserError if an argument that a library cannot store differs from the library's value.
 
     Args:
-      title: the library's name for such models, for errors.
+      title: the library's name for models of this kind, for errors.
       model: class of the model.
       values: all arguments of the model.
       said: names of the arguments that the library can store, in addition to sizes and to mean and

@@ -247,7 +247,7 @@ def write_onnx(
 
 
 def _onnx_pixels(channels: int, dtype: np.dtype) -> dict[str, str]:
-    """Returns ONNX's standard metadata for image pixels; {} if it does not define the channels."""
+    """Returns ONNX's standard metadata for image pixels; {} for unusual numbers of channels."""
     formats = {1: "Gray8", 3: "Rgb8"}
     if channels not in formats:
         return {}

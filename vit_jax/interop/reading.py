@@ -9,8 +9,7 @@ parameter. These are the steps from a checkpoint to a model, with inputs and out
        a. read_files              path -> config.json, Tensors (name, shape, function that reads)
        b. Library.claims          path, config, tensors -> True for the library's files; set in each
                                   library's __init__.py; the first of LIBRARIES wins
-       c. Library.prepare         tensors, config -> tensors and config of the image model only;
-       timm's
+       c. Library.prepare         tensors, config -> both for the image model only; timm's function
                                   returns them unchanged, and rejects unsupported names
        d. Library.read_format     config, tensors -> the first Format whose `claims` returns True,
                                   such as timm_vit.py; most check tensors, timm_eva.py the

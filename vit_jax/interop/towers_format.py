@@ -62,7 +62,7 @@ class TowersFormat(NamedTuple):
     Attributes:
       title: name of the library.
       describe: called with `Towers`; returns the content of the files. Raises UserError if the
-        library has no such model.
+        library has no model with these arguments.
       tensors: name of the file with the tensors.
     """
 

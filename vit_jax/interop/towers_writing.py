@@ -32,7 +32,7 @@ def save_towers(destination: Path, library: str, towers: Towers) -> list[str]:
       A line for each property that the format changes or cannot store.
 
     Raises:
-      UserError: the library has no such model, or the destination exists.
+      UserError: the library has no model with these arguments, or the destination exists.
     """
     form = FORMATS[library]
     if not towers.part.tokenizer.files:

@@ -108,7 +108,8 @@ def model_options(
       **overrides: further options of the model; they replace the values that the name implies.
 
     Raises:
-      UserError: the name is unknown, the model has no such argument, or the value is invalid.
+      UserError: the name is unknown, an override is not an argument of the model, or a value is
+        invalid.
     """
     family, values = parse_name(name)
     known = known_arguments(family.model)
@@ -128,7 +129,7 @@ def read_options(stored: Mapping[str, Any]) -> ImageOptions:
     """Inverts `stored_options`; options that are missing in the dictionary get their defaults.
 
     Raises:
-      UserError: there is no such family, or an option is unknown or invalid.
+      UserError: the family is unknown, or an option is unknown or invalid.
     """
     values = dict(stored)
     name = values.pop("class", None)
@@ -165,14 +166,14 @@ def create_model(
 
 
 class Names(tuple[str, ...]):
-    """Model names that print as model cards, one line each."""
+    """A tuple of model names, which prints as model cards: a line for each model."""
 
     def __repr__(self):
         return "\n".join(str(_card_of(name)) for name in self)
 
 
 class Listed(tuple[Weights, ...]):
-    """Published weights that print one line each."""
+    """A tuple of published weights, which prints a line for each of them."""
 
     def __repr__(self):
         return "\n".join(map(str, self))
@@ -193,9 +194,10 @@ def list_models(pattern: str = "*", *, pretrained: bool = False) -> Names | List
     `[` is the name of one model, and may be any name that `create_model` accepts.
 
     Args:
-      pretrained: return the published `Weights` of these models in place of names;
-        `load_model(name, pretrained=tag)` loads them. The pattern may also match the tag or the
-        repository, as `*deit*` does.
+      pattern: pattern of model names. With `pretrained` it may also match the tag or the repository
+        of weights, as `*deit*` does.
+      pretrained: return the published `Weights` of these models instead of their names.
+        `load_model(name, pretrained=tag)` loads such weights.
 
     Raises:
       UserError: a name without wildcards is unknown.

@@ -124,7 +124,7 @@ def _attend_by_cudnn(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.
 def _attend_to_first(
     query: jax.Array, key: jax.Array, value: jax.Array, attended: int
 ) -> jax.Array:
-    """Computes attention to the first `attended` keys; the others are masked.
+    """Computes attention to the first `attended` keys; all later keys are masked.
 
     JAX requires even numbers of tokens for the gradients of cuDNN's attention, so callers pad odd
     numbers.

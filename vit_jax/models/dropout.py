@@ -21,8 +21,8 @@ def drop(
     """Applies dropout: zeros a random share of the values and scales up the others.
 
     Without `rngs` the values are returned unchanged. The result has the dtype of `x`. The values
-    are scaled in float32, because bfloat16 would round a factor of 0.9 to 0.8984, an error of 0.2
-    %.
+    are scaled in float32. In bfloat16 a factor of 0.9 would be rounded to 0.8984, an error of
+    0.2 %.
 
     Args:
       rate: dropout rate, from 0 to below 1, rounded to a multiple of 1 / 65,536.

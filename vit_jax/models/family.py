@@ -30,7 +30,7 @@ class Change(NamedTuple):
 
     Attributes:
       path: the parameter's path.
-      shape: its shape in the adapted model.
+      shape: the parameter's shape in the adapted model.
       before, after: the two models; they contain shapes in place of arrays.
     """
 
@@ -88,7 +88,7 @@ class Adaptation:
     implied: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] = lambda known, changes: {}
 
     def resize_of(self, path: str) -> Resize | None:
-        """Returns the rule for the parameter with this path; None: it cannot be resized."""
+        """Returns the rule for the parameter with this path; None: no rule resizes it."""
         return next((rule for rule in self.resizes if re.fullmatch(rule.path, path)), None)
 
     def source_of(self, path: str, stored: Iterable[str]) -> str:
@@ -127,8 +127,8 @@ class Family:
       layer: called with a model; returns a function from a parameter's path to the number of its
         encoder layer: -1 before the encoder, infinity after it. None: the family has no such
         function.
-      embedding: path prefixes of the patch embedding and its norm; `optimizer` has a factor for
-        their learning rate. Empty: the family has no patch embedding.
+      embedding: path prefixes of the patch embedding and its norm. The config has a factor for the
+        learning rate of these parameters. Empty: the family has no patch embedding.
       undecayed: regular expressions for the ends of paths of parameters without weight decay, in
         addition to biases and scales.
       any_size: the shapes of a model's parameters do not depend on the size of its images.

@@ -191,7 +191,7 @@ def checked_names(
 
 
 def checked_templates(templates: Sequence[str]) -> tuple[str, ...]:
-    """Returns the templates; raises UserError if there is none, or one has no `{}`."""
+    """Returns the templates; raises UserError for no templates, or for a template without `{}`."""
     templates = tuple([templates] if isinstance(templates, str) else templates)
     for template in templates or ("",):
         if "{}" not in template:

@@ -184,7 +184,7 @@ class Scheme(NamedTuple):
 
 
 def _of_beit(std: float) -> "Scheme":
-    """Returns BEiT's initializers: truncated normals, with the same `std` for most parameters."""
+    """Returns BEiT's initializers: truncated normals; `std` is divided only in `Scheme.out`."""
     drawn, zeros = cut_normal(std), jax.nn.initializers.zeros
 
     def own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:

@@ -528,7 +528,7 @@ def _stacks(stack: Stack, heads: tuple[int, ...]) -> list[Stack]:
 def windows(
     grid: tuple[int, int], window: int | tuple[int, ...], stages: int
 ) -> list[tuple[int, int]]:
-    """Returns height and width of the windows of each stage, at most those of the stage's map.
+    """Returns height and width of each stage's windows; a window is not larger than the map.
 
     Args:
       grid: rows and columns of patches in the first stage. Each further stage has half as many rows

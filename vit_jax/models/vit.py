@@ -379,7 +379,12 @@ class ViT(TokenModel):
         return x if self.stem_norm is None else self.stem_norm(x)
 
     def layer_rate(self, layer: int, depth: int | None = None) -> float:
-        """Returns the stochastic depth rate of a layer of `depth` layers (None: the model's)."""
+        """Returns the stochastic depth rate of a layer.
+
+        Args:
+          layer: index of the layer, from 0.
+          depth: number of layers over which the rate rises; None: the model's depth.
+        """
         rate = self.options.stochastic_depth
         return rate if self.options.uniform_depth else rising(rate, layer, depth or self.depth)
 

@@ -44,7 +44,7 @@ def _describe(towers: Towers) -> TowersFiles:
     """Returns the content of a folder in open_clip's format.
 
     Raises:
-      UserError: open_clip has no such model.
+      UserError: open_clip has no model with these arguments.
     """
     part, options, notes = towers.part, towers.options, []
     if asdict(options).get("stem_norm") == "tokens":

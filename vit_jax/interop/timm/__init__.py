@@ -32,7 +32,7 @@ _MODULES = tuple(
 def _prepare(
     path: Path, tensors: dict[str, Tensor], config: dict
 ) -> tuple[dict[str, Tensor], dict]:
-    """Implements `Library.prepare`: checks the architecture's name, and returns both unchanged.
+    """Implements `Library.prepare`: checks the architecture's name; changes nothing.
 
     Raises:
       UserError: the architecture is unsupported.

@@ -120,10 +120,10 @@ def _pooling(config: dict, given: dict, shapes: dict) -> str:
 
 
 def _describe(values: Values) -> dict:
-    """Returns a model's `config.json` in timm.
+    """Returns the content of timm's `config.json` for a model.
 
     Raises:
-      UserError: timm has no such model.
+      UserError: timm has no model with these arguments.
     """
     title = "timm's Beit"
     said = ("fc_norm", "pooling", "cls_token", "qkv_bias", "position_at")

@@ -221,10 +221,10 @@ def _refuse_kernels(shapes: dict, stages: int) -> None:
 
 
 def _describe(values: dict) -> dict:
-    """Returns a model's `config.json` in timm.
+    """Returns the content of timm's `config.json` for a model.
 
     Raises:
-      UserError: timm has no such model.
+      UserError: timm has no model with these arguments.
     """
     if values["head_epsilon"] not in (None, values["norm_epsilon"]):
         raise UserError(f"timm's ConvNeXt has no head_epsilon={values['head_epsilon']!r}")

@@ -384,10 +384,10 @@ _DESCRIBED += ("position", "rope", "rope_grid")
 
 
 def _describe(values: Values) -> dict:
-    """Returns a model's `config.json` in timm.
+    """Returns the content of timm's `config.json` for a model.
 
     Raises:
-      UserError: timm has no such model.
+      UserError: timm has no model with these arguments.
     """
     refuse_unsaid(_TITLE, ViT, values, *_DESCRIBED, gelu="erf")
     if values["position"] not in ("1d", "none"):

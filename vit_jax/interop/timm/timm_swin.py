@@ -209,10 +209,10 @@ def _sides(window, stages: int) -> int | tuple[int, ...]:
 
 
 def _describe(values: dict) -> dict:
-    """Returns a model's `config.json` in timm.
+    """Returns the content of timm's `config.json` for a model.
 
     Raises:
-      UserError: timm has no such model.
+      UserError: timm has no model with these arguments.
     """
     if values["position"] != "none":
         raise UserError(f"timm's Swin has no position={values['position']!r}")

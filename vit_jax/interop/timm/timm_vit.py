@@ -508,10 +508,10 @@ _DESCRIBED += ("pool_all", "position", "distillation", "pre_logits")
 
 
 def _describe(values: dict) -> dict:
-    """Returns a model's `config.json` in timm.
+    """Returns the content of timm's `config.json` for a model.
 
     Raises:
-      UserError: timm has no such model.
+      UserError: timm has no model with these arguments.
     """
     refuse_unsaid(_TITLE, ViT, values, *_DESCRIBED)
     _refuse_options(values)

@@ -138,10 +138,10 @@ def _check_positions(values: dict) -> None:
 
 
 def _describe(values: dict) -> dict:
-    """Returns a model's `config.json` in Transformers.
+    """Returns the content of Transformers' `config.json` for a model.
 
     Raises:
-      UserError: Transformers has no such BEiT.
+      UserError: Transformers has no BEiT with these arguments.
     """
     mean = values["pooling"] == "gap"
     pooling = dict(pooling="gap", cls_token=True, fc_norm=True) if mean else {}

@@ -129,10 +129,10 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
 
 def _describe(values: dict) -> dict:
-    """Returns a model's `config.json` in Transformers.
+    """Returns the content of Transformers' `config.json` for a model.
 
     Raises:
-      UserError: Transformers has no such CLIP.
+      UserError: Transformers has no CLIP with these arguments.
     """
     classifies = values["pooling"] == "gap" and values["num_classes"] > 0
     pooling = (

@@ -107,10 +107,10 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _describe(values: dict) -> dict:
-    """Returns a model's `config.json` in Transformers.
+    """Returns the content of Transformers' `config.json` for a model.
 
     Raises:
-      UserError: Transformers has no such DINOv2.
+      UserError: Transformers has no DINOv2 with these arguments.
     """
     gated, dim, mlp_dim = values["mlp"] == "swiglu", values["dim"], values["mlp_dim"]
     pooling = "cls_gap" if values["num_classes"] else "cls"

@@ -113,10 +113,10 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
 
 def _describe(values: dict) -> dict:
-    """Returns a model's `config.json` in Transformers.
+    """Returns the content of Transformers' `config.json` for a model.
 
     Raises:
-      UserError: Transformers has no such DINOv3.
+      UserError: Transformers has no DINOv3 with these arguments.
     """
     title, said = "Transformers' DINOv3", ("registers", "mlp", "gelu", "qkv_bias", "bias")
     refuse_unsaid(title, ViT, values, *said, num_classes=0, position="none", rope="dinov3")

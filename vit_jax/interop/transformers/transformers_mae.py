@@ -71,10 +71,10 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
 
 def _describe(values: dict) -> dict:
-    """Returns a model's `config.json` in Transformers.
+    """Returns the content of Transformers' `config.json` for a model.
 
     Raises:
-      UserError: Transformers has no such encoder.
+      UserError: Transformers has no encoder with these arguments.
     """
     title = "Transformers' ViTMAE"
     refuse_unsaid(title, ViT, values, "gelu", num_classes=0, position=_FIXED, layer_scale=None)
@@ -152,7 +152,7 @@ def _describe_decoder(values: dict, said: dict) -> dict:
     """Returns the entries of a `config.json` that describe the decoder.
 
     Raises:
-      UserError: Transformers has no such decoder.
+      UserError: Transformers has no decoder with these arguments.
     """
     for name, value, only in (
         ("model.gelu", values["gelu"], "erf"),

@@ -108,10 +108,10 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
 
 def _describe(values: dict) -> dict:
-    """Returns a model's `config.json` in Transformers.
+    """Returns the content of Transformers' `config.json` for a model.
 
     Raises:
-      UserError: Transformers has no such SigLIP.
+      UserError: Transformers has no SigLIP with these arguments.
     """
     refuse_unsaid(_TITLE, ViT, values, "gelu", num_classes=0, pooling="map", layer_scale=None)
     require_square(_TITLE, values)

@@ -148,10 +148,10 @@ def _is_odd(places: tuple[int, ...]) -> bool:
 
 
 def _describe(values: dict) -> dict:
-    """Returns a model's `config.json` in Transformers.
+    """Returns the content of Transformers' `config.json` for a model.
 
     Raises:
-      UserError: Transformers has no such model.
+      UserError: Transformers has no model with these arguments.
     """
     _refuse_other_maps(values)
     version = values["version"]

@@ -100,7 +100,7 @@ def describe_text_tower(options: TextOptions, probabilities: str) -> tuple[str, 
     """Returns the model type of Transformers for a text tower, and the `text_config`.
 
     Raises:
-      UserError: Transformers has no such text tower.
+      UserError: Transformers has no text tower with these arguments.
     """
     kind = "clip" if options.causal else "siglip"
     fixed = {

@@ -33,7 +33,7 @@ def _describe(towers: Towers) -> TowersFiles:
     """Returns the content of a folder in Transformers' format.
 
     Raises:
-      UserError: Transformers has no such model.
+      UserError: Transformers has no model with these arguments.
     """
     part, notes = towers.part, []
     kind, text_config = describe_text_tower(part.tower.options, part.probabilities)

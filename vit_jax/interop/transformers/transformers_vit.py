@@ -79,10 +79,10 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _describe(values: dict) -> dict:
-    """Returns a model's `config.json` in Transformers.
+    """Returns the content of Transformers' `config.json` for a model.
 
     Raises:
-      UserError: Transformers has no such model.
+      UserError: Transformers has no model with these arguments.
     """
     refuse_unsaid("Transformers' ViT", ViT, values, "distillation", "gelu", "pre_logits")
     kind, architecture = {

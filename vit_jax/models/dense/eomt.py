@@ -49,7 +49,7 @@ class Upscale(nnx.Module):
 
 
 class EoMT(nnx.Module):
-    """Queries in the last layers of a ViT; each predicts a class and a mask.
+    """Queries in the last layers of a ViT; each query predicts a class and a mask.
 
     During training the attention of a query is restricted to its own predicted mask. The
     probability of this restriction falls to 0, layer by layer, so a trained model needs no masks.
@@ -118,7 +118,8 @@ class EoMT(nnx.Module):
           A dictionary of `masks` `[predictions, batch, queries, rows, columns]` and `classes`
           `[predictions, batch, queries, classes + 1]`; the last class is "no object". Without
           `masking` there is one prediction, after the last layer. With `masking` there is also a
-          prediction before each layer with queries; it comes first.
+          prediction before each layer with queries; the first prediction
+          is that before the first of these layers.
         """
         own, predictions = None if self.frozen else rngs, []
 

@@ -1,4 +1,4 @@
-"""Necks: feature pyramids, which detect small objects at fine and large ones at coarse levels."""
+"""Necks: feature pyramids, with fine levels for small objects, and coarse levels for large ones."""
 
 from collections.abc import Sequence
 from typing import Any

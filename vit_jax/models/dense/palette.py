@@ -31,7 +31,7 @@ def voc_palette() -> np.ndarray:
 def class_legend(
     labels: Iterable[int], class_names: Sequence[str], background: bool = True
 ) -> dict[str, str]:
-    """Returns the colour of each class by its name, such as `#800000`, for HTML.
+    """Returns the colour of each class, such as `#800000`, by class name, for a legend in HTML.
 
     Args:
       labels: indices of the classes in the legend.

@@ -154,7 +154,11 @@ class Windows(NamedTuple):
 
 
 def _used(weights: np.ndarray) -> tuple[np.ndarray, slice]:
-    """Cuts the zero columns at the left and right off a matrix; returns the rest and its slice."""
+    """Removes the zero columns at the left and at the right of a matrix.
+
+    Returns:
+      The matrix from its first to its last nonzero column, and the slice of these columns.
+    """
     columns = np.flatnonzero(weights.any(axis=0))
     used = slice(columns[0], columns[-1] + 1)
     return weights[:, used], used
