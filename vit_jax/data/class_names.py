@@ -53,8 +53,8 @@ def match_classes(model: Sequence[str], data: Sequence[str], place: str) -> Matc
 
     Names are compared without case, `_` and `-`. If both have the same names in different orders,
     the classes are matched by name. If model or data set has no names, the classes are matched by
-    index. They are also matched by index if some names differ and all common names have the same
-    index in both; the names that differ are considered as renamed classes.
+    index. If some names differ, the classes are also matched by index, provided that each common
+    name has the same index in both. The other names then count as renamed classes.
 
     Args:
       model: names of the model's classes, by index. If the names are unknown: their indices as

@@ -85,12 +85,12 @@ class Box(NamedTuple):
 
     @property
     def height(self) -> float:
-        """Pixels from top to bottom."""
+        """Height in pixels."""
         return self.bottom - self.top
 
     @property
     def width(self) -> float:
-        """Pixels from left to right."""
+        """Width in pixels."""
         return self.right - self.left
 
     def scaled(self, factor: float) -> "Box":
@@ -221,7 +221,7 @@ class Pixels:
         self._pixels = pixels
 
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
-        """Returns the rectangle `box`, uint8, halved repeatedly while it is not below `size`.
+        """Returns the rectangle `box`, uint8, halved as often as it stays at `size` or larger.
 
         Args:
           box: the rectangle in pixels.

@@ -155,7 +155,7 @@ def boxes_of(rows: np.ndarray) -> Boxes:
 
 
 def check_corners(corners: np.ndarray, height: int, width: int) -> None:
-    """Raises UserError for boxes without area and boxes outside their image.
+    """Raises UserError for boxes without area, and for boxes that exceed their image.
 
     A box may exceed the image by one pixel, because annotations are rounded.
 

@@ -1,10 +1,11 @@
 """Order of examples in training: a function from a position to an example, without state.
 
 Position n is the n-th example since the start of training. Each epoch is a new permutation of the
-data set. A mixture of several data sets has such a sequence of epochs for each data set; they are
-interleaved by the weights. With repeated augmentation (Hoffer et al., 2020; 1901.09335) each image
-takes several consecutive positions. An epoch still has as many positions as the data set has
-images. Therefore it contains only the first images of its permutation, as in DeiT's code.
+data set. In a mixture of several data sets, each data set has its own epochs, and the data sets are
+interleaved in proportion to their weights. With repeated augmentation (Hoffer et al., 2020;
+1901.09335) each image takes several consecutive positions. An epoch still has as many positions as
+the data set has images. Therefore it contains only the first images of its permutation, as in
+DeiT's code.
 """
 
 import dataclasses

@@ -191,8 +191,8 @@ class TestCrop:
     Attributes:
       resize: size of the resized image in pixels. It may be a fraction, such as 224 / 0.9; each
         side is then truncated to whole pixels, as in timm.
-      half: rounding of a crop whose edge would lie in the middle of a pixel. `even`: to the even
-        number, as in torchvision and timm. `down`: down, as in Transformers.
+      half: how the position of the crop is rounded if it ends in .5. `even`: to the even number, as
+        in torchvision and timm. `down`: to the lower number, as in Transformers.
 
     Raises:
       UserError: `resize` is less than `size`. Images are not padded.

@@ -386,7 +386,7 @@ def _covers(
 
 
 def _sample(drawings: np.ndarray, places: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Samples drawings by bilinear interpolation, int32 from 0 to 255.
+    """Reads drawings at fractional positions by bilinear interpolation, int32 from 0 to 255.
 
     Args:
       drawings: `Parts.drawings`.

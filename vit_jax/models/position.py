@@ -320,8 +320,8 @@ class Rope(NamedTuple):
         base ** (-i / (D/4)).
       columns_first: the first half of a head's channel pairs is rotated by the patch's column, and
         the second half by its row. False: rows first.
-      stretched: rows and columns are multiplied by the pre-training grid's size divided by the
-        grid's size.
+      stretched: rows and columns are scaled to the pre-training grid: they are multiplied by its
+        size divided by the size of the model's grid.
       after_cls: in models with a class token, rows and columns are counted from 1.
       centred: a patch's coordinates are those of its centre, from -1 to 1, times 2 pi.
     """

@@ -417,7 +417,7 @@ class BiT(ImageModel):
 
 
 def _check_size(size: tuple[int, int], stride: int) -> None:
-    """Raises UserError unless the stride divides the sides of the images."""
+    """Raises UserError if the stride does not divide the height and width of the images."""
     if size[0] % stride or size[1] % stride:
         raise UserError(
             f"axial attention needs an image of multiples of {stride} pixels, not "

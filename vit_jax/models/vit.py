@@ -784,9 +784,11 @@ def _of_map_pooling(options: ViTOptions) -> Contradictions:
 
 
 def _check_size(size: tuple[int, int], stride: int, words: str) -> None:
-    """Raises UserError unless the stride divides the height and width of the images.
+    """Raises UserError if the stride does not divide the height and width of the images.
 
     Args:
+      size: height and width of the images in pixels.
+      stride: the stride in pixels.
       words: description of the stride in the error message, such as "patch size 16".
     """
     height, width = size

@@ -393,7 +393,7 @@ REMEDIES = {
 
 
 def check_fields(source: Source, names: Sequence[str], split: str) -> None:
-    """Raises UserError unless the examples of a split have fields with these names."""
+    """Raises UserError if the examples of a split lack a field with one of these names."""
     for name in names:
         if name not in source.fields:
             raise UserError(f"the {split} data have no {REMEDIES.get(name, name)}")

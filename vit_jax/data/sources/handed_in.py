@@ -350,7 +350,7 @@ def checked_columns(data: tuple, name: str, second: str) -> tuple[Any, Any]:
 
 
 def check_indexable(data: Any, name: str) -> None:
-    """Raises UserError unless the data set has a length, can be indexed, and is not empty."""
+    """Raises UserError if the data set has no length, cannot be indexed, or is empty."""
     if isinstance(data, Mapping):
         raise UserError(
             f"the {name} data are a {type(data).__name__} of {', '.join(map(str, data))}: pass "

@@ -233,7 +233,7 @@ def _folders(where: str) -> list[str]:
 
 
 def _two_folders(where: str, map_folders: Sequence[str]) -> tuple[str, str] | None:
-    """Returns the names of the image folder and the map folder in `where`; None: not both exist."""
+    """Returns the names of the image and map folders in `where`; None if one is missing."""
     named = {name.lower(): name for name in _folders(where)}
     found = [
         next((named[name] for name in names if name in named), None)

@@ -118,8 +118,7 @@ class EoMT(nnx.Module):
           A dictionary of `masks` `[predictions, batch, queries, rows, columns]` and `classes`
           `[predictions, batch, queries, classes + 1]`; the last class is "no object". Without
           `masking` there is one prediction, after the last layer. With `masking` there is also a
-          prediction before each layer with queries; the first prediction
-          is that before the first of these layers.
+          prediction before each layer with queries; the predictions are in the order of the layers.
         """
         own, predictions = None if self.frozen else rngs, []
 
