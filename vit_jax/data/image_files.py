@@ -41,7 +41,7 @@ def find_images(arguments: Sequence[str]) -> "ImageFiles":
 
 
 def _find_paths(argument: str) -> tuple[list[str], Counter[str]]:
-    """Returns the image files of an argument, and the number of skipped files by reason."""
+    """Returns the images that an argument stands for, and the number of skipped files by reason."""
     if os.path.isdir(argument):
         return _find_in_folder(argument)
     if argument.lower().endswith(".csv") and os.path.isfile(argument):

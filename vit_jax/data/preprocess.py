@@ -268,14 +268,18 @@ class TestCrop:
 
 
 class FixedCrop(NamedTuple):
-    """Adapts an evaluation crop to the interface of `TrainCrop`; `rng` is not used."""
+    """An evaluation crop with the interface of `TrainCrop`; the argument `rng` is not used."""
 
     crop: TestCrop
 
     def __call__(
         self, image: bytes | np.ndarray, rng: np.random.Generator, out: np.ndarray | None = None
     ) -> np.ndarray:
-        """Returns the crop, uint8 `[height, width, 3]`, in `out` if given; raises `Unreadable`."""
+        """Returns the crop, uint8 `[height, width, 3]`; with `out` it is written into this array.
+
+        Raises:
+          Unreadable: see `vit_jax.data.decode`.
+        """
         return self.crop(image, out)
 
     def place(self, height: int, width: int, rng: np.random.Generator) -> Placement:

@@ -19,7 +19,7 @@ from vit_jax.interop.tensor_files import aligned_empty, transpose_into
 
 
 class Layout(NamedTuple):
-    """A reversible conversion of array layouts."""
+    """A conversion of arrays between vit_jax's layout and another library's layout."""
 
     there: Callable[[np.ndarray], np.ndarray]  # Converts our array to their tensor.
     back: Callable[[np.ndarray, np.ndarray], None]  # Writes their tensor into our array.

@@ -131,7 +131,7 @@ def _centres(tensors: Arrays) -> Arrays:
 
 
 def _old_name(name: str) -> str:
-    """Converts the newer names of PyTorch's weight normalization to the older ones."""
+    """Converts new names of PyTorch's weight normalization to `weight_g` and `weight_v`."""
     name = name.replace(".parametrizations.weight.original0", ".weight_g")
     return name.replace(".parametrizations.weight.original1", ".weight_v")
 

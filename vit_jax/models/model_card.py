@@ -19,7 +19,7 @@ Kind = TypeVar("Kind", bound=nnx.Module)
 
 @dataclass(frozen=True)
 class ModelCard:
-    """One line of facts about a model."""
+    """The name, sizes and cost of a model, which print as one line."""
 
     name: str
     parameters: int

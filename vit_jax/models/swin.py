@@ -436,7 +436,13 @@ class Swin(ImageModel):
         )
 
     def _make_stage(self, stage: int, stack: Stack, rngs: nnx.Rngs) -> None:
-        """Creates the blocks of a stage, counted from 1; every second block is shifted."""
+        """Creates the blocks of a stage; every second block has shifted windows.
+
+        Args:
+          stage: number of the stage, from 1.
+          stack: settings of the blocks.
+          rngs: random keys for initialization.
+        """
         options, index = self.options, stage - 1
         window = windows(self.grid, options.window, len(options.blocks))[index]
         unit = (options.pretrained_windows[index],) * 2 if options.pretrained_windows else window

@@ -318,7 +318,7 @@ def spell(values: dict) -> str:
 
 
 def source(name: str) -> str:
-    """Returns the publication of a named model."""
+    """Returns the publication that introduced the model with this name."""
     if name in _FOLLOWING:
         return _FOLLOWING[name][1]
     if name.startswith(("R+", "R26")) or re.match(r"ViT-(Ti|S)/", name):

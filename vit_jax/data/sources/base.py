@@ -209,7 +209,7 @@ def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
 
 @dataclasses.dataclass(frozen=True)
 class Subset(Source):
-    """Some images of another source, in the given order."""
+    """A source with some images of another source, in the order of `indices`."""
 
     source: Source
     indices: Sequence[int] | np.ndarray

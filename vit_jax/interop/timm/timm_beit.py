@@ -1,4 +1,4 @@
-"""BEiT and BEiT v2 in timm, with a bias table in each layer or a shared one."""
+"""BEiT and BEiT v2 in timm, with a bias table in each layer or one table for all layers."""
 
 import math
 import re

@@ -90,7 +90,7 @@ def _describe(values: dict) -> dict:
 
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
-    """Adds the fixed position table."""
+    """Adds the encoder's fixed position table to the tensors to write."""
     return arrays | {_TABLE: fixed_table(_grid(values), values["dim"])}
 
 

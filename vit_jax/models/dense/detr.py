@@ -219,7 +219,7 @@ class PlacedAttention(nnx.Module):
         self.out = nnx.LinearGeneral(heads, dim, axis=(-2, -1), **values)
 
     def __call__(self, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        """Returns `[batch, queries, dim]`; keys and values are `[batch, keys, dim]`."""
+        """Computes attention of queries `[batch, queries, dim]` to keys `[batch, keys, dim]`."""
         return self.out(attend(self.query(query), self.key(key), self.value(value)))
 
 
